@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Convolutions on the CPU, voxgrad against PyTorch, as a Markdown table.
+"""Compares convolutions of voxgrad and PyTorch on the CPU. Prints a Markdown table.
 
     bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3] [--busy]
 
-PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). Both sides take turns, round after round, on the same
-inputs; a cell is the median over the rounds. Exits with 1 if the two results differ.
+PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). voxgrad and PyTorch run alternately on the same
+inputs. Each cell of the table is the median over the rounds. Exits with 1 if the results of voxgrad and PyTorch differ.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def escaped(name):
     return "".join("\\" + c if c in "()^" else c for c in name)
 
 
-def run_ours(program, name, busy):
+def run_voxgrad(program, name, busy):
     command = [program, f"--benchmark_filter=^{escaped(name)}/", "--benchmark_format=json", "--benchmark_min_time=0.3"]
     environment = dict(os.environ, VOXGRAD_NUM_THREADS="1") if busy else None
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -47,7 +47,7 @@ class Torch:
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            sys.exit("compare_cpu: the PyTorch side ended; is PyTorch installed for this Python?")
+            sys.exit("compare_cpu: cpu_conv_torch.py failed; is PyTorch installed for the Python of --python?")
         return json.loads(line)
 
     def run(self, numbers):
@@ -61,38 +61,38 @@ def median(values):
 
 
 def compare(program, torch, name, rounds, busy):
-    """One row of the table, and whether the results agree."""
-    ours, theirs = [], []
+    """Returns a row of the table, and True if the results agree."""
+    voxgrad_runs, torch_runs = [], []
     for _ in range(rounds):
-        ours.append(run_ours(program, name, busy))
-        theirs.append(torch.run(ours[-1]["forward"]["label"]))
+        voxgrad_runs.append(run_voxgrad(program, name, busy))
+        torch_runs.append(torch.run(voxgrad_runs[-1]["forward"]["label"]))
     agree = (
-        ours[0]["forward"]["checksum"] == theirs[0]["checksum_forward"]
-        and ours[0]["forward_backward"]["checksum"] == theirs[0]["checksum_backward"]
+        voxgrad_runs[0]["forward"]["checksum"] == torch_runs[0]["checksum_forward"]
+        and voxgrad_runs[0]["forward_backward"]["checksum"] == torch_runs[0]["checksum_backward"]
     )
-    gflop = ours[0]["forward"]["gflop"]
+    gflop = voxgrad_runs[0]["forward"]["gflop"]
     pick = min if busy else median
     # Times in seconds.
-    seconds = {key: pick(run[key]["real_time"] for run in ours) * 1e-3 for key in ours[0]}
-    their_seconds = {key: pick(run[key] for run in theirs) for key in ("forward", "forward_backward")}
-    backward = [run["data_gradient"]["real_time"] + run["weight_gradient"]["real_time"] for run in ours]
+    seconds = {key: pick(run[key]["real_time"] for run in voxgrad_runs) * 1e-3 for key in voxgrad_runs[0]}
+    torch_seconds = {key: pick(run[key] for run in torch_runs) for key in ("forward", "forward_backward")}
+    backward = [run["data_gradient"]["real_time"] + run["weight_gradient"]["real_time"] for run in voxgrad_runs]
     row = {
         "name": name,
-        "ours": (gflop / seconds["forward"], 3 * gflop / seconds["forward_backward"]),
-        "torch": (gflop / their_seconds["forward"], 3 * gflop / their_seconds["forward_backward"]),
+        "voxgrad": (gflop / seconds["forward"], 3 * gflop / seconds["forward_backward"]),
+        "torch": (gflop / torch_seconds["forward"], 3 * gflop / torch_seconds["forward_backward"]),
         "ratio": tuple(
-            their_seconds[key] / seconds[key] if busy
-            else median(t[key] * 1e3 / o[key]["real_time"] for o, t in zip(ours, theirs))
+            torch_seconds[key] / seconds[key] if busy
+            else median(t[key] * 1e3 / o[key]["real_time"] for o, t in zip(voxgrad_runs, torch_runs))
             for key in ("forward", "forward_backward")
         ),
         "gemm": (
-            median(run["forward"]["%gemm"] for run in ours),
+            median(run["forward"]["%gemm"] for run in voxgrad_runs),
             median(
                 100 * 2 * gflop / (b * 1e-3) / statistics.mean((r["data_gradient"]["gemm"], r["weight_gradient"]["gemm"]))
-                for r, b in zip(ours, backward)
+                for r, b in zip(voxgrad_runs, backward)
             ),
         ),
-        "gemm_rate": median(run[key]["gemm"] for run in ours for key in run),
+        "gemm_rate": median(run[key]["gemm"] for run in voxgrad_runs for key in run),
     }
     return row, agree
 
@@ -105,12 +105,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "cpu_conv"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--python", default="/usr/bin/python3", help="the Python that has PyTorch")
+    parser.add_argument("--python", default="/usr/bin/python3", help="a Python interpreter with PyTorch")
     parser.add_argument("--busy", action="store_true",
-                        help="for a machine that does other things: one thread each, the least CPU time of a call")
+                        help="for a machine with other load: use one thread, report the minimum CPU time of a call")
     arguments = parser.parse_args()
     if not os.path.isfile(arguments.program):
-        parser.error(f"no such program: {arguments.program} (build the target cpu_conv)")
+        parser.error(f"{arguments.program} does not exist; build the target cpu_conv")
     torch = Torch(arguments.python, arguments.busy)
     print("| shape | voxgrad fwd / fwd+bwd, GFLOP/s | PyTorch fwd / fwd+bwd, GFLOP/s | ratio fwd / fwd+bwd "
           "| % of Eigen's gemm fwd / bwd |")
@@ -121,12 +121,12 @@ def main():
         rows.append(row)
         if not agree:
             wrong.append(name)
-        print(f"| {name} | {pair(row['ours'])} | {pair(row['torch'])} | {pair(row['ratio'])} | {pair(row['gemm'], 0)} |",
+        print(f"| {name} | {pair(row['voxgrad'])} | {pair(row['torch'])} | {pair(row['ratio'])} | {pair(row['gemm'], 0)} |",
               flush=True)
     faster = sum(min(row["ratio"]) > 1 for row in rows)
     means = [statistics.geometric_mean(row["ratio"][i] for row in rows) for i in (0, 1)]
-    print(f"\nFaster than PyTorch on {faster} of {len(rows)} shapes, forward and forward + backward; geometric means "
-          f"{pair(means, 2)}, least {min(min(row['ratio']) for row in rows):.2f}. "
+    print(f"\nFaster than PyTorch on {faster} of {len(rows)} shapes in both forward and forward + backward. Ratios: "
+          f"geometric means {pair(means, 2)}, minimum {min(min(row['ratio']) for row in rows):.2f}. "
           f"Eigen's 1024^3 gemm: {median(row['gemm_rate'] for row in rows):.0f} GFLOP/s (median). {torch.versions}; "
           f"{arguments.rounds} rounds; load {os.getloadavg()[0]:.1f}.")
     if wrong:

@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""Convolutions on one GPU, voxgrad against PyTorch with cuDNN, in one process, in turn, on the same buffers.
+"""Compares convolutions of voxgrad and PyTorch (cuDNN) on one GPU, alternately in one process on the same buffers.
 
     bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--set nnunet] [--shapes NAME ...] [--layout contiguous]
     bench/compare_gpu.py LIBRARY --set race --seed 7 --count 60 --unchecked --json race.json
 
-LIBRARY is the built libconv_peers.so. Each figure is the median of CUDA-event times over runs that last --ms together;
-the two sides take turns run by run. A run of a small problem is many calls one behind the other, on copies of the
-buffers that together do not fit into L2: where launching takes longer than the kernels, that is what is measured, on
-both sides ("h"). voxgrad's tensors have --layout; PyTorch is timed in both
-layouts, and the better one counts. f+b is forward + both gradients by one call. Our parts have to agree with PyTorch
-(float64 for one sample, for large problems float32 without TF32), and both gradients in one call have to be the bits
-of the two alone: exits with 1 if not, if voxgrad fails, or if a figure is above what the hardware can do. What fails is
-named in the table and ends nothing. --alone leaves PyTorch's timings out.
+LIBRARY is the built libconv_peers.so. voxgrad and PyTorch alternate run by run. Each time is the median over the runs,
+measured by CUDA events; the runs together take about --ms milliseconds. A run of a small problem consists of many
+consecutive calls, which use different copies of the buffers; together, the copies do not fit into the L2 cache. If
+launching a call takes longer than its kernels, the time is that of the launches and is marked "h". voxgrad's tensors
+have the layout --layout. PyTorch is timed in both layouts, and the faster layout counts.
+
+In the table, "f+b" is the forward pass plus one call that computes both gradients. "% of floor f/d/w" is the floor
+divided by voxgrad's time, for the forward pass, the data gradient and the weight gradient. The floor is the minimum
+time in which an H200 can compute the FLOP or move the bytes of the problem.
+
+voxgrad's results must agree with PyTorch's (in float64; large problems in float32 without TF32), and one call for both
+gradients must give the same bits as two separate calls. The program exits with 1 if a result is wrong, if voxgrad
+fails, or if a time is shorter than the hardware permits. A failure is reported below the table; the program continues
+with the next problem. --alone does not time PyTorch.
 """
 
 import argparse
@@ -29,31 +35,34 @@ import torch
 
 import conv_shapes
 
-# dtype, its number for the library, float32 precision "high", what a relative error may be (forward and data
-# gradient; weight gradient), TFLOP/s that no kernel can pass (measured wgmma rates of an H200, with a margin)
+# dtype; number of the dtype in the library; 1 for float32 precision "high"; maximum relative error of the forward pass
+# and the data gradient; maximum relative error of the weight gradient; maximum plausible TFLOP/s (wgmma rates measured
+# on an H200, plus a margin)
 MODES = {
     "high": (torch.float32, 0, 1, 5e-4, 5e-4, 500.0),
     "highest": (torch.float32, 0, 0, 2e-6, 4e-6, 170.0),
     "bf16": (torch.bfloat16, 2, 0, 3e-3, 3e-3, 950.0),
     "f16": (torch.float16, 3, 0, 5e-4, 5e-4, 950.0),
 }
-PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}  # the floor's arithmetic, FLOP/s
-COPY = 4.23e12  # bytes a second, read + write
+# Rates for the floor: FLOP/s by mode, and bytes per second of a copy (read plus written).
+PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}
+COPY = 4.23e12
 PARTS = ("forward", "data", "weight")
-BACKWARD = "backward"  # data and weight gradient by one call
-BOTH = ("forward", BACKWARD)  # what PyTorch is timed in
+BACKWARD = "backward"  # data and weight gradient in one call
+TIMED_IN_TORCH = ("forward", BACKWARD)
 TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}
-FLOAT64_FLOP = 2e10  # problems with more are checked against float32, which may itself be wrong by
-FLOAT32_ERROR = 1e-5
+FLOAT64_FLOP = 2e10  # larger problems are checked in float32
+FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
-        "slide")  # of ConvChoice
+        "slide")  # members of ConvChoice
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
-ROTATED, MOST_COPIES = 400e6, 64  # bytes of the copies of a problem's buffers: L2 has 50 MB
-RUN_MS, MOST_CALLS = 2.0, 64  # of one timed run
+ROTATED_BYTES = 400e6  # minimum size of all copies of a problem's buffers together; the L2 cache has 50 MB
+MAX_COPIES = 64
+RUN_MS, MAX_CALLS = 2.0, 64  # intended duration and maximum number of calls of a run
 
 
 class Case:
-    """The buffers of a problem: for each layout copies of (input, weight, gradient of the output)."""
+    """The buffers of a problem: for each layout, copies of (input, weight, output gradient)."""
 
     def __init__(self, shape, dtype):
         self.shape = shape
@@ -63,15 +72,15 @@ class Case:
         make = lambda *size: torch.randn(size, device="cuda", generator=generator)
         x, w = make(shape.batch, shape.cin, *conv_shapes.triple(shape.size)), make(*shape.weight_size())
         g = make(shape.batch, shape.cout, *shape.output_size())
-        w /= math.sqrt(max(1, shape.flop() / (2 * g.numel())))  # products in an output
+        w /= math.sqrt(max(1, shape.flop() / (2 * g.numel())))  # for outputs with a variance of about 1
         tensors = [t.to(dtype) for t in (x, w, g)]
         self.bytes = sum(t.numel() * t.element_size() for t in tensors)
-        self.copies = max(1, min(MOST_COPIES, math.ceil(ROTATED / self.bytes)))
+        self.copies = max(1, min(MAX_COPIES, math.ceil(ROTATED_BYTES / self.bytes)))
         self.buffers = {layout: [[t.clone(memory_format=form) for t in tensors] for _ in range(self.copies)]
                         for layout, form in LAYOUTS.items()}
 
     def torch(self, part, x, w, g):
-        """A function that runs the part."""
+        """Returns a function that runs a part by PyTorch."""
         options = (self.stride, self.padding, self.dilation, self.shape.transposed, self.output_padding,
                    self.shape.groups)
         if part == "forward":
@@ -85,7 +94,9 @@ def raise_error(error, *_):
         raise RuntimeError(error.decode())
 
 
-class Ours:
+class Voxgrad:
+    """voxgrad's convolutions, with the planner's choice forced to `plan`."""
+
     def __init__(self, path, plan):
         library = ctypes.CDLL(path)
         library.voxgrad_force_conv(*(plan.get(key, 0) for key in PLAN))
@@ -93,7 +104,7 @@ class Ours:
         self.function.restype, self.function.errcheck = ctypes.c_char_p, raise_error
 
     def part(self, case, mode, layout, part, copy, result):
-        """A function that runs the part on a copy of the buffers."""
+        """Returns a function that runs a part by voxgrad on a copy of the buffers."""
         _, dtype, high, *_ = MODES[mode]
         x, w, g = case.buffers[layout][copy]
         operands = {"forward": (x, w, result), "data": (result, w, g), "weight": (x, result, g)}.get(part, (x, w, g))
@@ -116,24 +127,25 @@ def timed(function):
 
 
 class Side:
-    """One side's functions, one for each copy of the buffers; milliseconds a call of its runs, and of the host."""
+    """Times equivalent functions, one per copy of the buffers. Each run appends to `times` the milliseconds per call on
+    the GPU, and to `host` the milliseconds in which the host queued a call."""
 
     def __init__(self, functions, options):
         self.functions, self.kept, self.next, self.calls = functions, [None] * len(functions), 0, 1
         self.times, self.host = [], []
-        self.run()  # chooses algorithms
+        self.run()  # selects algorithms
         self.calls = len(functions)
-        self.run()  # makes all that is kept
+        self.run()  # allocates the results, which are kept
         self.calls = 1
         self.run()
         once = max(self.times[-1], 1e-3)
-        self.calls = max(1, min(MOST_CALLS, int(RUN_MS / once)))
+        self.calls = max(1, min(MAX_CALLS, int(RUN_MS / once)))
         self.runs = max(3, min(options.runs, math.ceil(options.ms / (once * self.calls))))
         self.times, self.host = [], []
 
     def queue(self):
         began = time.perf_counter()
-        for _ in range(self.calls):  # results are kept for a round: the allocator would give the same memory again
+        for _ in range(self.calls):  # keep the results; otherwise, the allocator would reuse their memory
             self.kept[self.next] = self.functions[self.next]()
             self.next = (self.next + 1) % len(self.kept)
         self.host.append((time.perf_counter() - began) * 1e3 / self.calls)
@@ -143,7 +155,7 @@ class Side:
 
 
 def attempt(row, what, function):
-    """What the function returns; an exception goes into the row."""
+    """Returns the result of the function. Records an exception in the row as a failure."""
     try:
         return function()
     except RuntimeError as error:
@@ -151,7 +163,7 @@ def attempt(row, what, function):
 
 
 def time_sides(functions, options, row, part):
-    """Medians of all sides, in turn, into the row; a side that fails is left out."""
+    """Times all sides alternately and records the medians in the row. Skips a side after a failure."""
     sides = {name: attempt(row, f"{part}_{name}", partial(Side, functions[name], options)) for name in functions}
     running = lambda: [name for name in sides if sides[name] and f"{part}_{name}" not in row["failed"]]
     for i in range(max((sides[name].runs for name in running()), default=0)):
@@ -161,8 +173,8 @@ def time_sides(functions, options, row, part):
     for name in running():
         row[f"{part}_{name}"] = statistics.median(sides[name].times)
         row[f"{part}_{name}_host"] = statistics.median(sides[name].host)
-    if "ours" in running():
-        row[f"{part}_of_floor"] = 100 * row["floor"] / row[f"{part}_ours"]
+    if "voxgrad" in running():
+        row[f"{part}_of_floor"] = 100 * row["floor"] / row[f"{part}_voxgrad"]
 
 
 def set_torch(tf32, benchmark):
@@ -171,12 +183,13 @@ def set_torch(tf32, benchmark):
 
 
 def reference_error(case, part, result):
-    """Relative error of a part of the result against PyTorch, and the reference's dtype. Of the gradients of the weight
-    all samples count, of the rest the first."""
+    """Returns the relative error of a result against PyTorch and the dtype of the reference. Compares the weight
+    gradient of all samples, and other results for the first sample."""
     dtype = torch.float64 if case.shape.flop() < FLOAT64_FLOP else torch.float32
     x, w, g = case.buffers["contiguous"][0]
     exact = 0
-    for i in range(x.shape[0] if part == "weight" else 1):  # sample by sample: workspaces are large, sums long
+    # Sample by sample, to save workspace and to keep float32 sums short.
+    for i in range(x.shape[0] if part == "weight" else 1):
         value = case.torch(part, *(t.to(dtype) for t in (x[i:i + 1], w, g[i:i + 1])))()
         exact = exact + (value if part == "forward" else value[PARTS.index(part) - 1]).double()
     got = (result if part == "weight" else result[:1]).double()
@@ -184,17 +197,17 @@ def reference_error(case, part, result):
 
 
 def check(row, case, mode, results, options):
-    """What is wrong with our figures and results, into the row."""
+    """Records implausible times and wrong results of voxgrad in the row."""
     _, _, _, limit, weight_limit, ceiling = MODES[mode]
-    ran = [part for part in results if f"{part}_ours" in row]
+    ran = [part for part in results if f"{part}_voxgrad" in row]
     for part in ran:
-        rate = case.shape.flop() * (2 if part == BACKWARD else 1) / row[f"{part}_ours"] / 1e9
-        bandwidth = case.bytes / row[f"{part}_ours"] / 1e6
+        rate = case.shape.flop() * (2 if part == BACKWARD else 1) / row[f"{part}_voxgrad"] / 1e9
+        bandwidth = case.bytes / row[f"{part}_voxgrad"] / 1e6
         if rate > ceiling or bandwidth > 4900:
-            row["wrong"].append(f"{part}: {rate:.0f} TFLOP/s, {bandwidth:.0f} GB/s are more than the hardware can do")
+            row["wrong"].append(f"{part}: {rate:.0f} TFLOP/s or {bandwidth:.0f} GB/s exceeds the limit of the hardware")
     if len(ran) == len(results):
         if not all(map(torch.equal, results[BACKWARD], results["data"] + results["weight"])):
-            row["wrong"].append("both gradients in one call differ from those alone")
+            row["wrong"].append("both gradients in one call differ from separate calls")
     if options.unchecked:
         return
     set_torch(tf32=False, benchmark=False)
@@ -206,7 +219,7 @@ def check(row, case, mode, results, options):
             row["wrong"].append(f"{part}: error {error:.1e}")
 
 
-def measure(ours, shape, mode, options, row):
+def measure(voxgrad, shape, mode, options, row):
     set_torch(tf32=MODES[mode][2], benchmark=True)
     case = Case(shape, MODES[mode][0])
     row.update(flop=shape.flop(), bytes=case.bytes, floor=max(shape.flop() / PEAK[mode], case.bytes / COPY) * 1e3)
@@ -215,16 +228,17 @@ def measure(ours, shape, mode, options, row):
     for part, like in {"forward": (g,), "data": (x,), "weight": (w,), BACKWARD: (x, w)}.items():
         made = [[torch.full_like(t, math.nan) for t in like] for _ in range(case.copies)]
         results[part] = made[0]
-        sides = {"ours": [ours.part(case, mode, options.layout, part, i, result if part == BACKWARD else result[0])
-                          for i, result in enumerate(made)]}
-        for side, layout in {} if options.alone or part not in BOTH else TORCH.items():
+        own = [voxgrad.part(case, mode, options.layout, part, i, result if part == BACKWARD else result[0])
+               for i, result in enumerate(made)]
+        sides = {"voxgrad": own}
+        for side, layout in {} if options.alone or part not in TIMED_IN_TORCH else TORCH.items():
             sides[side] = [case.torch(part, *buffers) for buffers in case.buffers[layout]]
         time_sides(sides, options, row, part)
     attempt(row, "check", partial(check, row, case, mode, results, options))
 
 
 def best(row, parts, sides):
-    """Milliseconds of the parts by the best of the sides that ran them, and "h" where the host was busy as long."""
+    """Returns the milliseconds of the parts on the fastest side, and "h" if launching took almost as long."""
     figures = []
     for side in sides:
         if all(f"{part}_{side}" in row for part in parts):
@@ -241,7 +255,7 @@ def summary(title, ratios):
     below = sorted((name for name in ratios if ratios[name] < 1.0), key=ratios.get)
     far = sum(ratio < 0.8 for ratio in ratios.values())
     names = ", ".join(f"{name} {ratios[name]:.2f}" for name in below)
-    return (f"{title}: geometric mean {mean:.2f} of {len(ratios)}, least {min(ratios.values()):.2f}, "
+    return (f"{title}: geometric mean {mean:.2f} of {len(ratios)}, minimum {min(ratios.values()):.2f}, "
             f"{len(below)} below 1.0, {far} below 0.8{': ' * bool(below)}{names}")
 
 
@@ -251,12 +265,12 @@ def table(rows, mode, options):
     for row in rows:
         each = lambda kind, form: "/".join(format(row.get(part + kind, math.nan), form) for part in PARTS)
         cells = {"problem": f"{row['shape']}: {row['problem']}", "% of floor f/d/w": each("_of_floor", ".0f")}
-        for name, parts in zip(ratios, (PARTS[:1], BOTH)):
-            ours, theirs = best(row, parts, ["ours"]), best(row, parts, TORCH)
-            cells[f"ours {name}"] = f"{ours[0]:.3g}{ours[1]}"
+        for name, parts in zip(ratios, (PARTS[:1], TIMED_IN_TORCH)):
+            voxgrad, pytorch = best(row, parts, ["voxgrad"]), best(row, parts, TORCH)
+            cells[f"voxgrad {name}"] = f"{voxgrad[0]:.3g}{voxgrad[1]}"
             if not options.alone:
-                ratios[name][row["shape"]] = ratio = theirs[0] / ours[0]
-                cells.update({f"PyTorch {name}": f"{theirs[0]:.3g}{theirs[1]}", f"ratio {name}": f"{ratio:.2f}"})
+                ratios[name][row["shape"]] = ratio = pytorch[0] / voxgrad[0]
+                cells.update({f"PyTorch {name}": f"{pytorch[0]:.3g}{pytorch[1]}", f"ratio {name}": f"{ratio:.2f}"})
         if not options.unchecked:
             cells["error f/d/w"] = each("_error", ".1e")
         lines = lines or [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
@@ -279,49 +293,50 @@ def write(options, head, rows):
 
 
 def gpu():
-    """Name, driver, and the clock now and at most."""
+    """Returns the name, driver, current clock and maximum clock of the GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader", "--id=0"]
     try:
-        name, driver, now, most = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(", ")
-        return f"{name}, driver {driver}, {now} of {most.strip()}"
+        output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        name, driver, clock, max_clock = output.split(", ")
+        return f"{name}, driver {driver}, {clock} of {max_clock.strip()}"
     except (OSError, subprocess.CalledProcessError, ValueError):
         return torch.cuda.get_device_name()
 
 
-def parsed():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"])
     parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers")
-    parser.add_argument("--seed", type=int, default=0, help="of the race's draw")
-    parser.add_argument("--count", type=int, default=60, help="problems of the race")
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="default: all of the set")
-    parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="of voxgrad's tensors")
-    parser.add_argument("--runs", type=int, default=15, help="at most, at least 3")
-    parser.add_argument("--ms", type=float, default=40, help="GPU time for each median")
-    parser.add_argument("--alone", action="store_true")
-    parser.add_argument("--unchecked", action="store_true", help="leave the comparison of results with PyTorch out")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
+    parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="problems to run (default: all of --set)")
+    parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of voxgrad's tensors")
+    parser.add_argument("--runs", type=int, default=15, help="maximum number of runs for each median, at least 3")
+    parser.add_argument("--ms", type=float, default=40, help="total GPU time for each median")
+    parser.add_argument("--alone", action="store_true", help="do not time PyTorch")
+    parser.add_argument("--unchecked", action="store_true", help="do not compare results with PyTorch")
     parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
                         help=f"force the planner's choice: {', '.join(PLAN)}")
     parser.add_argument("--json")
     parser.add_argument("--markdown")
-    parser.add_argument("--list", action="store_true", help="print the problems, run nothing")
+    parser.add_argument("--list", action="store_true", help="print the problems without running them")
     options = parser.parse_args()
     shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
     known = {name: shape for each in (*conv_shapes.SETS.values(), shapes) for name, shape in each.items()}
     unknown = [name for name in options.shapes or () if name not in known]
     if unknown:
-        parser.error(f"no such shapes: {', '.join(unknown)}; known: {', '.join(known)}")
+        parser.error(f"unknown shapes: {', '.join(unknown)}; known shapes: {', '.join(known)}")
     return options, {name: known[name] for name in options.shapes or shapes}
 
 
 def main():
-    options, shapes = parsed()
+    options, shapes = parse()
     if options.list:
         for name, shape in shapes.items():
             print(f"{name}: {shape.describe()}  {shape.flop() / 1e9:.1f} GFLOP, {4 * shape.elements() / 1e6:.0f} MB")
         return
-    ours = Ours(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
+    voxgrad = Voxgrad(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
     rows = []
     head = (f"{gpu()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, CUDA {torch.version.cuda}, "
             f"{datetime.date.today()}, set {options.set}{f', seed {options.seed}' if options.set == 'race' else ''}, "
@@ -333,14 +348,14 @@ def main():
             row = {"shape": name, "problem": shape.describe(), "arguments": shape._asdict(), "mode": mode,
                    "layout": options.layout, "wrong": [], "failed": {}}
             rows.append(row)
-            attempt(row, "case", partial(measure, ours, shape, mode, options, row))
+            attempt(row, "case", partial(measure, voxgrad, shape, mode, options, row))
             attempt(row, "case", torch.cuda.empty_cache)
-            write(options, head, rows)  # a run that is ended keeps what it has measured
-            print(mode, name, *(f"{key}={row[key]:.3f}" for key in row if key.endswith(("_ours", "_torch", "_cl"))),
+            write(options, head, rows)  # write after each problem, so that an aborted run keeps its results
+            print(mode, name, *(f"{key}={row[key]:.3f}" for key in row if key.endswith(("_voxgrad", "_torch", "_cl"))),
                   *row["wrong"], *row["failed"].items(), file=sys.stderr, flush=True)
         print(table(rows[began:], mode, options), flush=True)
-    ours_failed = lambda row: any(what.endswith(("_ours", "check", "case")) for what in row["failed"])
-    sys.exit(any(row["wrong"] or ours_failed(row) for row in rows))
+    voxgrad_failed = lambda row: any(what.endswith(("_voxgrad", "check", "case")) for what in row["failed"])
+    sys.exit(any(row["wrong"] or voxgrad_failed(row) for row in rows))
 
 
 if __name__ == "__main__":

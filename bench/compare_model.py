@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""A whole model on one GPU, voxgrad against PyTorch with cuDNN, in one process, in turn, on the same buffers.
+"""Compares a model in voxgrad and PyTorch (cuDNN) on one GPU, alternately in one process on the same buffers.
 
     bench/compare_model.py LIBRARY [--runs 15] [--json FILE] [--markdown FILE]
 
 The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on
-(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and through torch.compile,
+(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and with torch.compile, in
 contiguous and channels_last_3d.
 
-Forward is without recording; forward + backward is a training step without the optimizer: from a given gradient of the
-output to those of the input and of all parameters. Times are medians of CUDA-event times; the sides take turns run by
-run. Peak is the most memory of tensors and workspaces that a step holds at once, beyond what was there before: input,
-parameters and the given gradient. Ratios are to voxgrad's figures. voxgrad's last timed results are compared with
-PyTorch's in float64: exits with 1 if they differ by more than rounding explains.
+"forward" runs without recording gradients. "forward + backward" is a training step without the optimizer: given a
+gradient of the output, it computes the gradients of the input and of all parameters. Times are medians of CUDA-event
+times; the sides alternate run by run. "peak" is the peak memory of tensors and workspaces in a step, without the input,
+the parameters and the given gradient. Ratios are relative to voxgrad. voxgrad's results of the last run are compared
+with PyTorch's in float64. Exits with 1 if a relative error is too large.
 """
 
 import argparse
@@ -29,12 +29,15 @@ from torch import nn
 from compare_gpu import gpu, timed
 
 BATCH, CIN, COUT, SIZE, KERNEL, GROUPS = 16, 64, 128, 32, 3, 8
-RESULTS = ("output", "gradient of input", "of weight", "of GroupNorm's weight", "of its bias")
-LIMIT = 2e-3  # of the relative errors
+RESULTS = ("output", "gradient of the input", "gradient of the convolution's weight", "gradient of GroupNorm's weight",
+           "gradient of GroupNorm's bias")
+LIMIT = 2e-3  # maximum relative error
 PARTS = ("forward", "step")
 
 
-class Ours:
+class Voxgrad:
+    """voxgrad's model, which shares the parameters, input and output gradient of the PyTorch model."""
+
     def __init__(self, path, model, x, g):
         try:
             self.library = ctypes.CDLL(os.path.abspath(path))
@@ -70,12 +73,14 @@ class Ours:
         return copied
 
 
-class Theirs:
+class Torch:
+    """A PyTorch model with its input and output gradient."""
+
     def __init__(self, model, x, g):
         self.model = model
         self.x = x.detach().requires_grad_()
         y = model(self.x)
-        self.g = g if y.stride() == g.stride() else torch.empty_like(y).copy_(g)  # in the layout of the output
+        self.g = g if y.stride() == g.stride() else torch.empty_like(y).copy_(g)  # in the output's memory format
 
     def forward(self):
         with torch.no_grad():
@@ -104,30 +109,31 @@ def warm_up(side):
 
 
 def sides_of(path, model, x, g, notes):
-    """By name, warmed up. A note says why torch.compile is left out, if it is."""
+    """Returns the sides by name, after a warm-up. If torch.compile fails, adds the reason to `notes`."""
     last = torch.channels_last_3d
     layouts = {"contiguous": (model, x),
                "channels_last_3d": (copy.deepcopy(model).to(memory_format=last), x.to(memory_format=last))}
-    sides = {"voxgrad": Ours(path, model, x, g)}
+    sides = {"voxgrad": Voxgrad(path, model, x, g)}
     for layout, (module, data) in layouts.items():
-        sides[f"PyTorch, {layout}"] = Theirs(module, data, g)
+        sides[f"PyTorch, {layout}"] = Torch(module, data, g)
     for side in sides.values():
         warm_up(side)
     for layout, (module, data) in layouts.items():
         try:
-            compiled = Theirs(torch.compile(module, dynamic=False), data, g)
+            compiled = Torch(torch.compile(module, dynamic=False), data, g)
             warm_up(compiled)
             sides[f"torch.compile, {layout}"] = compiled
-        except Exception as error:  # of the many things that may be missing, each has its own
-            notes.append(f"torch.compile, {layout}, is not possible here: " + " ".join(str(error).split("\n")[:2]))
+        except Exception as error:  # torch.compile can raise exceptions of many types
+            notes.append(f"torch.compile, {layout}, failed: " + " ".join(str(error).split("\n")[:2]))
     return sides
 
 
 def reference(model, x, g, output):
-    """All results in float64, sample by sample: float64 workspaces are large.
+    """Returns all results in float64. Processes one sample at a time, because float64 workspaces are large.
 
-    Where rounding moves a voxel across zero, ReLU's gradient is another. So gradients pass where they did for `output`:
-    where it is above its channel's least value, which is that of the zeros as GroupNorm's weights are positive.
+    Rounding can move an activation across zero and so change the gradient of ReLU. To avoid this, the reference uses
+    the ReLU mask of `output`: an activation is 0 where `output` has the minimum of its channel, because GroupNorm's
+    weights are positive.
     """
     exact = copy.deepcopy(model).double()
     conv, relu, norm = exact
@@ -143,9 +149,9 @@ def reference(model, x, g, output):
 
 
 def check(results, unrecorded, exact):
-    """Relative errors by name; ends the program if one is too large."""
+    """Returns the relative errors by name. Exits if an error is too large."""
     pairs = dict(zip(RESULTS, zip(results, exact)))
-    pairs["output of forward alone"] = (unrecorded, exact[0])
+    pairs["output of the forward pass alone"] = (unrecorded, exact[0])
     errors = {name: ((got - right).norm() / right.norm()).item() for name, (got, right) in pairs.items()}
     wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error < LIMIT]
     if wrong:
@@ -187,15 +193,15 @@ def main():
     print(head, flush=True)
     notes = []
     sides = sides_of(options.library, model, x, g, notes)
-    ours = sides["voxgrad"]
+    voxgrad = sides["voxgrad"]
     times = {(name, part): [] for name in sides for part in PARTS}
     for part in PARTS:
         for _ in range(options.runs):
             for name, side in sides.items():
                 times[name, part].append(timed(getattr(side, part)))
         if part == "forward":
-            unrecorded = ours.result(0)
-    results = [ours.result(which) for which in range(len(RESULTS))]
+            unrecorded = voxgrad.result(0)
+    results = [voxgrad.result(which) for which in range(len(RESULTS))]
     rows = [{"side": name, **{part: statistics.median(times[name, part]) for part in PARTS}, "peak": side.peak()}
             for name, side in sides.items()]
 

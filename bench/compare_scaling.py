@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Training on 1, 2, 4 and 8 GPUs of this host: voxgrad, and PyTorch's DistributedDataParallel beside it: weak scaling,
-and one volume over all GPUs.
+"""Measures training on 1, 2, 4 and 8 GPUs of this host with voxgrad and with PyTorch's DistributedDataParallel: weak
+scaling, and one volume that is divided among all GPUs.
 
     bench/compare_scaling.py [--build build/release] [--gpus 1 2] [--minutes 9] [--json FILE] [--quick] [--dry-run]
 
-Runs bench/scaling, bench/scaling_torch.py and examples/superres, the most telling first, as long as --minutes allow; each
-line is printed as soon as it is there, and the end is a table with the efficiency against n times one GPU. What fails or
-takes too long becomes a line with its error. superres runs twice on each number of GPUs, and scaling's step in bf16, too:
-the bits of the parameters have to be the same. Sums in NVLink's switches are off on both sides unless NCCL_NVLS_ENABLE
-says otherwise, as they are in voxgrad.
+Runs bench/scaling, bench/scaling_torch.py and examples/superres for at most --minutes, the most important measurements
+first. Prints each result immediately and finally a table with the efficiency, relative to n times the speed of one GPU.
+If a program fails or takes too long, a line of the output describes the error. superres and scaling's step in bf16 run
+twice on each number of GPUs, and the table shows whether the parameters have the same bits after both runs. Reductions
+in NVLink's switches (NVLS) are off in PyTorch, as in voxgrad, unless NCCL_NVLS_ENABLE is set.
 """
 
 import argparse
@@ -27,7 +27,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Runner:
-    """Runs children one after the other until the time is over, and keeps what they say."""
+    """Runs child processes one after another until the time is over, and collects the rows that they print."""
 
     def __init__(self, options):
         self.options, self.rows = options, []
@@ -43,13 +43,13 @@ class Runner:
             print(line, file=self.json, flush=True)
 
     def run(self, label, command, seconds, take=None):
-        """Each line of JSON is kept; `take()` is called when the child has succeeded."""
+        """Runs a command and keeps each line of JSON that it prints. Calls `take()` if the command succeeds."""
         if self.options.dry_run:
             print(f"{label}, at most {seconds} s:\n  " + " ".join(command))
             return
         seconds = min(seconds, self.deadline - time.monotonic())
         if seconds < 10:
-            return self.keep({"label": label, "error": "no time was left"})
+            return self.keep({"label": label, "error": "no time left"})
         begin = time.monotonic()
         error = self.child(command, seconds, lambda row: self.keep({"label": label, **row}))
         if error is None and take:
@@ -62,7 +62,7 @@ class Runner:
             self.keep({"label": label, "error": error})
 
     def child(self, command, seconds, each_row):
-        """None, or what went wrong."""
+        """Runs a command. Returns None on success, otherwise a description of the error."""
         late = threading.Event()
         with tempfile.TemporaryFile("w+") as errors:
             try:
@@ -111,7 +111,7 @@ def superres(runner, gpus, times):
                 with open(os.path.join(out, "report.md")) as file:
                     found = re.search(r"patches of .* in ([\d.]+) s on", file.read())
                 if not found:
-                    raise ValueError("superres' report tells no time")
+                    raise ValueError("the report of superres contains no training time")
                 with open(os.path.join(out, "model.safetensors"), "rb") as file:
                     bits = hashlib.sha256(file.read()).hexdigest()[:16]
                 taken = float(found.group(1))
@@ -149,15 +149,17 @@ def measure(runner):
 
 def name_of(row):
     if row["what"] == "superres":
-        return "superres, bf16, 32 patches a GPU"
+        return "superres, bf16, 32 patches per GPU"
     if row.get("program") == "torch":
         return f"{'torch.compile' if row['side'] == 'compile' else 'PyTorch'}, {row['mode']}"
-    scheme = {"ddp": "DataParallel", "zero": "ZeroRedundancy", "none": "each GPU by itself"}[row["scheme"]]
+    scheme = {"ddp": "DataParallel", "zero": "ZeroRedundancy", "none": "independent GPUs"}[row["scheme"]]
     return f"voxgrad, {row['mode']}, {scheme}{', CUDA graph' if row['graph'] else ''}"
 
 
 def bits_of(row, steps):
-    """Whether it has those of DataParallel's first eager steps; "" where there is nothing to compare."""
+    """Compares the final parameters of a run with those of the first other eager run of DataParallel in the same mode
+    and on as many GPUs. Returns "yes" if the bits are the same and "no" if not. Returns "" if there is no such run, and
+    "ranks differ" if the ranks of this run have different parameters."""
     if "checksum" not in row or (row.get("scheme") == "none" and row["ranks"] > 1):
         return ""
     if row.get("same_on_all_ranks") is False:
@@ -173,10 +175,10 @@ def report_steps(rows):
     table = {}
     for row in steps:
         table.setdefault(name_of(row), {}).setdefault(row["ranks"], []).append(row)
-    print("| | GPUs | ms a step | patches/s | efficiency | same bits | peak GB |\n|---|---:|---:|---:|---:|---|---:|")
+    print("| | GPUs | ms per step | patches/s | efficiency | same bits | peak GB |\n|---|---:|---:|---:|---:|---|---:|")
     for name, by_gpus in table.items():
         for n, found in sorted(by_gpus.items()):
-            plain = name.replace("ZeroRedundancy", "DataParallel").replace("each GPU by itself", "DataParallel")
+            plain = name.replace("ZeroRedundancy", "DataParallel").replace("independent GPUs", "DataParallel")
             one = by_gpus.get(1) or table.get(plain, {}).get(1)
             best = max(row["volumes_per_s"] for row in found)
             efficiency = f"{100 * best / n / max(row['volumes_per_s'] for row in one):.1f} %" if one else ""
@@ -189,7 +191,7 @@ def report_steps(rows):
 def report_spatial(rows):
     shared = [row for row in rows if row.get("what") == "spatial" and row.get("shared") and "ms" in row]
     if shared:
-        print("\n| one volume over GPUs | GPUs | ms a step | one GPU | efficiency | peak GB | one GPU |\n"
+        print("\n| one volume on all GPUs | GPUs | ms per step | one GPU | efficiency | peak GB | one GPU |\n"
               "|---|---:|---:|---:|---:|---:|---:|")
     for row in shared:
         one = next((other for other in rows if other.get("what") == "spatial" and not other.get("shared") and "ms" in other
@@ -211,8 +213,9 @@ def report_collectives(rows):
         print(f"| {side}, {row['dtype']} | {row['ranks']} | {row['bytes'] / 1e6:.1f} | {row['bus_gb_s']:.0f} | {others} |")
     for row in rows:
         if row.get("what") == "overlap" and "hidden" in row:
-            print(f"\n{row['ranks']} GPUs, {row['mode']}{', CUDA graph' if row['graph'] else ''}: a step {row['ms_with']:.2f} ms, without "
-                  f"reductions {row['ms_without']:.2f}, these alone {row['ms_buckets_alone']:.2f}: {100 * row['hidden']:.0f} % hidden")
+            print(f"\n{row['ranks']} GPUs, {row['mode']}{', CUDA graph' if row['graph'] else ''}: a step takes "
+                  f"{row['ms_with']:.2f} ms, without reductions {row['ms_without']:.2f} ms, the reductions alone {row['ms_buckets_alone']:.2f} ms: "
+                  f"{100 * row['hidden']:.0f} % hidden")
     for row in rows:
         if "error" in row:
             print(f"\n{row['label']}: {row['error']}")
@@ -229,19 +232,19 @@ def count_gpus():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "release"))
-    parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs (default: 1, 2, 4, 8, as far as there are any)")
-    parser.add_argument("--minutes", type=float, default=9, help="after which nothing more is started, and what runs is ended")
+    parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs (default: those of 1, 2, 4, 8 that exist)")
+    parser.add_argument("--minutes", type=float, default=9, help="time limit, which also ends a running program")
     parser.add_argument("--superres-steps", type=int, default=600)
-    parser.add_argument("--json", help="a file for all lines")
-    parser.add_argument("--quick", action="store_true", help="bf16 only, without torch.compile: four minutes on two GPUs")
-    parser.add_argument("--no-torch", action="store_true", help="voxgrad alone")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
+    parser.add_argument("--json", help="write all rows to this file")
+    parser.add_argument("--quick", action="store_true", help="bf16 only, without torch.compile (four minutes on two GPUs)")
+    parser.add_argument("--no-torch", action="store_true", help="do not measure PyTorch")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
     options = parser.parse_args()
-    there = count_gpus()
+    available = count_gpus()
     options.build = os.path.abspath(options.build)
-    options.gpus = sorted(options.gpus or [n for n in (1, 2, 4, 8) if options.dry_run or n <= there])
-    if not options.dry_run and (not options.gpus or options.gpus[-1] > there):
-        parser.error(f"this host has {there} GPUs")
+    options.gpus = sorted(options.gpus or [n for n in (1, 2, 4, 8) if options.dry_run or n <= available])
+    if not options.dry_run and (not options.gpus or options.gpus[-1] > available):
+        parser.error(f"this host has {available} GPUs")
     return options
 
 

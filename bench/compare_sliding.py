@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Sliding-window inference: voxgrad's against nnU-Net's scheme written plainly in PyTorch.
+"""Compares sliding-window inference of voxgrad with a plain PyTorch implementation of nnU-Net's scheme.
 
     bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
     bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16
 
-PROGRAM is the built sliding_window. The model is two convolutions 3^3, 1 -> channels -> 4, with a ReLU between them; with
---channels 0 a ReLU alone, and the time is that of the windows. Both take the same windows, weights and mirrorings, in
-alternating runs; printed are medians, their ratio, and the largest difference of the results. The volume lies on the CPU,
-the model on --device, and the result is summed up in float32 on --accumulate.
+PROGRAM is the built sliding_window. The model consists of two 3^3 convolutions, 1 -> channels -> 4, with a ReLU between
+them. With --channels 0, the model is only a ReLU, so that extracting and blending windows takes most of the time. Both
+programs use the same windows, weights and mirrored copies. They run alternately. Prints the medians, their ratio, and
+the largest difference of the results. The volume is on the CPU, the model on --device, and the result is accumulated in
+float32 on --accumulate.
 """
 
 import argparse
@@ -25,10 +26,10 @@ from torch.nn import functional as F
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def begins(size, window):
-    room, step = size - window, window / 2
-    count = int(numpy.ceil(room / step)) + 1
-    return [round(room * i / max(1, count - 1)) for i in range(count)]
+def starts(size, window):
+    last, step = size - window, window / 2
+    count = int(numpy.ceil(last / step)) + 1
+    return [round(last * i / max(1, count - 1)) for i in range(count)]
 
 
 def weights(window):
@@ -48,12 +49,13 @@ def predict(model, x, mirror):
 @torch.inference_mode()
 def sliding_window(volume, model, window, batch, mirror, device, accumulate):
     _, _, *size = volume.shape
-    places = list(itertools.product(*(begins(n, window) for n in size)))
+    positions = list(itertools.product(*(starts(n, window) for n in size)))
     cube = weights(window).to(accumulate)
     total, total_weights = None, torch.zeros(size, device=accumulate)
-    for first in range(0, len(places), batch):
-        parts = [tuple(slice(b, b + window) for b in place) for place in places[first : first + batch]]
-        y = predict(model, torch.cat([volume[(slice(None), slice(None)) + part] for part in parts]).to(device), mirror).to(accumulate)
+    for first in range(0, len(positions), batch):
+        parts = [tuple(slice(b, b + window) for b in position) for position in positions[first : first + batch]]
+        x = torch.cat([volume[(slice(None), slice(None)) + part] for part in parts]).to(device)
+        y = predict(model, x, mirror).to(accumulate)
         if total is None:
             total = torch.zeros((1, y.shape[1], *size), device=accumulate)
         for prediction, part in zip(y, parts):
@@ -72,7 +74,7 @@ def main():
     parser.add_argument("--window", type=int, default=48)
     parser.add_argument("--channels", type=int, default=16)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--mirror", type=int, default=0, choices=range(4), help="axes to mirror along")
+    parser.add_argument("--mirror", type=int, default=0, choices=range(4), help="number of axes to mirror along")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -80,7 +82,7 @@ def main():
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
     o = parser.parse_args()
     if not os.path.isfile(o.program):
-        parser.error(f"no such program: {o.program} (build the target sliding_window)")
+        parser.error(f"{o.program} does not exist; build the target sliding_window")
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     tensors = {"volume": torch.randn(1, 1, o.size, o.size, o.size), "first": torch.randn(o.channels, 1, 3, 3, 3) / 5,
@@ -99,20 +101,21 @@ def main():
             numpy.save(os.path.join(folder, name + ".npy"), tensor.numpy())
         call = [o.program, folder, str(o.window), str(o.batch), str(o.mirror), "2", str(o.threads), o.device, o.accumulate,
                 o.precision]
-        ours, theirs = [], []
+        voxgrad_seconds, torch_seconds = [], []
         for _ in range(o.runs):
-            ours.append(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()[-1]))
-            for _ in range(2):  # the second one is warm, as ours is
+            voxgrad_seconds.append(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()[-1]))
+            for _ in range(2):  # time the second run, after a warm-up, as for voxgrad
                 start = time.perf_counter()
                 result = sliding_window(tensors["volume"], model, o.window, o.batch, o.mirror, o.device, o.accumulate)
                 seconds = time.perf_counter() - start
-            theirs.append(seconds)
-        own = numpy.load(os.path.join(folder, "result.npy"))
-    different = numpy.abs(own - result.cpu().numpy()).max()
-    ours, theirs = statistics.median(ours), statistics.median(theirs)
-    print(f"{o.size}^3 by windows of {o.window}^3, {o.channels} channels, batch {o.batch}, mirrored along {o.mirror} axes, "
-          f"{o.precision} on {o.device}, sums on {o.accumulate}, threads: {o.threads}: voxgrad {ours * 1e3:.0f} ms, PyTorch {torch.__version__} {theirs * 1e3:.0f} ms, "
-          f"ratio {theirs / ours:.2f}; largest difference {different:.1e} of {numpy.abs(own).max():.1f}")
+            torch_seconds.append(seconds)
+        voxgrad_result = numpy.load(os.path.join(folder, "result.npy"))
+    difference = numpy.abs(voxgrad_result - result.cpu().numpy()).max()
+    voxgrad, pytorch = statistics.median(voxgrad_seconds), statistics.median(torch_seconds)
+    print(f"volume {o.size}^3, windows {o.window}^3, {o.channels} channels, batch {o.batch}, mirrored along {o.mirror} "
+          f"axes, {o.precision} on {o.device}, accumulated on {o.accumulate}, {o.threads} threads: voxgrad "
+          f"{voxgrad * 1e3:.0f} ms, PyTorch {torch.__version__} {pytorch * 1e3:.0f} ms, ratio {pytorch / voxgrad:.2f}; largest difference "
+          f"{difference:.1e}, largest value {numpy.abs(voxgrad_result).max():.1f}")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""U-Nets on one GPU, voxgrad against the same in PyTorch, in one process, in alternating runs: a training step, and a
-forward pass alone.
+"""Compares U-Nets in voxgrad and PyTorch on one GPU: the time and memory of a training step and of a forward pass.
 
     bench/compare_unet.py LIBRARY [--network six] [--modes bf16 high ...] [--sides voxgrad graph torch compile]
                           [--runs 10] [--steps 20] [--json FILE]
 
-LIBRARY is the built libunet_peers.so. The networks are nnU-Net v2's plain convolutional U-Net, two 3^3 convolutions a
-stage with InstanceNorm and LeakyReLU, ConvTranspose3d k2 s2 up, three classes. six: its standard one, of six stages with
-32, 64, 128, 256, 320 and 320 channels (31.2 M parameters) and deep supervision with weights 1, 1/2, 1/4, 1/8 and 0 (their sum
-made 1). four: four stages from 32 channels (5.6 M), the loss at full resolution. Patches of 128^3, batch 2;
-Dice + cross-entropy, clipping at 12, SGD with Nesterov momentum. PyTorch gets the label maps of the lower levels ready
-made, as nnU-Net's loader makes them; voxgrad takes them of the whole one in each step.
+LIBRARY is the built libunet_peers.so. The networks are nnU-Net v2's plain convolutional U-Net with three classes: two
+3^3 convolutions per stage, each followed by InstanceNorm and LeakyReLU, and ConvTranspose3d with kernel and stride 2 in
+the decoder. "six" is nnU-Net's standard network: six stages with 32, 64, 128, 256, 320 and 320 channels (31.2 M
+parameters) and deep supervision with weights 1, 1/2, 1/4, 1/8 and 0, scaled to a sum of 1. "four" has four stages,
+starting with 32 channels (5.6 M parameters), and a loss at full resolution only. Training uses patches of 128^3 voxels,
+batch 2, Dice and cross-entropy loss, gradient clipping at 12, and SGD with Nesterov momentum. For deep supervision,
+PyTorch receives downsampled label maps, as nnU-Net's loader provides them; voxgrad computes them in each step.
 
-Modes: highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). In the layout channels_last
-input and weights are, on both sides. Sides: voxgrad eager and as a CUDA graph, PyTorch eager and with model and loss
-through torch.compile. All start from equal weights, take the same steps on the same data, and print the largest
-difference of their losses to PyTorch's in float32. Then they are timed in turn: medians of CUDA-event times of whole
-steps and of forward passes without gradients, and the most memory that is allocated at once in either (of a graph: with
-what it was captured in).
+Modes: highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). The layout applies to the
+input and the weights of both sides. Sides: voxgrad, eager and as a CUDA graph; PyTorch, eager and with torch.compile
+for the model and the loss. All sides start from equal weights and take the same steps on the same data. The program
+prints the largest difference of their losses from PyTorch's losses in float32. For each side, it measures the times of
+whole steps and of forward passes without gradients (medians of CUDA-event times), and the peak memory of both. The peak
+of a CUDA graph does not include the memory that its capture allocated. The sides alternate for --rounds rounds.
 """
 
 import argparse
@@ -35,11 +35,9 @@ from torch.nn import functional as F
 
 from compare_gpu import gpu, timed
 
-MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}  # TF32, autocast's dtype
-
-
+MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}  # (1 for TF32, number of autocast's dtype)
 NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4, "deep": False}}
-MOST_CHANNELS = 320
+MAX_CHANNELS = 320
 SIDES = {"voxgrad": "voxgrad", "graph": "voxgrad, CUDA graph", "torch": "PyTorch", "compile": "torch.compile"}
 
 
@@ -93,11 +91,11 @@ class Decoder(nn.Module):
 
 
 class UNet(nn.Module):
-    """With the names of nnU-Net's PlainConvUNet, which are nn::UNet's."""
+    """A U-Net whose parameters have the names of nnU-Net's PlainConvUNet, which nn::UNet also uses."""
 
     def __init__(self, options):
         super().__init__()
-        wide = [min(options.channels << i, MOST_CHANNELS) for i in range(options.stages)]
+        wide = [min(options.channels << i, MAX_CHANNELS) for i in range(options.stages)]
         self.encoder, self.decoder = Encoder(wide), Decoder(wide, options.classes)
         for module in self.modules():
             if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
@@ -105,12 +103,13 @@ class UNet(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x, deep=False):
-        """Logits, largest first; without `deep` those of full resolution alone."""
+        """Returns the logits of all levels, starting with full resolution; only full resolution if `deep` is False."""
         return self.decoder(self.encoder(x), deep)
 
 
 def dice_ce(logits, target):
-    """Of all samples together, without the background class, and the cross-entropy, in float32."""
+    """Returns the Dice loss plus the cross-entropy in float32. Dice treats the batch as one sample and ignores the
+    background class."""
     logits = logits.float()
     p = logits.softmax(1)[:, 1:]
     t = F.one_hot(target, logits.shape[1]).movedim(-1, 1)[:, 1:].to(p.dtype)
@@ -125,14 +124,16 @@ def deep_loss(levels, targets):
 
 
 def downsampled(target, deep, stages):
-    """The label maps of the levels that count, as nnU-Net's DownsampleSegForDSTransform makes them."""
+    """Returns the label maps of the levels that enter the loss, like nnU-Net's DownsampleSegForDSTransform."""
     levels = max(1, stages - 2) if deep else 1
     sizes = [[n >> i for n in target.shape[1:]] for i in range(levels)]
     return [target if i == 0 else F.interpolate(target[:, None].float(), size, mode="nearest-exact")[:, 0].long()
             for i, size in enumerate(sizes)]
 
 
-class Ours:
+class Voxgrad:
+    """A training run of voxgrad, eager or as a CUDA graph."""
+
     def __init__(self, library, options, mode, layout, model, x, target, graph):
         self.library, self.graph, self.captured = library, graph, set()
         high, low = MODES[mode]
@@ -142,7 +143,7 @@ class Ours:
         self.keep = (x, target)
         torch.cuda.synchronize()
         i64 = ctypes.c_int64
-        self.call("make", i64(options.stages), i64(options.channels), i64(MOST_CHANNELS), i64(options.classes),
+        self.call("make", i64(options.stages), i64(options.channels), i64(MAX_CHANNELS), i64(options.classes),
                   int(options.deep), int(options.recompute), high, low, int(layout == "channels_last"), names, pointers,
                   i64(len(state)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()), i64(x.shape[0]),
                   i64(x.shape[-1]))
@@ -163,7 +164,7 @@ class Ours:
         self.run("forward")
 
     def warm_up(self, what):
-        """Before `what` is timed."""
+        """Runs `what` once. For a CUDA graph, also captures and replays it."""
         self.run(what)
         if self.graph:
             self.call("capture_" + what)
@@ -176,7 +177,7 @@ class Ours:
         return loss.value
 
     def peak(self):
-        """Until now; counts from here on."""
+        """Returns the peak memory since the last call, and starts a new measurement."""
         peak = ctypes.c_int64()
         self.call("peak", ctypes.byref(peak))
         return peak.value
@@ -185,7 +186,9 @@ class Ours:
         self.call("drop")
 
 
-class Theirs:
+class Torch:
+    """A training run of PyTorch, eager or with torch.compile."""
+
     def __init__(self, options, mode, layout, model, x, target, compiled):
         high, low = MODES[mode]
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(high)
@@ -196,7 +199,7 @@ class Theirs:
             self.model = self.model.to(memory_format=torch.channels_last_3d)
         self.run, self.criterion = self.model, deep_loss
         if compiled:
-            torch.compiler.reset()  # else a mode would recompile the last one's code, up to a limit
+            torch.compiler.reset()  # otherwise each mode would recompile, up to a limit
             self.run, self.criterion = torch.compile(self.model), torch.compile(deep_loss)
         self.x = x.contiguous(memory_format=torch.channels_last_3d) if last else x
         self.deep, self.targets = options.deep, downsampled(target, options.deep, options.stages)
@@ -256,7 +259,7 @@ def losses(side, steps):
 
 
 def profile(side):
-    """Kernels of a step, by time."""
+    """Prints the kernels of a step, sorted by time."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         side.step()
         torch.cuda.synchronize()
@@ -268,7 +271,7 @@ def profile(side):
 
 
 def measure_alone(side, what, runs):
-    """Median milliseconds and the peak of a step or a forward pass."""
+    """Returns the median milliseconds and the peak memory of a step or a forward pass."""
     side.warm_up(what)
     side.peak()
     getattr(side, what)()
@@ -277,7 +280,7 @@ def measure_alone(side, what, runs):
 
 
 def measure(make, options, exact):
-    """Losses of the first steps, then times and peaks; or what went wrong."""
+    """Returns a row with the losses of the first steps, times and peaks, or with the error."""
     gc.collect()
     torch.cuda.empty_cache()
     side = None
@@ -291,7 +294,7 @@ def measure(make, options, exact):
         row = {"ms": ms, "peak": peak, "forward": forward, "forward_peak": forward_peak, "losses": got,
                "difference": max(abs(a - b) for a, b in zip(got, exact or got))}
         print(f"  {ms:.2f} ms, forward {forward:.2f}", flush=True)
-    except Exception as error:  # of the many things that may fail, each has its own
+    except Exception as error:  # PyTorch and torch.compile can raise exceptions of many types
         row = {"error": " ".join(str(error).split())[:200]}
         print("  " + row["error"], flush=True)
     if side is not None:
@@ -309,16 +312,16 @@ def parse():
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=2, help="how often the sides take turns")
-    parser.add_argument("--stages", type=int, help="in place of the network's")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of all sides; the fastest time counts")
+    parser.add_argument("--stages", type=int, help="number of stages (default: that of --network)")
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--classes", type=int, default=3)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--recompute", action="store_true", help="voxgrad computes each stage again in the backward pass")
-    parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
+    parser.add_argument("--recompute", action="store_true", help="voxgrad recomputes each stage in the backward pass")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     parser.add_argument("--no-reference", action="store_true",
-                        help="without PyTorch's losses in float32, for sizes at which that needs too long")
+                        help="do not compare with PyTorch's losses in float32, which take too long for large patches")
     parser.add_argument("--json")
     options = parser.parse_args()
     options.deep = NETWORKS[options.network]["deep"]
@@ -327,7 +330,7 @@ def parse():
 
 
 def report(table):
-    print("| | ms a step | peak GB | ms forward | peak GB | largest difference of a loss to float32 |\n"
+    print("| | ms per step | peak GB | ms forward | peak GB | largest difference of a loss from float32 |\n"
           "|---|---:|---:|---:|---:|---:|")
     for name, rows in table.items():
         good = [row for row in rows if "ms" in row]
@@ -352,8 +355,8 @@ def main():
 
     def make(side, mode, layout):
         if side in ("voxgrad", "graph"):
-            return Ours(library, options, mode, layout, model, x, target, side == "graph")
-        return Theirs(options, mode, layout, model, x, target, side == "compile")
+            return Voxgrad(library, options, mode, layout, model, x, target, side == "graph")
+        return Torch(options, mode, layout, model, x, target, side == "compile")
 
     table, exact = {}, {"losses": None}
     if not options.no_reference:

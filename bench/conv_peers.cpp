@@ -1,5 +1,6 @@
-// voxgrad behind a C interface, so that it and PyTorch can be timed in one process, in turn, on the same buffers: the
-// convolution kernels for compare_gpu.py, a model for compare_model.py. Work is queued on CUDA's default stream.
+// A C interface to voxgrad's convolution kernels (for compare_gpu.py) and to a model (for compare_model.py). These
+// scripts time voxgrad and PyTorch alternately in one process on the same buffers. Work is queued on CUDA's default
+// stream.
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,12 +35,12 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
 
 constexpr Device kDevice = Device::cuda();
 
-/// Memory of another program as a contiguous f32 tensor.
+/// Wraps memory of the caller as a contiguous f32 tensor.
 Tensor tensor_over(void* data, const Shape& shape, bool requires_grad) {
   return from_blob(data, shape, {f32, kDevice, requires_grad}, {});
 }
 
-/// ConvTranspose3d without bias, ReLU, GroupNorm, and what their last run gave.
+/// ConvTranspose3d without bias, ReLU and GroupNorm, with the results of the last run.
 struct Model {
   nn::Sequential layers;
   Tensor x, output;
@@ -48,7 +49,8 @@ struct Model {
     x = output = {};
     layers.zero_grad();
   }
-  /// Forward alone, unrecorded, if `gradient` is null.
+  /// Runs the forward pass and, from the output gradient `gradient`, the backward pass. If `gradient` is null, runs
+  /// only the forward pass, without recording.
   void run(void* input, const Shape& shape, void* gradient) {
     drop_results();
     const GradModeGuard recording(gradient != nullptr);
@@ -57,7 +59,8 @@ struct Model {
     if (gradient) y.backward(tensor_over(gradient, y.shape(), false));
     output = y.detach();
   }
-  /// The output, then the gradients of the input, the convolution's weight, and GroupNorm's weight and bias.
+  /// Returns the output (0) or the gradient of the input (1), the convolution's weight (2), GroupNorm's weight (3) or
+  /// GroupNorm's bias (4).
   Tensor result(size_t which) const {
     if (which == 0) return output;
     return which == 1 ? x.grad() : layers.parameters().at(which - 2).grad();
@@ -65,8 +68,8 @@ struct Model {
 };
 std::unique_ptr<Model> model;
 
-Model& made_model() {
-  check(model != nullptr, "voxgrad_model", "voxgrad_model_make has to come first");
+Model& get_model() {
+  check(model != nullptr, "voxgrad_model", "call voxgrad_model_make first");
   return *model;
 }
 
@@ -76,7 +79,7 @@ Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3]
 
 extern "C" {
 
-/// What the planner is to choose from now on (cuda/conv/plan.h: ConvChoice).
+/// Forces the planner's choice for all later convolutions. The arguments are the members of cuda::ConvChoice.
 void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit, int k_blocks, int m_tiles, int pairs,
                         int width, int slide) {
   cuda::force_conv_choice({.plain = plain != 0,
@@ -90,11 +93,14 @@ void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit,
                            .width = static_cast<int16_t>(width)});
 }
 
-/// One pass of a convolution, or of a transposed one, x (N, Cin, ...) -> y (N, Cout, ...) with a weight of
-/// PyTorch's shape: (Cout, Cin / groups, ...), transposed (Cin, Cout / groups, ...). what = 0: y from x and w, 1: x
-/// from y and w (the data gradient), 2: w from x and y, 3: both gradients as autograd makes them, dx from y and w, dw
-/// from x and y. dtype: 0 f32, 2 bf16, 3 f16. Returns null or a message.
-const char* voxgrad_conv(int transposed, int what, int dtype, int high, int channels_last, void* x, void* w, void* y,
+/// Runs one pass of a convolution or a transposed convolution x (N, Cin, ...) -> y (N, Cout, ...). The weight w has
+/// PyTorch's shape: (Cout, Cin / groups, ...), or (Cin, Cout / groups, ...) if transposed. `pass` selects the result:
+///   0  the forward pass: writes y, reads x and w
+///   1  the data gradient: writes x, reads w and the output gradient y
+///   2  the weight gradient: writes w, reads x and the output gradient y
+///   3  both gradients: writes dx and dw, reads x, w and the output gradient y
+/// dtype: 0 f32, 2 bf16, 3 f16. high: 1 for TF32. Returns null or an error message.
+const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int channels_last, void* x, void* w, void* y,
                          void* dx, void* dw, const int64_t* x_size, const int64_t* w_size, const int64_t* y_size,
                          const int64_t* stride, const int64_t* padding, const int64_t* dilation, int64_t groups) {
   return run_caught([&] {
@@ -109,11 +115,11 @@ const char* voxgrad_conv(int transposed, int what, int dtype, int high, int chan
     }
     const View xs = view_of(x, type, x_size, channels_last), ys = view_of(y, type, y_size, channels_last),
                ws = view_of(w, type, w_size, channels_last);
-    const View &from = transposed ? ys : xs, &to = transposed ? xs : ys;  // of the convolution that is transposed
+    const View &from = transposed ? ys : xs, &to = transposed ? xs : ys;  // input and output of the plain convolution
     const Kernels& kernel = cuda_kernels();
-    if (what == 2) return kernel.conv_backward_weight(ws, from, to, geometry);
-    if (what < 2) {
-      const bool forward = (what == 1) == (transposed != 0);
+    if (pass == 2) return kernel.conv_backward_weight(ws, from, to, geometry);
+    if (pass < 2) {
+      const bool forward = (pass == 1) == (transposed != 0);
       return forward ? kernel.conv_forward(to, from, ws, nullptr, geometry)
                      : kernel.conv_backward_data(from, to, ws, nullptr, geometry);
     }
@@ -124,10 +130,10 @@ const char* voxgrad_conv(int transposed, int what, int dtype, int high, int chan
   });
 }
 
-// The functions of the model return null or a message. Tensors are contiguous f32; x and g have five sizes.
+// The functions of the model return null or an error message. Tensors are contiguous f32; x and g have five axes.
 
-/// Makes the model over these parameters, in TF32: the convolution's weight (Cin, Cout, kernel...), GroupNorm's weight
-/// and bias (Cout).
+/// Creates the model, which computes in TF32. The parameters stay in the memory of the caller: the convolution's weight
+/// (Cin, Cout, kernel...), GroupNorm's weight and bias (Cout).
 const char* voxgrad_model_make(int64_t in_channels, int64_t out_channels, int64_t kernel_size, int64_t num_groups,
                                void* weight, void* norm_weight, void* norm_bias) {
   return run_caught([&] {
@@ -142,15 +148,15 @@ const char* voxgrad_model_make(int64_t in_channels, int64_t out_channels, int64_
   });
 }
 
-/// Forward alone if g is null, else forward and backward from the output's gradient g.
+/// Runs the forward pass and, unless g is null, the backward pass from the output gradient g.
 const char* voxgrad_model_run(void* x, const int64_t* x_size, void* g) {
-  return run_caught([&] { made_model().run(x, shape_of(x_size), g); });
+  return run_caught([&] { get_model().run(x, shape_of(x_size), g); });
 }
 
-/// Forward and backward; `bytes` is the most memory that it held at once beyond what was held before.
+/// Runs the forward and the backward pass. `bytes` receives the peak memory minus the memory that was in use before.
 const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t* bytes) {
   return run_caught([&] {
-    made_model().drop_results();
+    get_model().drop_results();
     memory::reset_peak(kDevice);
     const int64_t before = memory::stats(kDevice).current;
     model->run(x, shape_of(x_size), g);
@@ -158,10 +164,10 @@ const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t*
   });
 }
 
-/// Copies a result of the last run into memory of its size; `which` as in Model::result.
+/// Copies a result of the last run to `to`, which must have the size of the result. For `which`, see Model::result.
 const char* voxgrad_model_result(int which, void* to) {
   return run_caught([&] {
-    const Tensor result = made_model().result(static_cast<size_t>(which));
+    const Tensor result = get_model().result(static_cast<size_t>(which));
     tensor_over(to, result.shape(), false).copy_(result);
   });
 }

@@ -1,4 +1,4 @@
-"""Problems for compare_gpu.py: convolutions and transposed convolutions of volumes."""
+"""Problems for compare_gpu.py: 3-D convolutions and transposed convolutions."""
 
 import math
 import random
@@ -17,7 +17,7 @@ def text(v):
 
 
 class Shape(NamedTuple):
-    """PyTorch's arguments of one problem; an int stands for all three axes."""
+    """The arguments of a convolution, as in PyTorch. An int applies to all three axes."""
     batch: int
     cin: int
     cout: int
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
         return (first, second // self.groups, *triple(self.kernel))
 
     def elements(self):
-        """Of the input and of the output."""
+        """Returns the number of elements of the input and the output together."""
         return self.batch * (self.cin * math.prod(triple(self.size)) + self.cout * math.prod(self.output_size()))
 
     def flop(self):
@@ -56,7 +56,8 @@ class Shape(NamedTuple):
 
 
 def mirror(shape):
-    """The transposed convolution from the convolution's output to its input; a 1 x 1 x 1 keeps its channels."""
+    """Returns the transposed convolution that maps the output shape of a convolution to its input shape. For a kernel of
+    size 1, the channels are not exchanged."""
     n, k, s, p, _, d = map(triple, shape[3:9])
     rest = tuple((n[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) % s[a] for a in range(3))
     cin, cout = (shape.cin, shape.cout) if math.prod(k) == 1 else (shape.cout, shape.cin)
@@ -78,7 +79,7 @@ PEERS = {
     "dec256": Shape(4, 256, 128, 16, 4, 2, 1),
     "dec64": Shape(4, 64, 32, 64, 4, 2, 1),
 }
-# Beyond them: batch 1, powers of two, odd sizes and channels, few and many channels.
+# Further problems: batch 1, powers of two, odd sizes and channels, few and many channels.
 BEYOND = {
     "one48": Shape(1, 48, 48, 64, 3),
     "one-dec": Shape(1, 128, 64, 32, 4, 2, 1),
@@ -94,13 +95,13 @@ BEYOND = {
     "depthwise": Shape(4, 32, 32, 64, 3, 1, 1, 0, 1, 32),
     "few-s2": Shape(2, 16, 16, (32, 64, 64), 4, 2, 1),
 }
-# One axis grows: the time should with it.
+# Volumes of increasing depth. The time should grow with the depth.
 SWEEP = {f"depth{d}": Shape(2, 48, 48, (d, 48, 48), 3, 1, 1) for d in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)}
 
 
 def nnunet():
-    """The layers of nnU-Net's plain U-Net on two patches of 128^3: encoder, decoder, head."""
-    width = {128: 32, 64: 64, 32: 128, 16: 256, 8: 320, 4: 320}  # channels of the levels
+    """Returns the layers of nnU-Net's plain U-Net for two patches of 128^3 voxels: encoder, decoder and head."""
+    width = {128: 32, 64: 64, 32: 128, 16: 256, 8: 320, 4: 320}  # channels by size of the level
     conv = lambda cin, cout, size, stride=1: Shape(2, cin, cout, size, 3, stride, 1, transposed=False)
     shapes = {"first": conv(1, 32, 128)}
     for size, c in width.items():
@@ -114,18 +115,20 @@ def nnunet():
     return {**shapes, "head": Shape(2, 32, 3, 128, 1, transposed=False)}
 
 
-# ---- the race: families of layers of real models as convolutions, of which a draw mirrors every other. `pick` draws
-# one of its arguments; the batch comes later.
+# ---- --set race: random layers of real models. The functions from encoder() to odd() return a random convolution of one
+# family with batch 1. `pick` returns a random argument. race() selects the batch and converts every other problem to a
+# transposed convolution.
 
 def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
-    """With "same" padding unless told."""
+    """Returns a convolution with "same" padding unless `padding` is given."""
     if padding is None:
         padding = tuple(d * (k // 2) for d, k in zip(triple(dilation), triple(kernel)))
     return Shape(1, cin, cout, size, kernel, stride, padding, 0, dilation, groups, False)
 
 
 def encoder(pick):
-    """A level: the deeper, the more channels and the smaller; with a skip connection's channels, with a stride."""
+    """Returns a layer of a U-Net's level, optionally with the channels of a skip connection or with stride 2. Deeper
+    levels have more channels and fewer voxels."""
     depth = pick(*range(6))
     c, size = min(512, pick(16, 24, 32, 64) << depth), pick(128, 128, 96) >> depth
     cin, cout, stride = pick((c, c, 1), (2 * c, c, 1), (c, 2 * c, 2))
@@ -133,7 +136,8 @@ def encoder(pick):
 
 
 def resampling(pick):
-    """k2 s2 and k4 s2 p1; mirrored, a decoder from 512 channels on 4^3 to 1 on 64^3."""
+    """Returns a downsampling layer with kernel 2 or 4 and stride 2. Transposed, these layers form a decoder from 512
+    channels on 4^3 voxels to one channel on 64^3 voxels."""
     cin, cout, size = pick((256, 512, 8), (128, 256, 16), (64, 128, 32), (32, 64, 64), (pick(1, 2, 16), 32, 64))
     return conv(cin, cout, size, *pick((2, 2, 0), (4, 2, 1)))
 
@@ -173,17 +177,18 @@ def odd(pick):
 
 CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, encoder, grouped, odd, head, resampling)
 MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, resampling, odd, dilated, first, head)
-MOST_BYTES, MOST_FLOP = 2e9, 2.5e11  # input and output as float32
+MAX_BYTES, MAX_FLOP = 2e9, 2.5e11  # bytes of input and output in float32
 
 
 def race(seed, count):
-    """`count` problems, every other one transposed. The same anywhere: only Random.random() is drawn from."""
+    """Returns `count` random problems, every other one transposed. The problems are the same in every version of Python,
+    because they are derived from Random.random() only."""
     generator = random.Random(seed)
     pick = lambda *options: options[int(generator.random() * len(options))]
 
     def fits(shape):
-        slow = 1 if shape.groups == 1 else 8  # what cuDNN makes of groups
-        return 4 * shape.elements() * slow <= MOST_BYTES and shape.flop() * slow <= MOST_FLOP
+        slow = 1 if shape.groups == 1 else 8  # cuDNN is slow with groups
+        return 4 * shape.elements() * slow <= MAX_BYTES and shape.flop() * slow <= MAX_FLOP
 
     drawn = {}
     while len(drawn) < count:

@@ -1,11 +1,11 @@
-// Convolutions on the CPU: forward, gradients and a whole forward + backward pass, in GFLOP/s and in
-// percent of the rate of Eigen's 1024^3 float32 gemm, which is measured just before each.
+// Benchmark of convolutions on the CPU: the forward pass, each gradient, and a complete forward and backward pass.
+// Reports GFLOP/s, also as a percentage of the rate of Eigen's 1024^3 float32 matrix product (gemm) in the same run.
 //
 //   cpu_conv --benchmark_filter=forward
 //
-// FLOP: 2 * N * Cin * Cout / groups * taps * voxels (of the input of a transposed convolution, of the output of
-// another), for each of the forward pass, the data gradient and the weight gradient. bench/compare_cpu.py runs this
-// program against PyTorch.
+// The forward pass, the data gradient and the weight gradient count 2 * N * Cin * Cout / groups * taps * voxels FLOP
+// each; voxels are those of the output, or of the input of a transposed convolution. bench/compare_cpu.py runs this
+// program and PyTorch alternately.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -21,10 +21,10 @@
 #include "ops/create.h"
 #include "ops/detail/kernels.h"
 
-// The library's kernels use Eigen without its threads. Here it runs as a user would run it, under a name of its own,
-// so that the linker does not take one for the other.
+// The library compiles Eigen without threads; this program compiles Eigen with threads. A different namespace keeps the
+// linker from merging the two versions of a function.
 #define Eigen EigenWithThreads
-// GCC 12 takes the deliberately undefined operands of its own AVX-512 intrinsics for mistakes (its bug 105593).
+// GCC 12 warns of operands in its own AVX-512 intrinsics that are deliberately uninitialized (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -59,7 +59,7 @@ struct Problem {
       voxels *= transposed ? size[a] : (size[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) / stride[a] + 1;
     return 2e-9 * static_cast<double>(batch * in * out / groups * taps * voxels);
   }
-  /// All numbers in the order of the members, for the peers' side of the comparison.
+  /// Returns all numbers in the order of the members, separated by spaces. cpu_conv_torch.py reads them.
   std::string numbers() const {
     std::string text = vg::concat(batch, ' ', in, ' ', out);
     for (const vg::Triple* triple : {&size, &kernel, &stride, &padding, &output_padding, &dilation})
@@ -86,7 +86,7 @@ const Problem kProblems[] = {
     {"conv (1,32,3,48^3) k1", 1, 32, 3, 48, 1, 1, 0, 0, 1, 1, false},
 };
 
-/// Median GFLOP/s of Eigen's gemm on as many threads as the kernels use.
+/// Returns the median GFLOP/s of Eigen's gemm on as many threads as the kernels use.
 double gemm_rate() {
   constexpr int kSize = 1024;
   static const Eigen::MatrixXf a = Eigen::MatrixXf::Random(kSize, kSize), b = a.transpose();
@@ -102,7 +102,8 @@ double gemm_rate() {
   return 2e-9 * kSize * kSize * kSize / seconds[seconds.size() / 2];
 }
 
-/// Small integers, the same as in cpu_conv_torch.py: every sum is exact, so that the two sides can be compared.
+/// Fills a tensor with the same small integers as cpu_conv_torch.py. All sums are exact, so the results of voxgrad and
+/// PyTorch must be equal.
 vg::Tensor integers(const vg::Shape& shape, int64_t factor, int64_t modulus) {
   vg::Tensor t = vg::empty(shape);
   float* data = t.mutable_data<float>();
@@ -118,7 +119,8 @@ double checksum(const vg::Tensor& t) {
 }
 
 struct Tensors {
-  vg::Tensor x, w, g;  // g: the gradient of the result
+  vg::Tensor x, w;
+  vg::Tensor g;  // gradient of the output
 
   explicit Tensors(const Problem& p)
       : x(integers({p.batch, p.in, p.size[0], p.size[1], p.size[2]}, 7, 17)),
@@ -128,7 +130,7 @@ struct Tensors {
 
 vg::ConvGeometry geometry(const Problem& p) { return {p.stride, p.padding, p.dilation, p.groups}; }
 
-/// What is timed; returns the tensors that it made.
+/// A timed function. Returns its results.
 using Work = vg::Tensors (*)(const Problem&, const Tensors&);
 
 vg::Tensors forward(const Problem& p, const Tensors& t) {
@@ -159,7 +161,7 @@ vg::Tensors forward_backward(const Problem& p, const Tensors& t) {
 struct Pass {
   const char* name;
   Work work;
-  double passes;  // how many times the forward pass's FLOP
+  double flop_ratio;  // FLOP, as a multiple of the FLOP of the forward pass
 };
 const Pass kPasses[] = {{"forward", forward, 1},
                         {"data_gradient", data_gradient, 1},
@@ -170,7 +172,7 @@ void measure(benchmark::State& state, const Problem& problem, const Pass& pass) 
   const double gemm = gemm_rate();
   const Tensors tensors(problem);
   vg::Tensors results = pass.work(problem, tensors);
-  double seconds = 0, least_cpu = std::numeric_limits<double>::infinity();
+  double seconds = 0, min_cpu = std::numeric_limits<double>::infinity();
   for (auto _ : state) {
     const std::clock_t cpu = std::clock();
     const auto start = std::chrono::steady_clock::now();
@@ -178,12 +180,12 @@ void measure(benchmark::State& state, const Problem& problem, const Pass& pass) 
     const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     state.SetIterationTime(now);
     seconds += now;
-    least_cpu = std::min(least_cpu, static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC);
+    min_cpu = std::min(min_cpu, static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC);
   }
-  const double rate = pass.passes * problem.gflop() * static_cast<double>(state.iterations()) / seconds;
+  const double rate = pass.flop_ratio * problem.gflop() * static_cast<double>(state.iterations()) / seconds;
   state.SetLabel(problem.numbers());
   state.counters["GFLOP/s"] = rate;
-  state.counters["cpu_ms"] = 1e3 * least_cpu;
+  state.counters["cpu_ms"] = 1e3 * min_cpu;
   state.counters["gemm"] = gemm;
   state.counters["%gemm"] = 100 * rate / gemm;
   double sum = 0;

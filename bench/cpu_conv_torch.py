@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch's side of bench/compare_cpu.py.
+"""Runs convolutions in PyTorch for bench/compare_cpu.py.
 
-Reads problems from standard input, one a line: batch, in, out, then size, kernel, stride, padding, output_padding and
-dilation (three numbers each), groups, and 1 for a transposed convolution. Answers each with a line of JSON: median seconds of the forward pass and of
-forward + backward, and checksums of the results.
+Reads one problem per line from standard input: batch, in, out, then size, kernel, stride, padding, output_padding and
+dilation (three numbers each), groups, and 1 for a transposed convolution. Prints a line of JSON for each problem: the
+median seconds of the forward pass and of forward + backward, and checksums of the results. With --busy, uses one thread
+and prints the minimum CPU time instead of the median time.
 """
 
 import json
@@ -26,13 +27,13 @@ def checksum(t):
     return torch.dot(t.detach().contiguous().double().flatten(), weights).item()
 
 
-def median_seconds(work, least=0.3):
-    """The median, or with --busy the least CPU time."""
+def median_seconds(work, min_total=0.3):
+    """Calls `work` for at least `min_total` seconds. Returns the median time or, with --busy, the minimum CPU time."""
     busy = "--busy" in sys.argv
     clock = time.process_time if busy else time.perf_counter
     work()
     seconds = []
-    while sum(seconds) < least or len(seconds) < 3:
+    while sum(seconds) < min_total or len(seconds) < 3:
         start = clock()
         work()
         seconds.append(clock() - start)

@@ -1,5 +1,6 @@
-// Training steps on CPUs: a batch on one process with several threads, or shared out to ranks of MPI with one thread
-// each. A small U-Net of three stages and patches of 48^3, float32; prints milliseconds a step, the median of rounds.
+// Benchmark of training steps on CPUs: one process with several threads, compared with MPI ranks of one thread each
+// that share the batch. Trains a U-Net of three stages on patches of 48^3 voxels in float32. Prints the milliseconds
+// per step, the median of several rounds.
 //
 //   VOXGRAD_NUM_THREADS=2 build/release/bench/cpu_ranks
 //   mpirun -n 2 -x VOXGRAD_NUM_THREADS=1 build/release/bench/cpu_ranks
@@ -21,17 +22,18 @@ namespace {
 
 using namespace voxgrad;
 
-constexpr int64_t kBatch = 2, kSize = 48;  // of all ranks
+constexpr int64_t kBatch = 2, kSize = 48;  // batch of all ranks together; voxels per side
 constexpr int kRounds = 9, kSteps = 4;
 
 void train(distributed::Communicator& world) {
-  check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " cannot be shared out to ", world.size());
+  check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " is not divisible by ", world.size(),
+        " ranks");
   manual_seed(0);
   nn::UNet model({.num_classes = 3, .stages = {{16}, {32, 3, 2}, {64, 3, 2}}});
   const nn::DataParallel parallel(model, world);
   optim::SGD optimizer(model.parameters(), {.lr = 0.01, .momentum = 0.9});
-  const int64_t own = kBatch / world.size();
-  const Tensor x = randn({own, 1, kSize, kSize, kSize});
+  const int64_t batch = kBatch / world.size();
+  const Tensor x = randn({batch, 1, kSize, kSize, kSize});
   const Tensor target = (x > 0.0).to(i64).select(1, 0);
   const auto step = [&] {
     optimizer.zero_grad();
@@ -49,7 +51,7 @@ void train(distributed::Communicator& world) {
     ms.push_back(time.count() / kSteps);
   }
   std::sort(ms.begin(), ms.end());
-  if (world.rank() == 0) std::printf("%d rank(s): %.1f ms a step\n", world.size(), ms[kRounds / 2]);
+  if (world.rank() == 0) std::printf("%d rank(s): %.1f ms per step\n", world.size(), ms[kRounds / 2]);
 }
 
 }  // namespace

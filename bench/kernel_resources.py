@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Registers, spills and shared memory of the CUDA kernels, as ptxas tells them for sm_90a. Needs no GPU.
+"""Prints the registers, spills and static shared memory that ptxas reports for CUDA kernels on sm_90a. Needs no GPU.
 
-    bench/kernel_resources.py BUILD [--files PATTERN] [--jobs N] [--most-spilled BYTES]
+    bench/kernel_resources.py BUILD [--files PATTERN] [--jobs N] [--max-spilled BYTES]
 
-BUILD is a build folder with compile_commands.json; the sources that PATTERN (a regular expression, default: the
-convolutions) finds are compiled again, to nothing. Exits with 1 if a kernel spills more than BYTES, or if ptxas had to
-make wgmma wait after each product.
+BUILD is a build folder with compile_commands.json. Compiles the sources that match the regular expression PATTERN
+(default: the convolutions) and discards the output. Exits with 1 if a kernel spills more than BYTES, or if ptxas
+serializes the wgmma instructions of a kernel.
 """
 
 import argparse
@@ -18,19 +18,19 @@ import shlex
 import subprocess
 import sys
 
-SERIALISED = re.compile(r"\(C75\d\d\) Potential Performance Loss: wgmma.*?for the function '(\w+)'", re.S)
+SERIALIZED = re.compile(r"\(C75\d\d\) Potential Performance Loss: wgmma.*?for the function '(\w+)'", re.S)
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_90a?'\n(.*?)Used (\d+) registers([^\n]*)", re.S)
 
 
 def command_of(entry):
-    """The compiler call of an entry for sm_90a alone, with ptxas's figures and no output."""
+    """Returns the compiler command of an entry for sm_90a only, with ptxas's statistics and without an output file."""
     words, call = iter(shlex.split(entry["command"])), []
     for word in words:
         if word in ("-o", "-MF", "-MT"):
             next(words)
         elif word not in ("-MD", "-c", "-x", "cu") and not word.startswith(("--generate-code", "-gencode", "-arch")):
             call.append(word)
-    while "nvcc" not in os.path.basename(call[0]):  # a launcher
+    while "nvcc" not in os.path.basename(call[0]):  # skip a compiler launcher such as ccache
         call.pop(0)
     return call + ["-gencode", "arch=compute_90a,code=sm_90a", "-Xptxas", "-v", "-cubin", "-o", os.devnull]
 
@@ -45,12 +45,12 @@ def kernels_of(entry):
     done = subprocess.run(command_of(entry), cwd=entry["directory"], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{entry['file']}:\n{done.stderr}")
-    serialised = set(SERIALISED.findall(done.stderr))
+    serialized = set(SERIALIZED.findall(done.stderr))
     for name, properties, registers, rest in KERNEL.findall(done.stderr):
         spilled = re.search(r"(\d+) bytes spill stores", properties)
         shared = re.search(r"(\d+) bytes smem", rest)
         yield (readable(name), int(registers), int(spilled.group(1)) if spilled else 0,
-               int(shared.group(1)) if shared else 0, name in serialised)
+               int(shared.group(1)) if shared else 0, name in serialized)
 
 
 def main():
@@ -58,7 +58,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--files", default=r"cuda/conv/.*\.cu$", metavar="PATTERN")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--most-spilled", type=int, default=64, metavar="BYTES")
+    parser.add_argument("--max-spilled", type=int, default=64, metavar="BYTES")
     options = parser.parse_args()
     entries = [e for e in json.loads((options.build / "compile_commands.json").read_text())
                if re.search(options.files, e["file"])]
@@ -68,11 +68,11 @@ def main():
     bad = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for kernels in pool.map(lambda entry: list(kernels_of(entry)), entries):
-            for name, registers, spilled, shared, serialised in kernels:
-                wrong = serialised or spilled > options.most_spilled
+            for name, registers, spilled, shared, serialized in kernels:
+                wrong = serialized or spilled > options.max_spilled
                 bad += wrong
                 print(f"{registers:9}  {spilled:7}  {shared:15}  {name}"
-                      f"{'  SERIALISED' if serialised else ''}{'  SPILLS' if spilled > options.most_spilled else ''}",
+                      f"{'  SERIALIZED' if serialized else ''}{'  SPILLS' if spilled > options.max_spilled else ''}",
                       flush=True)
     sys.exit(bad > 0)
 

@@ -1,15 +1,18 @@
-// Convolutions, GroupNorm and elementwise operators on every device present: GFLOP/s and GB/s.
+// Benchmark of operators on the CPU and, if there is one, a GPU: convolutions, memory-bound operators, kernels of
+// optimizers, data loading and augmentation. Reports FLOP/s and B/s.
 //
 //   ops_bench --benchmark_filter=cuda
 //
-// On a GPU the time is taken by CUDA events around one call, or around a few of an operator that is bound by memory, so
-// that the host's part does not show (manual time); on the CPU by the wall clock.
-// FLOP are the useful ones: 2 * N * Cin * Cout / groups * taps * voxels, the input's for a transposed convolution, the
-// output's for a convolution. Bytes are the least that must move: every input read once, every output written once;
-// group_norm reads all of its inputs twice, first for the sums over a group. of_copy is the rate beside that of a copy
-// of the same tensor in the same run; of_floor the time that an H200 needs at least for a convolution's FLOP and bytes
-// (voxgrad::explain_conv3d) beside the one it took. On a GPU convolutions run in float32 ("highest"), TF32 ("high") and
-// bf16.
+// On a GPU, times come from CUDA events around one call, or around several calls of a memory-bound operator, so that
+// they do not include the host. On the CPU, times are wall-clock times. The counters are:
+//   FLOP/s    2 * N * Cin * Cout / groups * taps * voxels per call; voxels are those of the output, or of the input of
+//             a transposed convolution
+//   B/s       minimum traffic per call: each input is read once, each output written once. group_norm reads its
+//             inputs twice, because it needs the sums over a group first.
+//   of_copy   B/s divided by the B/s of a copy of a float32 tensor, which is measured once per device and run
+//   of_floor  minimum time of an H200 for the FLOP and bytes (voxgrad::explain_conv3d), divided by the measured time
+//
+// On a GPU, convolutions run in float32 ("highest"), TF32 ("high") and bf16.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -30,7 +33,7 @@
 namespace {
 namespace vg = voxgrad;
 
-/// A call of `work`, the mean of `calls`, timed by the device's own clock; seconds.
+/// Returns the seconds per call of `work`, the mean of `calls` calls. Uses CUDA events on a GPU.
 double timed(vg::Device device, const std::function<void()>& work, int calls = 1) {
   if (device.is_cuda()) {
     vg::cuda::Event start(device.index), stop(device.index);
@@ -45,16 +48,17 @@ double timed(vg::Device device, const std::function<void()>& work, int calls = 1
 }
 
 struct Case {
-  double flop, bytes;  // of one call
+  double flop;   // per call
+  double bytes;  // per call
   std::function<void()> work;
-  int calls = 1;      // timed together
-  double copied = 0;  // B/s of a copy, to compare with
-  double floor = 0;   // seconds
+  int calls = 1;         // calls that are timed together
+  double copy_rate = 0;  // B/s of a copy, for of_copy; 0: not reported
+  double floor = 0;      // minimum seconds, for of_floor; 0: not reported
 };
 
 void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
   const Case c = make();
-  c.work();  // warms up: code is loaded, the allocator's cache filled
+  c.work();  // warm-up: loads kernels and fills the allocator's cache
   vg::synchronize(device);
   double seconds = 0;
   for (auto _ : state) {
@@ -66,7 +70,8 @@ void measure(benchmark::State& state, vg::Device device, const std::function<Cas
   if (c.flop > 0) state.counters["FLOP/s"] = Counter(c.flop, Counter::kIsIterationInvariantRate);
   state.counters["B/s"] = Counter(c.bytes, Counter::kIsIterationInvariantRate, Counter::kIs1000);
   if (c.floor > 0) state.counters["of_floor"] = c.floor * static_cast<double>(state.iterations()) / seconds;
-  if (c.copied > 0) state.counters["of_copy"] = c.bytes * static_cast<double>(state.iterations()) / seconds / c.copied;
+  if (c.copy_rate > 0)
+    state.counters["of_copy"] = c.bytes * static_cast<double>(state.iterations()) / seconds / c.copy_rate;
 }
 
 void add(const std::string& name, vg::Device device, std::function<Case()> make) {
@@ -82,7 +87,7 @@ double bytes_of(const vg::Tensors& tensors) {
   return bytes;
 }
 
-/// A transposed convolution, or a convolution: then `size` is still that of its input.
+/// A convolution or a transposed convolution. `size` is the size of the input in both cases.
 struct Convolution {
   const char* name;
   int64_t batch, in, out;
@@ -90,7 +95,8 @@ struct Convolution {
   int64_t groups;
 };
 
-// KernelBench's ConvTranspose3d problems (level-problem) and two decoder stages; first the sizes for a GPU.
+// KernelBench's ConvTranspose3d problems (L<level>-<problem>) and two decoder stages: kLarge for a GPU, kSmall for the
+// CPU.
 const Convolution kLarge[] = {
     {"L1-58", 16, 32, 16, {16, 32, 64}, {3, 5, 7}, 1, 0, 0, 1, 1},
     {"L1-61", 8, 48, 48, 64, 3, 1, 0, 0, 1, 1},
@@ -112,7 +118,7 @@ const Convolution kSmall[] = {
     {"dec64", 1, 64, 32, 16, 4, 2, 1, 0, 1, 1},
     {"grouped", 1, 32, 32, {16, 32, 64}, 3, 2, 1, 0, 1, 4},
 };
-// Encoder stages: convolutions that keep the size, that halve it, and one for each channel.
+// Encoder stages: convolutions with stride 1, with stride 2, and a depthwise convolution.
 const Convolution kLargeForward[] = {
     {"enc32", 4, 32, 32, 96, 3, 1, 1, 0, 1, 1},
     {"enc64", 4, 32, 64, 128, 4, 2, 1, 0, 1, 1},
@@ -125,8 +131,8 @@ const Convolution kSmallForward[] = {
     {"depthwise", 1, 64, 64, 32, 3, 1, 1, 0, 1, 64},
 };
 
-/// A convolution's tensors, named as conv3d has them: the kernels are conv3d's, of which conv_transpose3d's forward
-/// pass is the data gradient.
+/// The tensors of a problem, in the roles that they have in conv3d. A transposed convolution runs the kernels of conv3d
+/// with x and y exchanged: its forward pass is the data gradient of conv3d.
 struct Problem {
   vg::Tensor x, w, y;
   vg::ConvGeometry geometry;
@@ -185,7 +191,7 @@ Case convolution(const Convolution& c, bool transposed, vg::Device device, const
   const vg::Kernels& kernels = vg::kernels(device);
   vg::set_float32_precision(mode.precision);
   const vg::ConvExplanation limits =
-      kernels.explain_conv(pass.kernel, p->x.view_in(), p->w.view_in(), p->y.view_in(), p->geometry);
+      vg::explain_conv(pass.kernel, p->x.view_in(), p->w.view_in(), p->y.view_in(), p->geometry);
   const double floor = limits.flop_rate > 0 ? std::max(flop / limits.flop_rate, bytes / limits.byte_rate) : 0;
   return {.flop = flop,
           .bytes = bytes,
@@ -199,13 +205,13 @@ Case convolution(const Convolution& c, bool transposed, vg::Device device, const
 
 void add_convolutions(vg::Device device, bool transposed, std::span<const Convolution> shapes) {
   const std::string function = transposed ? "conv_transpose3d/" : "conv3d/";
-  const Pass as_forward{"/forward", vg::ConvPass::fprop, forward},
-      as_gradient{"/data_gradient", vg::ConvPass::dgrad, data_gradient},
-      of_weight{"/weight_gradient", vg::ConvPass::wgrad, weight_gradient};
-  Pass passes[] = {as_forward, as_gradient, of_weight};
+  const Pass fprop{"/forward", vg::ConvPass::fprop, forward};
+  const Pass dgrad{"/data_gradient", vg::ConvPass::dgrad, data_gradient};
+  const Pass wgrad{"/weight_gradient", vg::ConvPass::wgrad, weight_gradient};
+  Pass passes[] = {fprop, dgrad, wgrad};
   if (transposed) {
-    passes[0] = {as_forward.name, as_gradient.kernel, as_gradient.run};
-    passes[1] = {as_gradient.name, as_forward.kernel, as_forward.run};
+    passes[0] = {fprop.name, dgrad.kernel, dgrad.run};
+    passes[1] = {dgrad.name, fprop.kernel, fprop.run};
   }
   for (const Convolution& c : shapes)
     for (const Pass& pass : passes)
@@ -214,7 +220,8 @@ void add_convolutions(vg::Device device, bool transposed, std::span<const Convol
             [=, &c, &mode] { return convolution(c, transposed, device, mode, pass); });
 }
 
-/// B/s of copying a tensor of `shape`: the median of several runs, measured once for each device.
+/// Returns the B/s of copying a float32 tensor: the median of 11 runs. The first call for a device measures it with a
+/// tensor of `shape`; later calls return the same value.
 double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
   static std::map<bool, double> rates;
   double& rate = rates[device.is_cuda()];
@@ -228,7 +235,7 @@ double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
   return rate = bytes_of({from, to}) / times[times.size() / 2];
 }
 
-/// A dtype and an order in memory.
+/// A dtype and a memory format.
 struct Form {
   std::string name;
   vg::DType dtype;
@@ -243,7 +250,7 @@ const Form kForms[] = {{"/f32", vg::f32, vg::MemoryFormat::contiguous},
                        {"/f32/channels_last", vg::f32, vg::MemoryFormat::channels_last},
                        {"/bf16/channels_last", vg::bf16, vg::MemoryFormat::channels_last}};
 
-/// Operators bound by memory, on tensors of `shape`, so many calls timed together.
+/// Registers memory-bound operators on tensors of `shape`. `calls` calls are timed together.
 void add_operators(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
   const auto simple = [&](const char* name, double tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
     add(std::string(name) + form.name, device, [=] {
@@ -272,8 +279,8 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
   simple("add_bias", 2, [bias = vg::rand({shape[1], 1, 1, 1}, {.device = device}).to(form.dtype)](const vg::Tensor& x) {
     return x + bias;
   });
-  simple("cat", 4, [](const vg::Tensor& x) { return vg::cat({x, x}, 1); });  // two, by channels
-  simple("crop", 2 * 32. / 34, [](const vg::Tensor& x) {                     // a voxel at each end of the width
+  simple("cat", 4, [](const vg::Tensor& x) { return vg::cat({x, x}, 1); });
+  simple("crop", 2 * 32. / 34, [](const vg::Tensor& x) {  // removes one voxel at each end of W
     return x.narrow(4, 1, x.size(4) - 2).contiguous();
   });
   simple("sum", 1, [](const vg::Tensor& x) { return x.sum(); });
@@ -298,7 +305,7 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
       return Case{0, moved * bytes_of({x}), work, calls, copy_rate(device, shape, calls)};
     });
   };
-  // The indices of a maximum are not counted.
+  // The traffic is 1 + 1/8 tensors. The bytes of max_pool3d's indices are not counted.
   with_gradient("max_pool", 1.125, [](const vg::Tensor& x) { return vg::max_pool3d(x, {.kernel_size = 2}); });
   with_gradient("avg_pool", 1.125, [](const vg::Tensor& x) { return vg::avg_pool3d(x, {.kernel_size = 2}); });
   with_gradient("avg_pool_3", 1.125,
@@ -306,7 +313,7 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
   const vg::Shape eighth{shape[0] / 8, shape[1], shape[2], shape[3], shape[4]};
   for (const auto& [kind, mode] : {std::pair{"upsample_nearest", vg::InterpolateMode::nearest},
                                    std::pair{"upsample_trilinear", vg::InterpolateMode::trilinear}})
-    for (const bool backward : {false, true})  // an eighth of the samples, to eight times their voxels
+    for (const bool backward : {false, true})  // 1/8 of the samples, each upsampled to 8 times its voxels
       add(std::string(kind) + (backward ? "/backward" : "") + form.name, device, [=, chosen = mode] {
         const vg::Tensor x = form.random(eighth, device).requires_grad_();
         const vg::InterpolateOptions options{.scale_factor = 2, .mode = chosen};
@@ -320,8 +327,10 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
       });
 }
 
-/// Calls of kernels on their own: `make` gives the work, from as many random tensors as it moves.
+/// Registers kernels that are called directly, not by an operator.
 void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
+  // Registers a kernel that moves `moves` times the bytes of a tensor. `make` returns the work for `tensors` random
+  // tensors.
   const auto kernel = [&](const char* name, int tensors, int moves,
                           std::function<std::function<void()>(const vg::Tensors&, const vg::Kernels&)> make) {
     add(std::string(name) + form.name, device, [=] {
@@ -365,6 +374,7 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
 constexpr int64_t kPatchSide = 32;
 constexpr double kPatchBytes = 2.0 * sizeof(float) * kPatchSide * kPatchSide * kPatchSide;  // read and written
 
+/// Returns a random patch of a volume. If `turned`, permutes and mirrors the axes of the patch.
 vg::Tensor cut_patch(const vg::Tensor& head, bool turned, vg::Generator& random) {
   vg::Tensor patch = head;
   for (int64_t axis = 0; axis < 3; ++axis)
@@ -373,7 +383,8 @@ vg::Tensor cut_patch(const vg::Tensor& head, bool turned, vg::Generator& random)
   return turned ? vg::flip(patch.permute({2, 0, 1}), {0, 2}).contiguous() : patch;
 }
 
-/// Patches of 32^3 voxels out of a head, as datasets cut them, each from another place; also turned and mirrored.
+/// Registers the extraction of random patches of 32^3 voxels from a volume, with and without permuting and mirroring
+/// axes.
 void add_patches(vg::Device device) {
   for (const bool turned : {false, true})
     add(turned ? "patch/turned" : "patch", device, [=] {
@@ -383,8 +394,9 @@ void add_patches(vg::Device device) {
     });
 }
 
-/// 64 batches of 32 of them, with half their resolution, by two loaders at the same time, as two ranks have them, with
-/// `workers` threads each. Batches go to `device`.
+/// Registers data loading for two ranks: two concurrent loaders with `workers` threads each read 64 batches of 32
+/// samples. A sample consists of a patch of 32^3 voxels and the same patch at half the resolution. Batches are copied
+/// to `device`.
 void add_loaders(vg::Device device, int workers) {
   add("patch/loaders/" + std::to_string(workers), device, [=] {
     constexpr int64_t kPatches = 64 * 32;
@@ -405,8 +417,8 @@ void add_loaders(vg::Device device, int workers) {
   });
 }
 
-/// nnU-Net's augmentation of two patches of 128^3 voxels (of 64^3 on a CPU): as it is drawn, another way in each call,
-/// and with every step in every sample.
+/// Registers nnU-Net's augmentation of two patches of 128^3 voxels (64^3 on the CPU): with the default probabilities,
+/// and with every step applied to every sample.
 void add_augmentation(vg::Device device) {
   using vg::data::AugmentOptions;
   const auto batch = [=](const char* name, const AugmentOptions& options) {
@@ -435,7 +447,7 @@ int main(int argc, char** argv) {
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    // Rows that begin anywhere, and rows that are whole vectors.
+    // Rows of 34 elements are not aligned to vectors; rows of 64 or 128 elements are.
     const vg::Shape odd = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
     const vg::Shape even = gpu ? vg::Shape{8, 32, 64, 64, 128} : vg::Shape{2, 16, 32, 64, 64};
     for (const auto& [shape, suffix] : {std::pair(odd, ""), std::pair(even, "/even")})

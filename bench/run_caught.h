@@ -1,4 +1,4 @@
-// What the C interfaces for Python in bench/ share.
+// Error handling for the C interfaces in bench/ that Python scripts call.
 #pragma once
 
 #include <exception>
@@ -6,7 +6,8 @@
 
 namespace voxgrad {
 
-/// Calls `function`; null, or what went wrong, until the next call on this thread.
+/// Calls `function`. Returns null on success, otherwise the message of the exception, which is valid until the next
+/// call on this thread.
 template <class F>
 const char* run_caught(const F& function) {
   thread_local std::string message;

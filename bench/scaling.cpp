@@ -1,11 +1,13 @@
-// Training on several GPUs: what whole steps gain, what reductions cost, and how much of them the backward pass hides.
+// Benchmark of training on several GPUs: the time of whole steps, the time of reductions, and the part of the
+// reductions that overlaps with the backward pass.
 //
 //   scaling --gpus 2 --what step allreduce overlap --modes bf16 high --graph
 //   mpirun -n 16 scaling --launcher --what step
-//   scaling --simulate 8 64 1024 --latency 8.5 --bandwidth 340 --what buckets step   one GPU as one of so many
+//   scaling --simulate 8 64 1024 --latency 8.5 --bandwidth 340 --what buckets step
 //
-// The network is nnU-Net's standard one of six stages (docs/performance.md), the batch that of each GPU. One line of
-// JSON for each figure, as soon as it is there.
+// The last command simulates runs on 8, 64 and 1024 GPUs; it uses a single GPU. The network is nnU-Net's standard U-Net
+// of six stages (docs/performance.md). --batch is the batch of each GPU. Prints one line of JSON per measurement,
+// immediately.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -32,13 +34,16 @@ const std::map<std::string, void (*)(const Bench&)> kMeasurements{
 /// Adds --simulate and the options that need it.
 void add_simulation(CLI::App& app, Options& options) {
   auto* const simulate =
-      app.add_option("--simulate", options.simulate, "one GPU as one of so many, whose reductions take their time")
+      app.add_option(
+             "--simulate", options.simulate,
+             "numbers of GPUs to simulate on one GPU; simulated reductions take the time that real reductions would")
           ->check(CLI::Range(2, 1 << 20));
-  app.add_option("--algorithm", options.algorithm, "steps of a simulated reduction: 2 ceil(log2 n) or 2 (n - 1)")
+  app.add_option("--algorithm", options.algorithm,
+                 "algorithm of a simulated reduction: tree has 2 ceil(log2 n) steps, ring 2 (n - 1)")
       ->check(CLI::IsMember({"tree", "ring"}))
       ->capture_default_str()
       ->needs(simulate);
-  app.add_option("--latency", options.latency_us, "microseconds of such a step")
+  app.add_option("--latency", options.latency_us, "microseconds per step of the algorithm")
       ->check(examples::number_in(0, 1e9))
       ->capture_default_str()
       ->needs(simulate);
@@ -54,42 +59,44 @@ void add_simulation(CLI::App& app, Options& options) {
 
 /// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
 int parse(int argc, char** argv, Options& options) {
-  CLI::App app{"Training on several GPUs: steps, reductions, and what hides them"};
+  CLI::App app{"Benchmark of training on several GPUs: steps, reductions, and their overlap"};
   std::vector<std::string> names;
   for (const auto& [name, measure] : kMeasurements) names.push_back(name);
-  app.add_option("--what", options.what, "what is measured, in this order")
+  app.add_option("--what", options.what, "measurements to run, in this order")
       ->check(CLI::IsMember(names))
       ->capture_default_str();
-  auto* const gpus = app.add_option("--gpus", options.gpus, "a thread for each of the first N GPUs")
+  auto* const gpus = app.add_option("--gpus", options.gpus, "use the first N GPUs, with one thread per GPU")
                          ->check(CLI::Range(1, 1024))
                          ->capture_default_str();
-  auto* const launcher = app.add_flag("--launcher", options.launcher, "the ranks that mpirun or torchrun started");
+  auto* const launcher = app.add_flag("--launcher", options.launcher, "use the ranks that mpirun or torchrun started");
   app.add_option("--modes", options.modes, "bf16 (autocast), high (TF32), highest (float32)")
       ->check(CLI::IsMember({"bf16", "high", "highest"}))
       ->capture_default_str();
   app.add_option("--schemes", options.schemes,
-                 "ddp (DataParallel), zero (ZeroRedundancy, too), none (each GPU by itself)")
+                 "ddp (DataParallel), zero (DataParallel with ZeroRedundancy), none (independent GPUs)")
       ->check(CLI::IsMember({"ddp", "zero", "none"}))
       ->capture_default_str();
-  app.add_flag("--graph", options.graph, "the step as a CUDA graph, too (but for zero)");
-  app.add_option("--wire", options.wire, "in which dtype gradients travel")
+  app.add_flag("--graph", options.graph, "also measure the step as a CUDA graph (except for zero)");
+  app.add_option("--wire", options.wire, "dtype of the gradients in reductions")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--bucket-mb", options.bucket_mb, "MiB of a bucket")
+  app.add_option("--bucket-mb", options.bucket_mb, "size of a bucket in MiB")
       ->check(examples::number_in(1e-6, 1e6))
       ->capture_default_str();
-  app.add_option("--batch", options.batch, "patches of a step on each GPU")
+  app.add_option("--batch", options.batch, "patches per step on each GPU")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--size", options.size, "voxels along a patch's side, a multiple of 32")
       ->check(CLI::Range(64, 512))
       ->capture_default_str();
-  app.add_option("--depth", options.depth, "planes of the volume that the ranks of `spatial` share; else the size")
+  app.add_option("--depth", options.depth,
+                 "voxels along D of the volume that the ranks of --what spatial share (default: --size)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--warmup", options.warmup, "steps before each measurement")->check(CLI::Range(1, 1000));
-  app.add_option("--rounds", options.rounds, "of which the median counts")->check(CLI::Range(1, 1000));
-  app.add_option("--steps", options.steps, "in a round")->check(CLI::Range(2, 10000))->capture_default_str();
-  app.add_option("--trace", options.trace, "a file for the profiler's trace of three eager steps, of all GPUs");
+  app.add_option("--rounds", options.rounds, "rounds of each measurement; the median is reported")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--steps", options.steps, "steps per round")->check(CLI::Range(2, 10000))->capture_default_str();
+  app.add_option("--trace", options.trace, "write a profiler trace of three eager steps of all GPUs to this file");
   add_simulation(app, options);
   launcher->excludes(gpus)->excludes("--simulate");
   gpus->excludes("--simulate");
@@ -115,7 +122,7 @@ int run(const Options& options) {
   if (options.launcher) return vg::distributed::run(real, vg::Device::cuda());
   if (options.simulate.empty()) return vg::distributed::launch(options.gpus, real);
   vg::distributed::set_environment();
-  vg::check(vg::cuda::is_available(), "scaling", "there is no GPU");
+  vg::check(vg::cuda::is_available(), "scaling", "--simulate needs a GPU");
   for (const int ranks : options.simulate) {
     SimulatedCommunicator world(vg::Device::cuda(), {.ranks = ranks,
                                                      .algorithm = options.algorithm,

@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""What a step of nnU-Net's network takes on many GPUs, on paper, from times measured on one and two.
+"""Predicts the time of a training step of nnU-Net's network on many GPUs from times measured on one and two GPUs.
 
     bench/scaling_model.py [--step-ms 17.3 ...] [--measured FILE] [--simulated FILE]
 
-Weak scaling: each GPU has its own batch. The step on n GPUs takes
+The model assumes weak scaling: each GPU has its own batch. A step on n GPUs takes
   max(input, alone + copies + exposed(n) + share * hidden(n) + jitter * E(n))
-  alone       the step on one GPU without DataParallel
-  copies      gradients into the buckets and their division by n
-  exposed(n)  of the reductions, what is left when the backward pass is over: bucket b starts when it is full and b - 1 is
-              reduced, and takes r(b) = min over ring and tree of latency + 2 (n - 1) / n * bytes / bandwidth
-  hidden(n)   the rest of them, during which they hold `share` of the multiprocessors
-  jitter E(n) the standard deviation of a step, times the expected largest of n standard normals
-  input       what a host needs to make each GPU's next batch ready; 0 if it is not what limits
+  alone       time of a step on one GPU without DataParallel
+  copies      time to copy gradients into the buckets and to divide them by n
+  exposed(n)  time of the reductions after the end of the backward pass. The reduction of bucket b starts when bucket b
+              is full and bucket b - 1 is reduced. It takes latency + 2 (n - 1) / n * bytes / bandwidth, the smaller
+              value of the ring and the tree algorithm.
+  hidden(n)   time of the reductions during the backward pass, when they occupy the fraction `share` of the SMs
+  jitter      standard deviation of the time of a step
+  E(n)        expected maximum of n standard normal variables
+  input       time in which a host provides the next batch of each GPU; 0 if this is not a bottleneck
 
---measured takes the JSON lines of bench/scaling: of `buckets` their sizes and the times at which they are full, of `step`
-(--schemes none) the step alone and its jitter. Without, the buckets are laid out here, and their times follow from the
-FLOP and bytes of the layers. --simulated takes those of `scaling --simulate` and prints prediction beside simulation,
-with the latency and bandwidth that were simulated. --commands prints the simulations of the table's reductions.
+--measured reads JSON lines of bench/scaling: the sizes of the buckets and the times at which they are full (--what
+buckets), and the time and the jitter of a step alone (--what step --schemes none). Without --measured, this program
+computes the sizes of the buckets, and the times from the FLOP and bytes of the layers. --simulated reads JSON lines of
+`scaling --simulate` and compares them with predictions for the same latency and bandwidth. --commands prints the
+commands that simulate the reductions of the table.
 """
 
 import argparse
@@ -27,16 +30,17 @@ import statistics
 STAGES = (32, 64, 128, 256, 320, 320)
 CLASSES, SIZE, BATCH = 3, 128, 2
 MULTIPROCESSORS = 132
-# Microseconds: of a collective, of a hop within a host, of one between hosts; and what is left of the bandwidth within a
-# host and between hosts. As NCCL's own cost model counts them (graph/tuning.cc: NVLink, LL128).
+# Parameters of NCCL's cost model (graph/tuning.cc: NVLink, LL128): microseconds of a collective, of a hop within a host
+# and of a hop between hosts; fraction of the bandwidth that is available within a host and between hosts.
 ALGORITHMS = {"ring": (14.0, 1.9, 4.0, 1.0, 1.0), "tree": (14.0, 1.25, 8.5, 0.72, 0.86)}
 
 
 def layers():
-    """(name, parameters of each tensor, FLOP of the backward pass, bytes it moves), as nn::UNet declares them."""
+    """Returns (name, parameters of each tensor, FLOP of the backward pass, bytes that it moves) of each layer, in the
+    order of nn::UNet's parameters."""
     def conv(name, level, cin, cout, taps, norm=True):
         voxels = BATCH * (SIZE >> level) ** 3
-        flop = 4 * voxels * taps * cin * cout  # of both gradients
+        flop = 4 * voxels * taps * cin * cout  # both gradients
         moved = 2 * voxels * (2 * cin + (6 if norm else 2) * cout)  # bf16
         return name, [taps * cin * cout, cout] + ([cout, cout] if norm else []), flop, moved
 
@@ -47,11 +51,11 @@ def layers():
     for i, c in enumerate(up):
         level = len(up) - 1 - i
         result += [conv(f"decoder.{i}.0", level, 2 * c, c, 27), conv(f"decoder.{i}.1", level, c, c, 27)]
-    for i, c in enumerate(up):  # each tap meets an eighth of the larger volume
+    for i, c in enumerate(up):  # each tap contributes to 1/8 of the larger volume
         result.append(conv(f"up.{i}", len(up) - 1 - i, STAGES[-1 - i], c, 1, norm=False))
         result[-1][1][0] *= 8
     heads = [conv(f"head.{i}", len(up) - 1 - i, c, CLASSES, 1, norm=False) for i, c in enumerate(up)]
-    return result + heads[1:]  # the lowest has no weight in the loss
+    return result + heads[1:]  # the lowest head is not in the loss
 
 
 def backward_order():
@@ -64,7 +68,7 @@ def backward_order():
 
 
 def layout(wire_bytes, cap_mb, backward_ms):
-    """The buckets' bytes, as DataParallel fills them, and when each of them is full."""
+    """Returns the bytes of the buckets, filled as in DataParallel, and the times in ms at which they are full."""
     table = {name: row for name, *row in layers()}
     cost = {name: max(flop / 500e12, moved / 3e12) for name, (_, flop, moved) in table.items()}
     arrival, clock = {}, 0.0
@@ -83,7 +87,7 @@ def layout(wire_bytes, cap_mb, backward_ms):
 
 
 def reduction_ms(options, n, size):
-    """The quicker algorithm's time, and its name."""
+    """Returns the time of the faster algorithm, and its name."""
     hosts = math.ceil(n / options.gpus_per_host)
     local = min(n, options.gpus_per_host)
     between = options.nics * options.link * options.link_efficiency
@@ -103,7 +107,7 @@ def reduction_ms(options, n, size):
 
 
 def exposed_ms(ready, durations):
-    """What the reductions take beyond the backward pass, which ends when the last bucket is full."""
+    """Returns the time of the reductions after the backward pass, which ends when the last bucket is full."""
     end = 0.0
     for start, duration in zip(ready, durations):
         end = max(end, start) + duration
@@ -111,7 +115,7 @@ def exposed_ms(ready, durations):
 
 
 def expected_largest(n):
-    """Of n standard normals, by Blom's approximation."""
+    """Returns the expected maximum of n standard normal variables, by Blom's approximation."""
     return statistics.NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
@@ -127,7 +131,7 @@ def find(rows, **wanted):
 
 
 def buckets_of(options, rows, wire):
-    """Bytes and times; and whether they were measured."""
+    """Returns the bytes of the buckets, the times at which they are full, and True if these were measured."""
     row = find(rows, what="buckets", mode=options.mode, wire=wire, bucket_mb=options.bucket_mb)
     if row and "ready_ms" in row:
         return row["bytes"], row["ready_ms"], True
@@ -146,21 +150,22 @@ def print_predictions(options, rows):
     alone = measured["ms"] if measured else options.step_ms
     jitter = measured["jitter_ms"] if measured else options.jitter_ms
     print(f"step alone {alone:.2f} ms, jitter {jitter:.3f} ms ({'measured' if measured else 'as given'}); "
-          f"{options.gpus_per_host} GPUs and {options.nics} links of {options.link:g} GB/s a host, NVLink {options.nvlink:g} GB/s\n")
-    print("| GPUs | gradients in | algorithm | reductions alone, ms | not hidden, ms | for the slowest, ms | step, ms | "
+          f"{options.gpus_per_host} GPUs and {options.nics} links of {options.link:g} GB/s per host, "
+          f"NVLink {options.nvlink:g} GB/s\n")
+    print("| GPUs | gradients in | algorithm | reductions alone, ms | exposed, ms | wait for the slowest, ms | step, ms | "
           "efficiency | volumes/s |\n|---:|---|---|---:|---:|---:|---:|---:|---:|")
     commands = []
     for n in options.gpus:
         for wire in ("f32", "bf16"):
-            sizes, ready, known = buckets_of(options, rows, wire)
+            sizes, ready, measured_buckets = buckets_of(options, rows, wire)
             times = [reduction_ms(options, n, size) for size in sizes]
             durations = [ms for ms, _ in times]
             wait = jitter * expected_largest(n)
             step, exposed = predict(options, alone, durations, ready, wait)
-            print(f"| {n} | {wire}{'' if known else ' (buckets on paper)'} | {'/'.join(sorted({a for _, a in times}))} | "
+            print(f"| {n} | {wire}{'' if measured_buckets else ' (calculated buckets)'} | {'/'.join(sorted({a for _, a in times}))} | "
                   f"{sum(durations):.2f} | {exposed:.2f} | {wait:.2f} | {step:.2f} | {100 * alone / step:.1f} % | "
                   f"{n * BATCH / step * 1e3:.0f} |")
-            largest = max(sizes)  # latency and bandwidth that give a simulated tree these times
+            largest = max(sizes)  # find latency and bandwidth for which a simulated tree takes these times
             small, large = reduction_ms(options, n, 0)[0], reduction_ms(options, n, largest)[0]
             bandwidth = 2 * (n - 1) / n * largest / (large - small) * 1e-6
             commands.append(f"scaling --simulate {n} --wire {wire} --latency {small * 1e3 / 2 / math.ceil(math.log2(n)):.2f} "
@@ -171,13 +176,14 @@ def print_predictions(options, rows):
 
 def print_buckets(options, rows):
     for wire in ("f32", "bf16"):
-        sizes, ready, known = buckets_of(options, rows, wire)
+        sizes, ready, measured = buckets_of(options, rows, wire)
         text = ", ".join(f"{size / 2**20:.1f} MiB at {ms:.1f} ms" for size, ms in zip(sizes, ready))
-        print(f"buckets in {wire}{'' if known else ', on paper'}: {text}")
+        print(f"buckets in {wire}{'' if measured else ', calculated'}: {text}")
 
 
 def print_simulations(options, measured):
-    """Beside what was simulated, with its own constants; one GPU waits for nobody."""
+    """Prints predictions and simulations with the same latency and bandwidth. Jitter is 0, because a single GPU waits
+    for no other GPU."""
     rows = [row for row in rows_of(options.simulated) if row["what"] == "step" and row.get("simulated")]
     both = rows + measured
     print("\n| ranks | wire | algorithm | latency, us | GB/s | graph | alone, ms | simulated, ms | predicted, ms |\n"
@@ -202,19 +208,19 @@ def parse():
     number = lambda name, default, text: parser.add_argument(name, type=float, default=default, help=f"{text} (default: {default:g})")
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 1024])
     parser.add_argument("--mode", default="bf16")
-    parser.add_argument("--graph", action="store_true", help="of measured steps, take those as a CUDA graph")
-    number("--step-ms", 17.3, "the step on one GPU")
-    number("--backward-ms", 11.3, "of it the backward pass")
-    number("--copies-ms", 0.12, "gradients into the buckets, and their division")
-    number("--jitter-ms", 0.05, "standard deviation of a step")
-    number("--input-ms", 0, "a host's time to make each GPU's next batch ready")
-    number("--bucket-mb", 25, "MiB of a bucket")
+    parser.add_argument("--graph", action="store_true", help="use measured steps that ran as a CUDA graph")
+    number("--step-ms", 17.3, "milliseconds of a step on one GPU")
+    number("--backward-ms", 11.3, "milliseconds of the backward pass of this step")
+    number("--copies-ms", 0.12, "milliseconds for copying gradients into the buckets and dividing them")
+    number("--jitter-ms", 0.05, "standard deviation of the time of a step, in milliseconds")
+    number("--input-ms", 0, "milliseconds in which a host provides the next batch of each GPU")
+    number("--bucket-mb", 25, "size of a bucket in MiB")
     number("--nvlink", 361, "bus bandwidth within a host, GB/s")
-    number("--link", 50, "a network link of a host, GB/s: 400 Gbit/s")
-    number("--link-efficiency", 0.95, "what NCCL reaches of it")
+    number("--link", 50, "bandwidth of a network link of a host, GB/s")
+    number("--link-efficiency", 0.95, "fraction of the link bandwidth that NCCL reaches")
     parser.add_argument("--nics", type=int, default=8, help="network links of a host (default: 8)")
     parser.add_argument("--gpus-per-host", type=int, default=8)
-    parser.add_argument("--blocks", type=int, default=16, help="multiprocessors that a reduction holds (default: 16)")
+    parser.add_argument("--blocks", type=int, default=16, help="SMs that a reduction occupies (default: 16)")
     parser.add_argument("--measured", metavar="FILE")
     parser.add_argument("--simulated", metavar="FILE")
     parser.add_argument("--commands", action="store_true")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch's side of bench/scaling: the same network, batch and step under DistributedDataParallel, a process for each GPU
-of this host.
+"""Benchmark of training with PyTorch's DistributedDataParallel, as a counterpart of bench/scaling: the same network,
+batch and training step, with one process per GPU of this host.
 
     bench/scaling_torch.py --gpus 2 [--what step allreduce] [--modes bf16 high] [--sides torch compile]
 
-One line of JSON for each figure, as soon as it is there, with scaling's names: `ms` is the median over the rounds of the
-slowest rank's step. Network, loss and step are those of compare_unet.py, in channels_last_3d. On one GPU there is no
-DistributedDataParallel, as voxgrad's has nothing to do there. compile is torch.compile around it, and of the loss.
+Prints one line of JSON per measurement, immediately, with the field names of scaling. `ms` is the time per step of the
+slowest rank, the median over the rounds. The network, the loss and the step are those of compare_unet.py, in
+channels_last_3d. A single GPU does not use DistributedDataParallel. The side "compile" applies torch.compile to the
+network, including DistributedDataParallel, and to the loss.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def report(options, rank, row):
 
 
 def time_rounds(options, device, calls, call):
-    """The slowest and the fastest rank's milliseconds of a call, medians over the rounds."""
+    """Returns the milliseconds per call of the slowest and of the fastest rank, medians over the rounds."""
     import torch
     from torch import distributed
 
@@ -39,9 +40,9 @@ def time_rounds(options, device, calls, call):
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-        own = torch.tensor([(time.perf_counter() - begin) / calls * 1e3], dtype=torch.float64, device=device)
-        times = [torch.empty_like(own) for _ in range(options.gpus)]
-        distributed.all_gather(times, own)
+        elapsed = torch.tensor([(time.perf_counter() - begin) / calls * 1e3], dtype=torch.float64, device=device)
+        times = [torch.empty_like(elapsed) for _ in range(options.gpus)]
+        distributed.all_gather(times, elapsed)
         rounds.append([ms.item() for ms in times])
     return statistics.median(map(max, rounds)), statistics.median(map(min, rounds))
 
@@ -54,9 +55,9 @@ def make_side(options, rank, mode, compiled):
 
     network = SimpleNamespace(stages=6, channels=32, classes=3, deep=True, batch=options.batch, size=options.size)
     x, target, model = compare_unet.data(network, torch.device("cuda", rank))
-    side = compare_unet.Theirs(network, mode, "channels_last", model, x, target, compiled)
+    side = compare_unet.Torch(network, mode, "channels_last", model, x, target, compiled)
     run = side.model
-    run.decoder.seg_layers[0].requires_grad_(False)  # has no weight in the loss: a bucket would wait for its gradients
+    run.decoder.seg_layers[0].requires_grad_(False)  # not in the loss, so its bucket would never be full
     if options.gpus > 1:
         run = DistributedDataParallel(run, device_ids=[rank], gradient_as_bucket_view=True)
     side.run = torch.compile(run) if compiled else run
@@ -89,7 +90,8 @@ def measure_all_reduce(options, rank):
         return
     for dtype, name in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
         size = torch.empty((), dtype=dtype).element_size()
-        for count in (31195542, (25 << 20) // size, (1 << 30) // size):  # the parameters with their buckets' flags
+        # The first count is that of all parameters, plus voxgrad's flags (one per parameter tensor).
+        for count in (31195542, (25 << 20) // size, (1 << 30) // size):
             values = torch.zeros(count, dtype=dtype, device="cuda")
             call = lambda: distributed.all_reduce(values)
             call()
@@ -122,12 +124,12 @@ def parse():
     parser.add_argument("--what", nargs="+", choices=("step", "allreduce"), default=["step"])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16"])
     parser.add_argument("--sides", nargs="+", choices=("torch", "compile"), default=["torch"])
-    parser.add_argument("--batch", type=int, default=2, help="patches of a step on each GPU")
+    parser.add_argument("--batch", type=int, default=2, help="patches per step on each GPU")
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--cudnn-benchmark", action="store_true", help="cuDNN tries its algorithms, as nnU-Net has it do")
+    parser.add_argument("--cudnn-benchmark", action="store_true", help="let cuDNN benchmark its algorithms, as in nnU-Net")
     return parser.parse_args()
 
 
@@ -136,7 +138,7 @@ def main():
     import torch
 
     if torch.cuda.device_count() < options.gpus:
-        raise SystemExit(f"scaling_torch: PyTorch finds {torch.cuda.device_count()} GPUs, --gpus is {options.gpus}")
+        raise SystemExit(f"scaling_torch: --gpus is {options.gpus}, but PyTorch finds {torch.cuda.device_count()} GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

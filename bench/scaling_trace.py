@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What of each collective other kernels hide, by a trace of bench/scaling.
+"""Prints how much of each collective overlaps with other kernels, from a trace of bench/scaling.
 
     bench/scaling --gpus 2 --what step --steps 5 --rounds 1 --trace trace.json
     bench/scaling_trace.py trace.json
 
-For each collective of each GPU: when it began and how long it took, in us, and the share of that time in which an operator
-of another stream of that GPU ran. Operators are timed by events around their kernels. A trace may be gzipped.
+Prints for each collective of each GPU its start and duration in us and the percentage of the duration in which an
+operator ran on another stream of the same GPU. Operators are timed by events around their kernels. The trace may be
+gzipped.
 """
 
 import argparse
@@ -17,7 +18,8 @@ COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_
 
 
 def covered(event, others):
-    """The part of an event's time in which one of the others ran; they come in the order of their beginnings."""
+    """Returns the fraction of an event's duration in which one of the others ran. `others` must be sorted by start
+    time."""
     begin, end, total = event["ts"], event["ts"] + event["dur"], 0.0
     for other in others:
         start, stop = max(begin, other["ts"]), min(end, other["ts"] + other["dur"])
@@ -37,11 +39,11 @@ def main():
     for event in events:
         if event["ph"] == "X" and names.get(event["pid"], "").startswith("cuda"):
             streams[event["pid"], event["tid"]].append(event)
-    print("| GPU | collective | begins, us | takes, us | of it beside other kernels |\n|---|---|---:|---:|---:|")
-    for (gpu, stream), own in sorted(streams.items()):
+    print("| GPU | collective | start, us | duration, us | overlap with other kernels |\n|---|---|---:|---:|---:|")
+    for (gpu, stream), own_events in sorted(streams.items()):
         others = sorted((e for key, some in streams.items() if key[0] == gpu and key[1] != stream for e in some),
                         key=lambda e: e["ts"])
-        for event in own:
+        for event in own_events:
             if event["name"] in COLLECTIVES:
                 print(f"| {names[gpu]} | {event['name']} | {event['ts']:.0f} | {event['dur']:.0f} | "
                       f"{100 * covered(event, others):.0f} % |")

@@ -1,5 +1,5 @@
-// The U-Nets of compare_unet.py behind a C interface, so that they and their twins in PyTorch are timed in one process,
-// in turn. Work is queued on CUDA's default stream.
+// A C interface to training and inference of a U-Net for compare_unet.py, which times voxgrad and PyTorch alternately
+// in one process. Work is queued on CUDA's default stream.
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,7 +16,7 @@ using namespace voxgrad;
 
 constexpr Device kDevice = Device::cuda();
 
-/// With what compare_unet.py times beside the step.
+/// A training run, extended by inference and CUDA graphs.
 struct Training : UNetTraining {
   using UNetTraining::UNetTraining;
   Tensor logits{};
@@ -34,23 +34,26 @@ std::unique_ptr<Training> training;
 
 extern "C" {
 
-/// A model with the values of `parameters`, by their names, whose memory may go afterwards; x (batch, 1, size, size,
-/// size) f32 and target (batch, size, size, size) i64 must stay. low: 0 none, 2 bf16, 3 f16. deep: deep supervision.
-const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t most_channels, int64_t classes, int deep,
+/// Creates the model and copies the values of `parameters`, which have the names `names`. The memory of x, (batch, 1,
+/// size, size, size) f32, and target, (batch, size, size, size) i64, must stay valid. low: dtype of autocast (0 none,
+/// 2 bf16, 3 f16). deep: 1 for deep supervision. high: 1 for TF32. Like all functions in this file, returns null or an
+/// error message.
+const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t max_channels, int64_t classes, int deep,
                               int recompute, int high, int low, int channels_last, const char** names,
                               void** parameters, int64_t count, void* x, void* target, int64_t batch, int64_t size) {
   return run_caught([&] {
     training.reset();
     memory::empty_cache(kDevice);
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
-    nn::UNet model(unet_options(stages, channels, most_channels, classes, recompute != 0));
+    nn::UNet model(unet_options(stages, channels, max_channels, classes, recompute != 0));
     model.to(kDevice);
     const NoGradGuard no_grad;
-    const TensorMap own = model.state_dict();
-    check(static_cast<int64_t>(own.size()) == count, "voxgrad_unet", "has ", own.size(), " parameters, not ", count);
+    const TensorMap state = model.state_dict();
+    check(static_cast<int64_t>(state.size()) == count, "voxgrad_unet", "the model has ", state.size(),
+          " parameters, got ", count);
     for (int64_t i = 0; i < count; ++i) {
-      const auto found = own.find(names[i]);
-      check(found != own.end(), "voxgrad_unet", "has no parameter ", names[i]);
+      const auto found = state.find(names[i]);
+      check(found != state.end(), "voxgrad_unet", "the model has no parameter ", names[i]);
       found->second.copy_(from_blob(parameters[i], found->second.shape(), {f32, kDevice}, {}));
     }
     if (channels_last) model.to(MemoryFormat::channels_last);
@@ -65,12 +68,12 @@ const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t most_cha
 const char* voxgrad_unet_step() {
   return run_caught([] { training->step(); });
 }
-/// The logits of full resolution, without what a gradient needs.
+/// Computes the logits at full resolution without recording gradients.
 const char* voxgrad_unet_forward() {
   return run_caught([] { training->predict(); });
 }
 
-/// Captures what the two above do, each after it ran at least once, for the replays.
+/// Capture a training step or a forward pass in a CUDA graph. Each must have run at least once before.
 const char* voxgrad_unet_capture_step() {
   return run_caught([] { training->step_graph.capture([] { training->step(); }); });
 }
@@ -84,12 +87,12 @@ const char* voxgrad_unet_replay_forward() {
   return run_caught([] { training->forward_graph.replay(); });
 }
 
-/// Of the last step. Waits for it.
+/// Stores the loss of the last step in `loss`. Waits for the step.
 const char* voxgrad_unet_loss(double* loss) {
   return run_caught([&] { *loss = training->loss.item(); });
 }
 
-/// The most memory since the last call; everything of the model counts.
+/// Stores the peak memory in bytes since the last call, including parameters and optimizer state, in `bytes`.
 const char* voxgrad_unet_peak(int64_t* bytes) {
   return run_caught([&] {
     *bytes = memory::stats(kDevice).peak;

@@ -1,4 +1,4 @@
-// nnU-Net's network in training, as compare_unet.py and scaling time it.
+// Training steps of nnU-Net's network, which compare_unet.py and scaling time.
 #pragma once
 
 #include <algorithm>
@@ -15,26 +15,28 @@
 
 namespace voxgrad {
 
-/// Channels double from stage to stage, up to `most_channels`.
-inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t most_channels, int64_t classes,
+/// Returns the options of a U-Net whose channels double from stage to stage, up to `max_channels`.
+inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t max_channels, int64_t classes,
                                     bool recompute = false) {
   nn::UNetOptions options{.num_classes = classes, .recompute = recompute};
   for (int64_t i = 0; i < stages; ++i)
-    options.stages.push_back({.features = std::min(channels << i, most_channels), .stride = i ? 2 : 1});
+    options.stages.push_back({.features = std::min(channels << i, max_channels), .stride = i ? 2 : 1});
   return options;
 }
 
-/// A model in training: forward, loss, backward, clipping and a step of SGD.
+/// A training run. A step consists of the forward pass, the loss, the backward pass, gradient clipping and SGD.
 struct UNetTraining {
   nn::UNet model;
-  bool deep;                 ///< deep supervision
-  std::optional<DType> low;  ///< autocast's dtype
+  bool deep;                 ///< use deep supervision
+  std::optional<DType> low;  ///< dtype of autocast; nullopt: no autocast
   optim::SGD optimizer;
   optim::GradScaler scaler;
-  Tensor x{}, target{}, loss{};
+  Tensor x{};       ///< (N, 1, D, H, W)
+  Tensor target{};  ///< (N, D, H, W)
+  Tensor loss{};    ///< loss of the last step
 
-  UNetTraining(nn::UNet made, bool deep_supervision, std::optional<DType> dtype)
-      : model(std::move(made)),
+  UNetTraining(nn::UNet network, bool deep_supervision, std::optional<DType> dtype)
+      : model(std::move(network)),
         deep(deep_supervision),
         low(dtype),
         optimizer(model.parameters(), {.lr = 0.01, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true}),

@@ -1,4 +1,4 @@
-// Mixed precision: which dtype operators compute in.
+// Mixed precision: selects the dtype in which operators compute.
 #pragma once
 
 #include <optional>
@@ -8,23 +8,25 @@
 
 namespace voxgrad {
 
-/// While it lives, operators that this thread calls convert their floating operands, f64 apart, by the table in
-/// ops/autocast.cpp: convolutions and matrix products to `dtype` (bf16 or f16), losses and what a half's range or
-/// precision would spoil to f32; everything else computes in the dtypes that it is given. As torch.autocast, on all
-/// devices: `vg::autocast guard(vg::bf16);` around the forward pass and the loss. Guards nest, and `enabled = false`
-/// switches the conversions off inside another. Backward passes compute in the dtypes of the forward pass, without the
-/// table.
+/// During its lifetime, converts the floating operands of the operators that this thread calls, as torch.autocast does.
+/// Put `vg::autocast guard(vg::bf16);` around the forward pass and the loss.
 ///
-/// Parameters stay f32, and their gradients are f32. What a leaf that requires grad is converted to is kept with it
-/// until its elements are written, so that it is converted once a step, however often it is used. A write through a
-/// pointer that mutable_data() gave earlier does not count: ask for the pointer anew, as for backward passes.
+/// The table in ops/autocast.cpp selects the dtype: `dtype` (bf16 or f16) for convolutions and matrix products; f32 for
+/// losses and other operators for which the range or precision of bf16 and f16 is too small. All other operators
+/// compute in the dtypes of their operands. f64 operands are never converted. Guards nest; a guard with `enabled =
+/// false` switches the conversions off. Backward passes compute in the dtypes of the forward pass.
+///
+/// Parameters and their gradients stay f32. The converted copy of a leaf that requires grad is stored with the leaf and
+/// reused until the leaf is written, so a parameter is converted once per step. Writes through a pointer that
+/// mutable_data() returned before the conversion are not detected; call mutable_data() again before such a write.
 ///
 /// Throws Error if `dtype` is neither bf16 nor f16 and `enabled` is true.
 class [[nodiscard]] autocast {
  public:
   [[nodiscard]] explicit autocast(DType dtype, bool enabled = true);
 
-  /// Returns the dtype of the newest guard of this thread; nothing if there is no guard or if it is not enabled.
+  /// Returns the dtype of the newest guard of this thread; returns nullopt if there is no guard or if the guard is not
+  /// enabled.
   static std::optional<DType> dtype();
 
  private:

@@ -2,18 +2,15 @@
 
 #include <atomic>
 #include <mutex>
-#include <optional>
 
-#include "core/autocast.h"
-#include "core/communicator.h"
-#include "core/random.h"
+#include "core/detail/context.h"
 
 namespace voxgrad {
 namespace {
 
 thread_local ScopedValue<bool>* grad_mode = nullptr;
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable during its lifetime.
 template <class T>
 class Restore {
  public:
@@ -42,8 +39,8 @@ const AutogradData* find_data(const Tensor& tensor) {
 
 }  // namespace
 
-/// Deletes nodes one after the other: a node's death may free others, which queue up here instead of nesting, however
-/// long the chain. The queue is linked through the nodes, as there may be no memory left to take.
+/// Deletes nodes iteratively. Deleting a node can release other nodes, which are added to a queue instead of being
+/// deleted recursively. The queue is linked through the nodes, so it needs no allocation that could fail.
 void Node::destroy(Node* node) noexcept {
   thread_local Node* queue = nullptr;
   thread_local bool running = false;
@@ -91,8 +88,10 @@ bool needs_grad(const Tensors& inputs) {
 
 void check_in_place(const char* op, const Tensor& target, const Tensor& source) {
   check(target.defined(), op, "the target is undefined");
-  check(!needs_grad({target, source}), op,
-        "an in-place write is not recorded, and a tensor here requires grad; use NoGradGuard or the function form");
+  check(
+      !needs_grad({target, source}), op,
+      "an in-place write is not recorded, but the target or the source requires grad; use NoGradGuard or an operation "
+      "that returns a new tensor");
   check(!may_overlap(target.shape(), target.strides()), op,
         "elements of the target share memory (an expanded view?): ", describe(target), " with strides ",
         target.strides());
@@ -102,50 +101,50 @@ namespace {
 void check_version(const Tensor& tensor, uint64_t saved) {
   const uint64_t now = tensor.storage()->version();
   check(now == saved, "backward", "a tensor needed for the gradient was written to in place: ", describe(tensor),
-        " is at version ", now, ", was saved at version ", saved);
+        " is at version ", now, " but was saved at version ", saved);
 }
 }  // namespace
 
 namespace {
 
-/// A call of a recomputed function. While it runs, what operations save is numbered: the first time to be found
-/// again, the second time to be kept.
-class CheckpointedCall : public std::enable_shared_from_this<CheckpointedCall> {
+/// A call of a function by recompute(). The tensors that operations within the function save are numbered. The first
+/// run stores a description of each saved tensor. The second run, in the backward pass, keeps the tensors whose numbers
+/// are still needed.
+class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
  public:
-  CheckpointedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs);
+  RecomputedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs);
 
   Tensors first(const Tensors& inputs) { return run(inputs); }
-  /// What `entry` was saved for.
+  /// Returns the tensor that `entry` describes. Runs the function again if the tensor has not been recomputed yet.
   const Tensor& get(Saved::Recomputed& entry);
   static bool recomputing() { return current_ && current_->recomputing_; }
-  /// Of the call under way on this thread, null if there is none: see Saved's constructor.
-  static std::shared_ptr<Saved::Recomputed> note(const Tensor& tensor);
+  /// Returns the description of a tensor that an operation saves in the first run. Returns null in the second run and
+  /// outside of recomputed functions; then Saved keeps the tensor itself.
+  static std::shared_ptr<Saved::Recomputed> add_saved(const Tensor& tensor);
 
  private:
   Tensors run(const Tensors& inputs);
-  void again();
-  void find(size_t number, const Tensor& tensor);
+  void run_again();
+  void keep_recomputed(size_t number, const Tensor& tensor);
 
-  static inline thread_local CheckpointedCall* current_ = nullptr;
+  static inline thread_local RecomputedCall* current_ = nullptr;
 
   std::function<Tensors(const Tensors&)> function_;
   std::vector<Saved> inputs_;
-  GeneratorState random_;
-  std::optional<DType> autocast_;
-  distributed::Communicator* spatial_group_;
+  Context context_;
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
-  std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // by the second call
+  std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // tensors of the second run
   size_t next_ = 0;
   bool running_ = false, recomputing_ = false;
-  std::recursive_mutex mutex_;  // of backward passes
+  std::recursive_mutex mutex_;  // held by the backward pass that runs the function again
 };
 
 }  // namespace
 
-/// What the operation that saved it gets from the second call.
+/// The description of a saved tensor, and the tensor after it has been recomputed.
 struct Saved::Recomputed {
-  std::shared_ptr<CheckpointedCall> call;
-  std::shared_ptr<Node> grad_fn;  // of the tensor as it was saved, as what follows
+  std::shared_ptr<RecomputedCall> call;
+  std::shared_ptr<Node> grad_fn;  // this and the members below describe the tensor when it was saved
   size_t output = 0;
   Shape shape;
   Strides strides;
@@ -155,59 +154,48 @@ struct Saved::Recomputed {
 
 namespace {
 
-CheckpointedCall::CheckpointedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs)
-    : function_(std::move(function)),
-      inputs_(inputs.begin(), inputs.end()),
-      random_(default_generator().state()),
-      autocast_(autocast::dtype()),
-      spatial_group_(distributed::spatial_group()) {}
+RecomputedCall::RecomputedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs)
+    : function_(std::move(function)), inputs_(inputs.begin(), inputs.end()) {}
 
-Tensors CheckpointedCall::run(const Tensors& inputs) {
+Tensors RecomputedCall::run(const Tensors& inputs) {
   const Restore current(current_, this);
   const Restore running(running_, true);
   next_ = 0;
   return function_(inputs);
 }
 
-void CheckpointedCall::again() {
-  check(!running_, "recompute", "a gradient of what a recomputed function computes cannot be taken within it");
+void RecomputedCall::run_again() {
+  check(!running_, "recompute", "a recomputed function cannot compute gradients of its own results");
   Tensors inputs;
   for (const Saved& input : inputs_) inputs.push_back(input());
   const GradModeGuard mode(true);
-  const autocast guard(autocast_.value_or(f32), autocast_.has_value());
-  const distributed::SpatialGroupGuard spatial(spatial_group_);
   const Restore recomputing(recomputing_, true);
-  const GeneratorState now = default_generator().state();
-  default_generator().set_state(random_);
-  try {
+  {
+    const auto as_before = context_.enter();
     found_.clear();
     run(inputs);
-  } catch (...) {
-    default_generator().set_state(now);
-    throw;
   }
-  default_generator().set_state(now);
   check(next_ == saved_.size(), "recompute", "the function's operations saved ", saved_.size(),
-        " tensors when it was first called, and now ", next_);
+        " tensors in the first call, but in the second call ", next_);
   for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
   found_.clear();
 }
 
-const Tensor& CheckpointedCall::get(Saved::Recomputed& entry) {
+const Tensor& RecomputedCall::get(Saved::Recomputed& entry) {
   const std::lock_guard lock(mutex_);
-  if (!entry.found.defined()) again();
+  if (!entry.found.defined()) run_again();
   return entry.found();
 }
 
-void CheckpointedCall::find(size_t number, const Tensor& tensor) {
+void RecomputedCall::keep_recomputed(size_t number, const Tensor& tensor) {
   const auto entry = number < saved_.size() ? saved_[number].lock() : nullptr;
   if (!entry) return;
   const Saved::Recomputed& first = *entry;
   check(tensor.shape() == first.shape && tensor.strides() == first.strides && tensor.dtype() == first.options.dtype &&
             tensor.device() == first.options.device,
         "recompute", "the function's operations saved a tensor ", first.shape, ' ', first.options.dtype, " on ",
-        first.options.device, " with strides ", first.strides, " when it was first called, and now ", describe(tensor),
-        " with strides ", tensor.strides());
+        first.options.device, " with strides ", first.strides, " in the first call, but in the second call ",
+        describe(tensor), " with strides ", tensor.strides());
   Tensor kept = tensor.detach();
   if (first.grad_fn) {
     AutogradData& data = data_of(kept);
@@ -215,16 +203,16 @@ void CheckpointedCall::find(size_t number, const Tensor& tensor) {
     data.grad_fn = first.grad_fn;
     data.output = first.output;
   }
-  const Restore outside(current_, static_cast<CheckpointedCall*>(nullptr));  // kept as it is
+  const Restore outside(current_, static_cast<RecomputedCall*>(nullptr));  // so that Saved keeps the tensor
   found_.emplace_back(entry, Saved(kept));
 }
 
-std::shared_ptr<Saved::Recomputed> CheckpointedCall::note(const Tensor& tensor) {
-  CheckpointedCall* call = current_;
+std::shared_ptr<Saved::Recomputed> RecomputedCall::add_saved(const Tensor& tensor) {
+  RecomputedCall* call = current_;
   if (!call || !grad_enabled()) return nullptr;
   const size_t number = call->next_++;
   if (call->recomputing_) {
-    call->find(number, tensor);
+    call->keep_recomputed(number, tensor);
     return nullptr;
   }
   const AutogradData* data = find_data(tensor);
@@ -243,8 +231,9 @@ std::shared_ptr<Saved::Recomputed> CheckpointedCall::note(const Tensor& tensor) 
 
 Saved::Saved(const Tensor& tensor) {
   if (!tensor.defined()) return;
-  // A leaf that requires grad is kept anyway, and is itself what its gradient goes to.
-  if (!tensor.requires_grad() || !tensor.is_leaf()) recomputed_ = CheckpointedCall::note(tensor);
+  // Leaves that require grad are not recomputed: they stay allocated in any case, and their gradients must reach the
+  // leaf itself.
+  if (!tensor.requires_grad() || !tensor.is_leaf()) recomputed_ = RecomputedCall::add_saved(tensor);
   if (recomputed_) return;
   tensor_ = tensor;
   version_ = tensor.storage()->version();
@@ -256,12 +245,12 @@ const Tensor& Saved::operator()() const {
   return tensor_;
 }
 
-bool autograd::recomputing() { return CheckpointedCall::recomputing(); }
+bool autograd::recomputing() { return RecomputedCall::recomputing(); }
 
 Tensors autograd::recompute(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
   check(static_cast<bool>(function), "recompute", "the function is empty");
   if (!grad_enabled()) return function(inputs);
-  return std::make_shared<CheckpointedCall>(std::move(function), inputs)->first(inputs);
+  return std::make_shared<RecomputedCall>(std::move(function), inputs)->first(inputs);
 }
 
 autograd::SavedOutput::SavedOutput(const Tensor& output)
@@ -282,7 +271,7 @@ void autograd::record(const char* name, const Tensors& outputs, const Tensors& i
   if (!needs_grad(inputs)) return;
   std::vector<Edge> edges;
   for (const Tensor& input : inputs) edges.push_back(edge_to(input));
-  auto node = Node::make(name);  // after the accumulators of its inputs
+  auto node = Node::make(name);  // its number must be larger than those of the accumulators of its inputs
   if (profiler::active()) node->module = profiler::place().module;
   node->edges = std::move(edges);
   for (const Tensor& output : outputs) {
@@ -328,7 +317,7 @@ bool Tensor::requires_grad() const {
 
 const Tensor& Tensor::requires_grad_(bool value) const {
   check(is_leaf() || value, "requires_grad_", "the result of an operation requires grad; use detach()");
-  check(!value || is_floating(dtype()), "requires_grad_", "only floating tensors have gradients, this one is ",
+  check(!value || is_floating(dtype()), "requires_grad_", "only floating tensors have gradients, got ",
         describe(*this));
   if (value || body_->autograd) data_of(*this).requires_grad = value;
   return *this;
@@ -376,7 +365,7 @@ HookHandle Tensor::register_hook(Hook hook) const {
 
 HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
   constexpr const char* kOp = "register_post_accumulate_grad_hook";
-  check(requires_grad() && is_leaf(), kOp, "the tensor is no leaf that requires grad");
+  check(requires_grad() && is_leaf(), kOp, "the tensor must be a leaf that requires grad");
   check(static_cast<bool>(hook), kOp, "the hook is empty");
   return add_hook(data_of(*this).post_hooks,
                   [hook = std::move(hook)](const Tensor& leaf) { return hook(leaf), Tensor(); });

@@ -1,9 +1,10 @@
 // Reverse-mode differentiation: the recorded graph, and the engine that runs it backward.
 //
-// Threads: several may record on the same leaves and run backward() and grad() at the same time, each on a graph of its
-// own, on one stream of a GPU; their gradients of a leaf add up, in the order in which they arrive. Graphs that share
-// nodes may be run at the same time only with retain_graph = true. Hooks are registered and removed, and
-// requires_grad_() called, while no other thread uses the tensor.
+// Thread safety: several threads may record operations on the same leaves and run backward() and grad() at the same
+// time, each on its own graph and on the same stream of a GPU. If several passes compute a gradient of the same leaf,
+// the gradients are added in the order of arrival. Backward passes through graphs that share nodes may run at the same
+// time only with retain_graph = true. Register and remove hooks, and call requires_grad_(), only while no other thread
+// uses the tensor.
 #pragma once
 
 #include <functional>
@@ -21,18 +22,18 @@
 
 namespace voxgrad {
 
-/// The gradients of a node's inputs from those of its outputs. Undefined tensors stand for zero.
+/// Computes the gradients of a node's inputs from the gradients of its outputs. An undefined tensor stands for zero.
 using Backward = std::function<Tensors(const Tensors& grads)>;
-/// In the order of registration; a removed hook is an empty function.
+/// Hooks in the order of registration. A removed hook is an empty function.
 using Hooks = std::vector<std::shared_ptr<Hook>>;
 
-/// Where a gradient goes: output number `output` of `node`.
+/// The destination of a gradient: output number `output` of `node`.
 struct Edge {
   std::shared_ptr<Node> node;
   size_t output = 0;
 };
 
-/// One recorded operation, or the place where a leaf's gradient is accumulated.
+/// A recorded operation, or the accumulator of a leaf's gradient.
 class Node {
  public:
   struct Output {
@@ -40,19 +41,20 @@ class Node {
     DType dtype;
     Device device;
     Hooks hooks{};
-    std::weak_ptr<TensorBody> retained{};  ///< keeps the gradient too: retain_grad()
+    std::weak_ptr<TensorBody> retained{};  ///< a non-leaf that accumulates its gradient, after retain_grad()
   };
 
-  /// Nodes are made here: they are deleted one after the other, never recursively.
+  /// Creates a node. Its deleter frees long graphs iteratively, so that they cannot overflow the stack.
   static std::shared_ptr<Node> make(std::string name);
 
   std::string name;
-  uint64_t sequence = 0;    ///< every node comes after those that made its inputs, leaves' accumulators among them
-  std::vector<Edge> edges;  ///< one for each input; an empty one needs no gradient
+  /// Larger than the sequence numbers of all nodes that produced an input, including accumulators.
+  uint64_t sequence = 0;
+  std::vector<Edge> edges;  ///< one per input; an empty edge means that the input needs no gradient
   std::vector<Output> outputs;
-  Backward backward;                 ///< empty once the graph was freed, and for a leaf
-  std::shared_ptr<TensorBody> leaf;  ///< set for accumulators only
-  profiler::Name module = nullptr;   ///< that recorded it, known while a profiler is recording
+  Backward backward;                 ///< empty for accumulators, and after the graph was freed
+  std::shared_ptr<TensorBody> leaf;  ///< the leaf of an accumulator, otherwise null
+  profiler::Name module = nullptr;   ///< the module that recorded the node; set only while a profiler records
 
  private:
   explicit Node(std::string node_name) : name(std::move(node_name)) {}
@@ -61,24 +63,24 @@ class Node {
   Node* next_dead_ = nullptr;
 };
 
-/// The autograd side of a tensor; absent until needed.
+/// The autograd data of a tensor. Allocated when first needed.
 struct AutogradData {
   bool requires_grad = false;
   std::shared_ptr<Node> grad_fn;
-  size_t output = 0;  ///< which output of grad_fn
-  Hooks hooks;        ///< leaves: a non-leaf's hooks live in its grad_fn
-  Hooks post_hooks;   ///< leaves: called with the tensor, once its gradient was added to; what they return is not used
+  size_t output = 0;  ///< the number of this tensor among the outputs of grad_fn
+  Hooks hooks;        ///< for leaves; the hooks of a non-leaf are stored in its grad_fn
+  Hooks post_hooks;   ///< for leaves; called with the tensor after its gradient was accumulated, results are ignored
 
-  std::mutex mutex;  ///< of what backward passes of several threads change:
+  std::mutex mutex;  ///< guards the members below, which concurrent backward passes modify
   Tensor grad;
-  std::weak_ptr<Node> accumulator;  ///< leaves: where edges to this tensor end
+  std::weak_ptr<Node> accumulator;  ///< for leaves; the node to which edges of this tensor lead
 
-  /// For autocast: a leaf's values in another dtype, with the state of the leaf that they were made of.
+  /// The copy of a leaf that autocast converted to another dtype, and the version of the leaf at that time.
   struct Converted {
     Tensor values;
     std::weak_ptr<Storage> source;
     uint64_t version = 0;
-    uint64_t capture = 0;  ///< the id of the capture that recorded the conversion; 0: done at once
+    uint64_t capture = 0;  ///< the id of the CUDA graph that recorded the conversion, or 0
   } converted;
 };
 
@@ -91,10 +93,10 @@ struct TensorBody {
   std::unique_ptr<AutogradData> autograd;
 };
 
-/// Whether operations are being recorded on this thread.
+/// Returns whether operations on this thread are recorded.
 bool grad_enabled();
 
-/// Switches recording on or off on this thread while it lives.
+/// Switches recording on this thread on or off during its lifetime.
 class [[nodiscard]] GradModeGuard {
  public:
   [[nodiscard]] explicit GradModeGuard(bool enabled);
@@ -103,26 +105,26 @@ class [[nodiscard]] GradModeGuard {
   ScopedValue<bool> enabled_;
 };
 
-/// Nothing is recorded while it lives: `NoGradGuard no_grad;`
+/// Switches recording on this thread off during its lifetime: `NoGradGuard no_grad;`
 class [[nodiscard]] NoGradGuard : public GradModeGuard {
  public:
   [[nodiscard]] NoGradGuard() : GradModeGuard(false) {}
 };
 
-/// True if an operation on these inputs has to be recorded.
+/// Returns whether an operation on these inputs must be recorded.
 bool needs_grad(const Tensors& inputs);
 
-/// Throws unless `target` may be written in place: nothing would have to be recorded (for `source`, which is written
-/// there, too), and no two of its elements share memory.
+/// Throws if `source` must not be written to `target` in place: if autograd would have to record the write, or if two
+/// elements of `target` share memory.
 void check_in_place(const char* op, const Tensor& target, const Tensor& source = {});
 
-/// A tensor kept for the backward pass, or, within autograd::recompute, computed again for it. Reading it throws if it
-/// was written to since.
+/// A tensor that is saved for the backward pass. Within autograd::recompute, only its description is kept, and the
+/// backward pass recomputes the tensor.
 class Saved {
  public:
   Saved() = default;
   Saved(const Tensor& tensor);
-  /// The tensor as it was saved. Throws Error after an in-place write.
+  /// Returns the saved tensor. Throws Error if the tensor was written in place after it was saved.
   const Tensor& operator()() const;
   bool defined() const { return tensor_.defined() || recomputed_; }
 
@@ -136,15 +138,16 @@ class Saved {
 
 namespace autograd {
 
-/// Where the gradient of `tensor` goes: the operation that made it, the accumulator of a leaf, or nowhere.
+/// Returns the destination of the gradient of `tensor`: the operation that produced the tensor, the accumulator of a
+/// leaf, or an empty edge if the tensor does not require grad.
 Edge edge_to(const Tensor& tensor);
 
-/// Attaches `backward` to outputs computed from `inputs`. Does nothing if none of the inputs needs a
-/// gradient or recording is off. The outputs must be fresh tensors (not inputs).
+/// Records an operation with these outputs and inputs. Does nothing if none of the inputs requires grad or if recording
+/// is off. Throws if an output is also an input.
 void record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward);
 
-/// For a backward pass that needs its own output (exp, sigmoid): the output without a cycle through the
-/// graph, and as part of the graph again when read.
+/// A saved output of an operation whose backward function needs the output (exp, sigmoid). It is stored without its
+/// node, because the reference would form a cycle. operator() attaches the tensor to the node again.
 class SavedOutput {
  public:
   explicit SavedOutput(const Tensor& output);
@@ -156,38 +159,39 @@ class SavedOutput {
   size_t output_;
 };
 
-/// Throws unless the backward pass that is running is an ordinary one: for gradients made of fused kernels
-/// that cannot be differentiated again.
+/// Throws if the running backward pass records a graph (create_graph = true). Called before fused kernels that compute
+/// gradients, because such gradients cannot be differentiated again.
 void once_differentiable(const char* op);
 
-/// function(inputs), recorded as usual, but of what its operations save for the backward pass nothing is kept: the
-/// backward pass calls `function` again, once, with the same inputs, random numbers of the default generator and
-/// autocast, so that the bits are the same. What `function` refers to must live until then, and not be written to.
-/// Layers that change their state in training (BatchNorm, SpectralNorm) do so in the first call only. Gradients of any
-/// order; but none may be taken within `function`.
-/// Chen et al., "Training deep nets with sublinear memory cost", arXiv:1604.06174. The backward pass throws Error if an
-/// input was written to since, or if the second call saves other tensors by number, shape, strides or dtype.
+/// Computes function(inputs) without keeping the tensors that its operations save for the backward pass, as
+/// torch.utils.checkpoint does (Chen et al., arXiv:1604.06174). The backward pass calls `function` again, with the same
+/// inputs, autocast and random numbers of the default generator, so the gradients have the same bits. Objects that
+/// `function` refers to must not be destroyed or modified before the backward pass. Layers that change their state in
+/// training (BatchNorm, SpectralNorm) change their state in the first call only.
+///
+/// Gradients of any order are supported, but `function` itself must not compute gradients. The backward pass throws
+/// Error if an input was modified after the first call. It also throws if the operations in the second call save a
+/// different number of tensors, or tensors of another shape, strides or dtype.
 Tensors recompute(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
-/// Whether this is the second call, on this thread: state that the first call changed is to stay.
+/// Returns whether this thread is in the second call of recompute(), in which layers must not change their state.
 bool recomputing();
 
-/// The name of the operation whose gradient is being computed on this thread; empty if there is none.
-std::string running_node();
-
-/// d(sum of outputs * grad_outputs) / d(inputs), leaving all grad() alone. `grad_outputs` may be empty
-/// (ones for one-element outputs). Inputs that outputs do not depend on: undefined tensors if
-/// `allow_unused`, else an error.
+/// Returns d(sum of outputs * grad_outputs) / d(inputs) without changing any grad(). If `grad_outputs` is empty, all
+/// outputs must have one element, whose gradient is 1. Throws if the outputs do not depend on an input; with
+/// `allow_unused`, returns an undefined tensor for this input instead.
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
              bool create_graph = false, bool allow_unused = false);
 
-/// For hooks: calls `callback` at the end of the backward pass that is running on this thread, when all gradients have
-/// arrived, in the order of the calls. None is called if the pass throws. Throws if no backward pass is running.
+/// Calls `callback` at the end of the backward pass that is running on this thread. Callbacks are called in the order
+/// in which they were queued. Hooks use this function. If the pass throws, no callback is called. Throws if no backward
+/// pass is running on this thread.
 void queue_callback(std::function<void()> callback);
 
-/// For hooks: the leaves that the backward pass which is running on this thread leads to. Throws if none is running.
+/// Returns the leaves that the backward pass which is running on this thread can reach. Throws if no backward pass is
+/// running on this thread.
 std::unordered_set<const TensorBody*> reached_leaves();
 
-/// backward() from several tensors at once.
+/// Runs a backward pass from several tensors at once. See Tensor::backward.
 void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
               bool create_graph = false);
 
@@ -195,13 +199,13 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool ret
 
 using autograd::grad;
 
-/// Records a single output. `backward` is called with (grad) or with (grad, output) and returns a gradient
-/// for each input. Returns `output`.
+/// Records an operation with one output, and returns the output. backward(grad) or backward(grad, output) returns one
+/// gradient per input.
 template <class F>
 Tensor record(const char* name, Tensor output, const Tensors& inputs, F backward) {
   if (!needs_grad(inputs)) return output;
   if constexpr (std::is_invocable_v<F, const Tensor&, const Tensor&>) {
-    // The node has to exist before its output can be saved: fill the slot afterwards.
+    // SavedOutput needs the node, so the output is saved after autograd::record() has created the node.
     auto saved = std::make_shared<std::unique_ptr<autograd::SavedOutput>>();
     autograd::record(name, {output}, inputs, [backward = std::move(backward), saved](const Tensors& grads) {
       return Tensors(backward(grads[0], (**saved)()));
@@ -214,9 +218,9 @@ Tensor record(const char* name, Tensor output, const Tensors& inputs, F backward
   return output;
 }
 
-/// A differentiable function of the user's own: `forward` runs unrecorded, `backward` gives a gradient for
-/// each input and is itself differentiable if it is made of differentiable operations. Tensors that
-/// backward needs are captured as `Saved`.
+/// Calls a user-defined differentiable function. `forward` is not recorded. `backward` returns one gradient per input.
+/// These gradients can be differentiated again if `backward` consists of differentiable operations. `backward` should
+/// capture the tensors that it needs as `Saved`, which detects in-place writes.
 Tensors custom_function(const char* name, const Tensors& inputs, const std::function<Tensors(const Tensors&)>& forward,
                         Backward backward);
 

@@ -1,5 +1,5 @@
-// What the core and the optimizers have to know of a graph of GPU work that is being captured for replays. Programs use
-// cuda::CUDAGraph (cuda/cuda.h).
+// The interface between a CUDA graph that is being captured and the rest of the library. Programs use cuda::CUDAGraph
+// (cuda/cuda.h).
 #pragma once
 
 #include <functional>
@@ -9,28 +9,28 @@
 
 namespace voxgrad {
 
-/// A capture under way on this thread: the work of its device is recorded, not done. Or, for the length of the actions
-/// below, a replay.
+/// A CUDA graph that this thread is capturing: work on the device of the graph is recorded instead of executed. While a
+/// replay calls the function passed to optimizer_step(), current() returns the replayed graph.
 class Capture {
  public:
-  /// Null if there is none on this thread.
+  /// Returns the graph of this thread, or null.
   static Capture* current() noexcept;
 
   virtual Device device() const = 0;
-  /// Not 0, and no other capture's.
+  /// Returns a unique number, which is not 0.
   uint64_t id() const { return id_; }
-  /// Kernels read `storage`, or write it: replays will, too, so that it must stay. Its version moves with each replay
-  /// that writes it.
+  /// Keeps `storage` alive for the replays, because a captured kernel reads or writes it. Each replay of a kernel that
+  /// writes the storage increments its version.
   virtual void use(const std::shared_ptr<Storage>& storage, bool write) = 0;
-  /// Calls step(false), which calls kernels of optimizers, and keeps it for replays: before each, step(true) makes the
-  /// same calls again, in the same order. Then they do nothing but give the replay the numbers that they are called
-  /// with.
+  /// Calls step(false), which launches the kernels of an optimizer, and stores `step`. Before each replay, step(true)
+  /// must launch the same kernels in the same order. These launches are not executed; they only pass the current
+  /// arguments, such as the learning rate, to the replay.
   virtual void optimizer_step(std::function<void(bool replay)> step) = 0;
 
  protected:
   Capture() noexcept;
   ~Capture() = default;
-  /// Makes `capture` current on this thread for as long as it lives.
+  /// Makes `capture` the graph of this thread during its lifetime.
   class Scope {
    public:
     [[nodiscard]] explicit Scope(Capture* capture) noexcept;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/autograd.h"
+#include "core/detail/context.h"
 
 namespace voxgrad::distributed {
 namespace {
@@ -15,16 +16,28 @@ using Kind = Collective::Kind;
 
 thread_local ScopedValue<Communicator*>* newest_group = nullptr;
 
-void check_tensor(const Communicator& group, const char* op, const Tensor& tensor, bool reduced = false) {
+[[maybe_unused]] const bool registered = Context::add({
+    .capture = []() -> std::function<Context::Guard()> {
+      return [group = spatial_group()] { return std::make_shared<SpatialGroupGuard>(group); };
+    },
+    .reset = []() -> Context::Guard { return std::make_shared<SpatialGroupGuard>(nullptr); },
+});
+
+void check_tensor(const Communicator& group, const char* op, const Tensor& tensor) {
   check(tensor.defined(), op, "the tensor is undefined");
   const Device device = tensor.device();
-  const DType dtype = tensor.dtype();
-  check(device == group.device() || device.is_cpu(), op, "this rank's tensors lie on ", group.device(), ", got ",
+  check(device == group.device() || device.is_cpu(), op, "tensors of this rank must be on ", group.device(), ", got ",
         describe(tensor),
-        group.device().is_cpu() ? "; NCCL takes those of GPUs: distributed::run(f, Device::cuda())" : "");
-  check(!reduced || is_floating(dtype) || dtype == i64, op, "ranks reduce f32, f64, bf16, f16 and i64, not ", dtype);
-  check(tensor.numel() <= std::numeric_limits<int>::max(), op, "a tensor has at most 2^31 - 1 elements here, got ",
+        group.device().is_cpu() ? "; for GPU tensors, use NCCL: distributed::run(f, Device::cuda())" : "");
+  check(tensor.numel() <= std::numeric_limits<int>::max(), op, "collectives support at most 2^31 - 1 elements, got ",
         describe(tensor));
+}
+
+void check_reduced(const Communicator& group, const char* op, const Tensor& tensor, ReduceOp reduction) {
+  check_tensor(group, op, tensor);
+  const DType dtype = tensor.dtype();
+  check(is_floating(dtype) || dtype == i64, op, "reductions support f32, f64, bf16, f16 and i64, got ", dtype);
+  check(reduction != ReduceOp::mean, op, "reductions over ranks support sum, max and min, not mean");
 }
 
 /// Returns the FNV-1a hash, which is the same on all machines.
@@ -34,7 +47,7 @@ uint64_t hash(std::string_view bytes) {
   return value;
 }
 
-/// Returns "[2, 3]". A stream would add microseconds to every call.
+/// Returns "[2, 3]". Does not use a stream, which would add microseconds to every call.
 std::string to_text(const Shape& shape) {
   std::string text = "[";
   for (int64_t axis = 0; axis < shape.size(); ++axis) text += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
@@ -113,7 +126,7 @@ void Communicator::set_timeout(double seconds) {
 
 std::unique_ptr<Work> Communicator::all_reduce_async(const Tensor& tensor, ReduceOp op) {
   constexpr const char* kOp = "all_reduce";
-  check_tensor(*this, kOp, tensor, true);
+  check_reduced(*this, kOp, tensor, op);
   check(tensor.is_contiguous(), kOp, "the tensor is not contiguous: ", describe(tensor), " with strides ",
         tensor.strides());
   const Tensor values = tensor.detach().to(device_);
@@ -126,7 +139,7 @@ std::unique_ptr<Work> Communicator::all_reduce_async(const Tensor& tensor, Reduc
 }
 
 void Communicator::all_reduce(const Tensor& tensor, ReduceOp op) {
-  check_tensor(*this, "all_reduce", tensor, true);
+  check_reduced(*this, "all_reduce", tensor, op);
   check_in_place("all_reduce", tensor);
   const Tensor values = tensor.detach(), dense = values.contiguous();
   all_reduce_async(dense, op)->wait();
@@ -150,7 +163,7 @@ std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message
     for (const auto& [tensor, peer] : *messages) {
       check(peer >= 0 && peer < size_ && peer != rank_, kOp, "rank ", rank_, " has no peer ", peer, " among ", size_);
       check_tensor(*this, kOp, tensor);
-      check(tensor.device() == device_, kOp, "this rank's tensors lie on ", device_, ", got ", describe(tensor));
+      check(tensor.device() == device_, kOp, "tensors of this rank must be on ", device_, ", got ", describe(tensor));
       check(tensor.is_contiguous() || tensor.is_contiguous(MemoryFormat::channels_last), kOp,
             "the tensor is not dense: ", describe(tensor), " with strides ", tensor.strides());
     }
@@ -167,7 +180,7 @@ Tensor Communicator::all_gather(const Tensor& tensor) {
 
 Tensor Communicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
   constexpr const char* kOp = "reduce_scatter";
-  check_tensor(*this, kOp, tensor, true);
+  check_reduced(*this, kOp, tensor, op);
   check(tensor.dim() > 0 && tensor.size(0) == size_, kOp, "the first axis must have ", size_,
         " rows, one for each rank; the tensor is ", describe(tensor));
   const Tensor all = tensor.detach().to(device_).contiguous(), own = empty(all[0].shape(), all.options());

@@ -8,16 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "reduce_op.h"
 #include "scoped_value.h"
 #include "tensor.h"
 
 namespace voxgrad::distributed {
 
-/// The operation that combines the elements of all ranks. Sums of halves are computed in f32 and rounded after each
-/// addition.
-enum class ReduceOp { sum, max, min };
-
-/// An error that several ranks detect together. Each of them throws it with the same message.
+/// An error that several ranks detect together. Each of these ranks throws the error with the same message.
 class CollectiveError : public Error {
  public:
   CollectiveError(int reporter, const std::string& what) : Error(what), reporter_(reporter) {}
@@ -40,8 +37,8 @@ class Work {
   virtual ~Work() = default;
   /// Makes progress without blocking. Returns true once the collective has completed. Throws as wait() does.
   virtual bool test() = 0;
-  /// Returns once the collective has completed. Throws CollectiveError if a rank does not come in time, or if the
-  /// ranks' calls differ.
+  /// Returns once the collective has completed. Throws CollectiveError if a rank does not join before the timeout, or
+  /// if the ranks' calls differ.
   virtual void wait() = 0;
 };
 
@@ -63,11 +60,11 @@ struct Call {
 struct Collective {
   enum class Kind : uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, send_receive };
   Kind kind;
-  const char* name;    ///< for messages
+  const char* name;    ///< name of the function, for error messages
   Tensor in{}, out{};  ///< the same tensor for all_reduce and broadcast; undefined for send_receive
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::vector<Message> sends{}, receives{};  ///< for send_receive only; also channels_last
+  std::vector<Message> sends{}, receives{};  ///< for send_receive only; tensors may also be channels_last
   Shape slab{};                              ///< for send_receive: the volume that contains the messages, or empty
 
   /// Returns all tensors of the collective.
@@ -90,15 +87,17 @@ std::string list_ranks(const std::vector<int>& ranks);
 /// place. The order of additions depends only on the number of ranks and of elements, so all ranks and all runs obtain
 /// the same bits.
 ///
-/// If the ranks' calls differ, an error names the ranks and the call of each. MPI's ranks gather their calls (256 bytes
-/// each) while the collective runs, and its Work throws CollectiveError instead of completing. Under MPI a completed
-/// Work therefore implies that all ranks made the call, even for broadcast and send_receive, which in MPI itself
-/// complete on some ranks before others call them. NCCL's ranks send their calls to rank 0 from a background thread. If
-/// the calls differ, all processes end within a second, after one line on stderr. No collective waits for the
+/// If the ranks' calls differ, an error names the ranks and the call of each rank. No collective waits for this
 /// comparison before it starts.
 ///
-/// A rank that waits longer than the timeout throws CollectiveError, which names the missing ranks. After an error the
-/// group cannot be used any more. Only one thread may use a group at a time.
+/// Under MPI, the ranks gather their calls (256 bytes each) while the collective runs. If the calls differ, the Work
+/// throws CollectiveError instead of completing. A completed Work therefore implies that all ranks made the call, also
+/// for broadcast and send_receive, which MPI itself may complete on one rank before another rank makes the call. Under
+/// NCCL, a background thread sends the calls of each rank to rank 0. If the calls differ, all processes end within a
+/// second, after one line on stderr.
+///
+/// A rank that waits longer than the timeout throws CollectiveError, which names the missing ranks. After an error, the
+/// group can no longer be used. Only one thread may use a group at a time.
 class Communicator {
  public:
   Communicator(const Communicator&) = delete;
@@ -107,7 +106,7 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// The index of this rank among the ranks of its machine, from 0.
+  /// Returns the index of this rank among the ranks on the same machine, from 0.
   int local_rank() const { return local_rank_; }
   /// The device of this rank's tensors. A group of GPUs also accepts CPU tensors and copies them to the GPU and back.
   Device device() const { return device_; }
@@ -116,7 +115,8 @@ class Communicator {
 
   /// Starts an all_reduce of a contiguous tensor, which must not be read or written until it has completed.
   std::unique_ptr<Work> all_reduce_async(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
-  /// Replaces each element by its sum, maximum or minimum over the ranks.
+  /// Replaces each element by its sum, maximum or minimum over the ranks. Sums of bf16 and f16 are computed in f32 and
+  /// rounded after each addition. Throws if `op` is mean.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Replaces the elements by those of rank `root`.
   void broadcast(const Tensor& tensor, int root = 0);
@@ -136,13 +136,13 @@ class Communicator {
   /// Ends the processes of all ranks, with this exit code.
   virtual void abort(int code) = 0;
 
-  /// Starts a collective whose arguments have been checked. The functions above call it.
+  /// Starts a collective whose arguments have been checked. Called by the functions above.
   virtual std::unique_ptr<Work> start(const Collective& collective) = 0;
 
  protected:
   Communicator(int rank, int size, int local_rank, Device device)
       : rank_(rank), size_(size), local_rank_(local_rank), device_(device) {}
-  /// Seconds.
+  /// Returns the timeout in seconds.
   double timeout() const { return timeout_; }
 
  private:
@@ -151,9 +151,9 @@ class Communicator {
   std::atomic<double> timeout_ = 600;
 };
 
-/// Returns the ranks that share the volumes of this thread's operators (ops/spatial.h), or null.
+/// Returns the group of ranks over which this thread's operators divide volumes (ops/spatial.h), or null.
 Communicator* spatial_group();
-/// Sets spatial_group() during its lifetime, which `group` must outlive. May be null.
+/// Sets spatial_group() during its lifetime. `group` must outlive the guard and may be null.
 class [[nodiscard]] SpatialGroupGuard {
  public:
   [[nodiscard]] explicit SpatialGroupGuard(Communicator* group);

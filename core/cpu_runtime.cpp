@@ -1,4 +1,4 @@
-// The CPU as a device: its memory and the table of its functions.
+// The CPU as a device: its allocator and its Runtime table.
 #include <array>
 #include <atomic>
 #include <bit>
@@ -11,14 +11,14 @@
 #include "core/detail/divide.h"
 #include "core/device.h"
 #include "core/error.h"
-#include "core/memory_snapshot.h"
+#include "core/profiler.h"
 
 namespace voxgrad {
 namespace {
 
 constexpr size_t kAlignment = 64;
 
-// Under the address sanitizer freed memory must stay freed.
+// The address sanitizer detects uses of freed memory only if blocks are really freed.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kCaching = false;
 #elif defined(__has_feature)
@@ -27,10 +27,11 @@ constexpr bool kCaching = !__has_feature(address_sanitizer);
 constexpr bool kCaching = true;
 #endif
 
-/// The CPU's memory. Training frees and takes the same large blocks in every step; given back to the system each
-/// time, their page faults cost up to half of a convolution's time. So large freed blocks are kept for requests of
-/// their size class, up to a limit: in shards, each with a lock, of which a thread asks its own first, because a
-/// loader's threads take many blocks at the same time. Small ones are malloc's.
+/// Allocates CPU memory. Training frees and allocates the same large blocks in every step. If they were returned to the
+/// system each time, page faults would cost up to half of the time of a convolution. The allocator therefore caches
+/// large freed blocks by size class, up to a limit. The cache consists of shards with a lock each, because the threads
+/// of a loader allocate many blocks at the same time; a thread searches its own shard first. Small blocks come from
+/// malloc.
 class CpuAllocator {
  public:
   void* allocate(size_t bytes) {
@@ -49,20 +50,20 @@ class CpuAllocator {
       reserved_ += static_cast<int64_t>(block);
     }
     ++allocations_;
-    const auto lock = in_order();
+    const auto lock = lock_for_profiler();
     const int64_t current = current_ += static_cast<int64_t>(bytes);
     raise_peak(current);
-    if (lock) memory::detail::note_allocation(Device::cpu(), data, bytes, current);
+    if (lock) profiler::detail::record_memory(Device::cpu(), data, static_cast<int64_t>(bytes), current);
     return data;
   }
 
-  /// `bytes` as they were asked for.
+  /// `bytes` must be the number that was passed to allocate().
   void deallocate(void* data, size_t bytes) noexcept {
     if (data == nullptr) return;
     {
-      const auto lock = in_order();
+      const auto lock = lock_for_profiler();
       const int64_t current = current_ -= static_cast<int64_t>(bytes);
-      if (lock) memory::detail::note_free(Device::cpu(), data, bytes, current);
+      if (lock) profiler::detail::record_memory(Device::cpu(), data, -static_cast<int64_t>(bytes), current);
     }
     if (const size_t block = block_bytes(bytes); !keep(data, block)) release(data, block);
   }
@@ -70,7 +71,7 @@ class CpuAllocator {
   MemoryStats stats() const { return {current_, peak_, reserved_, allocations_, device_allocations_}; }
   void reset_peak() {
     peak_ = current_.load();
-    raise_peak(current_);  // which may have grown meanwhile
+    raise_peak(current_);  // current_ may have grown in the meantime
   }
   void empty_cache() {
     for (Shard& shard : shards_) {
@@ -84,13 +85,13 @@ class CpuAllocator {
   }
 
  private:
-  static constexpr size_t kSmallestCached = size_t{1} << 17;  // below, malloc itself reuses memory
-  static constexpr size_t kLimit = size_t{1} << 30;
+  static constexpr size_t kMinCached = size_t{1} << 17;  // bytes; smaller blocks are left to malloc, which reuses them
+  static constexpr size_t kMaxCacheBytes = size_t{1} << 30;  // bytes in the cache
   static constexpr size_t kShards = 32;
 
   struct alignas(kAlignment) Shard {
     std::mutex mutex;
-    std::multimap<size_t, void*> blocks;  // by block_bytes
+    std::multimap<size_t, void*> blocks;  // the key is block_bytes
   };
 
   static size_t own_shard() {
@@ -98,20 +99,21 @@ class CpuAllocator {
     static thread_local const size_t number = threads++;
     return number % kShards;
   }
-  /// What is taken for so many bytes: of large blocks at most an eighth more.
+  /// Returns the size of the block for a request. Large blocks are at most an eighth larger than requested.
   static size_t block_bytes(size_t bytes) {
-    const size_t unit = !kCaching || bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
+    const size_t unit = !kCaching || bytes < kMinCached ? kAlignment : std::bit_floor(bytes) / 8;
     return round_up(bytes, unit);
   }
-  /// Locked while memory snapshots are made of what is noted, in the order in which current_ changes.
-  std::unique_lock<std::mutex> in_order() {
-    return profiler::active() ? std::unique_lock(noted_) : std::unique_lock<std::mutex>();
+  /// Locks order_mutex_ while a profiler records, so that the profiler receives the events in the order in which
+  /// current_ changes. Returns an empty lock otherwise.
+  std::unique_lock<std::mutex> lock_for_profiler() {
+    return profiler::active() ? std::unique_lock(order_mutex_) : std::unique_lock<std::mutex>();
   }
   void raise_peak(int64_t current) {
     for (int64_t peak = peak_; peak < current && !peak_.compare_exchange_weak(peak, current);) continue;
   }
   void* take_cached(size_t block) {
-    if (block < kSmallestCached) return nullptr;
+    if (block < kMinCached) return nullptr;
     for (size_t i = 0, own = own_shard(); i < kShards; ++i) {
       Shard& shard = shards_[(own + i) % kShards];
       const std::lock_guard lock(shard.mutex);
@@ -125,14 +127,14 @@ class CpuAllocator {
     return nullptr;
   }
   bool keep(void* data, size_t block) noexcept {
-    if (!kCaching || block < kSmallestCached) return false;
-    if (cached_bytes_ += block; cached_bytes_ <= kLimit) {
+    if (!kCaching || block < kMinCached) return false;
+    if (cached_bytes_ += block; cached_bytes_ <= kMaxCacheBytes) {
       Shard& shard = shards_[own_shard()];
       const std::lock_guard lock(shard.mutex);
       try {
         shard.blocks.emplace(block, data);
         return true;
-      } catch (const std::bad_alloc&) {  // no memory to remember it by
+      } catch (const std::bad_alloc&) {  // no memory for the cache entry
       }
     }
     cached_bytes_ -= block;
@@ -143,12 +145,12 @@ class CpuAllocator {
     reserved_ -= static_cast<int64_t>(block);
   }
   [[noreturn]] void throw_out_of_memory(size_t bytes) const {
-    throw OutOfMemoryError(concat("out of memory on cpu: ", bytes, " bytes asked for, ", current_.load(),
+    throw OutOfMemoryError(concat("out of memory on cpu: ", bytes, " bytes requested, ", current_.load(),
                                   " in use by tensors, ", reserved_.load(), " reserved"));
   }
 
   std::atomic<int64_t> current_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, device_allocations_ = 0;
-  std::mutex noted_;
+  std::mutex order_mutex_;
   std::array<Shard, kShards> shards_;
   std::atomic<size_t> cached_bytes_ = 0;
 };
@@ -162,7 +164,7 @@ void cpu_copy(void* to, Device, const void* from, Device, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-void cpu_require(int index) { check(index == 0, "device", "cpu has index 0 only, got ", index); }
+void cpu_require(int index) { check(index == 0, "device", "the CPU has only index 0, got ", index); }
 
 }  // namespace
 

@@ -4,7 +4,6 @@
 #include <system_error>
 
 #include "core/error.h"
-#include "core/memory_snapshot.h"
 #include "core/profiler.h"
 
 namespace voxgrad {
@@ -15,7 +14,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   const profiler::Scope scope(profiler::Kind::op, "copy_between_devices", nullptr, mover);
   if (profiler::Event* event = scope.event()) {
     event->bytes = static_cast<double>(bytes);
-    memory::detail::claim(to_device, to);
+    profiler::detail::claim(to_device, to);
   }
   runtime(mover).copy(to, to_device, from, from_device, bytes);
 }
@@ -46,7 +45,6 @@ MemoryStats memory::stats(Device device) {
 void memory::reset_peak(Device device) {
   runtime(device).require(device.index);
   runtime(device).reset_peak(device.index);
-  detail::note_reset(device);
 }
 void memory::empty_cache(Device device) {
   runtime(device).require(device.index);

@@ -1,4 +1,4 @@
-// Devices, and the few things that the core asks of each kind: memory and copies.
+// Devices, their memory statistics, and the table of functions that each kind of device implements.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@ namespace voxgrad {
 
 enum class DeviceType : uint8_t { cpu, cuda };
 
-/// The CPU, or one GPU by its index.
+/// The CPU, or a GPU with its index.
 struct Device {
   DeviceType type = DeviceType::cpu;
   int index = 0;
 
   static constexpr Device cpu() { return {}; }
   static constexpr Device cuda(int index = 0) { return {DeviceType::cuda, index}; }
-  /// From "cpu", "cuda" or "cuda:1". Throws on anything else.
+  /// Converts "cpu", "cuda" or "cuda:1". Throws Error for other texts.
   static Device parse(const std::string& text);
 
   constexpr bool is_cpu() const { return type == DeviceType::cpu; }
@@ -26,29 +26,30 @@ struct Device {
   friend constexpr bool operator==(const Device&, const Device&) = default;
 };
 
-/// "CPU" or "CUDA", as messages name it.
+/// Returns "CPU" or "CUDA".
 const char* name(DeviceType type);
-/// "cpu" or "cuda:0".
+/// Prints "cpu" or "cuda:0".
 std::ostream& operator<<(std::ostream& out, Device device);
 
-/// Bytes of memory handed out on one device.
+/// Memory statistics of one device, in bytes and numbers of calls.
 struct MemoryStats {
-  int64_t current = 0;             ///< in live storages
-  int64_t peak = 0;                ///< the largest `current` since start or reset_peak
-  int64_t reserved = 0;            ///< held from the driver or the system, the cache included
-  int64_t allocations = 0;         ///< requests served since start
-  int64_t device_allocations = 0;  ///< of these, how many went to the driver or the system
+  int64_t current = 0;             ///< bytes in live storages
+  int64_t peak = 0;                ///< the maximum of `current` since the start or the last reset_peak()
+  int64_t reserved = 0;            ///< bytes taken from the driver or the system, including the cache
+  int64_t allocations = 0;         ///< allocations since the start
+  int64_t device_allocations = 0;  ///< allocations since the start that called the driver or the system
 };
 
 namespace memory {
+/// Throws Error if the device does not exist, as the functions below do.
 MemoryStats stats(Device device = Device::cpu());
-/// Sets `peak` back to `current`.
+/// Sets `peak` to `current`.
 void reset_peak(Device device = Device::cpu());
-/// Gives freed blocks that were kept for reuse back to the driver or the system.
+/// Returns cached free blocks to the driver or the system.
 void empty_cache(Device device = Device::cpu());
 }  // namespace memory
 
-/// Waits until all work queued on `device` has finished.
+/// Waits until all work queued on `device` has finished. Throws Error if any of this work failed.
 void synchronize(Device device);
 
 /// The functions of one kind of device. Each kind fills one table: the CPU in core/cpu_runtime.cpp, GPUs in
@@ -57,20 +58,20 @@ struct Runtime {
   int (*device_count)();
   /// Throws Error if the device does not exist, with the reason.
   void (*require)(int index);
-  /// At least `bytes` bytes, 64-byte aligned (256 on a GPU). Throws OutOfMemoryError.
+  /// Returns at least `bytes` bytes, aligned to 64 bytes (256 on a GPU). Throws OutOfMemoryError.
   void* (*allocate)(size_t bytes, int index);
   void (*deallocate)(void* data, size_t bytes, int index) noexcept;
-  /// Copies after the work queued on the current streams of both devices; when `to` is the CPU the bytes are there on
-  /// return, when `from` is the CPU the source may be reused on return.
+  /// Copies after the work that is queued on the current streams of both devices. On return the copy is complete if
+  /// `to` is on the CPU, and the source may be reused if `from` is on the CPU.
   void (*copy)(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
   void (*synchronize)(int index);
   MemoryStats (*stats)(int index);
   void (*reset_peak)(int index);
   void (*empty_cache)(int index);
-  // For the profiler; null for the CPU, which has no streams:
-  void* (*stream)(int index);                ///< the current one
-  std::shared_ptr<void> (*mark)(int index);  ///< behind the work queued on it so far
-  /// From one mark to another; waits for both.
+  // For the profiler; null for the CPU, which has no streams.
+  void* (*stream)(int index);                ///< returns the current stream
+  std::shared_ptr<void> (*mark)(int index);  ///< records an event in the current stream
+  /// Returns the time between two events of mark(). Waits for both.
   double (*elapsed_ms)(const void* from, const void* to);
 };
 
@@ -78,7 +79,8 @@ const Runtime& cpu_runtime();
 const Runtime& cuda_runtime();
 inline const Runtime& runtime(Device device) { return device.is_cuda() ? cuda_runtime() : cpu_runtime(); }
 
-/// Runtime::copy, of the device that is a GPU if one is; the profiler sees it if the devices differ.
+/// Copies bytes with Runtime::copy of the GPU, or of the CPU if neither device is a GPU. The profiler records copies
+/// between devices.
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
 
 }  // namespace voxgrad

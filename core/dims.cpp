@@ -44,7 +44,7 @@ Strides channels_last_strides(const Shape& shape) {
 }
 
 bool may_overlap(const Shape& shape, const Strides& strides) {
-  const auto step = [&](int64_t axis) {  // its magnitude, also of INT64_MIN
+  const auto step = [&](int64_t axis) {  // the absolute value; unsigned, because -INT64_MIN overflows int64_t
     const auto bits = static_cast<uint64_t>(strides[axis]);
     return strides[axis] < 0 ? 0 - bits : bits;
   };
@@ -53,13 +53,13 @@ bool may_overlap(const Shape& shape, const Strides& strides) {
     if (shape[i] == 0) return false;
     if (shape[i] > 1) insert_sorted(order, i, step);
   }
-  uint64_t reach = 0;  // of the axes so far
+  uint64_t reach = 0;  // largest offset within the axes so far
   for (int64_t axis : order) {
     if (step(axis) <= reach) return true;
     uint64_t extent = 0;
     if (__builtin_mul_overflow(static_cast<uint64_t>(shape[axis] - 1), step(axis), &extent) ||
         __builtin_add_overflow(reach, extent, &reach))
-      return true;  // farther than any memory
+      return true;  // the offset overflows
   }
   return false;
 }

@@ -13,7 +13,7 @@
 
 namespace voxgrad {
 
-/// A tensor has at most this many axes.
+/// The maximum number of axes of a tensor.
 inline constexpr int kMaxRank = 8;
 
 /// Up to kMaxRank int64_t values: the sizes of a tensor, or its strides in elements.
@@ -21,12 +21,12 @@ class Dims {
  public:
   Dims() = default;
   Dims(std::initializer_list<int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
-  /// A std::vector, std::array, std::span or any other range of integers.
+  /// Copies a std::vector, std::array, std::span or any other range of integers.
   template <std::ranges::input_range Range>
   requires(std::integral<std::ranges::range_value_t<Range>> && !std::same_as<Range, Dims>) Dims(const Range& values) {
     for (const auto value : values) push_back(static_cast<int64_t>(value));
   }
-  /// `rank` copies of `value`.
+  /// Returns `rank` copies of `value`.
   static Dims filled(int64_t rank, int64_t value) {
     check(rank >= 0 && rank <= kMaxRank, "Dims", "at most ", kMaxRank, " axes, got ", rank);
     Dims dims;
@@ -77,7 +77,8 @@ class Dims {
   int64_t rank_ = 0;
 };
 
-/// Inserts an axis behind those with at most its key. (GCC 14 takes std::sort to reach beyond so short an array.)
+/// Inserts `axis` into `order`, which is sorted by key(axis), after all axes with the same key. Replaces std::sort,
+/// because GCC 14 warns of out-of-bounds accesses when std::sort is used on such a short array.
 template <class Key>
 void insert_sorted(Dims& order, int64_t axis, const Key& key) {
   int64_t place = order.size();
@@ -88,7 +89,7 @@ void insert_sorted(Dims& order, int64_t axis, const Key& key) {
 using Shape = Dims;
 using Strides = Dims;
 
-/// Axes by their numbers, negative ones from the end: a list, or one.
+/// One axis or a list of axes. Negative numbers count from the end.
 class Axes : public Dims {
  public:
   using Dims::Dims;
@@ -97,30 +98,32 @@ class Axes : public Dims {
   Axes(int axis) : Axes(int64_t{axis}) {}
 };
 
-/// The product of the sizes (1 for a scalar). Throws if a size is negative or the product overflows.
+/// Returns the product of the sizes (1 for a scalar). Throws if a size is negative or the product overflows.
 int64_t numel(const Shape& shape, const char* op = "numel");
 
-/// The stride outside of an axis with stride `step`. An empty axis counts as one; the product may wrap only where the
-/// tensor is empty, and no stride is ever used.
+/// Returns step * size, which is the stride of the next axis of a dense tensor after an axis with this size and the
+/// stride `step`. A size of 0 counts as 1. The product can overflow only if the tensor is empty; the strides of empty
+/// tensors are never used.
 int64_t next_stride(int64_t step, int64_t size);
 
-/// Row-major strides of a dense tensor.
+/// Returns the row-major strides of a dense tensor.
 Strides contiguous_strides(const Shape& shape);
 
-/// Strides of a dense tensor whose axis 1 varies fastest: (N, C, D, H, W) stored as (N, D, H, W, C).
-/// The shape needs at least three axes.
+/// Returns the strides of a dense tensor whose axis 1 varies fastest: (N, C, D, H, W) stored as (N, D, H, W, C). The
+/// shape must have at least three axes.
 Strides channels_last_strides(const Shape& shape);
 
-/// False if each index surely has a place of its own, as in every view of a dense tensor but those that expand().
+/// Returns whether two elements may have the same address. A result of false is certain, true is not. Views of dense
+/// tensors return false, except views made by expand().
 bool may_overlap(const Shape& shape, const Strides& strides);
 
-/// `axis`, counted from the end when negative. Throws if it lies outside [-rank, rank).
+/// Returns `axis`, or axis + rank if `axis` is negative. Throws if it lies outside [-rank, rank).
 int64_t normalize_axis(int64_t axis, int64_t rank, const char* op);
 
-/// The shape both broadcast to by PyTorch's rule. Throws if they do not.
+/// Returns the shape to which both shapes broadcast by PyTorch's rule. Throws if they do not broadcast.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
 
-/// N sizes, one for each spatial axis; a single int stands for N equal ones.
+/// N sizes, one for each spatial axis. A single integer sets all of them.
 template <int N>
 struct Extent {
   std::array<int64_t, N> values{};

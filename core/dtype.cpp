@@ -14,7 +14,7 @@ const char* name(DType dtype) {
 }
 
 DType parse_dtype(const std::string& text) {
-  // By DType: our name, PyTorch's, and its second one.
+  // For each DType: voxgrad's name, PyTorch's name, and PyTorch's second name.
   constexpr const char* names[][3] = {
       {"f32", "float32", "float"}, {"f64", "float64", "double"}, {"bf16", "bfloat16"}, {"f16", "float16", "half"},
       {"i64", "int64", "long"},    {"i32", "int32", "int"},      {"u8", "uint8"},      {"bool"}};

@@ -17,11 +17,12 @@ using enum DType;  // voxgrad::f32, ...
 
 /// "f32", "i64", "bool", ...
 const char* name(DType dtype);
-/// From "bf16" or PyTorch's "bfloat16", "float32" or "float", ... Throws on anything else, and lists them.
+/// Converts voxgrad's name ("bf16") or PyTorch's ("bfloat16", "float32", "float", ...). Throws for other texts, with a
+/// list of the valid names.
 DType parse_dtype(const std::string& text);
 inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 constexpr int64_t item_size(DType dtype) {
   constexpr int64_t sizes[] = {4, 8, 2, 2, 8, 4, 1, 1};
   return sizes[static_cast<int>(dtype)];
@@ -29,8 +30,8 @@ constexpr int64_t item_size(DType dtype) {
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::f16; }
 
-/// The smallest dtype to which values of both convert safely, as torch.promote_types: bool below integers below floats;
-/// of two halves that differ, f32.
+/// Returns the smallest dtype that both dtypes convert to, as torch.promote_types does. The order is bool, integers,
+/// floats. bf16 and f16 promote to f32.
 DType promote_types(DType a, DType b);
 
 /// The DType of a C++ type: dtype_of<float> == f32.
@@ -56,31 +57,33 @@ inline constexpr DType dtype_of = [] {
     static_assert(sizeof(T) == 0, "no voxgrad dtype for this type");
 }();
 
-/// The type in which arithmetic on elements of type T is done: float for halves, whose results are rounded once.
+/// The type in which kernels compute with elements of type T. For BFloat16 and Float16 the type is float, and kernels
+/// round results once.
 template <class T>
 using compute_t = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 
-/// Lists of C++ types, for dispatch(): the dtypes that kernels take.
+/// A list of C++ types for dispatch(), such as the dtypes that a kernel supports.
 template <class... Ts>
 struct Types {};
-using WideFloats = Types<float, double>;  // that compute in their own type
+using WideFloats = Types<float, double>;  // types in which kernels compute without conversion
 using Floats = Types<float, double, BFloat16, Float16>;
 using Numbers = Types<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t>;
 using Anything = Types<float, double, BFloat16, Float16, int64_t, int32_t, uint8_t, bool>;
 
-/// Whether a list has the C++ type of `dtype`.
+/// Returns whether a list contains the C++ type of `dtype`.
 template <class... Ts>
 constexpr bool has(Types<Ts...>, DType dtype) {
   return ((dtype == dtype_of<Ts>) || ...);
 }
 
-/// x as a To, as Tensor::to() converts elements, on every device. To an integer a float loses its fraction, beyond the
-/// ends it becomes the nearest end, and NaN becomes 0; integers keep their low bits. To bool: x != 0.
+/// Converts an element as Tensor::to() does, in the same way on all devices. From float to integer: the fraction is
+/// dropped, values outside the range saturate, and NaN becomes 0. From integer to integer: the low bits are kept. To
+/// bool: x != 0.
 template <class To, class From>
 VG_HOST_DEVICE To convert(From x) {
   if constexpr (std::is_same_v<To, From>) {
     return x;
-  } else if constexpr (std::is_class_v<From>) {  // a half
+  } else if constexpr (std::is_class_v<From>) {  // BFloat16 or Float16
     return convert<To>(static_cast<float>(x));
   } else if constexpr (std::is_same_v<To, bool>) {
     return x != From(0);
@@ -98,14 +101,14 @@ VG_HOST_DEVICE To convert(From x) {
   }
 }
 
-/// Throws "<op>: <value> does not fit <dtype>" for NaN and for what lies outside an integer dtype's range once its
-/// fraction is cut off. Floating dtypes and bool take any value.
+/// Throws "<op>: <value> does not fit <dtype>" if `dtype` is an integer dtype and `value` is NaN or outside its range
+/// after the fraction is dropped. Accepts any value for floating dtypes and bool.
 void check_fits(const char* op, double value, DType dtype);
 
 /// Throws "<op> has no <device> kernel for <dtype>".
 [[noreturn]] void no_kernel(const char* op, const char* device, DType dtype);
 
-/// Calls f.template operator()<T>() with T the C++ type of `dtype`, if it is in the list; else no_kernel().
+/// Calls f.template operator()<T>() with T the C++ type of `dtype`. Calls no_kernel() if the list does not contain T.
 template <class... Ts, class F>
 void dispatch(Types<Ts...>, DType dtype, const char* op, const char* device, F&& f) {
   const bool found = ((dtype == dtype_of<Ts> && (f.template operator()<Ts>(), true)) || ...);

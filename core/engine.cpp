@@ -1,31 +1,27 @@
 // Runs the recorded graph backward.
 //
-// Every node carries a sequence number larger than those of the nodes that made its inputs; a leaf has one from before
-// its first use. So the reachable nodes, taken by falling number, are in an order in which each node comes after all
-// that send it gradients, and a leaf's gradient is whole before what was computed ahead of its first use is visited: a
-// heap replaces counting dependencies, and nothing recurses.
+// The sequence number of a node is larger than the numbers of the nodes that produced its inputs. The engine therefore
+// uses a heap to visit the reachable nodes in descending order of their numbers. When it visits a node, all gradients
+// of the node's outputs have arrived. This order needs neither dependency counts nor recursion.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "core/autocast.h"
 #include "core/autograd.h"
-#include "core/communicator.h"
+#include "core/detail/context.h"
 
 namespace voxgrad {
 namespace {
 
-thread_local const Node* running = nullptr;
-
 bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
 
-/// The possible causes, for a message: a tensor does not store how it was made.
+/// Returns possible reasons why the tensor has no graph, for an error message. A tensor does not store the reason.
 const char* why_no_graph(const Tensor& tensor) {
   if (!is_floating(tensor.dtype())) return "; only floating tensors have gradients";
-  if (!grad_enabled()) return "; nothing is recorded on this thread, where a NoGradGuard lives";
+  if (!grad_enabled()) return "; recording is off on this thread: a NoGradGuard is in effect";
   return "; either none of its inputs requires grad (frozen parameters?), "
-         "or it was computed where a NoGradGuard lived, or it comes from detach()";
+         "or it was computed under a NoGradGuard, or it comes from detach()";
 }
 
 Edge root_of(const Tensor& tensor, const char* op) {
@@ -35,7 +31,7 @@ Edge root_of(const Tensor& tensor, const char* op) {
   return autograd::edge_to(tensor);
 }
 
-/// What hooks can ask of the innermost run on their thread.
+/// The innermost backward pass of a thread: its roots, for reached_leaves(), and its queued callbacks.
 class Run {
  public:
   explicit Run(const std::vector<Edge>& from) : roots(from), outer_(std::exchange(current, this)) {}
@@ -44,7 +40,7 @@ class Run {
   Run& operator=(const Run&) = delete;
 
   void call() const {
-    for (size_t i = 0; i < queued.size(); ++i) {  // one may queue others
+    for (size_t i = 0; i < queued.size(); ++i) {  // a callback may queue more callbacks
       const std::function<void()> callback = queued[i];
       callback();
     }
@@ -59,7 +55,7 @@ class Run {
 };
 thread_local Run* Run::current = nullptr;
 
-/// What these edges lead to, each node once.
+/// Returns all nodes that can be reached from `roots`.
 std::vector<Node*> reachable_from(const std::vector<Edge>& roots) {
   std::vector<Node*> reachable, stack;
   std::unordered_set<Node*> seen;
@@ -80,15 +76,16 @@ class Engine {
  public:
   Engine(bool retain_graph, bool create_graph) : retain_(retain_graph || create_graph), create_(create_graph) {}
 
-  /// Restricts the run to what leads to these edges, and collects their gradients instead of accumulating.
+  /// Restricts the run to the nodes that lead to `wanted`, and collects the gradients of these edges in `captured`
+  /// instead of accumulating gradients in leaves.
   void capture(std::vector<Edge> wanted, const std::vector<Edge>& roots);
   void run(const std::vector<Edge>& roots, const Tensors& gradients);
   Tensors captured;
 
  private:
   struct Pending {
-    Tensors grads;            // one for each output
-    std::vector<bool> owned;  // sums made here, which may be added to in place
+    Tensors grads;            // one per output
+    std::vector<bool> owned;  // whether the engine computed the sum itself and may add to it in place
   };
 
   void send(const Edge& edge, const Tensor& grad, const std::string& from);
@@ -121,8 +118,7 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
-  const autocast off(f32, false);                       // gradients have the dtypes that the forward pass chose
-  const distributed::SpatialGroupGuard apart(nullptr);  // and use the group that it used
+  const auto defaults = Context::reset();
   const Run this_run(roots);
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
   while (!ready_.empty()) {
@@ -174,22 +170,12 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
       run_post_hooks(node->leaf->autograd->post_hooks, Tensor(node->leaf));
     return;
   }
-  const auto leads_on = [&](const Edge& edge) { return edge.node && is_needed(edge.node.get()); };
-  if (std::none_of(node->edges.begin(), node->edges.end(), leads_on)) return;
+  const auto leads_to_needed_node = [&](const Edge& edge) { return edge.node && is_needed(edge.node.get()); };
+  if (std::none_of(node->edges.begin(), node->edges.end(), leads_to_needed_node)) return;
 
   check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
-        "' was freed by an earlier backward; give that one retain_graph = true");
-  Tensors grads;
-  {
-    const Node* outer = std::exchange(running, node.get());  // a gradient may run a backward pass itself
-    try {
-      grads = node->backward(pending.grads);
-    } catch (...) {
-      running = outer;
-      throw;
-    }
-    running = outer;
-  }
+        "' was freed by an earlier backward pass, which needs retain_graph = true");
+  const Tensors grads = node->backward(pending.grads);
   check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
         " gradients for ", node->edges.size(), " inputs");
   for (size_t i = 0; i < grads.size(); ++i) send(node->edges[i], grads[i], '\'' + node->name + '\'');
@@ -198,9 +184,9 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
 
 void Engine::run_hooks(const Hooks& hooks, Tensor& grad) {
   if (!grad.defined()) return;
-  const Hooks now = hooks;  // a hook may register others,
+  const Hooks now = hooks;  // copied, because a hook may register more hooks
   for (const auto& hook : now) {
-    const Hook call = *hook;  // or remove itself
+    const Hook call = *hook;  // copied, because a hook may remove itself
     if (!call) continue;
     Tensor changed = call(grad);
     if (!changed.defined()) continue;
@@ -230,22 +216,23 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
   } else if (sum.defined()) {
     sum = sum.add(grad);
   } else {
-    // Kept as it is if nobody else holds its memory, so that writing to one gradient never shows in another.
-    const bool alone = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
-                       (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
-    sum = alone ? grad.detach() : grad.detach().clone();
+    // Clone unless this is the only reference to the memory. Otherwise a write to one gradient could change another.
+    const bool is_only_reference = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
+                                   (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
+    sum = is_only_reference ? grad.detach() : grad.detach().clone();
   }
 }
 
-/// The sum is made without the lock, because recording it takes those of the tensors that it is made of; it is made
-/// again if another thread came before.
+/// Adds a gradient while a graph is recorded. The sum is computed without the lock, because recording takes the locks
+/// of its operands. If another thread changed the gradient in the meantime, the sum is computed again.
 void Engine::accumulate_recorded(AutogradData& data, const Tensor& grad) {
   const auto now = [&data] {
     const std::lock_guard lock(data.mutex);
     return data.grad;
   };
   for (Tensor before = now();; before = now()) {
-    Tensor sum = before.defined() ? before.add(grad) : grad.clone();  // its own: written to by what scales gradients
+    // A first gradient is cloned, because users may scale it in place.
+    Tensor sum = before.defined() ? before.add(grad) : grad.clone();
     const std::lock_guard lock(data.mutex);
     if (data.grad.is_same(before)) return std::swap(data.grad, sum);
   }
@@ -257,7 +244,7 @@ std::vector<Edge> roots_of(const Tensors& outputs, const char* op) {
   return roots;
 }
 
-/// The given gradients, checked, with ones where they may be left out.
+/// Checks the given gradients of the outputs. Adds ones for one-element outputs without a gradient.
 Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
   check(!outputs.empty(), op, "no outputs");
   check(given.empty() || given.size() == outputs.size(), op, given.size(), " gradients for ", outputs.size(),
@@ -269,7 +256,8 @@ Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
       gradients.push_back(given[i]);
       continue;
     }
-    check(output.numel() == 1, op, "a gradient may be left out for one element only, the output is ", describe(output));
+    check(output.numel() == 1, op, "only the gradient of a one-element output may be omitted, the output is ",
+          describe(output));
     Tensor one = empty(output.shape(), output.options());
     one.fill_(1);
     gradients.push_back(one);
@@ -293,8 +281,6 @@ std::unordered_set<const TensorBody*> autograd::reached_leaves() {
   return leaves;
 }
 
-std::string autograd::running_node() { return running ? running->name : ""; }
-
 void autograd::backward(const Tensors& outputs, const Tensors& grad_outputs, bool retain_graph, bool create_graph) {
   const std::vector<Edge> roots = roots_of(outputs, "backward");
   const Tensors gradients = seeds(outputs, grad_outputs, "backward");
@@ -310,8 +296,8 @@ Tensors autograd::grad(const Tensors& outputs, const Tensors& inputs, const Tens
   engine.capture(roots_of(inputs, "grad"), roots);
   engine.run(roots, gradients);
   for (size_t i = 0; i < inputs.size(); ++i)
-    check(allow_unused || engine.captured[i].defined(), "grad", "input ", i,
-          " was not used by the outputs; allow_unused = true gives an undefined tensor for it");
+    check(allow_unused || engine.captured[i].defined(), "grad", "the outputs do not depend on input ", i,
+          "; with allow_unused = true, its gradient is an undefined tensor");
   return engine.captured;
 }
 

@@ -1,4 +1,4 @@
-// The one exception type of voxgrad and the helper that words it.
+// The exception types of voxgrad, and the helpers that format and throw them.
 #pragma once
 
 #include <sstream>
@@ -7,21 +7,21 @@
 
 namespace voxgrad {
 
-/// Thrown by every function that refuses its arguments or meets a failing device, file or allocation.
-/// `what()` names the operation first: "conv_transpose3d: weight expects 64 input channels, ...".
+/// Thrown for invalid arguments, and when a device, a file or an allocation fails. `what()` names the operation first:
+/// "conv_transpose3d: weight expects 64 input channels, ...".
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Thrown when memory runs out; `what()` carries the sizes asked for, in use and reserved.
+/// Thrown when memory runs out. `what()` contains the requested size and the sizes in use and reserved.
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;
 };
 
-/// The arguments streamed one after the other into a string. Throws std::bad_alloc if memory runs out: by default a
-/// stream would ignore that and return a part of the text.
+/// Returns the arguments, streamed one after another into a string. Throws std::bad_alloc if memory runs out; a stream
+/// with default settings would silently drop the rest of the text.
 template <class... Args>
 std::string concat(const Args&... args) {
   std::ostringstream out;
@@ -36,7 +36,7 @@ template <class... Args>
   throw Error(concat(op, ": ", args...));
 }
 
-/// fail() unless `condition` holds.
+/// Calls fail() unless `condition` holds.
 template <class... Args>
 void check(bool condition, const char* op, const Args&... args) {
   if (!condition) [[unlikely]]

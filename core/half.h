@@ -1,5 +1,6 @@
-// Storage types for bfloat16 and IEEE binary16. Arithmetic is done in float; conversions round to
-// nearest even. Usable in device code, where conversions are single instructions, which give one NaN for all.
+// Storage types for bfloat16 and IEEE binary16. They convert to float for arithmetic, and from float by rounding to the
+// nearest even value. In device code, a conversion from float is a single instruction, which converts every NaN to the
+// same NaN.
 #pragma once
 
 #include <bit>
@@ -49,7 +50,7 @@ struct Float16 {
     } else if (magnitude >= 0x38800000u) {  // normal: rebias the exponent, round to even
       const uint32_t odd = (magnitude >> 13) & 1u;
       half = (magnitude - 0x38000000u + 0xfffu + odd) >> 13;
-    } else {  // subnormal: let the float adder round at 2^-24
+    } else {  // subnormal: adding 0.5 makes the float addition round at 2^-24
       const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
       half = std::bit_cast<uint32_t>(shifted) - 0x3f000000u;
     }

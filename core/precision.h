@@ -1,15 +1,16 @@
-// How float32 convolutions and matrix products are rounded on GPUs.
+// The precision of float32 convolutions and matrix products on GPUs.
 #pragma once
 
 namespace voxgrad {
 
-/// As torch.set_float32_matmul_precision. On CUDA:
+/// The precision of float32 convolutions and matrix products, with the names that torch.set_float32_matmul_precision
+/// uses. On CUDA:
 ///   highest: float32 accuracy (error-compensated TF32 on tensor cores);
-///   high:    TF32: inputs rounded to 10 bits after the point, sums in float32.
-/// f64 and the CPU know no difference.
+///   high:    TF32: operands rounded to 10 fraction bits, sums in float32.
+/// The precision affects neither f64 nor the CPU.
 enum class Float32Precision : unsigned char { highest, high };
 
-/// Of the whole program; highest at first. Backward passes use what is set when they run.
+/// Sets the precision for all threads. The default is highest. A backward pass uses the value at the time when it runs.
 void set_float32_precision(Float32Precision precision);
 Float32Precision float32_precision();
 

@@ -1,4 +1,4 @@
-// Tensors as text, in PyTorch's manner.
+// Prints tensors in the format of PyTorch.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,12 +11,12 @@
 namespace voxgrad {
 namespace {
 
-constexpr int64_t kSummaryThreshold = 1000;  // more elements than this are shortened
-constexpr int64_t kEdge = 3;                 // to so many at each end of an axis
+constexpr int64_t kSummaryThreshold = 1000;  // tensors with more elements are abbreviated
+constexpr int64_t kEdge = 3;                 // elements printed at each end of an abbreviated axis
 
 constexpr int64_t kLineWidth = 80;
 
-/// The elements of a floating tensor in one style for all: whole numbers, four decimals, or an exponent.
+/// Formats floating elements. All have the same style: whole numbers, four decimals, or an exponent.
 std::vector<std::string> texts_of(const std::vector<double>& values) {
   double largest = 0, smallest = std::numeric_limits<double>::infinity();
   bool whole = true;
@@ -36,7 +36,7 @@ std::vector<std::string> texts_of(const std::vector<double>& values) {
   return texts;
 }
 
-/// The elements in row-major order, all of one width.
+/// Formats the elements in row-major order, padded to a common width.
 std::vector<std::string> texts_of(const Tensor& tensor) {
   const Tensor dense = tensor.contiguous();
   std::vector<std::string> texts;
@@ -51,7 +51,8 @@ std::vector<std::string> texts_of(const Tensor& tensor) {
   return texts;
 }
 
-/// The first and last kEdge elements along each longer axis, on the tensor's device.
+/// Keeps only the first and last kEdge elements along each axis of more than 2 * kEdge elements. The result is on the
+/// device of the tensor.
 Tensor edges_of(Tensor tensor) {
   while (true) {
     const Shape& sizes = tensor.shape();
@@ -84,7 +85,7 @@ class Printer {
   }
 
  private:
-  /// One axis: its parts in brackets, or on the last one the elements in lines of at most kLineWidth.
+  /// Prints one axis: its slices in brackets, or, for the last axis, its elements in lines of at most kLineWidth.
   void bracket(std::ostream& out, int64_t axis) {
     const bool last = axis + 1 == shape_.size(), cut = shorten_ && shape_[axis] > 2 * kEdge;
     const int64_t parts = cut ? 2 * kEdge + 1 : shape_[axis];

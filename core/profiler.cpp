@@ -6,11 +6,11 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "core/capture.h"
 #include "core/error.h"
-#include "core/memory_snapshot.h"
 #ifdef VOXGRAD_NVTX
 #include <nvtx3/nvToolsExt.h>
 #else
@@ -27,8 +27,8 @@ thread_local Event* op_event = nullptr;
 struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
-  std::vector<Event> events;  // while there are sessions
-  int sessions = 0;
+  std::vector<Event> events;                           // of all running sessions
+  std::unordered_map<const void*, int64_t> unclaimed;  // bytes of blocks to which no operator has written
 };
 Recorder& recorder() {
   static auto* recorder = new Recorder;  // never destroyed: threads may end after main()
@@ -48,10 +48,11 @@ int thread_number() {
 
 void push(Event event) {
   const std::lock_guard lock(recorder().mutex);
-  if (recorder().sessions > 0) recorder().events.push_back(std::move(event));
+  if (active()) recorder().events.push_back(std::move(event));
 }
 
-/// None on the CPU, and none in a capture, where an event would become part of the graph.
+/// Records a CUDA event. Returns null on the CPU and during a capture, in which the event would become part of the
+/// graph.
 std::shared_ptr<void> mark(Device device) {
   if (device.is_cpu() || Capture::current()) return nullptr;
   return runtime(device).mark(device.index);
@@ -69,7 +70,7 @@ Name intern(std::string_view text) {
   return &*(found != names.end() ? found : names.emplace(text).first);
 }
 
-/// What is recorded must not change what the program does: without memory for it, it is left out.
+/// Omits the event if there is no memory for it, because recording must not change the behavior of the program.
 void Scope::start(Kind kind, std::string_view name, Name module, Device device) noexcept {
   try {
     auto open = std::make_unique<Event>(
@@ -96,7 +97,7 @@ void Scope::stop() noexcept {
   const std::unique_ptr<Event> open(std::exchange(open_, nullptr));
   Event& event = *open;
   event.end = now();
-  // A range changes no place, and the program may end it after the module in which it began.
+  // Ranges do not change the place. A range may end after the module in which it began, so its `outer` may be outdated.
   if (event.kind != Kind::range) current_place = event.outer;
   if (event.kind == Kind::op) op_event = nullptr;
   nvtxRangePop();
@@ -107,15 +108,56 @@ void Scope::stop() noexcept {
   }
 }
 
-void detail::record_memory(Device device, int64_t bytes) {
+namespace {
+
+/// Pushes an event of Kind::memory. The caller holds the recorder's lock.
+void push_memory(Device device, const void* block, int64_t bytes, int64_t live) {
   const int64_t time = now();
-  push({.kind = Kind::memory, .begin = time, .end = time, .device = device, .memory = bytes});
+  recorder().events.push_back({.kind = Kind::memory,
+                               .place = current_place,
+                               .begin = time,
+                               .end = time,
+                               .device = device,
+                               .memory = live,
+                               .block = block,
+                               .block_bytes = bytes});
+}
+
+}  // namespace
+
+void detail::record_memory(Device device, const void* block, int64_t bytes, int64_t live) noexcept {
+  const std::lock_guard lock(recorder().mutex);
+  if (!active()) return;
+  try {
+    push_memory(device, block, bytes, live);
+    if (bytes < 0)
+      recorder().unclaimed.erase(block);
+    else if (op_event)
+      op_event->memory += bytes;
+    else
+      recorder().unclaimed[block] = bytes;
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+void detail::claim(Device device, const void* block) noexcept {
+  const std::lock_guard lock(recorder().mutex);
+  const auto found = recorder().unclaimed.find(block);
+  if (!op_event || found == recorder().unclaimed.end()) return;
+  op_event->memory += found->second;
+  recorder().unclaimed.erase(found);
+  try {
+    push_memory(device, block, 0, 0);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 Session::Session() {
-  memory::detail::start();
   const std::lock_guard lock(recorder().mutex);
-  if (recorder().sessions++ == 0) recorder().events.clear();
+  if (detail::recorders++ == 0) {
+    recorder().events.clear();
+    recorder().unclaimed.clear();
+  }
   begin_ = now();
 }
 
@@ -126,15 +168,15 @@ Session::~Session() {
 void Session::end_recording() noexcept {
   recording_ = false;
   end_ = now();
-  memory::detail::stop();
-  std::vector<Event> dropped;  // which may take CUDA's locks
+  // Destroyed after the lock is released, because the destructors of CUDA events take locks.
+  std::vector<Event> dropped;
   const std::lock_guard lock(recorder().mutex);
   try {
     for (const Event& event : recorder().events)
       if (event.begin >= begin_ && event.end <= end_) events_.push_back(event);
-  } catch (const std::bad_alloc&) {  // what there was memory for
+  } catch (const std::bad_alloc&) {  // keep the events for which there was memory
   }
-  if (--recorder().sessions == 0) dropped.swap(recorder().events);
+  if (--detail::recorders == 0) dropped.swap(recorder().events);
 }
 
 void Session::stop() {
@@ -146,7 +188,7 @@ void Session::stop() {
   for (const int index : devices) {
     check(!Capture::current(), "profiler", "stop() cannot wait for the device while a CUDA graph is being captured");
     const Device device = Device::cuda(index);
-    synchronize(device);  // so that the anchor's time is now
+    synchronize(device);  // so that the anchor event happens now
     const std::shared_ptr<void> anchor = runtime(device).mark(index);
     runtime(device).elapsed_ms(anchor.get(), anchor.get());
     const int64_t at = now();
@@ -163,7 +205,7 @@ void Session::stop() {
 }
 
 const std::vector<Event>& Session::events() const {
-  check(!recording_, "profiler", "the session is recording: call stop() before");
+  check(!recording_, "profiler", "the session is still recording; call stop() first");
   return events_;
 }
 

@@ -1,7 +1,7 @@
-// Which operators ran, how long they took, and what they moved and allocated.
+// The profiler: records operators with their time, memory traffic and allocations.
 //
-// Operators are seen where they call a kernel (ops/profiled_kernels.cpp), gradients where the engine visits a node,
-// modules where they are called (nn/module.h). With nothing recording, each of these is one relaxed load.
+// Operators are recorded where they call a kernel (ops/profiled_kernels.cpp), gradients where the engine visits a node,
+// modules where they are called (nn/module.h). Without a session, each of these places costs one relaxed atomic load.
 #pragma once
 
 #include <atomic>
@@ -18,52 +18,66 @@
 
 namespace voxgrad::profiler {
 
-/// A text that is kept for good; equal texts have equal pointers.
+/// A text that is never freed. Equal texts have equal pointers.
 using Name = const std::string*;
 Name intern(std::string_view text);
 
 namespace detail {
-/// Sessions, and the memory history (core/memory_snapshot.h).
-inline std::atomic<int> recorders{0};
-void record_memory(Device device, int64_t bytes);
+
+inline std::atomic<int> recorders{0};  ///< sessions that are recording
+
+/// Records that a block of `bytes` bytes was allocated, or freed if `bytes` is negative. `live` is the number of bytes
+/// in live storages afterwards. Allocators call this function within their locks while active().
+void record_memory(Device device, const void* block, int64_t bytes, int64_t live) noexcept;
+/// Attributes a block to the operator that runs on this thread, unless an operator has already allocated the block or
+/// written to it.
+void claim(Device device, const void* block) noexcept;
+
 }  // namespace detail
-/// Whether anything is being recorded.
+
+/// Returns whether a session is recording.
 inline bool active() { return detail::recorders.load(std::memory_order_relaxed) != 0; }
 
-enum class Kind : uint8_t { op, backward, module, range, memory };
+/// The kinds of events. `layout_copy` is a copy to another memory format by contiguous().
+enum class Kind : uint8_t { op, backward, module, range, memory, layout_copy };
 
-/// Where a thread is: the operator, the node whose gradient is being computed, and the path of the module; each null
-/// outside of any. A gradient is of the module that recorded its node.
+/// The position of a thread in the program. A gradient belongs to the module that recorded its node.
 struct Place {
-  Name op = nullptr, node = nullptr, module = nullptr;
+  Name op = nullptr;      ///< the running operator, or null
+  Name node = nullptr;    ///< the node whose gradient is being computed, or null
+  Name module = nullptr;  ///< the path of the module that was called, or null
   friend auto operator<=>(const Place&, const Place&) = default;
 };
-/// Of this thread. Known while something is being recorded.
+/// Returns the place of this thread. Valid only while a session records.
 const Place& place();
 
-/// A span of a thread's time; of Kind::memory: that so many bytes are live on `device` at `begin`.
+/// A time span on a thread. For Kind::memory, the point in time at which a block was allocated, freed or claimed.
 struct Event {
   Kind kind = Kind::op;
   Name name = nullptr;
-  Place place{}, outer{};      ///< during and before it
-  int thread = 0;              ///< threads are numbered as they are met
-  int64_t begin = 0, end = 0;  ///< on the host: nanoseconds of steady_clock
+  Place place{};               ///< place of the thread during the event
+  Place outer{};               ///< place of the thread before the event
+  int thread = 0;              ///< number of the thread; threads are numbered in the order of their first events
+  int64_t begin = 0, end = 0;  ///< host time: nanoseconds of steady_clock
 
-  // Of an operator:
+  // For operators:
   Device device;
   void* stream = nullptr;
-  int64_t device_begin = 0, device_end = 0;  ///< in the stream, on the host's clock; 0 where that is not known
+  int64_t device_begin = 0, device_end = 0;  ///< time in the stream, on the host's clock; 0 if unknown
   std::vector<Shape> shapes{};               ///< results first
-  double bytes = 0;                          ///< of results and operands, each counted once
-  double flop = 0;                           ///< 0: not known
-  double floor = 0;                          ///< seconds that the device needs at least; 0: not known
+  double bytes = 0;                          ///< bytes of results and operands, each tensor counted once
+  double flop = 0;                           ///< floating-point operations; 0 if unknown
+  double floor = 0;                          ///< minimum time on the device in seconds; 0 if unknown
   int64_t memory = 0;                        ///< bytes allocated for results and as workspace
-  std::shared_ptr<void> marks[2]{};          ///< in the stream, until the session reads them
+  std::shared_ptr<void> marks[2]{};          ///< CUDA events, until the session reads them
+
+  // For Kind::memory, where `memory` is the number of bytes in live storages afterwards:
+  const void* block = nullptr;
+  int64_t block_bytes = 0;  ///< negative if the block was freed, 0 if an operator claimed it
 };
 
-/// Records the time until its end as an Event, and names this thread's Place in the meantime; nothing if nothing is
-/// being recorded. An exception ends it like anything else. What follows `name` in the constructors is evaluated only
-/// if it is needed.
+/// Records its lifetime as an Event and updates the Place of this thread in the meantime. Does nothing if no session
+/// records. In this case, the constructor that takes a function does not call the function.
 class [[nodiscard]] Scope {
  public:
   [[nodiscard]] Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {
@@ -81,9 +95,9 @@ class [[nodiscard]] Scope {
   }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
-  /// Null if nothing is being recorded.
+  /// Returns the event, or null if no session records.
   Event* event() const { return open_; }
-  /// The innermost operator's on this thread; null outside of any.
+  /// Returns the event of the operator that runs on this thread, or null.
   static Event* current_op();
 
  private:
@@ -93,32 +107,43 @@ class [[nodiscard]] Scope {
   Event* open_ = nullptr;
 };
 
-/// A range of the program's own: `profiler::RecordFunction range("augment");`
+/// Records a range of the program: `profiler::RecordFunction range("augment");`
 class [[nodiscard]] RecordFunction : Scope {
  public:
   [[nodiscard]] explicit RecordFunction(std::string_view name) : Scope(Kind::range, name) {}
 };
 
-/// What a row of a table is about: an operator, forward and in the gradient of each kind of node by itself; an operator
-/// with given shapes; or a module, forward and backward.
+/// Selects the rows of a table. `op`: one row per operator for its forward calls, and one for each kind of node whose
+/// gradient calls it. `shape`: the rows of `op`, split by shapes. `module`: one row per module for the forward pass,
+/// and one for the backward pass.
 enum class GroupBy : uint8_t { op, shape, module };
 
-/// The sum over some operators.
+/// Sums over a group of operators.
 struct Row {
   std::string name{};
-  std::string pass{};    ///< "forward", "backward of conv"; by module "forward", "backward"
-  std::string shapes{};  ///< by shape only
+  std::string pass{};    ///< "forward" or "backward of conv"; for GroupBy::module, "forward" or "backward"
+  std::string shapes{};  ///< for GroupBy::shape only
   int64_t calls = 0;
   double host_ms = 0, device_ms = 0;
   double bytes = 0, flop = 0;
-  double floor_ms = 0, floored_ms = 0;  ///< the floors that are known, and the time of the operators that have one
+  double floor_ms = 0;    ///< sum of the known minimum times
+  double floored_ms = 0;  ///< device time of the operators whose minimum time is known
   int64_t memory = 0;
 
-  /// On the device, where that is not the host.
+  /// Returns the time on the device, or on the host for CPU operators.
   double ms() const { return device_ms > 0 ? device_ms : host_ms; }
 };
 
-/// Records the operators of all threads for as long as it lives, as torch.profiler.profile does:
+/// The live memory blocks of one operator in one module.
+struct Holder {
+  /// The operator that allocated the blocks or was the first to write to them. place.op is null if the program itself
+  /// was the first to write, or if the blocks were allocated before the session began.
+  Place place;
+  int64_t bytes = 0;
+  int64_t blocks = 0;  ///< 0: allocated before the session began
+};
+
+/// Records the operators of all threads until stop(), as torch.profiler.profile does:
 ///
 ///   vg::profiler::Session profile;
 ///   train_step();
@@ -126,37 +151,49 @@ struct Row {
 ///   std::cout << profile.table();
 ///   profile.save_trace("trace.json");
 ///
-/// - A session has what began and ended while it recorded. Sessions may nest and overlap, on one thread or several.
-/// - On a GPU the times are those between CUDA events around each operator, in its stream, and stop() waits for the
-///   device; nothing does before. What is done while a CUDA graph is captured has times on the host only; a replay is
-///   one operator. Operators call several kernels at times: copies of operands and reductions of partial sums count
-///   with them.
-/// - FLOP are known of convolutions (useful ones: 2 for each tap that meets a voxel) and matrix products; floors, where
-///   the device's rates are known (on GPUs an H200's, see explain_conv3d), are the larger of arithmetic's and memory's.
-/// - In a build with CUDA, all spans are NVTX ranges too.
+/// - A session contains the events that began and ended while it recorded. Sessions may nest and overlap, on one or on
+///   several threads.
+/// - On a GPU, times are measured by CUDA events around each operator in its stream. Only stop() waits for the device.
+///   Operators in the capture of a CUDA graph have host times only; a replay counts as one operator. The time of an
+///   operator includes copies of its operands and reductions of partial sums.
+/// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication with a voxel
+///   inside of the input counts as 2 FLOP.
+/// - The minimum time of an operator is the time of its arithmetic or of its memory traffic, whichever is longer, at
+///   the rates of the device (on GPUs: the rates of an H200, see explain_conv3d).
+/// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a recomputed function counts as backward.
 class [[nodiscard]] Session {
  public:
   [[nodiscard]] Session();
-  /// Drops what was recorded if stop() was not called. Waits for nothing.
+  /// Discards the events if stop() was not called. Does not wait for the device.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  /// Ends the recording; a second call does nothing. Throws Error if work on the device failed, and while a CUDA graph
-  /// is being captured: then times on the device are not known. It waits for all GPUs that were recorded: of ranks that
-  /// are threads of one process, no other may be in a collective that this one has yet to come to.
+  /// Ends the recording and waits for all recorded GPUs. A second call does nothing. Throws Error if work on a device
+  /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, no other rank may be
+  /// waiting in a collective that this rank has not called yet.
   void stop();
 
-  // What was recorded; all of it throws Error before stop().
-  const std::vector<Event>& events() const;  ///< by the time of their end
-  /// Sorted by time, the longest first.
+  // Results. All of these functions throw Error before stop().
+  const std::vector<Event>& events() const;  ///< sorted by end time
+  /// Returns rows sorted by time, the longest first.
   std::vector<Row> rows(GroupBy group_by = GroupBy::op) const;
-  /// The rows as text, those of the least time left out.
-  std::string table(GroupBy group_by = GroupBy::op, size_t most_rows = 40) const;
-  /// For chrome://tracing and ui.perfetto.dev: a track for each thread and each stream, and the memory over time.
+  /// Returns the rows as text, at most `max_rows` of them.
+  std::string table(GroupBy group_by = GroupBy::op, size_t max_rows = 40) const;
+  /// Returns the blocks that were live on `device` at the peak of its memory use, the largest holders first. The bytes
+  /// of all holders add up to memory::stats().peak, if the peak was reset when the session began.
+  std::vector<Holder> memory_at_peak(Device device = Device::cpu()) const;
+  /// Returns memory_at_peak() as text.
+  std::string memory_table(Device device = Device::cpu()) const;
+  /// Returns a line for each copy to another memory format that contiguous() made, in the program or within operators:
+  /// shape, dtype, strides, the requested format, and the operation that made the tensor or whose gradient was being
+  /// computed. Copies that a kernel makes in its workspace do not count.
+  std::vector<std::string> layout_copies() const;
+  /// Returns a trace for chrome://tracing and ui.perfetto.dev, with a track for each thread and stream, and the memory
+  /// over time.
   std::string trace() const;
-  /// Writes trace() into a file. Throws Error if it cannot.
+  /// Writes trace() to a file. Throws Error if the file cannot be written.
   void save_trace(const std::filesystem::path& path) const;
 
  private:

@@ -1,4 +1,4 @@
-// What a profiler session says: rows, table, trace.
+// The reports of a profiler session: rows, tables and trace.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -12,7 +12,7 @@
 namespace voxgrad::profiler {
 namespace {
 
-/// "12.3", "-" for nothing.
+/// Formats a positive number as "12.3", others as "-".
 std::string number(double value, int digits) {
   char text[32];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
@@ -43,7 +43,7 @@ void add(Row& sum, const Row& row) {
     sum.*part += row.*part;
 }
 
-/// The text in a column, cut in its middle.
+/// Pads the text to the width of a column, or cuts out its middle.
 std::string cell(const std::string& text, size_t width) {
   if (text.size() <= width) return text + std::string(width - text.size(), ' ');
   const size_t half = (width - 2) / 2;
@@ -83,7 +83,7 @@ std::string arguments(const Event& event) {
   return json_object(about);
 }
 
-/// The name of a process or a thread.
+/// Returns a trace event that names a process or a thread.
 std::string metadata(const char* what, int process, int thread, const std::string& name) {
   return json_object({{"ph", to_json("M")},
                       {"name", to_json(what)},
@@ -116,7 +116,7 @@ std::vector<Row> Session::rows(GroupBy group_by) const {
   return rows;
 }
 
-std::string Session::table(GroupBy group_by, size_t most_rows) const {
+std::string Session::table(GroupBy group_by, size_t max_rows) const {
   const std::vector<Row> all = rows(group_by);
   Row sum;
   sum.name = "all";
@@ -130,15 +130,80 @@ std::string Session::table(GroupBy group_by, size_t most_rows) const {
       line(name, "",
            {"calls", "host ms", "device ms", "% time", "MB", "GB/s", "GFLOP", "GFLOP/s", "% floor", "alloc MiB"}) +
       '\n';
-  for (size_t i = 0; i < std::min(all.size(), most_rows); ++i) text += line(all[i], all_ms) + '\n';
-  if (all.size() > most_rows) text += concat("(", all.size() - most_rows, " more rows)\n");
+  for (size_t i = 0; i < std::min(all.size(), max_rows); ++i) text += line(all[i], all_ms) + '\n';
+  if (all.size() > max_rows) text += concat("(", all.size() - max_rows, " more rows)\n");
   return text + line(sum, all_ms) + concat("\nrecorded for ", number(ms(begin_, end_), 3), " ms\n");
+}
+
+std::vector<Holder> Session::memory_at_peak(Device device) const {
+  std::vector<const Event*> changes;
+  for (const Event& e : events())
+    if (e.kind == Kind::memory && e.device == device) changes.push_back(&e);
+  if (changes.empty()) return {{{}, memory::stats(device).current, 0}};
+
+  // Reads the events up to the next deallocation after the peak, because operators claim blocks after the allocation.
+  int64_t before = changes[0]->memory - changes[0]->block_bytes, peak = before;
+  size_t end = 0;
+  for (size_t i = 0; i < changes.size(); ++i) {
+    if (changes[i]->memory <= peak) continue;
+    peak = changes[i]->memory;
+    end = i + 1;
+  }
+  while (end > 0 && end < changes.size() && changes[end]->block_bytes >= 0) ++end;
+
+  std::map<const void*, std::pair<Place, int64_t>> live;
+  for (size_t i = 0; i < end; ++i) {
+    const Event& e = *changes[i];
+    const auto found = live.find(e.block);
+    if (e.block_bytes > 0)
+      live[e.block] = {e.place, e.block_bytes};
+    else if (found == live.end())
+      before += e.block_bytes;  // a block from before the session
+    else if (e.block_bytes == 0)
+      found->second.first = e.place;
+    else
+      live.erase(found);
+  }
+  std::map<Place, Holder> holders;
+  for (const auto& [block, held] : live) {
+    Holder& holder = holders.try_emplace(held.first, Holder{held.first}).first->second;
+    holder.bytes += held.second;
+    ++holder.blocks;
+  }
+  std::vector<Holder> result;
+  if (before > 0) result.push_back({{}, before, 0});
+  for (const auto& [place, holder] : holders) result.push_back(holder);
+  std::stable_sort(result.begin(), result.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  return result;
+}
+
+std::string Session::memory_table(Device device) const {
+  const std::vector<Holder> holders = memory_at_peak(device);
+  int64_t peak = 0;
+  for (const Holder& h : holders) peak += h.bytes;
+  std::string text = concat("live on ", device, " at the peak of ", peak, " bytes\n");
+  text += line("operator", "backward of", {"MiB", "%", "blocks"}) + "  module\n";
+  for (const Holder& h : holders) {
+    const std::string op = h.place.op ? *h.place.op : h.blocks > 0 ? "(written by the program)" : "(allocated before)";
+    text += line(op, h.place.node ? *h.place.node : "",
+                 {number(static_cast<double>(h.bytes) / (1 << 20), 3),
+                  number(100 * static_cast<double>(h.bytes) / static_cast<double>(peak), 1), std::to_string(h.blocks)});
+    text += (h.place.module ? "  " + *h.place.module : "") + '\n';
+  }
+  return text;
+}
+
+std::vector<std::string> Session::layout_copies() const {
+  std::vector<std::string> list;
+  for (const Event& e : events())
+    if (e.kind == Kind::layout_copy) list.push_back(*e.name);
+  return list;
 }
 
 std::string Session::trace() const {
   std::vector<std::string> all{metadata("process_name", 0, 0, "host")};
-  std::map<std::pair<int, void*>, int> tracks;                             // of the host: thread, null
-  std::vector<std::pair<std::pair<int64_t, int64_t>, std::string>> spans;  // with begin and -end, to sort by
+  std::map<std::pair<int, void*>, int> tracks;                             // (process, stream) or (-1 - thread, null)
+  std::vector<std::pair<std::pair<int64_t, int64_t>, std::string>> spans;  // sorted by (begin, -end)
   const auto add_span = [&](Members about, int64_t begin, int64_t end, int process, int thread) {
     about.emplace_back("ph", to_json("X"));
     about.emplace_back("ts", to_json(ms(begin_, begin) * 1e3));
@@ -147,9 +212,10 @@ std::string Session::trace() const {
     about.emplace_back("tid", to_json(thread));
     spans.emplace_back(std::pair(begin, -end), json_object(about));
   };
-  constexpr const char* kKinds[] = {"op", "backward", "module", "range"};
+  constexpr const char* kKinds[] = {"op", "backward", "module", "range", "memory", "layout copy"};
   for (const Event& e : events()) {
     if (e.kind == Kind::memory) {
+      if (e.block_bytes == 0) continue;
       spans.emplace_back(std::pair(e.begin, -e.end),
                          json_object({{"ph", to_json("C")},
                                       {"name", to_json(concat("memory of ", e.device))},

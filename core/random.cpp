@@ -1,7 +1,9 @@
 #include "core/random.h"
 
+#include <memory>
 #include <utility>
 
+#include "core/detail/context.h"
 #include "core/detail/divide.h"
 #include "core/detail/philox.h"
 #include "core/error.h"
@@ -19,7 +21,7 @@ GeneratorState Generator::reserve(int64_t count, DType dtype) {
 int64_t Generator::next_below(int64_t bound) {
   check(bound > 0, "random", "the bound must be positive, got ", bound);
   const auto range = static_cast<uint64_t>(bound);
-  const uint64_t limit = UINT64_MAX - UINT64_MAX % range;  // reject the uneven tail
+  const uint64_t limit = UINT64_MAX - UINT64_MAX % range;  // larger draws would favor small results
   while (true) {
     const Philox4 r = philox(state_.seed, state_.offset++);
     const uint64_t draw = static_cast<uint64_t>(r.v[0]) << 32 | r.v[1];
@@ -27,9 +29,38 @@ int64_t Generator::next_below(int64_t bound) {
   }
 }
 
-namespace {
-thread_local ScopedValue<Generator*>* own_generator = nullptr;
+bool Generator::bernoulli(double p) {
+  check(p >= 0 && p <= 1, "random", "the probability must lie in [0, 1], got ", p);
+  const GeneratorState state = reserve(1, DType::f64);
+  return philox_uniform<double>(state.seed, state.offset, 0) < p;
 }
+
+namespace {
+
+thread_local ScopedValue<Generator*>* own_generator = nullptr;
+
+/// Changes the state of the default generator during its lifetime.
+class StateGuard {
+ public:
+  explicit StateGuard(GeneratorState state) : previous_(default_generator().state()) {
+    default_generator().set_state(state);
+  }
+  ~StateGuard() { default_generator().set_state(previous_); }
+  StateGuard(const StateGuard&) = delete;
+  StateGuard& operator=(const StateGuard&) = delete;
+
+ private:
+  GeneratorState previous_;
+};
+
+[[maybe_unused]] const bool registered = Context::add({
+    .capture = []() -> std::function<Context::Guard()> {
+      return [state = default_generator().state()] { return std::make_shared<StateGuard>(state); };
+    },
+    .reset = nullptr,
+});
+
+}  // namespace
 
 Generator& default_generator() {
   static Generator generator;

@@ -1,4 +1,4 @@
-// The state of random numbers: one generator for all devices.
+// Random number generators. One generator serves all devices.
 #pragma once
 
 #include <cstdint>
@@ -8,36 +8,38 @@
 
 namespace voxgrad {
 
-/// A position in a Philox stream. Saving and restoring the two numbers replays everything that follows.
+/// A position in a Philox stream. Restoring a saved state repeats all numbers that were drawn after it.
 struct GeneratorState {
   uint64_t seed = 0;
   uint64_t offset = 0;
   friend bool operator==(const GeneratorState&, const GeneratorState&) = default;
 };
 
-/// Hands out stretches of a Philox stream. Not for use from several threads at once.
+/// Assigns ranges of a Philox stream to random operations. Several threads must not use one generator at the same time.
 class Generator {
  public:
   explicit Generator(uint64_t seed = 0) : state_{seed, 0} {}
   void manual_seed(uint64_t seed) { state_ = {seed, 0}; }
   GeneratorState state() const { return state_; }
   void set_state(GeneratorState state) { state_ = state; }
-  /// Reserves what `count` elements of `dtype` take and returns the state to draw them with.
+  /// Advances the generator by `count` elements of `dtype` and returns the state from which they are drawn.
   GeneratorState reserve(int64_t count, DType dtype);
-  /// One integer in [0, bound), for shuffling. Throws if bound is not positive.
+  /// Returns a uniformly distributed integer in [0, bound). Throws Error unless `bound` is positive.
   int64_t next_below(int64_t bound);
+  /// Returns true with probability p. Throws Error unless p lies in [0, 1].
+  bool bernoulli(double p);
 
  private:
   GeneratorState state_;
 };
 
-/// The generator that random operations use when none is given, in all threads but those with a GeneratorGuard: give
-/// threads that draw at the same time generators of their own.
+/// Returns the generator that random operations use by default: the one of this thread's GeneratorGuard, otherwise a
+/// generator that all threads share. Threads that draw numbers at the same time need separate generators.
 Generator& default_generator();
-/// Restarts the default generator; the same numbers then follow on every device.
+/// Restarts the default generator. The numbers that follow are the same on every device.
 void manual_seed(uint64_t seed);
 
-/// Makes `generator` this thread's default generator while it lives.
+/// Makes `generator` this thread's default generator during its lifetime.
 class [[nodiscard]] GeneratorGuard {
  public:
   [[nodiscard]] explicit GeneratorGuard(Generator& generator);

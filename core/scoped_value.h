@@ -1,13 +1,13 @@
-// Settings of a thread that last as long as a guard.
+// ScopedValue: the base of guards that change a setting of a thread.
 #pragma once
 
 #include <utility>
 
 namespace voxgrad {
 
-/// A value that a thread uses while this object lives. The objects of a thread form a list, the newest first. They may
-/// be destroyed in any order: each removes itself from the list, and the newest that remains is in effect. An object
-/// must be destroyed by the thread that made it.
+/// A value that a thread uses during the lifetime of this object. The objects of one setting of a thread form a list,
+/// the newest first, and the newest is in effect. The objects may be destroyed in any order, but only by the thread
+/// that created them.
 template <class T>
 class ScopedValue {
  public:

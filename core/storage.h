@@ -1,4 +1,4 @@
-// The bytes under tensors: one allocation on one device, shared by all its views.
+// Storage: the memory of a tensor, one allocation on one device, shared by all views of the tensor.
 #pragma once
 
 #include <atomic>
@@ -13,9 +13,9 @@ namespace voxgrad {
 
 class Storage {
  public:
-  /// Allocates; the bytes are not initialised. Throws OutOfMemoryError.
+  /// Allocates uninitialized memory. Throws OutOfMemoryError, and Error if the device does not exist.
   Storage(size_t bytes, Device device);
-  /// Takes over memory from elsewhere; `release` is called with `data` at the end.
+  /// Takes over memory that was allocated elsewhere. The destructor calls release(data).
   Storage(void* data, size_t bytes, Device device, std::function<void(void*)> release);
   ~Storage();
   Storage(const Storage&) = delete;
@@ -25,7 +25,8 @@ class Storage {
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
-  /// Counts the writes, from all threads. What autograd saved notes it, and refuses to be used when it has moved.
+  /// Returns the number of writes so far. Autograd stores this version with each tensor that it saves. The backward
+  /// pass throws if the version has changed since then.
   uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 

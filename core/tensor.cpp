@@ -15,7 +15,7 @@ TensorBody& body_of(const Tensor& tensor, const char* op) {
   return *tensor.body();
 }
 
-/// Elements between the first and the one past the last that the geometry can reach.
+/// Returns the range [low, high) of element offsets that the geometry can reach.
 std::pair<int64_t, int64_t> reach(const Shape& shape, const Strides& strides, const char* op) {
   int64_t low = 0, high = 0;
   bool overflow = false;
@@ -37,21 +37,22 @@ int64_t bytes_for(int64_t elements, DType dtype, const char* op) {
   return bytes;
 }
 
-bool is_dense_in_order(const Shape& shape, const Strides& strides, const Strides& wanted) {
+bool has_strides(const Shape& shape, const Strides& strides, const Strides& expected) {
   for (int64_t i = 0; i < shape.size(); ++i)
-    if (shape[i] > 1 && strides[i] != wanted[i]) return false;
+    if (shape[i] > 1 && strides[i] != expected[i]) return false;
   return true;
 }
 
-/// True if the axes lie in memory as in a tensor in channels_last, or in a part of one.
+/// Returns whether the axes are in the order of channels_last, as in a channels_last tensor or in a slice of such a
+/// tensor.
 bool is_in_order_of_channels_last(const Shape& shape, const Strides& strides) {
   if (shape.size() < 3 || shape[1] <= 1) return false;
-  int64_t least = 1;
+  int64_t min_stride = 1;
   const auto follows = [&](int64_t axis) {
     if (shape[axis] <= 1) return true;
-    const bool beyond = strides[axis] >= least;
-    least = next_stride(strides[axis], shape[axis]);
-    return beyond;
+    const bool is_outside = strides[axis] >= min_stride;
+    min_stride = next_stride(strides[axis], shape[axis]);
+    return is_outside;
   };
   if (!follows(1)) return false;
   for (int64_t axis = shape.size() - 1; axis > 1; --axis)
@@ -59,7 +60,7 @@ bool is_in_order_of_channels_last(const Shape& shape, const Strides& strides) {
   return follows(0);
 }
 
-/// True if every element of the storage range is one of the tensor's, in some order of the axes.
+/// Returns whether the tensor covers its range of memory without gaps, in any order of the axes.
 bool is_dense(const Shape& shape, const Strides& strides) {
   Dims order;
   for (int64_t i = 0; i < shape.size(); ++i)
@@ -72,7 +73,8 @@ bool is_dense(const Shape& shape, const Strides& strides) {
   return true;
 }
 
-/// The element at `data` as a T. Throws if T is an integer type that cannot hold it once its fraction is cut off.
+/// Returns the element at `data` as a T. If T is an integer type, drops the fraction and throws if T cannot represent
+/// the result.
 template <class T>
 T load(const char* op, const void* data, DType dtype) {
   T value{};
@@ -104,12 +106,12 @@ T read_element(const char* op, const Tensor& tensor, const Dims& index) {
   return load<T>(op, bytes, tensor.dtype());
 }
 
-/// For the elements of `tensor` on the CPU. Throws OutOfMemoryError.
+/// Allocates a vector for `count` elements of `tensor`. Throws OutOfMemoryError.
 template <class T>
 std::vector<T> host_vector(int64_t count, const Tensor& tensor) {
   try {
     return std::vector<T>(static_cast<size_t>(count));
-  } catch (const std::exception&) {  // bad_alloc, or length_error for what no vector could hold
+  } catch (const std::exception&) {  // bad_alloc, or length_error if the size exceeds max_size()
     throw OutOfMemoryError(concat("to_vector: out of memory on cpu for ", count, " elements of ", sizeof(T),
                                   " bytes, of ", describe(tensor)));
   }
@@ -142,12 +144,12 @@ const std::shared_ptr<Storage>& Tensor::storage() const { return body_of(*this, 
 int64_t Tensor::storage_offset() const { return body_of(*this, "storage_offset").offset; }
 
 bool Tensor::is_contiguous(MemoryFormat format) const {
-  if (format == MemoryFormat::contiguous) return is_dense_in_order(shape(), strides(), contiguous_strides(shape()));
-  return dim() >= 3 && is_dense_in_order(shape(), strides(), channels_last_strides(shape()));
+  if (format == MemoryFormat::contiguous) return has_strides(shape(), strides(), contiguous_strides(shape()));
+  return dim() >= 3 && has_strides(shape(), strides(), channels_last_strides(shape()));
 }
 
 MemoryFormat Tensor::suggest_memory_format() const {
-  // Of one channel both formats have the same order: its stride tells which was asked for.
+  // With one channel, both formats have the same order of elements. The stride of C shows which one was requested.
   const bool last = dim() >= 3 && size(1) == 1
                         ? strides() == channels_last_strides(shape()) && strides() != contiguous_strides(shape())
                         : !is_contiguous() && is_in_order_of_channels_last(shape(), strides());
@@ -164,7 +166,7 @@ View Tensor::view_out() const {
 }
 
 void Tensor::require_dtype(DType expected) const {
-  check(dtype() == expected, "data", "asked for ", expected, ", the tensor is ", describe(*this));
+  check(dtype() == expected, "data", "the requested dtype is ", expected, ", but the tensor is ", describe(*this));
 }
 void Tensor::check_item() const {
   check(numel() == 1, "item", "needs a tensor with one element, got ", describe(*this));
@@ -173,7 +175,7 @@ double Tensor::read(const Dims& index) const { return read_element<double>("at",
 int64_t Tensor::read_int(const Dims& index, int64_t low, uint64_t high) const {
   const auto value = read_element<int64_t>("at", *this, index);
   check(value >= low && (value < 0 || static_cast<uint64_t>(value) <= high), "at", value,
-        " does not fit the type asked for, whose range is [", low, ", ", high, ']');
+        " does not fit the requested type, whose range is [", low, ", ", high, ']');
   return value;
 }
 
@@ -222,7 +224,7 @@ template std::vector<int64_t> Tensor::to_vector() const;
 
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options) {
   check(shape.size() == strides.size(), "empty", "shape ", shape, " and strides ", strides, " differ in rank");
-  numel(shape, "empty");  // refuses negative sizes
+  numel(shape, "empty");  // throws for negative sizes
   const auto [low, high] = reach(shape, strides, "empty");
   check(low == 0, "empty", "negative strides ", strides);
   auto body = std::make_shared<TensorBody>();
@@ -252,7 +254,7 @@ Tensor empty_like(const Tensor& like) { return empty_strided(like.shape(), empty
 
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset) {
   check(shape.size() == strides.size(), "as_strided", "shape ", shape, " and strides ", strides, " differ in rank");
-  if (numel(shape, "as_strided") == 0) storage_offset = 0;  // nothing to point at
+  if (numel(shape, "as_strided") == 0) storage_offset = 0;  // an empty tensor needs no offset
   const auto [low, high] = reach(shape, strides, "as_strided");
   const auto available = static_cast<int64_t>(tensor.storage()->bytes()) / item_size(tensor.dtype());
   const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;
@@ -274,8 +276,8 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   check(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item_size(options.dtype)) == 0, "from_blob",
         "data at ", data, " is not aligned to the ", item_size(options.dtype), " bytes of an element of ",
         options.dtype);
-  check(!options.requires_grad || is_floating(options.dtype), "from_blob",
-        "only floating tensors have gradients, this one is ", shape, ' ', options.dtype);
+  check(!options.requires_grad || is_floating(options.dtype), "from_blob", "only floating tensors have gradients, got ",
+        shape, ' ', options.dtype);
   if (!release) release = [](void*) {};
   auto body = std::make_shared<TensorBody>();
   body->shape = shape;
@@ -285,7 +287,7 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
     body->autograd = std::make_unique<AutogradData>();
     body->autograd->requires_grad = true;
   }
-  // Last, as it calls `release` at its end: what throws before leaves the memory to the caller.
+  // Created last, because its destructor calls release. If an earlier check throws, the caller still owns `data`.
   body->storage = std::make_shared<Storage>(data, static_cast<size_t>(bytes), options.device, std::move(release));
   return Tensor(std::move(body));
 }

@@ -1,4 +1,4 @@
-// The tensor: a cheap handle to a shared body of storage, geometry and autograd data.
+// Tensor: a reference-counted handle to storage, geometry and autograd data.
 #pragma once
 
 #include <functional>
@@ -23,10 +23,11 @@ class Node;
 struct Selection;
 struct TensorBody;
 using Tensors = std::vector<Tensor>;
-/// Sees a gradient; a defined result replaces it.
+/// A function that is called with a gradient. If it returns a defined tensor, that tensor replaces the gradient.
 using Hook = std::function<Tensor(const Tensor& grad)>;
 
-/// A registered hook. It stays when the handle goes; remove() takes it away, also while a backward pass runs.
+/// A registered hook. The hook stays registered when its handle is destroyed. remove() removes the hook, also when a
+/// hook calls remove() during a backward pass.
 class HookHandle {
  public:
   HookHandle() = default;
@@ -39,31 +40,33 @@ class HookHandle {
   std::weak_ptr<Hook> hook_;
 };
 
-/// What a new tensor is made of.
+/// Dtype, device and requires_grad of a new tensor.
 struct TensorOptions {
   DType dtype = DType::f32;
   Device device = Device::cpu();
   bool requires_grad = false;
 };
 
-/// How the axes of a dense (N, C, spatial...) tensor lie in memory.
+/// The order of the axes of a dense (N, C, spatial...) tensor in memory: contiguous stores the last axis innermost,
+/// channels_last stores C innermost.
 enum class MemoryFormat : uint8_t { contiguous, channels_last };
 
-/// The right side of an assignment to a temporary Tensor, which does not compile: see Tensor.
+/// Parameter type of the deleted assignment to temporary Tensors; see Tensor. Its name appears in the error message of
+/// the compiler.
 struct AssignmentToTemporaryTensor_use_copy_ {
   template <class T>
   AssignmentToTemporaryTensor_use_copy_(const T& value);
 };
 
-/// An n-dimensional array on one device. Copying a Tensor copies the handle: both see the same elements
-/// and the same gradient; clone() copies the elements. A default-constructed Tensor is undefined.
+/// An n-dimensional array on one device. Copying a Tensor copies the handle: both handles share the elements and the
+/// gradient. clone() copies the elements. A default-constructed Tensor is undefined.
 ///
-/// Assigning to a temporary handle does not compile, because it would leave all elements as they are. In place of
+/// Assigning to a temporary handle does not compile, because the assignment would not change any element. Instead of
 /// x[0] = y or x.narrow(0, 1, 2) = y, write x[0].copy_(y).
 ///
-/// Threads may read a tensor at the same time, compute with it, and run backward passes that end in it
-/// (core/autograd.h). While one writes elements, calls requires_grad_() or set_grad(), or assigns to a handle, no other
-/// may use that tensor or handle.
+/// Several threads may read a tensor at the same time, compute with it, and run backward passes that accumulate its
+/// gradient (core/autograd.h). While a thread writes elements, calls requires_grad_() or set_grad(), or assigns to a
+/// handle, no other thread may use that tensor or handle.
 class Tensor {
  public:
   Tensor() = default;
@@ -75,11 +78,11 @@ class Tensor {
   void operator=(const AssignmentToTemporaryTensor_use_copy_&) && = delete;  // write elements with copy_()
   ~Tensor() = default;
 
-  // ---- what it is
+  // ---- geometry, dtype and device
   bool defined() const { return body_ != nullptr; }
   const Shape& shape() const;
   const Strides& strides() const;
-  /// The size of one axis; negative axes count from the end.
+  /// Returns the size of one axis. Negative axes count from the end.
   int64_t size(int64_t axis) const;
   int64_t dim() const { return shape().size(); }
   int64_t numel() const;
@@ -87,21 +90,22 @@ class Tensor {
   Device device() const;
   TensorOptions options() const { return {dtype(), device(), false}; }
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
-  /// channels_last if the axes lie in that order, as those of a part of such a tensor do, and the tensor is not
-  /// contiguous; else contiguous. Of one channel, the format that contiguous() or empty() was given.
+  /// Returns channels_last if the tensor is not contiguous and its axes are in the order of channels_last; otherwise
+  /// contiguous. A slice of a channels_last tensor also returns channels_last. If the tensor has one channel, its
+  /// strides fit both formats, and the function returns the format that was passed to contiguous() or empty().
   MemoryFormat suggest_memory_format() const;
   const std::shared_ptr<Storage>& storage() const;
-  /// Elements between the start of the storage and the first element.
+  /// Returns the number of elements between the start of the storage and the first element of this tensor.
   int64_t storage_offset() const;
 
   // ---- elements
-  /// Address of the first element, on device(). Throws if T is not the dtype.
+  /// Returns the address of the first element, on device(). Throws if T is not the dtype.
   template <class T>
   const T* data() const {
     require_dtype(dtype_of<T>);
     return static_cast<const T*>(raw_data());
   }
-  /// The same, for writing: notes the write in the version counter.
+  /// Returns the address of the first element for writing, and increments the version counter.
   template <class T>
   T* mutable_data() const {
     require_dtype(dtype_of<T>);
@@ -109,18 +113,18 @@ class Tensor {
   }
   const void* raw_data() const;
   void* mutable_raw_data() const;
-  /// For kernels that read, and for kernels that write (notes the write).
+  /// Return views for kernels that read and for kernels that write. view_out() increments the version counter.
   View view_in() const;
   View view_out() const;
 
-  /// The one element of a tensor with numel() == 1, converted as by at(). Copies from the GPU and waits.
+  /// Returns the element of a tensor with numel() == 1, converted as by at(). Waits for the device.
   template <class T = double>
   T item() const {
     check_item();
     return at<T>(Dims::filled(dim(), 0));
   }
-  /// The element at `index`, where negative numbers count from the end, converted to T: integers lose the fraction.
-  /// Throws if an integer T cannot hold it. Copies from the GPU and waits.
+  /// Returns the element at `index`, converted to T. Negative indices count from the end. Conversion to an integer
+  /// drops the fraction and throws if T cannot represent the result. Waits for the device.
   template <class T = double>
   T at(const Dims& index) const {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
@@ -128,42 +132,43 @@ class Tensor {
     else
       return static_cast<T>(read(index));
   }
-  /// Writes one element. Not recorded by autograd. Throws where writing in place would, and if an integer dtype cannot
-  /// hold the value.
+  /// Writes one element. Autograd does not record this write. Throws if the tensor cannot be written in place or if its
+  /// integer dtype cannot represent the value.
   void set(const Dims& index, double value) const;
-  /// All elements in row-major order, converted as by at(), on the CPU. Throws OutOfMemoryError too.
+  /// Returns all elements in row-major order, converted as by at(). Waits for the device. May throw OutOfMemoryError.
   template <class T = double>
   std::vector<T> to_vector() const;
 
   // ---- autograd
   bool requires_grad() const;
-  /// Marks a leaf as wanting a gradient. Throws for integers and for results of recorded operations.
+  /// Selects whether backward passes compute a gradient for this leaf. Throws for integer tensors and for results of
+  /// recorded operations.
   const Tensor& requires_grad_(bool value = true) const;
   bool is_leaf() const;
-  /// The accumulated gradient; undefined until backward() reached this tensor.
+  /// Returns the accumulated gradient. It is undefined until a backward pass has reached this tensor.
   Tensor grad() const;
-  /// Replaces the gradient; an undefined tensor clears it.
+  /// Replaces the gradient. An undefined tensor clears it.
   void set_grad(const Tensor& grad) const;
-  /// The operation that made this tensor; null for leaves.
+  /// Returns the recorded operation that made this tensor, or null for a leaf.
   std::shared_ptr<Node> grad_fn() const;
-  /// Adds d(this)/d(leaf) to the gradient of every leaf. `gradient` may be left out for one element.
+  /// Adds d(this)/d(leaf) to the gradient of every leaf. `gradient` may be omitted if the tensor has one element.
   void backward(const Tensor& gradient = {}, bool retain_graph = false, bool create_graph = false) const;
-  /// The same elements, cut off from the graph. Shares storage and version counter.
+  /// Returns a tensor that shares storage and version counter but is not part of the graph.
   Tensor detach() const;
-  /// Calls `hook` with each gradient that arrives here; a defined result replaces it.
+  /// Calls `hook` with each gradient of this tensor. If the hook returns a defined tensor, it replaces the gradient.
   HookHandle register_hook(Hook hook) const;
-  /// Calls `hook` with this leaf each time a backward pass has added to its grad(): within the pass, as soon as nothing
-  /// more can arrive here. Throws unless this is a leaf that requires grad.
+  /// Calls `hook` with this leaf each time a backward pass has added the complete gradient to grad(). The call happens
+  /// during the pass. Throws unless this tensor is a leaf that requires grad.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor& leaf)> hook) const;
-  /// Adds the gradients that arrive at a non-leaf, as its hooks leave them, to grad(). Leaves do so anyway.
+  /// Makes backward passes accumulate the gradient of this non-leaf in grad(), after its hooks. Leaves always do so.
   void retain_grad() const;
 
-  // ---- operations that read well as methods; defined in ops/methods.cpp, each as the function it names
+  // ---- operations as methods: each calls the function of the same name (ops/methods.cpp)
   Tensor clone() const;
   Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
   Tensor to(Device device) const;
-  /// Elements as convert() of core/dtype.h makes them: to an integer, floats lose their fraction, saturate, and NaN
-  /// becomes 0.
+  /// Converts the elements by convert() of core/dtype.h: from float to integer, the fraction is dropped, values outside
+  /// the range saturate, and NaN becomes 0.
   Tensor to(DType dtype) const;
   Tensor to(Device device, DType dtype) const;
   Tensor reshape(const Shape& shape) const;
@@ -201,14 +206,14 @@ class Tensor {
   Tensors split(int64_t size, int64_t axis = 0) const;
   Tensors split(const std::vector<int64_t>& sizes, int64_t axis = 0) const;
   Tensors chunk(int64_t count, int64_t axis = 0) const;
-  // Writes in place; throw if autograd would have to record them, or if elements of this tensor share memory.
+  // In-place writes. They throw if autograd would have to record them, or if elements of this tensor share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const;
   const Tensor& add_(const Tensor& other, double alpha = 1) const;
   const Tensor& mul_(double factor) const;
 
-  /// Identity of the handle: true if both are the same tensor (not: equal elements).
+  /// Returns whether both handles refer to the same tensor. Does not compare elements.
   bool is_same(const Tensor& other) const { return body_ == other.body_; }
   const std::shared_ptr<TensorBody>& body() const { return body_; }
 
@@ -221,35 +226,37 @@ class Tensor {
   std::shared_ptr<TensorBody> body_;
 };
 
-/// Elements that an operator chose along an axis, and where they stand there (i64).
+/// Elements that an operator selected along an axis, and their indices along this axis (i64).
 struct Selection {
   Tensor values, indices;
 };
 
-/// Values, shape, dtype and device in PyTorch's form, shortened when there are more than 1000 elements.
+/// Prints values, shape, dtype and device as PyTorch does. Abbreviates tensors of more than 1000 elements.
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 std::string to_string(const Tensor& tensor);
 
-/// For messages: what a tensor is, made into text when it is printed, which that of a check hardly ever is.
+/// A description of a tensor for error messages. The text is created only when the description is printed, because
+/// checks rarely fail.
 struct Description {
   const Tensor& tensor;
 };
 std::ostream& operator<<(std::ostream& out, const Description& description);
-/// "[2, 32, 8] f32 on cuda:0". For use in the same statement.
+/// Prints as "[2, 32, 8] f32 on cuda:0". The result refers to `tensor`; use it in the same statement only.
 inline Description describe(const Tensor& tensor) { return {tensor}; }
 
-/// An uninitialised tensor. Throws Error for a bad shape or device, OutOfMemoryError.
+/// Returns an uninitialized tensor. Throws Error for an invalid shape or device, and OutOfMemoryError.
 Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format = MemoryFormat::contiguous);
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
-/// Shape, dtype, device of `like`; its strides too if it is dense, else its memory format.
+/// Returns an uninitialized tensor with the shape, dtype and device of `like`. The result has the strides of `like` if
+/// `like` is dense, otherwise its memory format.
 Tensor empty_like(const Tensor& like);
-/// The strides of that, without allocating it.
+/// Returns the strides of empty_like(like).
 Strides empty_like_strides(const Tensor& like);
-/// Elements of `tensor`'s storage seen through another geometry; not recorded by autograd.
-/// Throws if an element would lie outside the storage.
+/// Returns a view of the storage of `tensor` with another geometry. Autograd does not record it. Throws if an element
+/// would lie outside the storage.
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset);
-/// A tensor over memory from elsewhere, aligned to its dtype; `release` is called when the last view is gone, and not
-/// if from_blob throws.
+/// Returns a tensor that uses memory allocated elsewhere, which must be aligned to the dtype. release(data) is called
+/// when the last view is destroyed. If from_blob throws, the caller keeps the memory.
 Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void(void*)> release);
 
 }  // namespace voxgrad

@@ -1,5 +1,5 @@
-// A pool of threads that sleep when there is nothing to do: volumes are processed beside loader threads and other
-// programs, where threads that spin while they wait cost more than they save.
+// Idle threads of the pool sleep instead of spinning, because they share the cores with the threads of data loaders and
+// with other programs.
 #include "core/thread_pool.h"
 
 #include <algorithm>
@@ -18,14 +18,15 @@
 namespace voxgrad {
 namespace {
 
-/// Set in the threads that run a piece of a loop, and by SerialGuard.
+/// The newest SerialGuard of this thread, or null. parallel_for runs serially while this thread has a guard. Threads
+/// also create a guard while they run pieces of a loop.
 thread_local ScopedValue<bool>* inside_loop = nullptr;
 
-/// One call of parallel_for. Threads take pieces until none is left.
+/// A call of parallel_for. Threads take pieces of the loop until none is left.
 struct Loop {
   const std::function<void(int64_t, int64_t)>& body;
   int64_t count, pieces;
-  int64_t next = 0;  // piece to be taken
+  int64_t next = 0;  // number of the next piece
   int64_t finished = 0;
   std::exception_ptr error{};
 
@@ -34,14 +35,14 @@ struct Loop {
 
 class Pool {
  public:
-  /// Runs all pieces, in this thread and in those that are idle.
+  /// Runs all pieces on this thread and on idle threads.
   void run(Loop& loop) {
     std::unique_lock lock(mutex_);
     while (static_cast<int64_t>(workers_) < loop.pieces - 1) {
       try {
         std::thread([this] { work(); }).detach();
       } catch (const std::system_error&) {
-        break;  // no more threads to be had: those there are, this one at least, do the work
+        break;  // the system has no more threads; the existing threads run all pieces
       }
       ++workers_;
     }
@@ -63,7 +64,8 @@ class Pool {
     }
   }
 
-  /// Holds `lock` except while a piece runs. A loop leaves the list with its last piece taken.
+  /// Takes and runs pieces of `loop`. Holds `lock` except while a piece runs. Removes the loop from the list when its
+  /// last piece has been taken.
   void take_pieces(Loop& loop, std::unique_lock<std::mutex>& lock) {
     const SerialGuard serial;
     while (loop.next < loop.pieces) {
@@ -78,7 +80,7 @@ class Pool {
       }
       lock.lock();
       if (error && !loop.error) loop.error = error;
-      if (++loop.finished == loop.pieces) {  // the loop may be gone once the lock is
+      if (++loop.finished == loop.pieces) {  // the loop may be destroyed once the lock is released
         done_.notify_all();
         break;
       }
@@ -87,7 +89,7 @@ class Pool {
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::list<Loop*> loops_;  // those with pieces to be taken
+  std::list<Loop*> loops_;  // loops with pieces that no thread has taken
   int workers_ = 0;
 };
 
@@ -115,7 +117,7 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   if (count <= 0) return;
   const int64_t pieces = std::min<int64_t>(num_threads(), std::max<int64_t>(1, count / std::max<int64_t>(1, grain)));
   if (pieces == 1 || inside_loop) return body(0, count);
-  static auto* pool = new Pool;  // never destroyed: its threads sleep in it until the process ends
+  static auto* pool = new Pool;  // never destroyed, because its threads wait in it until the process ends
   Loop loop{body, count, pieces};
   pool->run(loop);
   if (loop.error) std::rethrow_exception(loop.error);

@@ -1,4 +1,4 @@
-// Loops over the cores.
+// Parallel loops on a pool of CPU threads.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,19 @@
 
 namespace voxgrad {
 
-/// Threads that parallel_for uses: VOXGRAD_NUM_THREADS, else OMP_NUM_THREADS, else the cores.
+/// Returns the number of threads that parallel_for uses. Default: the environment variable VOXGRAD_NUM_THREADS,
+/// otherwise OMP_NUM_THREADS, otherwise the number of cores.
 int num_threads();
 void set_num_threads(int count);
 
-/// Calls body(begin, end) on pieces of [0, count) that hold at least `grain` elements each; the pieces
-/// run at the same time and end before the call returns. An exception of a piece is thrown on.
-/// Nested calls run in the calling thread. How the range is cut depends on the number of threads: bodies
-/// must not let a sum depend on it.
+/// Splits [0, count) into ranges of at least `grain` elements, calls body(begin, end) for each range in parallel, and
+/// returns when all calls have returned. Rethrows an exception of a call. Nested calls run on the calling thread. The
+/// ranges depend on the number of threads. For reproducible results, the order of additions in `body` must not depend
+/// on the ranges.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
-/// While it lives, parallel_for runs in the calling thread alone. For programs with a thread for each core already.
+/// During its lifetime, parallel_for runs on the calling thread only. Use it in programs that already run one thread
+/// per core.
 class [[nodiscard]] SerialGuard {
  public:
   [[nodiscard]] SerialGuard();

@@ -1,4 +1,4 @@
-// What a kernel sees of a tensor: a plain struct that also travels to the GPU by value.
+// View: the address and geometry of a tensor, passed to kernels by value.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace voxgrad {
 
-/// Address, element type and geometry of a tensor. Strides count elements and may be zero (a broadcast
-/// axis) or, for inputs, negative (a flipped axis). `device` is the index of the GPU, -1 for the CPU.
+/// Address, element type and geometry of a tensor. Strides are in elements. They may be zero (a broadcast axis) or, for
+/// inputs, negative (a flipped axis). `device` is the index of the GPU, or -1 for the CPU.
 struct View {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -31,12 +31,12 @@ struct View {
   }
 };
 
-/// f64 values at `data`, a contiguous (rows, columns) on the device of `like`.
+/// Returns a contiguous view (rows, columns) of the f64 values at `data`, on the device of `like`.
 inline View double_matrix(const View& like, void* data, int64_t rows, int64_t columns) {
   return {data, DType::f64, like.device, 2, {rows, columns}, {columns, 1}};
 }
 
-/// Memory at `data` as a contiguous view of the shape and device of `like`.
+/// Returns a contiguous view of the memory at `data` with the shape and device of `like`.
 inline View dense_like(const View& like, void* data, DType dtype) {
   View view = like;
   view.data = data;

@@ -1,44 +1,33 @@
-// What stands in for cuda/ in a build without CUDA: nothing is available, and everything else says so.
-#include <utility>
-
+// The functions of cuda/ in a build without CUDA: no GPU is available, and all other functions throw.
 #include "core/device.h"
 #include "core/error.h"
 #include "cuda/cuda.h"
-#include "cuda/detail/kernels.h"
+#include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {
 
 [[noreturn]] void refuse(int index) {
-  throw Error(concat("device ", Device::cuda(index), " asked for: this build has no CUDA"));
+  throw Error(concat(Device::cuda(index), " is not available: this build has no CUDA"));
 }
 
-/// Becomes a function of whatever type is wanted; that function throws.
+/// Converts to a pointer to a function of any type, which throws.
 struct Absent {
   template <class Result, class... Args>
   using Function = Result (*)(Args...);
   template <class Result, class... Args>
-  operator Function<Result, Args...>() const {
+  constexpr operator Function<Result, Args...>() const {
     return [](Args...) -> Result { refuse(0); };
   }
 };
 
-/// A table of nothing but function pointers, each of them absent.
-template <class Table>
-Table absent_table() {
-  using AnyFunction = void (*)();
-  return []<size_t... i>(std::index_sequence<i...>) { return Table{(static_cast<void>(i), Absent{})...}; }
-  (std::make_index_sequence<sizeof(Table) / sizeof(AnyFunction)>());
-}
-
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels table = [] {
-    Kernels absent = absent_table<Kernels>();
-    absent.explain_conv = cuda::kernel::explain_conv;
-    return absent;
-  }();
+  static constexpr Kernels table{
+#define VG_KERNEL(name, outputs, parameters) .name = Absent{},
+#include "ops/detail/kernels.def"
+  };
   return table;
 }
 
@@ -62,7 +51,7 @@ const Runtime& cuda_runtime() {
 
 namespace cuda {
 namespace {
-thread_local ScopedValue<void*>* no_streams = nullptr;  // stays empty: the guard's constructor throws
+thread_local ScopedValue<void*>* no_streams = nullptr;  // always null, because the constructor of StreamGuard throws
 }
 
 bool has_wgmma(int) { return false; }
@@ -72,7 +61,7 @@ int device_count() { return 0; }
 DeviceGuard::DeviceGuard(int device) { refuse(device); }
 DeviceGuard::~DeviceGuard() = default;
 
-// The constructors throw, so that the members are never reached.
+// The constructors throw, so the other members are never called.
 Stream::Stream(int device) { refuse(device); }
 Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;

@@ -1,5 +1,6 @@
-#include "core/detail/divide.h"
+// The caching allocator of GPU memory.
 #include "cuda/detail/allocator.h"
+#include "core/detail/divide.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +9,7 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "core/memory_snapshot.h"
+#include "core/profiler.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/launch.h"
 
@@ -16,24 +17,25 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kGranule = 512;  // block sizes and addresses are multiples
-constexpr size_t kSmall = kMiB;
+constexpr size_t kGranule = 512;    // block sizes and addresses are multiples of it
+constexpr size_t kMaxSmall = kMiB;  // largest small request
 constexpr size_t kSmallSegment = 2 * kMiB;
 constexpr size_t kMediumSegment = 20 * kMiB;
 constexpr size_t kLargeGranule = 2 * kMiB;
-constexpr size_t kLargest = size_t{1} << 62;  // sizes stay clear of overflow when rounded
+constexpr size_t kMaxBytes = size_t{1} << 62;  // rounding up cannot overflow
 
-
+/// Returns the size of the segment for a request.
 size_t segment_size(size_t bytes, bool small) {
   if (small) return kSmallSegment;
   return bytes < kMediumSegment / 2 ? kMediumSegment : round_up(bytes, kLargeGranule);
 }
 
-/// A rest below this stays with its block: it would hardly ever be asked for.
-constexpr size_t smallest_rest(bool small) { return small ? kGranule : kSmall; }
+/// Returns the minimum size of the remainder of a split. A smaller remainder stays with its block, because it could
+/// hardly ever be reused.
+constexpr size_t min_remainder(bool small) { return small ? kGranule : kMaxSmall; }
 
-/// Work queued on such a stream comes after all that was done before the capture, and keeps the memory that it uses: no
-/// stream has to wait for another.
+/// Returns whether a stream is captured. Captured work runs after all work before the capture, and its graph keeps the
+/// memory that it uses, so that no stream needs to wait for another.
 bool is_capturing(cudaStream_t stream) noexcept {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
@@ -62,13 +64,13 @@ bool Allocator::BestFit::operator()(const Block* a, const Block* b) const {
 void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (bytes > kLargest) throw_out_of_memory(bytes);
+  if (bytes > kMaxBytes) throw_out_of_memory(bytes);
   const size_t rounded = round_up(bytes, kGranule);
-  const bool small = rounded <= kSmall;
+  const bool small = rounded <= kMaxSmall;
   Block* block = find_free(rounded, small, stream);
-  if (block == nullptr) block = take_segment(rounded, small, stream);
-  if (block->bytes - rounded >= smallest_rest(small)) split(block, rounded);
-  live_.emplace(block->data, block);  // the last that may throw: till then the block is a free one
+  if (block == nullptr) block = allocate_segment(rounded, small, stream);
+  if (block->bytes - rounded >= min_remainder(small)) split(block, rounded);
+  live_.emplace(block->data, block);  // the last statement that may throw; the block is free until then
 
   block->entry = free_.extract(block);
   block->free = false;
@@ -76,7 +78,8 @@ void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
   stats_.current += static_cast<int64_t>(bytes);
   stats_.peak = std::max(stats_.peak, stats_.current);
   ++stats_.allocations;
-  if (profiler::active()) memory::detail::note_allocation(Device::cuda(device_), block->data, bytes, stats_.current);
+  if (profiler::active())
+    profiler::detail::record_memory(Device::cuda(device_), block->data, static_cast<int64_t>(bytes), stats_.current);
   return block->data;
 }
 
@@ -88,8 +91,11 @@ void Allocator::deallocate(void* data, cudaStream_t stream) noexcept {
   Block* block = found->second;
   live_.erase(found);
   stats_.current -= static_cast<int64_t>(block->requested);
-  if (profiler::active()) memory::detail::note_free(Device::cuda(device_), data, block->requested, stats_.current);
-  if (stream != block->stream && !is_capturing(stream) && !is_capturing(block->stream)) let_wait(block->stream, stream);
+  if (profiler::active())
+    profiler::detail::record_memory(Device::cuda(device_), data, -static_cast<int64_t>(block->requested),
+                                    stats_.current);
+  if (stream != block->stream && !is_capturing(stream) && !is_capturing(block->stream))
+    make_wait(block->stream, stream);
 
   block->free = true;
   if (block->next && block->next->free) {
@@ -135,7 +141,7 @@ void Allocator::empty_cache() {
   release_cached();
 }
 
-/// The free block of at least `bytes` bytes that fits best; null if there is none.
+/// Returns the smallest free block of at least `bytes` bytes, or null if there is none.
 Allocator::Block* Allocator::find_free(size_t bytes, bool small, cudaStream_t stream) {
   Block wanted{};
   wanted.bytes = bytes;
@@ -145,8 +151,8 @@ Allocator::Block* Allocator::find_free(size_t bytes, bool small, cudaStream_t st
   return found == free_.end() || (*found)->small != small || (*found)->stream != stream ? nullptr : *found;
 }
 
-/// A segment from the driver, as a free block.
-Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t stream) {
+/// Takes a segment from the driver and returns it as a free block.
+Allocator::Block* Allocator::allocate_segment(size_t bytes, bool small, cudaStream_t stream) {
   auto block = std::make_unique<Block>();
   block->bytes = segment_size(bytes, small);
   block->stream = stream;
@@ -154,14 +160,14 @@ Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t
   block->free = true;
   FreeBlocks alone{block.get()};
   FreeBlocks::node_type entry = alone.extract(alone.begin());
-  block->data = static_cast<char*>(ask_driver(block->bytes));
-  if (block->data == nullptr && block->bytes > bytes) {  // the roundest figure may be what does not fit
+  block->data = static_cast<char*>(allocate_from_driver(block->bytes));
+  if (block->data == nullptr && block->bytes > bytes) {  // the unrounded size may still fit
     block->bytes = bytes;
-    block->data = static_cast<char*>(ask_driver(bytes));
+    block->data = static_cast<char*>(allocate_from_driver(bytes));
   }
   if (block->data == nullptr && !capture_under_way(device_)) {
     release_cached();
-    block->data = static_cast<char*>(ask_driver(bytes));
+    block->data = static_cast<char*>(allocate_from_driver(bytes));
   }
   if (block->data == nullptr) throw_out_of_memory(bytes);
   stats_.reserved += static_cast<int64_t>(block->bytes);
@@ -170,20 +176,20 @@ Allocator::Block* Allocator::take_segment(size_t bytes, bool small, cudaStream_t
   return block.release();
 }
 
-/// Null when the driver has no memory left; throws for any other failure.
-void* Allocator::ask_driver(size_t bytes) {
+/// Returns null if the driver has no memory left. Throws Error on any other failure.
+void* Allocator::allocate_from_driver(size_t bytes) {
   const DeviceGuard guard(device_);
   void* data = nullptr;
   const cudaError_t status = cudaMalloc(&data, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // the failure is dealt with: no later check shall meet it
+    cudaGetLastError();  // clear the error, so that no later check reports it
     return nullptr;
   }
   check_cuda(status, "cudaMalloc");
   return data;
 }
 
-/// Cuts `block`, a free one, to `bytes` and makes a free block of the rest.
+/// Shortens a free block to `bytes` bytes and makes the remainder another free block.
 void Allocator::split(Block* block, size_t bytes) {
   auto made = std::make_unique<Block>(Block{.data = block->data + bytes,
                                             .bytes = block->bytes - bytes,
@@ -203,7 +209,7 @@ void Allocator::split(Block* block, size_t bytes) {
   free_.insert(std::move(entry));
 }
 
-/// Joins two neighbours, neither of which is among the free ones.
+/// Joins two neighbors that are not in free_.
 Allocator::Block* Allocator::merge(Block* block, Block* next) {
   block->bytes += next->bytes;
   block->next = next->next;
@@ -212,9 +218,10 @@ Allocator::Block* Allocator::merge(Block* block, Block* next) {
   return block;
 }
 
+/// Returns all segments that consist of one free block to the driver, except those of CUDA graphs.
 void Allocator::release_cached() {
   const DeviceGuard guard(device_);
-  check_cuda(cudaDeviceSynchronize(), "empty_cache");  // work that used the blocks may still be queued
+  check_cuda(cudaDeviceSynchronize(), "empty_cache");  // queued work may still use the blocks
   for (auto it = free_.begin(); it != free_.end();) {
     Block* block = *it;
     if (block->previous || block->next || kept_.contains(block->stream)) {
@@ -228,8 +235,9 @@ void Allocator::release_cached() {
   }
 }
 
-/// Errors are dropped: they belong to earlier work, or the process is at its end and CUDA is gone already.
-void Allocator::let_wait(cudaStream_t owner, cudaStream_t user) noexcept {
+/// Makes the stream `owner` wait for the work queued on `user`. Ignores errors: they belong to earlier work, or CUDA is
+/// already shut down at the end of the process.
+void Allocator::make_wait(cudaStream_t owner, cudaStream_t user) noexcept {
   int previous = device_;
   cudaGetDevice(&previous);
   cudaSetDevice(device_);
@@ -246,7 +254,7 @@ void Allocator::throw_out_of_memory(size_t bytes) {
     cudaMemGetInfo(&unused, &total);
     cudaGetLastError();
   }
-  throw OutOfMemoryError(concat("out of memory on ", Device::cuda(device_), ": ", bytes, " bytes asked for, ",
+  throw OutOfMemoryError(concat("out of memory on ", Device::cuda(device_), ": ", bytes, " bytes requested, ",
                                 stats_.current, " in use by tensors, ", stats_.reserved, " reserved, ", unused,
                                 " free of ", total, " on the device"));
 }

@@ -1,4 +1,4 @@
-// Elementwise operators of two operands, and the choice between two: the formulas of ops/detail/scalar_ops.h.
+// Elementwise operators of two operands, with the formulas of ops/detail/scalar_ops.h, and where().
 #include <iterator>
 
 #include "cuda/detail/kernels.h"
@@ -9,10 +9,13 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
+/// Applies `op` to two elements, in compute_t<T>. The gradient of GELU of halves uses the faster formula of
+/// cuda/gelu.cuh.
 template <BinaryOp op, class T>
 struct Binary {
   using C = compute_t<T>;
-  C a, b;
+  C a;
+  C b;
   __device__ auto operator()(C x, C y) const {
     if constexpr (op == BinaryOp::gelu_grad && sizeof(T) == 2) {
       const Normal normal(y);
@@ -48,7 +51,7 @@ void binary(BinaryOp op, const View& out, const View& x, const View& y, double a
 }
 
 void where(const View& out, const View& condition, const View& x, const View& y) {
-  // Only the size of an element matters.
+  // The kernel only moves elements, so one kernel per element size is enough.
   dispatch_word(item_size(out.dtype),
                 [&]<class Word>() { map<Word, bool, Word, Word>("where", Choose(), out, condition, x, y); });
 }

@@ -1,8 +1,9 @@
-// Matrix products by cuBLAS.
+// Matrix products with cuBLAS.
 //
-// Handles are made once for each device. They compute float32 in float32, or in TF32 where set_float32_precision() says
-// so, halves with sums in float32, and get their workspace from the caching allocator for the length of a call:
-// cuBLAS's own would be chosen by what runs beside it, and with it the order of sums.
+// There is one cuBLAS handle per device. float32 is computed in float32, or in TF32 if set_float32_precision() selects
+// it; halves are accumulated in float32. The workspace of a call comes from the caching allocator. With its own
+// workspace, cuBLAS could choose an algorithm, and with it the order of sums, depending on other work that runs at the
+// same time.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -22,9 +23,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// What NVIDIA recommends for Hopper.
+/// The size that NVIDIA recommends for Hopper.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-/// Matrices in one call: a grid's third axis ends at 65535.
+/// Maximum number of matrices per call, because the third axis of a grid has at most 65535 CTAs.
 constexpr int64_t kMaxBatch = 65535;
 
 void check_blas(cublasStatus_t status, const char* what) {
@@ -40,7 +41,7 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   cublasHandle_t get() const { return handle_; }
 
-  /// Held while stream and workspace are set and used.
+  /// Must be held while the stream and the workspace are set and used.
   std::mutex mutex;
 
  private:
@@ -49,7 +50,7 @@ class Handle {
 
 Handle& handle_of(const Launch& launch) {
   static auto* mutex = new std::mutex;
-  // Never destroyed: at the end of the process CUDA may be gone before this would be.
+  // Never destroyed, because CUDA may be shut down first at the end of the process.
   static auto* handles = new std::map<int, std::unique_ptr<Handle>>;
   const std::lock_guard lock(*mutex);
   auto& handle = (*handles)[launch.device];
@@ -57,21 +58,21 @@ Handle& handle_of(const Launch& launch) {
   return *handle;
 }
 
-/// A stack of row-major matrices as cuBLAS, which counts by columns, takes them: as they are read (rows become
-/// columns, N) or the other way round (T).
+/// A batch of row-major matrices as an operand of cuBLAS, which uses column-major order: N if the columns of a row are
+/// contiguous, T if the rows of a column are contiguous.
 struct Operand {
   const void* data;
   cublasOperation_t op;
-  int64_t leading;  // elements from one row (N) or column (T) to the next
+  int64_t leading;  ///< elements from one row (N) or column (T) to the next
   int64_t batch_stride;
 };
 
-/// `x` (batch, rows, columns) as it lies in memory, or nothing if neither of its axes is dense.
+/// Returns the operand for `x` (batch, rows, columns) without a copy, or nothing if neither axis is contiguous.
 std::optional<Operand> operand_in_place(const View& x) {
   const int64_t rows = x.size[1], columns = x.size[2];
   const int64_t batch_stride = x.size[0] == 1 ? 0 : x.stride[0];
   if (batch_stride < 0) return {};
-  // The stride of an axis of size 1 says nothing.
+  // The stride of an axis of size 1 is arbitrary.
   const int64_t row_stride = rows == 1 ? columns : x.stride[1];
   const int64_t column_stride = columns == 1 ? rows : x.stride[2];
   if ((columns == 1 || x.stride[2] == 1) && row_stride >= columns)
@@ -81,7 +82,8 @@ std::optional<Operand> operand_in_place(const View& x) {
   return {};
 }
 
-/// An operand of any strides; what cuBLAS cannot read is copied, one matrix only if all are the same.
+/// An operand for a view of any strides. Copies the view if cuBLAS cannot read it; if all matrices are the same, copies
+/// only one.
 class Prepared {
  public:
   Prepared(const Launch& launch, const View& x) {
@@ -103,13 +105,14 @@ class Prepared {
   std::optional<Workspace> copy_;
 };
 
-/// What cuBLAS calls a type.
+/// The cuBLAS name of a type.
 template <class T>
 inline constexpr cudaDataType_t kDataType = std::is_same_v<T, BFloat16>  ? CUDA_R_16BF
                                             : std::is_same_v<T, Float16> ? CUDA_R_16F
                                             : std::is_same_v<T, float>   ? CUDA_R_32F
                                                                          : CUDA_R_64F;
 
+/// Computes c = a * b in one call per kMaxBatch matrices; `depth` is the number of columns of a.
 template <class T>
 void multiply(const Launch& launch, const View& c, const Operand& a, const Operand& b, int64_t depth) {
   Handle& handle = handle_of(launch);
@@ -117,9 +120,9 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const std::lock_guard lock(handle.mutex);
   check_blas(cublasSetStream(handle.get(), launch.stream), "cublasSetStream");
   check_blas(cublasSetWorkspace(handle.get(), workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
-  const bool high = float32_precision() == Float32Precision::high;  // the others know no difference
+  const bool high = float32_precision() == Float32Precision::high;  // affects float32 only
   const auto mode = (high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
-                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // of halves
+                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // affects halves only
   check_blas(cublasSetMathMode(handle.get(), static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
   const compute_t<T> one = 1, zero = 0;
   const auto compute = std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
@@ -127,7 +130,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const int64_t leading = rows == 1 ? columns : c.stride[1];
   for (int64_t start = 0; start < c.size[0]; start += kMaxBatch) {
     const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
-    // By columns, c is its own transpose: c' = b' a'.
+    // In column-major order the buffer of c is its transpose, so compute c' = b' a'.
     check_blas(
         cublasGemmStridedBatchedEx_64(handle.get(), b.op, a.op, columns, rows, depth, &one,
                                       static_cast<const T*>(b.data) + start * b.batch_stride, kDataType<T>, b.leading,
@@ -141,7 +144,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
 }  // namespace
 
 void kernel::matmul(const View& c, const View& a, const View& b) {
-  dispatch(Floats(), c.dtype, "matmul", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), c.dtype, "matmul", [&]<class T>() {
     if (c.numel() == 0) return;
     if (a.size[2] == 0) return fill(c, 0);
     const Launch launch(c);

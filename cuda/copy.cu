@@ -1,4 +1,4 @@
-// Copies with conversion, constant fills and ranges.
+// Copies with conversion, constant fills, and arange.
 #include <type_traits>
 
 #include "cuda/detail/kernels.h"
@@ -20,8 +20,10 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
+/// Computes out[i] = start + i * step for `count` contiguous elements. Launch: one thread per element in a 1-D grid of
+/// any size, kBlock threads per CTA. No shared memory.
 template <class T>
-__global__ void __launch_bounds__(kBlock) range(T* out, int64_t count, double start, double step) {
+__global__ void __launch_bounds__(kBlock) arange_kernel(T* out, int64_t count, double start, double step) {
   for (int64_t i = thread_index(); i < count; i += thread_count()) out[i] = convert<T>(arange_value(start, step, i));
 }
 
@@ -58,7 +60,7 @@ void arange(const View& out, double start, double step) {
   if (count == 0) return;
   dispatch_cuda(Numbers(), out.dtype, "arange", [&]<class T>() {
     const Launch launch(out);
-    range<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>(), count, start, step);
+    arange_kernel<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>(), count, start, step);
     check_launch("arange");
   });
 }

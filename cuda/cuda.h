@@ -1,5 +1,5 @@
-// What a program sees of CUDA. Also there in a build without it, where is_available() is false and the
-// constructors throw.
+// Streams, events, CUDA graphs and device guards. Also available in a build without CUDA, where is_available() is false
+// and constructors throw Error.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace voxgrad::cuda {
 
-/// True if this build has CUDA and a GPU answers.
+/// Returns true if this build has CUDA and the machine has a GPU that CUDA can use.
 bool is_available();
-/// The number of GPUs; 0 in a build without CUDA and on a machine without one. Asked once and remembered.
+/// Returns the number of GPUs; 0 in a build without CUDA and on a machine without a GPU. The driver is queried once.
 int device_count();
 
-// Threads may use tensors of one GPU, and make Streams, Events and guards, at the same time; one object is used by one
-// thread at a time, but that any may query() an Event.
+// Thread safety: several threads may use tensors of one GPU, and create Streams, Events and guards, at the same time. A
+// single object may be used by one thread at a time, except that any thread may call Event::query().
 
-/// Makes GPU number `device` CUDA's current device on this thread during its lifetime, for programs that call CUDA
-/// themselves; voxgrad's own operations run on the GPU of their tensors. Throws Error if the device does not exist.
+/// Makes GPU number `device` CUDA's current device on this thread for the lifetime of the guard. Use it for your own
+/// CUDA calls; voxgrad's operations always run on the GPU of their tensors. Throws Error if the device does not exist.
 class [[nodiscard]] DeviceGuard {
  public:
   [[nodiscard]] explicit DeviceGuard(int device);
@@ -33,27 +33,27 @@ class [[nodiscard]] DeviceGuard {
   bool changed_ = false;
 };
 
-/// A queue of work on one GPU. Operations run on the GPU of their tensors, in the current stream of that GPU on
-/// this thread: CUDA's default stream, or the Stream that a StreamGuard holds.
+/// A queue of work on one GPU. Operations run on the GPU of their tensors, in the current stream of that GPU on this
+/// thread. The current stream is CUDA's default stream, or the Stream of a StreamGuard.
 ///
-/// Work in two streams is not ordered unless an Event orders it, with the default stream neither. Memory belongs to
-/// the stream that was current when it was allocated: a tensor that another stream used must be freed while that
-/// stream is current, or after an Event made the owner's stream wait for it.
+/// Work in two streams, including the default stream, is ordered only by an Event. Memory belongs to the stream that
+/// was current when it was allocated. If another stream used a tensor, free the tensor while that stream is current, or
+/// after an Event made the owning stream wait for it.
 ///
-/// The queue behind a Stream is reused by later Streams and never destroyed: destruction does not wait, and work
-/// still queued is carried out.
+/// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait; queued work
+/// completes.
 class Stream {
  public:
   /// Throws Error if the device does not exist.
   explicit Stream(int device = 0);
   ~Stream();
-  /// The stream moved from can only be destroyed.
+  /// A stream that was moved from can only be destroyed.
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&&) = delete;
-  /// Waits until all work queued so far has finished. Throws Error if some of it failed.
+  /// Waits until all work queued so far has finished. Throws Error if any of it failed.
   void synchronize() const;
   int device() const { return device_; }
-  /// The cudaStream_t.
+  /// Returns the cudaStream_t.
   void* handle() const { return handle_; }
 
  private:
@@ -61,7 +61,7 @@ class Stream {
   int device_ = 0;
 };
 
-/// Makes `stream` the current stream of its device on this thread while it lives. Guards nest.
+/// Makes `stream` the current stream of its device on this thread for the lifetime of the guard. Guards may be nested.
 class [[nodiscard]] StreamGuard {
  public:
   [[nodiscard]] explicit StreamGuard(const Stream& stream);
@@ -70,27 +70,29 @@ class [[nodiscard]] StreamGuard {
   ScopedValue<void*> stream_;
 };
 
-/// A point in a stream, for timing and for ordering streams.
+/// A mark in a stream, for timing and for ordering streams.
 class Event {
  public:
-  /// One without timing costs less. Throws Error if the device does not exist.
+  /// An event without timing is cheaper. Throws Error if the device does not exist.
   explicit Event(int device = 0, bool enable_timing = true);
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   /// Marks the work queued so far on the current stream of the device. A later record() moves the mark.
   void record();
-  /// Makes later work on the current stream of the device, or of another, wait for the mark. The host does not wait.
-  /// Nothing happens if there is no mark.
+  /// Makes later work on the current stream of the event's device wait for the mark. The host does not wait. Does
+  /// nothing if there is no mark.
   void wait() const { wait(device_); }
+  /// Does the same for the current stream of `device`.
   void wait(int device) const;
-  /// Whether the work before the mark is done, or there is no mark; threads may ask while others capture. Throws Error
-  /// if it failed.
+  /// Returns true if the work before the mark has completed, or if there is no mark. Any thread may call it, also while
+  /// another thread captures a graph. Throws Error if the work failed.
   bool query() const;
   /// Makes the host wait for the mark. Throws Error if the work before it failed.
   void synchronize() const;
-  /// Milliseconds from `start` to this event, to about half a microsecond; waits for both. Throws Error if one of
-  /// them was never recorded or has no timing, or they lie on two devices.
+  /// Waits for both events and returns the time from `start` to this event in milliseconds, with a resolution of about
+  /// 0.5 microseconds. Throws Error if an event was never recorded or has no timing, or if the events are on different
+  /// devices.
   float elapsed_ms_since(const Event& start) const;
 
  private:
@@ -100,8 +102,8 @@ class Event {
 
 class GraphRecording;
 
-/// Work of one GPU that is recorded once and then done again and again by single calls: small kernels no longer wait
-/// for the host. PyTorch's torch.cuda.CUDAGraph.
+/// Work of one GPU that is captured once and replayed by single calls, so that small kernels do not wait for the host.
+/// Corresponds to torch.cuda.CUDAGraph.
 ///
 ///   cuda::CUDAGraph graph;
 ///   graph.capture([&] {
@@ -111,36 +113,40 @@ class GraphRecording;
 ///     optimizer.step();
 ///   });
 ///   for (...) {
-///     x.copy_(batch);   // and target: replays read the tensors that were captured
-///     graph.replay();   // and write those; loss is this step's
+///     x.copy_(batch);   // and target: replays read the captured tensors
+///     graph.replay();   // and overwrite the captured results: loss is the loss of this step
 ///   }
 ///
-/// - The function runs once, on the host only: its kernels are recorded, not run, and nothing but kernels is part of a
-///   replay. Run it once or twice before, so that state is made and libraries are set up.
-/// - Tensors that the function makes lie in memory of the graph: they hold what the last replay left, and stay valid as
-///   long as somebody holds them. The graph keeps all other memory that it reads or writes.
-/// - Steps of optimizers are part of a replay with their learning rate and step number of the time of the replay; their
-///   first step, which makes their state, is refused. The optimizer must live, with the same state.
-/// - Refused, with an Error: results read by the CPU (item(), to(cpu), printing), copies from the CPU, waiting for the
-///   device, random numbers (dropout in training). An Error ends the capture; the program goes on as if it had not
-///   begun.
-/// - One thread at a time.
+/// - capture() runs the function once, on the host only: its kernels are recorded and do not run. A replay consists of
+///   kernels only. Run the function once or twice before the capture, so that state is allocated and libraries are
+///   initialized.
+/// - Tensors that the function creates are in memory of the graph. They hold the values of the last replay, and stay
+/// valid
+///   as long as they exist. The graph keeps all other memory alive that its kernels read or write.
+/// - Replayed optimizer steps use the learning rate and the step number at the time of the replay. The optimizer must
+///   exist, with the same state. Its first step, which allocates the state, cannot be captured.
+/// - A capture throws Error on reads of results by the CPU (item(), to(cpu), printing), copies from the CPU, waits for
+/// the
+///   device, and random numbers (dropout in training). An Error ends the capture; the program continues as if the
+///   capture had not begun.
+/// - A graph may be used by one thread at a time.
 class CUDAGraph {
  public:
   /// Throws Error if the device does not exist.
   explicit CUDAGraph(int device = 0);
-  /// Waits for replays under way.
+  /// Waits for replays that are still running.
   ~CUDAGraph();
   CUDAGraph(const CUDAGraph&) = delete;
   CUDAGraph& operator=(const CUDAGraph&) = delete;
 
-  /// Records what `function` does on the device, in place of what was recorded before. Waits for the device and empties
-  /// its cache first. Throws what `function` throws, Error if it does what cannot be captured, OutOfMemoryError.
+  /// Records the work of `function` on the device and replaces an earlier recording. First waits for the device and
+  /// empties its memory cache. Throws the exceptions of `function`, Error if the function cannot be captured, and
+  /// OutOfMemoryError.
   void capture(const std::function<void()>& function);
   /// Queues the recorded work on the current stream. Throws Error if nothing was captured, or if the optimizer of a
-  /// captured step is gone or has other memory.
+  /// captured step no longer exists or has other memory.
   void replay();
-  /// Drops what was recorded, and its memory.
+  /// Deletes the recording and its memory.
   void reset();
 
  private:

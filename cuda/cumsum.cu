@@ -1,17 +1,24 @@
-// Running sums along an axis, in double or in unsigned 64-bit integers, which wrap around; always in the same order.
+// Cumulative sums along an axis, in a fixed order: in double, or in unsigned 64-bit integers, which wrap around.
 #include "core/detail/divide.h"
 #include "cuda/detail/kernels.h"
-#include "cuda/map.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/detail/launch.h"
+#include "cuda/nest.cuh"
 
 namespace voxgrad::cuda::kernel {
 namespace {
 
 struct ScanProblem {
-  Axes lines;  // a: strides in the input; b: in the result
-  int64_t count, length, in_step, out_step;
-  int threads;  // of a line: one, or a block, which share its elements
+  Nest<2> lines;   ///< input, output
+  int64_t count;   ///< number of lines
+  int64_t length;  ///< elements of a line
+  int64_t in_step;
+  int64_t out_step;
+  int threads;  ///< threads per line: 1 or kBlock
 };
+
+/// Computes the cumulative sums of all lines. With one thread per line, a thread scans the whole line. Otherwise a CTA
+/// splits a line into equal ranges: a thread sums its range, adds the sums of the ranges before it, and scans its
+/// range. Launch: a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock sums.
 
 template <class T, class Out, class Sum>
 __global__ void __launch_bounds__(kBlock)
@@ -19,11 +26,13 @@ __global__ void __launch_bounds__(kBlock)
   __shared__ Sum shared[kBlock];
   const bool alone = problem.threads == 1;
   const int64_t share = divide_up(problem.length, problem.threads);
-  const int64_t begin = alone ? 0 : min(threadIdx.x * share, problem.length), end = min(begin + share, problem.length);
-  const int64_t first = alone ? thread_index() : blockIdx.x, step = alone ? thread_count() : gridDim.x;
+  const int64_t begin = alone ? 0 : min(threadIdx.x * share, problem.length);
+  const int64_t end = min(begin + share, problem.length);
+  const int64_t first = alone ? thread_index() : blockIdx.x;
+  const int64_t step = alone ? thread_count() : gridDim.x;
   for (int64_t line = first; line < problem.count; line += step) {
-    const T* from = in + problem.lines.offset(line, problem.lines.a);
-    Out* to = out + problem.lines.offset(line, problem.lines.b);
+    const T* from = in + problem.lines.offset(line, 0);
+    Out* to = out + problem.lines.offset(line, 1);
     Sum sum = 0;
     if (!alone) {
 #pragma unroll 8
@@ -47,17 +56,16 @@ __global__ void __launch_bounds__(kBlock)
 void cumsum(const View& out, const View& in, int axis, bool reverse) {
   if (out.numel() == 0) return;
   ScanProblem problem{};
-  for (int other = in.rank - 1; other >= 0; --other)
-    if (other != axis) problem.lines.add(in.size[other], in.stride[other], out.stride[other]);
-  problem.lines.finish();
+  const auto is_other = [axis](int other) { return other != axis; };
+  problem.lines = make_nest<2>({select_axes(in, is_other), select_axes(out, is_other)});
   problem.count = problem.lines.numel();
   problem.length = in.size[axis];
-  const int direction = reverse ? -1 : 1;  // from the last element to the first
+  const int direction = reverse ? -1 : 1;
   const int64_t start = reverse ? problem.length - 1 : 0;
   problem.in_step = direction * in.stride[axis];
   problem.out_step = direction * out.stride[axis];
-  const bool axis_inside = std::abs(problem.in_step) < std::abs(problem.lines.a[0]);
-  problem.threads = problem.length < 128 || (problem.count >= 4096 && !axis_inside) ? 1 : kBlock;
+  const bool axis_is_inner = std::abs(problem.in_step) < std::abs(problem.lines.stride[0][0]);
+  problem.threads = problem.length < 128 || (problem.count >= 4096 && !axis_is_inner) ? 1 : kBlock;
   const Launch launch(out);
   dispatch_cuda(Anything(), in.dtype, "cumsum", [&]<class T>() {
     constexpr bool floating = std::is_floating_point_v<compute_t<T>>;

@@ -1,5 +1,5 @@
-// Reading by index along an axis, and its adjoint. Sums are formed by one thread each, in the order of the index:
-// no atomics, the same bits every time.
+// gather and scatter_add: reads by index along an axis, and the adjoint. One thread computes a sum, in the order of the
+// index, without atomic operations, so that results are bitwise reproducible.
 #include <limits>
 
 #include "cuda/detail/kernels.h"
@@ -8,12 +8,13 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// The axis that an index runs along: its number of elements and their distance.
+/// Size and stride of the indexed axis of a view.
 struct Axis {
-  int64_t size, stride;
+  int64_t size;
+  int64_t stride;
 };
 
-/// `view` with `axis` held at its start, in the shape of `like`.
+/// Returns `view` in the shape of `like`, with stride 0 along `axis`: all positions of the axis are its first element.
 View hold_axis(const View& view, const View& like, int axis) {
   View held = like;
   held.data = view.data;
@@ -23,7 +24,9 @@ View hold_axis(const View& view, const View& like, int axis) {
   return held;
 }
 
-/// Views out, in with its axis held, index.
+/// Computes out[i] = in[index[i]] along an axis; `missing` where the index is out of range. `stride` is the stride of
+/// the axis in `in`. Offsets: out, in without the axis, index. Launch: one thread per element of the output, `count` in
+/// all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class Word>
 __global__ void __launch_bounds__(kBlock)
     gather_elements(Word* out, const Word* in, const int64_t* index, int64_t stride, IndexCheck inside, Word missing,
@@ -51,7 +54,9 @@ void gather_words(const char* op, const View& out, const View& in, const View& i
   });
 }
 
-/// A thread adds up one line along the axis, in place; sums are in compute_t.
+/// Adds the elements of `in` to the elements of `out` that the index selects; sums are in compute_t. A thread handles
+/// one line along the axis. Offsets: lines of out, in and index. Launch: one thread per line in a 1-D grid of any size,
+/// kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_lines(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
@@ -66,8 +71,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// A thread adds up one element: it looks through the whole line of the index. For few lines, where a thread for
-/// each would leave the GPU idle.
+/// Computes the same as scatter_lines with one thread per element of `out`, which reads the whole line of the index.
+/// For few lines, where one thread per line would leave the GPU idle. Launch: a 1-D grid of any size, kBlock threads
+/// per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_elements(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
@@ -88,7 +94,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Below this many lines scatter_elements takes over.
+/// Below this number of lines, scatter_elements is used.
 constexpr int64_t kFewLines = 4096;
 
 template <class T>
@@ -97,7 +103,7 @@ void scatter_typed(const char* op, const View& out, const View& in, const View& 
   const Axis out_axis{out.size[axis], out.stride[axis]};
   const Axis in_axis{in.size[axis], in.stride[axis]};
   const IndexCheck inside(out_axis.size, op, launch);
-  // One element of each line: the geometry of the lines.
+  // A view of the first element of each line enumerates the lines.
   View line = in;
   line.size[axis] = 1;
   const Nest<3> nest =

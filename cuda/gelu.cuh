@@ -1,13 +1,16 @@
-// GELU of halves in few instructions: with erff, arithmetic took longer than memory.
+// The normal distribution for GELU of halves, in few instructions. With erff, the kernels would be bound by arithmetic
+// instead of memory.
 #pragma once
 
 namespace voxgrad::cuda {
 
-/// The normal distribution function at x, and e^(-x^2 / 2). Source: M. Abramowitz, I. A. Stegun, "Handbook of
-/// Mathematical Functions", 1964, 7.1.26, whose error is 1.5e-7; left of 0 there is no difference from 1, so that x
-/// times it, rounded to bfloat16, is off by one place at most down to x = -6.5.
+/// The normal distribution function at x, and e^(-x^2 / 2). The approximation has an absolute error of 1.5e-7
+/// (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26). For negative x the polynomial is
+/// used directly, without subtracting it from 1, so that x * distribution, rounded to bfloat16, is off by at most one
+/// unit in the last place down to x = -6.5.
 struct Normal {
-  float distribution, power;
+  float distribution;  ///< P(X <= x)
+  float power;         ///< e^(-x^2 / 2)
 
   __device__ explicit Normal(float x) {
     float t;

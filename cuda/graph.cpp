@@ -1,8 +1,8 @@
 // CUDA graphs: capture, memory, replay.
 //
-// A graph captures in a stream of its own, which nobody else gets while the graph lives. The allocator files blocks
-// under streams, so that the graph's temporary memory is its own without more ado: a block freed within the capture is
-// handed out again in it, and to nobody else. Memory from elsewhere that captured kernels read or write is kept alive.
+// A graph captures in its own stream, which no other code uses while the graph exists. Because the allocator's blocks
+// belong to streams, the temporary memory of the graph is private: a block that is freed during the capture is reused
+// only within the capture. The graph keeps all other memory alive that its kernels read or write.
 #include <array>
 #include <atomic>
 #include <set>
@@ -23,8 +23,9 @@ namespace {
 
 constexpr const char* kOp = "CUDAGraph";
 
-std::array<std::atomic<int>, kMaxDevices> captures{};
+std::array<std::atomic<int>, kMaxDevices> captures{};  // captures under way, by device
 
+/// Calls a function when it goes out of scope.
 template <class F>
 class OnExit {
  public:
@@ -39,6 +40,7 @@ class OnExit {
 
 }  // namespace
 
+/// A captured graph, its memory and the optimizer steps in it.
 class GraphRecording final : public Capture {
  public:
   explicit GraphRecording(int index) : stream_(index), numbers_stream_(index) {
@@ -46,7 +48,7 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventCreateWithFlags(&replayed_, cudaEventDisableTiming), kOp);
     Allocator::of(index).keep(handle());
   }
-  /// Waits for replays: their memory goes to others.
+  /// Waits for replays, because their memory is then reused.
   ~GraphRecording() {
     cudaEventSynchronize(replayed_);
     if (exec_) cudaGraphExecDestroy(exec_);
@@ -55,6 +57,7 @@ class GraphRecording final : public Capture {
     Allocator::of(stream_.device()).release(handle());
   }
 
+  /// Captures the work of `function` and instantiates the graph.
   void record(const std::function<void()>& function) {
     const DeviceGuard device_guard(stream_.device());
     cudaGraph_t graph = capture(function);
@@ -64,6 +67,7 @@ class GraphRecording final : public Capture {
     std::erase_if(own_, [](const std::weak_ptr<Storage>& own) { return own.expired(); });
   }
 
+  /// Queues the graph on the current stream of the device, after the previous replay.
   void replay() {
     const DeviceGuard guard(stream_.device());
     const cudaStream_t stream = current_stream(stream_.device());
@@ -73,7 +77,8 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventRecord(replayed_, stream), "CUDAGraph::replay");
     for (const auto& [storage, written] : used_)
       if (written) storage->bump_version();
-    for (const std::weak_ptr<Storage>& own : own_)  // which the first replay fills as it was recorded
+    // The first replay writes the values that the capture recorded: the versions of the graph's own memory are current.
+    for (const std::weak_ptr<Storage>& own : own_)
       if (const auto storage = replays_ > 0 ? own.lock() : nullptr) storage->bump_version();
     ++replays_;
   }
@@ -93,7 +98,9 @@ class GraphRecording final : public Capture {
     steps_.push_back(std::move(step));
   }
 
+  /// Returns whether the numbers of the next replay are being written.
   bool refreshing() const { return refreshing_; }
+  /// Returns memory for the numbers of the next kernel of an optimizer step.
   ReplayNumbers numbers(size_t bytes) {
     if (!refreshing_ && !stepping_) return {};
     if (!refreshing_) {
@@ -101,7 +108,7 @@ class GraphRecording final : public Capture {
       numbers_.push_back(std::make_unique<Storage>(bytes, device()));
     }
     check(next_number_ < numbers_.size() && numbers_[next_number_]->bytes() == bytes, kOp,
-          "an optimizer's step differs from the one that was captured");
+          "the step of an optimizer differs from the captured step");
     return {numbers_[next_number_++]->data(), refreshing_};
   }
 
@@ -113,7 +120,7 @@ class GraphRecording final : public Capture {
     std::atomic<int>& count = captures[static_cast<size_t>(stream_.device())];
     ++count;
     const OnExit done([&count] { --count; });
-    // Relaxed: allocations are allowed, and what other threads do is none of the capture's business.
+    // Relaxed mode allows allocations, and unrelated work of other threads.
     check_cuda(cudaStreamBeginCapture(handle(), cudaStreamCaptureModeRelaxed), "CUDAGraph::capture");
     cudaGraph_t graph = nullptr;
     try {
@@ -129,7 +136,7 @@ class GraphRecording final : public Capture {
     return graph;
   }
 
-  /// Gives the kernels the numbers of the replay to come.
+  /// Writes the numbers of the next replay.
   void refresh() {
     if (steps_.empty()) return;
     next_number_ = 0;
@@ -140,21 +147,23 @@ class GraphRecording final : public Capture {
   }
 
   Stream stream_;
-  Stream
-      numbers_stream_;  // numbers_ are filed under it: written before a replay, they must not lie in temporary memory
-  cudaEvent_t replayed_ = nullptr;  // after the last replay
+  Stream numbers_stream_;  ///< owns the memory of numbers_, which is written before a replay and must not be reused
+  cudaEvent_t replayed_ = nullptr;  ///< recorded after the last replay
   cudaGraphExec_t exec_ = nullptr;
-  std::unordered_map<std::shared_ptr<Storage>, bool> used_;  // whether it is written
-  std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  // of the graph's memory, written
-  std::vector<std::function<void(bool)>> steps_;
-  std::vector<std::unique_ptr<Storage>> numbers_;
-  size_t next_number_ = 0;
+  std::unordered_map<std::shared_ptr<Storage>, bool>
+      used_;  ///< memory from outside of the graph; true if it is written
+  std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that is written
+  std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
+  std::vector<std::unique_ptr<Storage>> numbers_;            ///< their numbers, in the order of their kernels
+  size_t next_number_ = 0;                                   ///< index in numbers_ during a refresh
   int64_t replays_ = 0;
-  bool stepping_ = false, refreshing_ = false;  // an optimizer's step is being captured; replayed
+  bool stepping_ = false;    ///< an optimizer step is being captured
+  bool refreshing_ = false;  ///< see refreshing()
 };
 
 namespace {
-/// The recording or the replay under way on this thread; there is no other Capture.
+/// Returns the recording that is being captured or refreshed on this thread, or null. GraphRecording is the only
+/// Capture.
 GraphRecording* current_recording() { return static_cast<GraphRecording*>(Capture::current()); }
 }  // namespace
 
@@ -176,9 +185,9 @@ CUDAGraph::~CUDAGraph() = default;
 
 void CUDAGraph::capture(const std::function<void()>& function) {
   check(static_cast<bool>(function), kOp, "the function is empty");
-  check(Capture::current() == nullptr, kOp, "a capture is under way on this thread already");
+  check(Capture::current() == nullptr, kOp, "this thread is already capturing a graph");
   reset();
-  // What was freed before is out of use then, and makes room for the graph's own memory.
+  // Return freed memory to the driver, to make room for the memory of the graph.
   synchronize(Device::cuda(device_));
   memory::empty_cache(Device::cuda(device_));
   auto recording = std::make_unique<GraphRecording>(device_);
@@ -188,7 +197,7 @@ void CUDAGraph::capture(const std::function<void()>& function) {
 
 void CUDAGraph::replay() {
   check(recording_ != nullptr, kOp, "nothing was captured");
-  check(Capture::current() == nullptr, kOp, "a capture is under way on this thread: a replay cannot be part of it");
+  check(Capture::current() == nullptr, kOp, "this thread is capturing a graph; a replay cannot be part of it");
   const profiler::Scope operation(profiler::Kind::op, "cuda_graph_replay", nullptr, Device::cuda(device_));
   recording_->replay();
 }

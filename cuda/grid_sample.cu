@@ -1,6 +1,7 @@
-// Reading volumes at the positions of a grid, and the gradients: a thread takes one position, and 16 bytes of channels
-// where they are innermost in memory. Positions may share voxels: the gradient in the input is added up in 64-bit
-// integers, units of a power of two that leaves room for the largest sum, so that the order does not matter.
+// grid_sample and its gradients. A thread handles one position of the grid, and a vector of 16 bytes of channels if the
+// channels are innermost in memory. Several positions may read the same voxel. The gradient of the input is therefore
+// accumulated in 64-bit integers, in units of a power of two that leaves room for the largest sum, so that the result
+// does not depend on the order of additions.
 #include <numeric>
 
 #include "core/dtype.h"
@@ -11,29 +12,32 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// y = x at the positions grid; y and x may be gradients. A thread takes one position and `channels` of them.
+/// The arguments of the kernels: y = x at the positions of the grid. y and x may be gradients, or integer sums of them.
 struct GridProblem {
-  View y, x, grid, dgrid;
-  GridSampleOptions how;
-  int64_t channels;
+  View y;      ///< (N, C, D', H', W')
+  View x;      ///< (N, C, D, H, W)
+  View grid;   ///< (N, D', H', W', 3)
+  View dgrid;  ///< of the shape of the grid
+  GridSampleOptions options;
+  int64_t channels;  ///< channels of an item
 };
 
-/// How many channels a thread takes that has no vectors of them: a divisor of their number.
-int64_t some_channels(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
+/// Returns the number of channels of an item without vectors: a divisor of `count`, at most 4.
+int64_t channels_of_item(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
 
-/// Where threads begin: in y, in x (in front of the channels), in the grid and in its gradient.
+/// A set of items. An item is one position of the grid and GridProblem::channels channels.
 struct GridItems {
   uint32_t count;
   std::array<int64_t, 4> base;
-  Offsets<4> offsets;
+  Offsets<4> offsets;  ///< of items in y, in x (sample and channel only), in the grid and in its gradient
 };
 
-/// Calls f(blocks, items) for all threads' work.
+/// Calls f(number of CTAs, items) until all items are covered.
 template <class F>
 void for_each_items(const GridProblem& p, const F& f) {
-  View shares = p.y;
-  shares.size[1] /= p.channels;
-  std::array<View, 4> views{shares, shares, shares, shares};
+  View item_shape = p.y;
+  item_shape.size[1] /= p.channels;
+  std::array<View, 4> views{item_shape, item_shape, item_shape, item_shape};
   views[0].stride[1] *= p.channels;
   const auto set = [&](size_t k, const std::array<int64_t, 5>& stride) {
     std::copy(stride.begin(), stride.end(), views[k].stride);
@@ -49,7 +53,7 @@ void for_each_items(const GridProblem& p, const F& f) {
   });
 }
 
-/// Calls f(where it begins, corners) for the items of this thread.
+/// Calls f(offsets, corners) for the items of this thread. `corners` are the voxels around the position of the item.
 template <class C, class F>
 __device__ void each_item(const GridProblem& p, const GridItems& items, const F& f) {
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < items.count; i += gridDim.x * kBlock) {
@@ -57,11 +61,12 @@ __device__ void each_item(const GridProblem& p, const GridItems& items, const F&
     items.offsets.at(i, at);
 #pragma unroll
     for (int k = 0; k < 4; ++k) at[k] += items.base[k];
-    f(at, GridCorners<C>(static_cast<const C*>(p.grid.data) + at[2], p.grid.stride[4], p.x, p.how));
+    f(at, GridCorners<C>(static_cast<const C*>(p.grid.data) + at[2], p.grid.stride[4], p.x, p.options));
   }
 }
 
-/// `width` channels are an aligned vector.
+/// Computes y from x and the grid, in aligned vectors of `width` channels. Launch: one thread per item in a 1-D grid of
+/// any size, kBlock threads per CTA. No shared memory.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     grid_sample_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
@@ -83,6 +88,8 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
+/// Computes dgrid from dy, x and the grid; an item has all channels. Launch: one thread per item in a 1-D grid of any
+/// size, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
@@ -93,29 +100,31 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// The unit of the sums: 2^-exponent. A voxel takes at most `positions` times the largest gradient: that stays below
-/// 2^62.
+/// The unit of integer sums, 2^-exponent(). It is chosen so that the sum of a voxel stays below 2^62 even if every
+/// position adds the largest gradient to the same voxel.
 template <class T>
 struct Units {
-  const T* extremes;  // the largest and the smallest gradient; NaN if one is
-  int64_t positions;
+  const T* extremes;  ///< the largest and the smallest gradient; NaN if any gradient is NaN
+  int64_t positions;  ///< positions of a sample
 
+  /// Returns the largest magnitude of a gradient.
   __device__ double largest() const {
     const double high = static_cast<compute_t<T>>(extremes[0]), low = static_cast<compute_t<T>>(extremes[1]);
     return high > -low ? high : -low;
   }
   __device__ int exponent() const {
-    const double most = largest();
-    return most > 0 && isfinite(most) ? 61 - (64 - __clzll(positions)) - (ilogb(most) + 1) : 0;
+    const double magnitude = largest();
+    return magnitude > 0 && isfinite(magnitude) ? 61 - (64 - __clzll(positions)) - (ilogb(magnitude) + 1) : 0;
   }
-  /// The gradient that a sum means.
+  /// Returns the gradient that an integer sum represents.
   __device__ T operator()(int64_t sum) const {
     const double value = isfinite(largest()) ? scalbn(static_cast<double>(sum), -exponent()) : nan("");
     return convert<T>(static_cast<compute_t<T>>(value));
   }
 };
 
-/// To the sums, which are the problem's x.
+/// Adds the gradients dy to the integer sums p.x with atomic operations. Launch: one thread per item in a 1-D grid of
+/// any size, kBlock threads per CTA. No shared memory.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     add_gradients(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items, Units<T> units) {
@@ -137,7 +146,8 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// Memory at `data` as (N, C, D, H, W) of i64, in the order in which `like` lies in memory.
+/// Returns a dense i64 view of `data` with the shape of `like` (N, C, D, H, W): channels_last if the channels of `like`
+/// are innermost, otherwise contiguous.
 View sums_like(const View& like, void* data) {
   constexpr int kOrders[2][5] = {{4, 3, 2, 1, 0}, {1, 4, 3, 2, 0}};
   View sums = dense_like(like, data, i64);
@@ -149,22 +159,23 @@ View sums_like(const View& like, void* data) {
   return sums;
 }
 
+/// Computes dx from dy and the grid.
 template <class T>
 void input_gradient(const Launch& launch, const View& dx, const View& dy, const View& grid,
-                    const GridSampleOptions& how) {
+                    const GridSampleOptions& options) {
   constexpr int width = kVectorWidth<T>;
   if (dy.numel() == 0) return kernel::fill(dx, 0);
   const Workspace extremes(launch, 2 * sizeof(T)), memory(launch, static_cast<size_t>(dx.numel()) * sizeof(int64_t));
   View extreme = dy;
   std::fill_n(extreme.size, 5, 1);
-  kernel::reduce(ReduceOp::amax, dense_like(extreme, extremes.as<T>(), dy.dtype), dy);
-  kernel::reduce(ReduceOp::amin, dense_like(extreme, extremes.as<T>() + 1, dy.dtype), dy);
+  kernel::reduce(ReduceOp::max, dense_like(extreme, extremes.as<T>(), dy.dtype), dy);
+  kernel::reduce(ReduceOp::min, dense_like(extreme, extremes.as<T>() + 1, dy.dtype), dy);
   const Units<T> units{extremes.as<T>(), grid.size[1] * grid.size[2] * grid.size[3]};
 
   const View sums = sums_like(dx, memory.as<void>());
   kernel::fill(sums, 0);
   const bool vectors = has_vectors(dy, 1, width);
-  const GridProblem problem{dy, sums, grid, grid, how, vectors ? width : some_channels(dx.size[1])};
+  const GridProblem problem{dy, sums, grid, grid, options, vectors ? width : channels_of_item(dx.size[1])};
   const auto run = vectors ? add_gradients<T, width> : add_gradients<T, 1>;
   for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
     run<<<blocks, kBlock, 0, launch.stream>>>(problem, items, units);
@@ -176,13 +187,13 @@ void input_gradient(const Launch& launch, const View& dx, const View& dy, const 
 
 namespace kernel {
 
-void grid_sample(const View& y, const View& x, const View& grid, const GridSampleOptions& how) {
+void grid_sample(const View& y, const View& x, const View& grid, const GridSampleOptions& options) {
   if (y.numel() == 0) return;
   const Launch launch(y);
   dispatch_cuda(Floats(), x.dtype, "grid_sample", [&]<class T>() {
     constexpr int width = kVectorWidth<T>;
     const bool vectors = has_vectors(x, 1, width) && has_vectors(y, 1, width);
-    const GridProblem problem{y, x, grid, grid, how, vectors ? width : some_channels(x.size[1])};
+    const GridProblem problem{y, x, grid, grid, options, vectors ? width : channels_of_item(x.size[1])};
     const auto run = vectors ? grid_sample_kernel<T, width> : grid_sample_kernel<T, 1>;
     for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
       run<<<blocks, kBlock, 0, launch.stream>>>(problem, items);
@@ -191,12 +202,12 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
 }
 
 void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, const View& x, const View& grid,
-                          const GridSampleOptions& how) {
+                          const GridSampleOptions& options) {
   const Launch launch(dy);
   dispatch_cuda(Floats(), x.dtype, "grid_sample_backward", [&]<class T>() {
-    if (dx && dx->numel() > 0) input_gradient<T>(launch, *dx, dy, grid, how);
+    if (dx && dx->numel() > 0) input_gradient<T>(launch, *dx, dy, grid, options);
     if (!dgrid || dgrid->numel() == 0) return;
-    const GridProblem problem{dy, x, grid, *dgrid, how, x.size[1]};
+    const GridProblem problem{dy, x, grid, *dgrid, options, x.size[1]};
     for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
       grid_gradient_kernel<T><<<blocks, kBlock, 0, launch.stream>>>(problem, items);
     });

@@ -1,6 +1,6 @@
-// Sums over the voxels of every class, of which losses are made, and their gradient: one pass over the logits each. A
-// thread holds all classes of a voxel, and sums of all classes, in registers; it sums a few dozen voxels in compute_t,
-// and blocks, and what joins them, sum in double and in a fixed order.
+// Sums over the voxels of every class, from which losses are computed, and their gradient, each in one pass over the
+// logits. A thread holds all classes of a voxel, and the sums of all classes, in registers. It sums a few dozen voxels
+// in compute_t; sums over threads and CTAs are in double and in a fixed order.
 #include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
@@ -10,7 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// A block takes `range` positions of a sample. partial (sample, range, class, 5).
+/// Computes the sums of class_sums over `range` positions of a sample: partial (sample, range, class, kClassSums). x is
+/// the logits (N, C, L), target the classes (N, L). Launch: one CTA per range in a 1-D grid of any size, kBlock threads
+/// per CTA. Static shared memory: kBlock doubles.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,
@@ -30,14 +32,15 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
     for (int i = 0; i < kClasses * kClassSums; ++i) {
       if (i >= classes * kClassSums) break;
-      const double total =
-          combine_reducers(static_cast<double>(sums[i / kClassSums][i % kClassSums]), BlockLayout{1, kBlock, false},
-                           shared, [](double a, double b) { return a + b; });
+      const double total = block_sum(static_cast<double>(sums[i / kClassSums][i % kClassSums]), shared);
       if (threadIdx.x == 0) partial[part * classes * kClassSums + i] = total;
     }
   }
 }
 
+/// Computes the gradient dx of the logits from `grad`, the gradient of the sums: (N, C, kClassSums), or (1, C,
+/// kClassSums) with grad_step 0. Launch: one thread per voxel in a 1-D grid of any size, kBlock threads per CTA. No
+/// shared memory.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     gradient_kernel(const __grid_constant__ View dx, const __grid_constant__ View x,
@@ -67,7 +70,7 @@ void class_sums(const char* op, const View& sums, const View& x, const View& tar
   const int64_t rows = sums.size[0] == 1 ? blocks : ranges;
   const Workspace partial(launch, static_cast<size_t>(rows * sums.numel()) * sizeof(double));
   if (blocks > 0)
-    dispatch(Floats(), x.dtype, op, "CUDA", [&]<class T>() {
+    dispatch_cuda(Floats(), x.dtype, op, [&]<class T>() {
       with_classes(x.size[1], [&]<int kClasses>() {
         sums_kernel<T, kClasses><<<grid_size(blocks, 1), kBlock, 0, launch.stream>>>(
             x, target, IndexCheck(x.size[1], op, launch), options, range, ranges, partial.as<double>());
@@ -82,7 +85,7 @@ void class_sums_backward(const View& dx, const View& grad, const View& x, const 
   constexpr const char* kOp = "class_sums_backward";
   if (x.numel() == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, kOp, "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), x.dtype, kOp, [&]<class T>() {
     with_classes(x.size[1], [&]<int kClasses>() {
       gradient_kernel<T, kClasses><<<grid_size(x.size[0] * x.size[2]), kBlock, 0, launch.stream>>>(
           dx, x, target, IndexCheck(x.size[1], kOp, launch), options, grad.as<const compute_t<T>>(),

@@ -1,10 +1,11 @@
-// What of a map is the same for all operators: the choice of its kernel, and the launch.
+// Kernel selection and launch of elementwise maps, compiled once for all operators.
 #include "cuda/map.cuh"
 
 namespace voxgrad::cuda {
 namespace {
 
-/// Elements before all of the operands are aligned for vectors; `count` if they never are together.
+/// Returns the number of elements before the first position at which all views are aligned to vectors, or `count` if
+/// there is no such position.
 template <size_t N>
 int64_t unaligned_head(const MapKernels<N>& kernels, const std::array<View, N>& views, int64_t count) {
   const auto head_of = [&](size_t k) {
@@ -30,8 +31,8 @@ Pointers<N - 1> pointers(const MapKernels<N>& kernels, const std::array<View, N>
 template <class... Parameters>
 void launch(const char* op, const void* kernel, int64_t threads, cudaStream_t stream, const void* f,
             Parameters... parameters) {
-  void* pointers[] = {const_cast<void*>(f), &parameters...};
-  check_cuda(cudaLaunchKernel(kernel, grid_size(threads), kBlock, pointers, 0, stream), op);
+  void* arguments[] = {const_cast<void*>(f), &parameters...};
+  check_cuda(cudaLaunchKernel(kernel, grid_size(threads), kBlock, arguments, 0, stream), op);
 }
 
 }  // namespace
@@ -43,16 +44,18 @@ void launch_map(const char* op, const MapKernels<N>& kernels, const void* f, con
   const Launch on(views[0]);
   const Nest<N> nest = make_nest<N>(views);
   if (nest.contiguous()) {
-    const int64_t head = unaligned_head(kernels, views, count), vectors = (count - head) / kernels.width;
-    return launch(op, kernels.contiguous, std::max(vectors, count - vectors * kernels.width), on.stream, f,
-                  pointers(kernels, views, {}), count, head, vectors);
+    const int64_t head = unaligned_head(kernels, views, count);
+    const int64_t vectors = (count - head) / kernels.width;
+    const int64_t scalars = count - vectors * kernels.width;
+    return launch(op, kernels.contiguous, std::max(vectors, scalars), on.stream, f, pointers(kernels, views, {}), count,
+                  head, vectors);
   }
   for_each_part(nest, [&](const Nest<N>& part, const std::array<int64_t, N>& base) {
     const Pointers<N - 1> p = pointers(kernels, views, base);
     const auto elements = static_cast<uint32_t>(part.numel());
     if (kernels.rows && Rows<N>::suit(part)) {
       const Rows<N> rows(part, static_cast<int>(kernels.width));
-      const uint32_t slots = elements / rows.length * rows.slots.divisor;
+      const uint32_t slots = elements / rows.length * static_cast<uint32_t>(rows.slots.value());
       return launch(op, kernels.rows, slots, on.stream, f, p, slots, rows);
     }
     launch(op, kernels.strided, elements, on.stream, f, p, elements, Offsets<N>(part));

@@ -1,12 +1,14 @@
-// Group normalisation: mean and variance of every group, then the normalised values.
+// Group normalization, forward: mean and variance of every group, then the normalized values.
 //
-// Nowhere is there a difference of large squares: each thread sums deviations, and their squares, from the first
-// element that it meets, moves the sums to the first element of the channel, and the channels of a group are joined by
-// Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
-// all in double and in a fixed order. Of halves, a thread first adds up to 32 deviations in float. The error is at most
-// 32 * 2^-24 of the sum of squares, little beside 2^-11 or 2^-8, to which a half is rounded, and does not grow with the
-// mean. Squares of bfloat16 deviations beyond 1e19 overflow in float: a thread that meets such sums reads its elements
-// again and adds them in double. Squares of deviations below 1e-19 become 0; every useful eps is far larger.
+// The algorithm never subtracts large squares. Each thread sums deviations from the first element that it reads (its
+// pivot), and their squares, and then shifts the sums to the first element of the channel. The channels of a group are
+// joined with the update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
+// variances", 1979). This is done in double and in a fixed order.
+//
+// For halves, a thread first adds up to 32 deviations in float. The error is at most 32 * 2^-24 of the sum of squares,
+// is small compared with the rounding of a half (2^-11 or 2^-8), and does not grow with the mean. Squares of bfloat16
+// deviations above 1e19 overflow in float; a thread with such sums reads its elements again and adds them in double.
+// Squares of deviations below 1e-19 become 0; every useful eps is far larger.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -16,16 +18,17 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Of before(x): sums of the deviations from the first element of the channel, and of their squares.
+/// Sums, for v = before(x), of the deviations of v from the first element of the channel, and of their squares.
 template <class T, class Before>
 struct Deviations {
   static constexpr int kInputs = 1;
   static constexpr bool kWrites = false, kSums = true, kHeavy = std::is_same_v<Before, AnyActivation>;
-  using Channel = typename Run<T>::Sum;  // the thread's pivot
+  using Channel = typename Run<T>::Sum;  ///< the pivot of the thread
 
   Volume x;
   Before before;
 
+  /// Returns v at one position.
   __device__ compute_t<T> first(int64_t n, int64_t c, int64_t l) const {
     return before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
   }
@@ -36,8 +39,9 @@ struct Deviations {
     run.x += deviation;
     run.y += deviation * deviation;
   }
-  /// Whether squares overflowed.
+  /// Returns whether squares overflowed.
   static __device__ bool is_lost(const double2& total) { return !isfinite(total.y); }
+  /// Shifts the sums from the pivot to the first element of the channel.
   __device__ void finish(int64_t n, int64_t c, Channel pivot, int count, double2& total) const {
     const double shift = static_cast<double>(pivot) - static_cast<double>(first(n, c, 0));
     const double all = static_cast<double>(count) * shift;
@@ -46,10 +50,14 @@ struct Deviations {
   }
 };
 
+/// Moments of a set of elements.
 struct Moments {
-  double count, mean, squares;  // squares: the sum of squared deviations
+  double count;
+  double mean;
+  double squares;  ///< sum of squared deviations from the mean
 };
 
+/// Returns the moments of the union of two sets.
 __device__ Moments join(const Moments& a, const Moments& b) {
   const double count = a.count + b.count;
   if (b.count == 0) return a;
@@ -57,8 +65,10 @@ __device__ Moments join(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-/// Joins the channels of each group. `exact` receives (mean, rstd) of each group in double, for Normalize, then the
-/// number of elements in a group.
+/// Computes the statistics of each group from `total`, the sums of Deviations for every (sample, channel). Writes mean
+/// and rstd in compute_t<T>, and to `exact` (mean, rstd) of each group in double, followed by the number of elements in
+/// a group. Launch: one CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static shared
+/// memory: kBlock moments.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
@@ -82,7 +92,7 @@ __global__ void __launch_bounds__(kBlock)
       }
     moments = combine_reducers(moments, layout, shared, join);
     if (!inside || layout.reducer() > 0) continue;
-    // A sum of squares about a pivot may round to a little below zero.
+    // Rounding may make a sum of squares about a pivot slightly negative.
     const double variance = fmax(moments.squares, 0.0) / fmax(moments.count, 1.0);
     const double scale = moments.squares == moments.squares ? 1 / sqrt(variance + eps) : moments.squares;
     exact[number] = {moments.mean, scale};
@@ -92,23 +102,23 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Sets (mean, rstd) of each group from those of all ranks, `all` (ranks, groups + 1), whose last rows have the
-/// elements of each rank in a group: the variances, which are rstd^-2 with eps included, are joined about the common
-/// mean.
+/// Joins (mean, rstd) of each group over all ranks. `all` is (ranks, groups + 1): the rows of a rank are its groups,
+/// then its number of elements in a group. The variances, rstd^-2 with eps included, are joined about the common mean.
+/// Launch: one thread per group in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class Wide>
 __global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constant__ Groups shape, const double2* all,
                                                             int64_t ranks, Matrix mean, Matrix rstd, double2* exact) {
   for (int64_t number = thread_index(); number < shape.count(); number += thread_count()) {
     const int64_t rows = shape.count() + 1;
     const RankShares shares(all, ranks, shape.count());
-    double centre = 0, variance = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank) centre += shares[rank] * all[rank * rows + number].x;
+    double center = 0, variance = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) center += shares[rank] * all[rank * rows + number].x;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const double2 own = all[rank * rows + number];
-      const double d = own.x - centre;
+      const double d = own.x - center;
       if (shares[rank] > 0) variance += shares[rank] * (1 / (own.y * own.y) + d * d);
     }
-    const double2 joined{centre, 1 / sqrt(variance)};
+    const double2 joined{center, 1 / sqrt(variance)};
     exact[number] = joined;
     const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
     mean.at<Wide>(n, group) = static_cast<Wide>(joined.x);
@@ -116,11 +126,12 @@ __global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constan
   }
 }
 
-/// y = after((before(x) - mean) * rstd * gamma + beta). `exact`: mean and rstd in double, or null if they are given.
+/// Computes y = after((before(x) - mean) * rstd * gamma + beta). `exact` has mean and rstd in double; if it is null,
+/// `mean` and `rstd` are used.
 template <class T, class Activations>
 struct Normalize {
   static constexpr int kInputs = 1;
-  static constexpr bool kWrites = true, kSums = false, kWalks = std::is_same_v<Activations, AnyActivations>;
+  static constexpr bool kWrites = true, kSums = false, kScalar = std::is_same_v<Activations, AnyActivations>;
   using Wide = compute_t<T>;
 
   Groups shape;
@@ -129,25 +140,28 @@ struct Normalize {
   PerChannel gamma, beta;
   Activations activations;
 
-  // What the mean loses by rounding is in the term: subtracting it costs no accuracy even where it is large beside the
-  // deviations.
+  /// Constants of y = after((before(x) - mean) * factor + term). The rounding error of the mean is part of the term, so
+  /// that subtracting the mean costs no accuracy even if it is large compared with the deviations.
   struct Channel {
-    Wide mean, factor, term;
+    Wide mean;
+    Wide factor;
+    Wide term;
   };
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
     const auto given = [&](const Matrix& m) { return static_cast<double>(m.at<Wide>(n, shape.group(c))); };
     const double2 group = exact ? exact[shape.number(n, c)] : double2{given(mean), given(rstd)};
     const double factor = group.y * gamma.at<T>(c, 1);
-    const Wide centre = static_cast<Wide>(group.x);
-    const double rest = group.x - static_cast<double>(centre);
-    return {centre, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
+    const Wide center = static_cast<Wide>(group.x);
+    const double rest = group.x - static_cast<double>(center);
+    return {center, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[1]) const {
-    const Wide centred = activations.before.value(x[0]) - channel.mean;
-    return convert<T>(activations.after.value(centred * channel.factor + channel.term));
+    const Wide centered = activations.before.value(x[0]) - channel.mean;
+    return convert<T>(activations.after.value(centered * channel.factor + channel.term));
   }
 };
 
+/// Computes the statistics of all groups, joins them over the ranks if `over_ranks` is not null, and normalizes.
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
              double eps, const Activations& activations, const OverRanks* over_ranks, const Launch& launch) {
@@ -172,14 +186,16 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
 }
 
-/// See Kernels::track_statistics.
+/// Updates running statistics; see the entry track_statistics. The number of elements in a channel is `count` plus the
+/// sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid of any size, kBlock threads per CTA. No
+/// shared memory.
 template <class T, class R>
 __global__ void __launch_bounds__(kBlock)
     track_kernel(R* running_mean, int64_t mean_stride, R* running_var, int64_t var_stride, Matrix mean, Matrix rstd,
                  int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
-  if (count <= 1) return;  // no unbiased variance
+  if (count <= 1) return;  // there is no unbiased variance
   const double unbiased = count / (count - 1);
   const auto move = [momentum](R& running, double value) {
     const double own = convert<double>(running);
@@ -189,7 +205,7 @@ __global__ void __launch_bounds__(kBlock)
     const double scale = static_cast<double>(rstd.at<T>(0, c));
     if (running_mean) move(running_mean[c * mean_stride], static_cast<double>(mean.at<T>(0, c)));
     const double variance = 1 / (scale * scale) - eps;
-    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // NaN stays
+    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // keeps NaN
   }
 }
 
@@ -206,11 +222,11 @@ void track_statistics(const View* running_mean, const View* running_var, const V
   }
   const Launch launch(mean);
   const DType dtype = (running_mean ? running_mean : running_var)->dtype;
-  dispatch(Types<float, double>(), mean.dtype, "track_statistics", "CUDA", [&]<class T>() {
-    dispatch(Floats(), dtype, "track_statistics", "CUDA", [&]<class R>() {
-      const View of_mean = running_mean ? *running_mean : View(), of_var = running_var ? *running_var : View();
+  dispatch_cuda(Types<float, double>(), mean.dtype, "track_statistics", [&]<class T>() {
+    dispatch_cuda(Floats(), dtype, "track_statistics", [&]<class R>() {
+      const View mean_view = running_mean ? *running_mean : View(), var_view = running_var ? *running_var : View();
       track_kernel<T, R><<<grid_size(mean.size[1]), kBlock, 0, launch.stream>>>(
-          of_mean.as<R>(), of_mean.stride[0], of_var.as<R>(), of_var.stride[0], Matrix(mean), Matrix(rstd),
+          mean_view.as<R>(), mean_view.stride[0], var_view.as<R>(), var_view.stride[0], Matrix(mean), Matrix(rstd),
           mean.size[1], eps, counts ? 0.0 : count, counts ? counts->as<const double>() : nullptr,
           counts ? counts->stride[0] : 0, counts ? counts->size[0] : 0, momentum);
     });
@@ -222,7 +238,7 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
                 double eps, const NormActivations& activations, const OverRanks* over_ranks) {
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "group_norm", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), x.dtype, "group_norm", [&]<class T>() {
     with_vector_activations<T>(
         activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, over_ranks, launch); }, y,
         x);
@@ -232,7 +248,7 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
 void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
   if (x.numel() == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "normalize", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), x.dtype, "normalize", [&]<class T>() {
     with_vector_activations<T>(
         {},
         [&]<class Activations>(const Activations& none) {

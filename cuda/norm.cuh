@@ -1,25 +1,19 @@
-// What group normalisation's forward and backward passes share: one kernel over the elements of tensors (N, C, L) that
-// applies a formula with constants for every (sample, channel), writes its results, sums something up for every
-// (sample, channel), or both.
+// The kernel that normalizations, prelu and fused bias gradients share. It applies a formula (ChannelFormula) to every
+// element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums terms of the
+// formula over the positions of every (sample, channel), or both.
 //
-// It has three forms. rows: contiguous tensors; a thread reads 16 bytes of one channel at a time. columns: channels
-// innermost; a thread keeps 16 bytes of neighbouring channels, with their constants and sums, and steps through the
-// positions. walk: single elements of any strides.
+// The kernel has three forms (Form). Vectors of 16 bytes are copied to shared memory with cp.async, several per thread
+// in flight. Each thread reads only the vectors that it copied itself, so that no barrier is needed and no registers
+// hold data in flight.
 //
-// A formula has kInputs, kWrites and kSums; Channel, what a thread keeps for a (sample, channel), from
-// channel(n, c, l), where l is about the first position that the thread reads; operator()(channel, run, x), the result
-// for an element of each input, which may add to the sums of the run; and, where sums need it, finish(n, c, channel,
-// count, total). is_lost(total): sums of bfloat16 overflowed in float, and the kernel makes them again in double;
-// optional. kHeavy: it has many constants for a channel, so that fewer blocks share a
-// multiprocessor's registers. kWalks, false: its elements come in vectors.
-//
-// Vectors of 16 bytes come to shared memory by cp.async, several ahead for each thread, which reads those that it asked
-// for itself: no barrier, and no registers for what is on its way.
+// Outline: views and shapes as kernels address them; Form and Tiling; the concept ChannelFormula; Lane, the work of one
+// thread; channels_kernel and its launch, apply_formula().
 #pragma once
 
 #include <cuda_pipeline.h>
 
 #include <bit>
+#include <concepts>
 
 #include "core/detail/divide.h"
 #include "core/dtype.h"
@@ -28,12 +22,14 @@
 #include "ops/detail/norm_activations.h"
 
 namespace voxgrad::cuda {
-namespace {  // kernels of one name in two files
+namespace {  // norm.cu and norm_backward.cu instantiate kernels of the same name
 
 /// One tensor (N, C, L) as the kernels address it.
 struct Volume {
   void* data = nullptr;
-  int64_t sample = 0, channel = 0, position = 0;  // strides
+  int64_t sample = 0;  ///< strides of the three axes
+  int64_t channel = 0;
+  int64_t position = 0;
 
   Volume() = default;
   explicit Volume(const View& v) : data(v.data), sample(v.stride[0]), channel(v.stride[1]), position(v.stride[2]) {}
@@ -43,12 +39,14 @@ struct Volume {
   }
 };
 
+/// The inputs and the output of a formula.
 template <int kInputs>
 struct Volumes {
-  Volume in[kInputs], out;
+  Volume in[kInputs];
+  Volume out;
 };
 
-/// A vector over the channels, of dtype T or compute_t<T>, or null.
+/// A vector (C) of dtype T or compute_t<T>, or none.
 struct PerChannel {
   void* data = nullptr;
   int64_t stride = 0;
@@ -56,12 +54,14 @@ struct PerChannel {
 
   explicit PerChannel(const View* v)
       : data(v ? v->data : nullptr), stride(v ? v->stride[0] : 0), dtype(v ? v->dtype : f32) {}
+  /// Returns the element of a channel, or `otherwise` if there is no vector.
   template <class T>
   __device__ double at(int64_t channel, double otherwise) const {
     if (!data) return otherwise;
     if (dtype == dtype_of<T>) return convert<double>(static_cast<const T*>(data)[channel * stride]);
     return static_cast<double>(static_cast<const compute_t<T>*>(data)[channel * stride]);
   }
+  /// Rounds and stores the element of a channel; does nothing if there is no vector.
   template <class T>
   __device__ void set(int64_t channel, double value) const {
     if (!data) return;
@@ -72,7 +72,7 @@ struct PerChannel {
   }
 };
 
-/// A matrix (N, groups), or (1, groups) for all samples.
+/// Statistics (N, groups), or (1, groups) for all samples together.
 struct Matrix {
   void* data = nullptr;
   int64_t stride[2] = {};
@@ -85,9 +85,14 @@ struct Matrix {
   }
 };
 
-/// The sizes. A group has some channels of one sample or, if `joined`, of all samples.
+/// The sizes of a normalization. A group consists of neighboring channels of one sample or, if `joined`, of all
+/// samples. A line is the positions of one (sample, channel); its index is n * channels + c.
 struct Groups {
-  int64_t samples, channels, length, groups, group_channels;
+  int64_t samples;
+  int64_t channels;
+  int64_t length;          ///< positions of a line
+  int64_t groups;          ///< groups of the channels
+  int64_t group_channels;  ///< channels of a group
   bool joined;
 
   Groups(const View& x, int64_t group_count, bool over_samples = false)
@@ -97,29 +102,32 @@ struct Groups {
         groups(group_count),
         group_channels(channels / groups),
         joined(over_samples) {}
-  /// From the shape of its statistics.
+  /// The sizes of x with statistics of the shape of `mean`.
   Groups(const View& x, const View& mean) : Groups(x, mean.size[1], mean.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
+  /// Returns the number of statistics.
   VG_HOST_DEVICE int64_t count() const { return joined ? groups : samples * groups; }
   VG_HOST_DEVICE int64_t group_lines() const { return joined ? samples * group_channels : group_channels; }
+  /// Returns the group of a channel.
   __device__ int64_t group(int64_t channel) const { return quotient(channel, group_channels); }
+  /// Returns the index in [0, count()) of the statistics of a (sample, channel).
   __device__ int64_t number(int64_t n, int64_t channel) const { return (joined ? 0 : n * groups) + group(channel); }
-  /// The i-th line, n * channels + c, of group `number`.
+  /// Returns the i-th line of the statistics `number`.
   __device__ int64_t line(int64_t number, int64_t i) const {
     const int64_t first = quotient(number, groups), sample = quotient(i, group_channels);
     return (first + sample) * channels + (number - first * groups - sample) * group_channels + i;
   }
 };
 
-/// The share that each rank has in the elements of a group, from the statistics of all ranks, (ranks, groups + 1),
-/// whose last rows begin with the elements of each rank.
+/// The share of each rank in the elements of a group. `all_ranks` are the statistics of all ranks, (ranks, groups + 1);
+/// the last row of each rank begins with the number of elements that the rank has in a group.
 struct RankShares {
   const double2* all;
   int64_t groups;
   double total = 0;
 
-  __device__ RankShares(const double2* of_ranks, int64_t ranks, int64_t group_count)
-      : all(of_ranks), groups(group_count) {
+  __device__ RankShares(const double2* all_ranks, int64_t ranks, int64_t group_count)
+      : all(all_ranks), groups(group_count) {
     for (int64_t rank = 0; rank < ranks; ++rank) total += elements(rank);
     total = fmax(total, 1.0);
   }
@@ -127,108 +135,167 @@ struct RankShares {
   __device__ double operator[](int64_t rank) const { return elements(rank) / total; }
 };
 
-enum class Form { walk, rows, columns };
+/// How threads read the elements.
+/// - scalar: single elements of any strides.
+/// - rows: contiguous tensors. A thread reads vectors along the positions of one channel.
+/// - columns: channels innermost. A thread reads vectors of neighboring channels, keeps their constants and sums, and
+///   steps through the positions.
+enum class Form { scalar, rows, columns };
 
-/// All are contiguous, and their vectors begin at the same elements.
+/// Returns whether all views are contiguous and aligned to vectors at the same elements.
 template <class T, class... Views>
 bool are_rows(const Views&... views) {
-  size_t places = 0;
+  size_t misalignments = 0;
   for (const void* start : {static_cast<const void*>(views.data)...})
-    places |= size_t{1} << (reinterpret_cast<uintptr_t>(start) / sizeof(T) % kVectorWidth<T>);
+    misalignments |= size_t{1} << (reinterpret_cast<uintptr_t>(start) / sizeof(T) % kVectorWidth<T>);
   const auto is_contiguous = [](const View& v) {
     return v.stride[2] == 1 && v.stride[1] == v.size[2] && v.stride[0] == v.size[1] * v.size[2];
   };
-  return (is_contiguous(views) && ...) && std::has_single_bit(places);
+  return (is_contiguous(views) && ...) && std::has_single_bit(misalignments);
 }
 
-/// The channels of every position are whole vectors.
-template <class T>
-bool is_columns(const View& v) {
-  constexpr int64_t width = kVectorWidth<T>;
-  const auto steps_evenly = [&](int axis) { return v.size[axis] == 1 || v.stride[axis] % width == 0; };
-  return v.stride[1] == 1 && v.size[1] % width == 0 && steps_evenly(0) && steps_evenly(2) &&
-         reinterpret_cast<uintptr_t>(v.data) % (width * sizeof(T)) == 0;
-}
-
-/// Doubles, which are for checks, have no vectors.
+/// Returns the form for the views of a formula. f64 has no vector forms, because it serves for checks.
 template <class T, class... Views>
 Form choose_form(const Views&... views) {
-  if (sizeof(T) == 8) return Form::walk;
-  return (is_columns<T>(views) && ...) ? Form::columns : are_rows<T>(views...) ? Form::rows : Form::walk;
+  if (sizeof(T) == 8) return Form::scalar;
+  if ((has_vectors(views, 1, kVectorWidth<T>) && ...)) return Form::columns;
+  return are_rows<T>(views...) ? Form::rows : Form::scalar;
 }
 
-/// with_activations() of ops/detail/norm_activations.h, but single elements (of `views`, all that a formula reads and
-/// writes) have one class for all activations.
+/// with_activations() of ops/detail/norm_activations.h, except that the scalar form has one class for all activations.
+/// `views` are all views that the formulas read and write.
 template <class T, class F, class... Views>
 void with_vector_activations(const NormActivations& activations, const F& f, const Views&... views) {
-  if (choose_form<T>(views...) == Form::walk) return f(AnyActivations(activations));
+  if (choose_form<T>(views...) == Form::scalar) return f(AnyActivations(activations));
   if constexpr (sizeof(T) < 8) with_activations<T>(activations, f);
 }
 
-/// How blocks and their threads share the lines, which are channels of a sample, or vectors of channels, and cut the
-/// positions into ranges. Follows from shapes and the form alone.
+/// How CTAs and threads share the work. A tile is layout.columns lines, or, in the form `columns`, vectors of lines.
+/// The positions are split into ranges. A CTA handles one range of one tile. The tiling depends on the shape and the
+/// form alone, so that sums are bitwise reproducible.
 struct Tiling {
   BlockLayout layout;
-  int64_t length, sample_lines, lines, tiles, ranges, range;
+  int64_t length;        ///< positions of a line
+  int64_t sample_lines;  ///< lines, or vectors of lines, of a sample
+  int64_t lines;         ///< of all samples
+  int64_t tiles;
+  int64_t ranges;
+  int64_t range;  ///< positions of a range
 
   Tiling(Form form, const View& x, int width)
       : length(x.size[2]), sample_lines(form == Form::columns ? x.size[1] / width : x.size[1]) {
     const bool columns = form == Form::columns;
     lines = x.size[0] * sample_lines;
-    if (columns) {  // the channels of a sample, or an even part of them
+    if (columns) {  // a tile is all channels of a sample, or an equal part of them
       const int64_t side = divide_up(sample_lines, divide_up(sample_lines, 64));
       layout = {static_cast<int>(side), static_cast<int>(kBlock / side), true};
     } else {
       layout = BlockLayout::choose(length, x.size[1] > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2]));
     }
     tiles = divide_up(lines, layout.columns);
-    // Enough work for a thread to pay for its constants and sums; of columns, whose blocks have a sum for each of many
-    // channels, fewer blocks: two or three at a time fill an SM.
-    const int64_t shortest = layout.reducers * (columns ? 16 : 4 * width);
-    const int64_t most = (columns ? 528 : 4096) / std::max<int64_t>(tiles, 1);
-    const int64_t wanted = std::clamp<int64_t>(divide_up(length, shortest), 1, std::max<int64_t>(most, 1));
-    range = std::max<int64_t>(divide_up(divide_up(length, wanted), 64), 1) * 64;  // whole cache lines
+    // Give a thread enough work to pay for its constants and sums. The form `columns` uses fewer CTAs, because each has
+    // sums for many channels; two or three CTAs fill an SM.
+    const int64_t min_range = layout.reducers * (columns ? 16 : 4 * width);
+    const int64_t max_ranges = (columns ? 528 : 4096) / std::max<int64_t>(tiles, 1);
+    const int64_t wanted = std::clamp<int64_t>(divide_up(length, min_range), 1, std::max<int64_t>(max_ranges, 1));
+    range = std::max<int64_t>(round_up(divide_up(length, wanted), 64), 64);  // whole cache lines
     ranges = std::max<int64_t>(divide_up(length, range), 1);
   }
   VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
 };
 
-/// Sums over up to kLongestRun elements, before they are added to sums in double. Halves are summed in float: sixteen
-/// conversions to double a cycle would hold up an SM.
-inline constexpr int kLongestRun = 32;
+/// The number of elements that a thread sums in a Run before it adds the sums to sums in double.
+inline constexpr int kMaxRun = 32;
+
+/// Two sums of up to kMaxRun elements.
 template <class S>
 struct RunOf {
   using Sum = S;
-  Sum x = 0, y = 0;
+  Sum x = 0;
+  Sum y = 0;
 };
+/// Halves are summed in float, because an SM converts only sixteen numbers to double per cycle.
 template <class T>
 using Run = RunOf<std::conditional_t<sizeof(T) == 2, float, double>>;
 
 __device__ inline double2 add(const double2& a, const double2& b) { return {a.x + b.x, a.y + b.y}; }
 
-/// What a thread does for its channels of a sample.
+/// A function of one element of each of kInputs tensors of dtype T.
+/// - Channel: constants of a (sample, channel), which a thread keeps in registers.
+/// - channel(n, c, l): computes the constants. l is close to the first position that the thread reads.
+/// - operator()(channel, run, x): returns the result for one element of each input, and may add terms to the run.
+template <class F, class T, int kInputs>
+concept ElementFormula = requires(const F& formula, const typename F::Channel& channel, Run<T>& run,
+                                  const compute_t<T> (&x)[kInputs], int64_t n, int64_t c, int64_t l) {
+  { formula.channel(n, c, l) } -> std::same_as<typename F::Channel>;
+  formula(channel, run, x);
+};
+
+/// A formula that channels_kernel applies. kInputs: number of input tensors. kWrites: it has results. kSums: it has
+/// sums.
+template <class F, class T>
+concept ChannelFormula = requires {
+  requires ElementFormula<F, T, F::kInputs>;
+  { F::kWrites } -> std::convertible_to<bool>;
+  { F::kSums } -> std::convertible_to<bool>;
+};
+
+/// A formula whose sums need a correction: finish(n, c, channel, count, total) changes the sums `total` of a thread
+/// after its last element; `count` is the number of its elements of the channel.
+template <class F>
+concept FinishesSums = requires(const F& formula, typename F::Channel channel, int64_t n, int64_t c, int count,
+                                double2& total) {
+  formula.finish(n, c, channel, count, total);
+};
+
+/// A formula whose sums of bfloat16 may overflow in float: is_lost(total) detects this, and the kernel then computes
+/// the sums again in double.
+template <class F>
+concept MayLoseSums = requires(const double2& total) {
+  F::is_lost(total);
+};
+
+/// True if a formula has so many constants that fewer CTAs per SM fit into the registers: its optional kHeavy.
+template <class F>
+inline constexpr bool kIsHeavy = false;
+template <class F>
+requires requires { F::kHeavy; }
+inline constexpr bool kIsHeavy<F> = F::kHeavy;
+
+/// True if a formula is compiled for the scalar form: its optional kScalar, true by default.
+template <class F>
+inline constexpr bool kHasScalar = true;
+template <class F>
+requires requires { F::kScalar; }
+inline constexpr bool kHasScalar<F> = F::kScalar;
+
+/// The work of a thread on its channels of a sample: one channel, or a vector of channels in the form `columns`.
 template <class T, Form form, class Formula>
 struct Lane {
-  static constexpr int kInputs = Formula::kInputs, kChannels = form == Form::columns ? kVectorWidth<T> : 1;
+  static constexpr int kInputs = Formula::kInputs;
+  static constexpr int kChannels = form == Form::columns ? kVectorWidth<T> : 1;
   static constexpr int kStages = 8 / kInputs;
   using Stage = uint4[kInputs][kBlock];
 
   const Formula& formula;
   const Volumes<kInputs>& volumes;
-  int64_t n, c;  // the first channel
+  int64_t n;
+  int64_t c;  ///< the first channel
   typename Formula::Channel channel[kChannels];
   double2 total[kChannels];
-  int count;  // positions done
+  int count;  ///< positions processed
 
+  /// Computes the constants of the channels. `position` is close to the first position that the thread reads.
   __device__ void begin(int64_t position) {
     count = 0;
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) channel[i] = formula.channel(n, c + i, position);
   }
 
-  /// The vectors of 16 bytes that fall to `thread` of `threads` among those that begin at position `first`, fewer than
-  /// 2^31. Of each input kStages are on their way to this thread's places in shared memory.
-  __device__ void take_vectors(int64_t first, int64_t vectors, int thread, int threads, Stage (&stages)[kStages]) {
+  /// Processes the vectors of 16 bytes that belong to `thread` of `threads`, among `vectors` vectors from position
+  /// `first` on (fewer than 2^31). For each input, kStages vectors are in flight to this thread's slots of shared
+  /// memory.
+  __device__ void process_pipelined(int64_t first, int64_t vectors, int thread, int threads, Stage (&stages)[kStages]) {
     constexpr int width = kVectorWidth<T>, step = form == Form::columns ? 1 : width;  // positions of a vector
     const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
     const int64_t start = first + thread * step;
@@ -236,7 +303,10 @@ struct Lane {
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
     T* out = volumes.out.template at<T>(n, c, start);
-    int left = static_cast<int>(vectors) - thread, coming = left, stage = 0, summed = 0;
+    int left = static_cast<int>(vectors) - thread;  // vectors not yet processed
+    int coming = left;                              // vectors not yet requested
+    int stage = 0;
+    int summed = 0;  // elements of the current run
     const auto load = [&] {
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
@@ -261,7 +331,7 @@ struct Lane {
         out += threads * step * stride(volumes.out);
       }
       count += step;
-      if (Formula::kSums && (summed += step) >= kLongestRun) {
+      if (Formula::kSums && (summed += step) >= kMaxRun) {
         end_runs(run);
         summed = 0;
       }
@@ -269,9 +339,9 @@ struct Lane {
     if constexpr (Formula::kSums) end_runs(run);
   }
 
-  /// The same of vectors of any width, with runs summed in `Sum`.
+  /// Processes vectors of any width without shared memory, with runs summed in `Sum`. kUnroll vectors are in flight.
   template <int width, int kUnroll, class Sum = typename Run<T>::Sum>
-  __device__ void take(int64_t first, int64_t vectors, int thread, int threads) {
+  __device__ void process(int64_t first, int64_t vectors, int thread, int threads) {
     constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
     const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
     const int64_t start = first + thread * step;
@@ -280,7 +350,7 @@ struct Lane {
     for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
     T* out = volumes.out.template at<T>(n, c, start);
     RunOf<Sum> run[kChannels];
-    int summed = 0;  // elements of a run
+    int summed = 0;  // elements of the current run
     for (int left = static_cast<int>(vectors) - thread; left > 0; left -= kUnroll * threads) {
       Vector<T, width> loaded[kUnroll][kInputs];
 #pragma unroll
@@ -300,7 +370,7 @@ struct Lane {
         }
         count += step;
       }
-      if (Formula::kSums && (summed += kUnroll * step) >= kLongestRun) {
+      if (Formula::kSums && (summed += kUnroll * step) >= kMaxRun) {
         end_runs(run);
         summed = 0;
       }
@@ -308,13 +378,15 @@ struct Lane {
     if constexpr (Formula::kSums) end_runs(run);
   }
 
+  /// Applies the formula's correction to the sums.
   __device__ void finish() {
-    if constexpr (requires { formula.finish(n, c, channel[0], count, total[0]); })
+    if constexpr (FinishesSums<Formula>)
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) formula.finish(n, c + i, channel[i], count, total[i]);
   }
 
  private:
+  /// Adds the runs to the totals and clears them.
   template <class Sum>
   __device__ void end_runs(RunOf<Sum> (&run)[kChannels]) {
 #pragma unroll
@@ -323,9 +395,10 @@ struct Lane {
       run[i] = {};
     }
   }
+  /// Applies the formula to one vector of each input.
   template <int width, class Sum>
   __device__ Vector<T, width> apply(const Vector<T, width> (&loaded)[kInputs], RunOf<Sum> (&run)[kChannels]) const {
-    Vector<T, width> result{};  // stays so if nothing is written
+    Vector<T, width> result{};  // unused if the formula has no results
 #pragma unroll
     for (int j = 0; j < width; ++j) {
       const int i = kChannels > 1 ? j : 0;
@@ -341,25 +414,14 @@ struct Lane {
   }
 };
 
-template <class Formula>
-constexpr bool is_heavy() {
-  if constexpr (requires { Formula::kHeavy; }) return Formula::kHeavy;
-  return false;
-}
-template <class Formula>
-constexpr bool may_walk() {
-  if constexpr (requires { Formula::kWalks; }) return Formula::kWalks;
-  return true;
-}
-
-/// Returns the sums of channel c over the elements of [begin, end) that fall to `thread`, added in double throughout;
-/// the kernel calls it where is_lost() rejects sums in float. It is not inlined and reads single elements, so that it
-/// takes few registers from the kernel's loop.
+/// Returns the sums of channel c over the elements of [begin, end) that belong to `thread`, accumulated in double. The
+/// kernel calls it where is_lost() rejects sums in float. It is not inlined and reads single elements, so that it takes
+/// few registers from the kernel's loop.
 template <class T, Form form, class Formula>
 __device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volumes<Formula::kInputs>& volumes,
                                               int64_t n, int64_t c, int64_t begin, int64_t end, int thread,
                                               int threads) {
-  Lane<T, Form::walk, Formula> lane{formula, volumes, n, c};
+  Lane<T, Form::scalar, Formula> lane{formula, volumes, n, c};
   if constexpr (form == Form::rows) {
     constexpr int kVector = kVectorWidth<T>;
     const Span<T> span(volumes.in[0].template at<const T>(n, c, begin), end - begin);
@@ -367,56 +429,66 @@ __device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volu
     lane.begin(min(first + thread * kVector, end - 1));
 #pragma unroll 1
     for (int i = 0; i < kVector; ++i)
-      lane.template take<1, 1, double>(first, behind - first, thread * kVector + i, threads * kVector);
-    lane.template take<1, 1, double>(begin, span.head, thread, threads);
-    lane.template take<1, 1, double>(behind, end - behind, thread, threads);
+      lane.template process<1, 1, double>(first, behind - first, thread * kVector + i, threads * kVector);
+    lane.template process<1, 1, double>(begin, span.head, thread, threads);
+    lane.template process<1, 1, double>(behind, end - behind, thread, threads);
   } else {
     lane.begin(min(begin + thread, end - 1));
-    lane.template take<1, 1, double>(begin, end - begin, thread, threads);
+    lane.template process<1, 1, double>(begin, end - begin, thread, threads);
   }
   return lane.total[0];
 }
 
-/// partial[range][sample, channel] = the formula's sums, unless it is null.
+/// Processes the positions [begin, end) of the lane's channels that belong to `thread` of `threads`.
+template <class T, Form form, class Formula, class Stages>
+__device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64_t end, int thread, int threads,
+                              Stages& stages) {
+  constexpr int kVector = kVectorWidth<T>;
+  if constexpr (form == Form::rows) {
+    const Span<T> span(lane.volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
+    const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
+    lane.begin(min(first + thread * kVector, end - 1));
+    lane.process_pipelined(first, span.vectors, thread, threads, stages);
+    lane.template process<1, 1>(begin, span.head, thread, threads);
+    lane.template process<1, 1>(behind, end - behind, thread, threads);
+  } else {
+    lane.begin(min(begin + thread, end - 1));
+    if constexpr (form == Form::columns)
+      lane.process_pipelined(begin, end - begin, thread, threads, stages);
+    else
+      lane.template process<1, 4 / Formula::kInputs>(begin, end - begin, thread, threads);
+  }
+  if constexpr (std::is_same_v<T, BFloat16> && MayLoseSums<Formula>)
+#pragma unroll
+    for (int c = 0; c < lane.kChannels; ++c)
+      if (Formula::is_lost(lane.total[c]))
+        lane.total[c] =
+            sum_in_double<T, form>(lane.formula, lane.volumes, lane.n, lane.c + c, begin, end, thread, threads);
+  lane.finish();
+}
+
+/// Applies a formula to `volumes`: out = formula(in...) if it has results, and partial[range][sample, channel] = its
+/// sums if it has sums and `partial` is not null. Launch: one CTA per (range, tile) in a 1-D grid of any size, kBlock
+/// threads per CTA. Static shared memory: the vectors in flight (8 per thread), and kBlock sums.
 template <class T, Form form, class Formula>
-__global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || is_heavy<Formula>()) ? 2 : 3)
+__global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || kIsHeavy<Formula>) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
                     const __grid_constant__ Volumes<Formula::kInputs> volumes, double2* partial) {
   using Thread = Lane<T, form, Formula>;
-  constexpr int kVector = kVectorWidth<T>;
-  __shared__ typename Thread::Stage stages[form == Form::walk ? 1 : Thread::kStages];
+  __shared__ typename Thread::Stage stages[form == Form::scalar ? 1 : Thread::kStages];
   __shared__ double2 shared[Formula::kSums ? kBlock : 1];
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
-    // What writes goes from behind, where the pass before it ended: some of that is still in the cache.
+    // A formula that writes starts at the end, where the previous pass finished: part of that data is still in the
+    // cache.
     const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
     const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);
     const int64_t n = quotient(line, tiling.sample_lines);
     Thread lane{formula, volumes, n, (line - n * tiling.sample_lines) * Thread::kChannels};
-    if (line < tiling.lines && thread < threads && begin < end) {
-      if constexpr (form == Form::rows) {
-        const Span<T> span(volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
-        const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
-        lane.begin(min(first + thread * kVector, end - 1));
-        lane.take_vectors(first, span.vectors, thread, threads, stages);
-        lane.template take<1, 1>(begin, span.head, thread, threads);
-        lane.template take<1, 1>(behind, end - behind, thread, threads);
-      } else {
-        lane.begin(min(begin + thread, end - 1));
-        if constexpr (form == Form::columns)
-          lane.take_vectors(begin, end - begin, thread, threads, stages);
-        else
-          lane.template take<1, 4 / Thread::kInputs>(begin, end - begin, thread, threads);
-      }
-      if constexpr (std::is_same_v<T, BFloat16> && requires { Formula::is_lost(lane.total[0]); })
-#pragma unroll
-        for (int c = 0; c < Thread::kChannels; ++c)
-          if (Formula::is_lost(lane.total[c]))
-            lane.total[c] = sum_in_double<T, form>(formula, volumes, lane.n, lane.c + c, begin, end, thread, threads);
-      lane.finish();
-    }
+    if (line < tiling.lines && thread < threads && begin < end)
+      process_range<T, form, Formula>(lane, begin, end, thread, threads, stages);
     if constexpr (Formula::kSums) {
       if (!partial) continue;
 #pragma unroll
@@ -428,7 +500,8 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   }
 }
 
-/// total[line] = the sum of partial[range][line] over the ranges.
+/// Computes total[line] = the sum of partial[range][line] over the ranges. Launch: one CTA per 4 lines in a 1-D grid of
+/// any size, kBlock threads per CTA. Static shared memory: kBlock sums.
 __global__ void __launch_bounds__(kBlock)
     ranges_kernel(int64_t lines, int64_t ranges, const double2* partial, double2* total) {
   __shared__ double2 shared[kBlock];
@@ -445,8 +518,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// out = formula(in...), unless it is null; total[sample, channel] = the formula's sums, unless it is null.
-template <class T, class Formula, class... Views>
+/// Computes out = formula(first, in...), unless `out` is null, and total[sample, channel] = the formula's sums, unless
+/// `total` is null. All views are (N, C, L).
+template <class T, ChannelFormula<T> Formula, class... Views>
 void apply_formula(const char* op, const Formula& formula, const Launch& launch, double2* total, const View* out,
                    const View& first, const Views&... in) {
   const Form form = out ? choose_form<T>(*out, first, in...) : choose_form<T>(first, in...);
@@ -455,9 +529,9 @@ void apply_formula(const char* op, const Formula& formula, const Launch& launch,
   const bool joins = total && tiling.ranges > 1;
   const Workspace partial(launch, joins ? static_cast<size_t>(lines * tiling.ranges) * sizeof(double2) : 0);
   void (*kernel)(Tiling, Formula, Volumes<Formula::kInputs>, double2*) = nullptr;
-  if constexpr (may_walk<Formula>()) kernel = channels_kernel<T, Form::walk, Formula>;
+  if constexpr (kHasScalar<Formula>) kernel = channels_kernel<T, Form::scalar, Formula>;
   if constexpr (sizeof(T) < 8)
-    if (form != Form::walk)
+    if (form != Form::scalar)
       kernel =
           form == Form::columns ? channels_kernel<T, Form::columns, Formula> : channels_kernel<T, Form::rows, Formula>;
   kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(

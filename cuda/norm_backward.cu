@@ -1,5 +1,5 @@
-// The gradients of group normalisation: sums over the positions of every (sample, channel), from which the parameters'
-// gradients and the means over the groups follow, then the input's gradient.
+// Group normalization, backward: sums over the positions of every (sample, channel), from which the gradients of the
+// parameters and the means over the groups follow, then the gradient of the input.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -9,8 +9,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The normalisation as the forward pass computed it: v = before(x), and u = (v - mean) * rstd * gamma + beta, of which
-/// after's gradient is g.
+/// The normalization as the forward pass computed it: v = before(x) and y = after(u), with
+/// u = (v - mean) * rstd * gamma + beta. The gradient of u is called g.
 template <class T, class Activations>
 struct Normalization {
   using Wide = compute_t<T>;
@@ -21,25 +21,31 @@ struct Normalization {
   Activations activations;
 
   struct Channel {
-    Wide centre, factor, term;
+    Wide center;
+    Wide factor;
+    Wide term;
   };
   __device__ Channel channel(int64_t n, int64_t c) const {
     const int64_t group = shape.group(c);
     const auto scale = static_cast<double>(rstd.at<Wide>(n, group));
     return {mean.at<Wide>(n, group), static_cast<Wide>(scale * gamma.at<T>(c, 1)), static_cast<Wide>(beta.at<T>(c, 0))};
   }
-  __device__ Wide centred(const Channel& channel, Wide x) const { return activations.before.value(x) - channel.centre; }
-  __device__ Wide gradient(const Channel& channel, Wide dy, Wide centred) const {
-    return activations.after.gradient(dy, centred * channel.factor + channel.term);
+  /// Returns v - mean.
+  __device__ Wide centered(const Channel& channel, Wide x) const {
+    return activations.before.value(x) - channel.center;
+  }
+  /// Returns g.
+  __device__ Wide gradient(const Channel& channel, Wide dy, Wide centered) const {
+    return activations.after.gradient(dy, centered * channel.factor + channel.term);
   }
 };
 
-/// Sums of (g, g * (v - mean)).
+/// Sums (g, g * (v - mean)). The inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
   static constexpr int kInputs = 2;
   static constexpr bool kWrites = false, kSums = true, kHeavy = !std::is_same_v<Activations, NoActivations>,
-                        kWalks = std::is_same_v<Activations, AnyActivations>;
+                        kScalar = std::is_same_v<Activations, AnyActivations>;
   using Norm = Normalization<T, Activations>;
   using Channel = typename Norm::Channel;
 
@@ -48,14 +54,16 @@ struct GradientSums {
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const { return norm.channel(n, c); }
   __device__ void operator()(const Channel& channel, Run<T>& run, const compute_t<T> (&x)[2]) const {
     using Sum = typename Run<T>::Sum;
-    const compute_t<T> centred = norm.centred(channel, x[1]), g = norm.gradient(channel, x[0], centred);
+    const compute_t<T> centered = norm.centered(channel, x[1]), g = norm.gradient(channel, x[0], centered);
     run.x += static_cast<Sum>(g);
-    run.y += static_cast<Sum>(g) * static_cast<Sum>(centred);
+    run.y += static_cast<Sum>(g) * static_cast<Sum>(centered);
   }
 };
 
-/// group_means[sample, group] = means over the group of (h, h * n), n = (x - mean) * rstd, h = gamma * g. The last
-/// entry receives the number of elements in a group.
+/// Computes group_means[sample, group] = the means over the group of (h, h * xhat), with xhat = (v - mean) * rstd and
+/// h = gamma * g, from the sums of GradientSums. The entry after the last group receives the number of elements in a
+/// group. Launch: one CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static shared
+/// memory: kBlock sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,
@@ -81,7 +89,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// mean[group] = the mean of all[rank][group], weighted by the elements of each rank, `all` (ranks, groups + 1).
+/// Computes mean[group] = the mean of all[rank][group], weighted by the number of elements of each rank; `all` is
+/// (ranks, groups + 1). Launch: one thread per group in a 1-D grid of any size, kBlock threads per CTA. No shared
+/// memory.
 __global__ void __launch_bounds__(kBlock)
     average_ranks_kernel(int64_t groups, const double2* all, int64_t ranks, double2* mean) {
   const RankShares shares(all, ranks, groups);
@@ -95,11 +105,12 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// dx = before's gradient of rstd * (h - mean(h) - n * mean(h * n)).
+/// Computes dx from dy and x: the gradient of v, rstd * (h - mean(h) - xhat * mean(h * xhat)), passed through the
+/// gradient of before().
 template <class T, class Activations>
 struct InputGradient {
   static constexpr int kInputs = 2;
-  static constexpr bool kWrites = true, kSums = false, kWalks = std::is_same_v<Activations, AnyActivations>;
+  static constexpr bool kWrites = true, kSums = false, kScalar = std::is_same_v<Activations, AnyActivations>;
   using Norm = Normalization<T, Activations>;
   using Wide = compute_t<T>;
 
@@ -108,7 +119,8 @@ struct InputGradient {
 
   struct Channel {
     typename Norm::Channel norm;
-    Wide slope, offset;
+    Wide slope;
+    Wide offset;
   };
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
     const int64_t group = norm.shape.group(c);
@@ -117,12 +129,13 @@ struct InputGradient {
     return {norm.channel(n, c), static_cast<Wide>(-scale * scale * means.y), static_cast<Wide>(-scale * means.x)};
   }
   __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[2]) const {
-    const Wide centred = norm.centred(channel.norm, x[1]), g = norm.gradient(channel.norm, x[0], centred);
-    const Wide dv = g * channel.norm.factor + (centred * channel.slope + channel.offset);
+    const Wide centered = norm.centered(channel.norm, x[1]), g = norm.gradient(channel.norm, x[0], centered);
+    const Wide dv = g * channel.norm.factor + (centered * channel.slope + channel.offset);
     return convert<T>(norm.activations.before.gradient(dv, x[1]));
   }
 };
 
+/// Computes all gradients that `out` has views for.
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
               const View* gamma, const View* beta, const Activations& activations, const OverRanks* over_ranks,
@@ -161,7 +174,7 @@ void group_norm_backward(const GroupNormGradients& out, const View& dy, const Vi
                          const OverRanks* over_ranks) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "group_norm_backward", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), x.dtype, "group_norm_backward", [&]<class T>() {
     with_vector_activations<T>(
         activations, [&](const auto& a) { backward<T>(out, dy, x, mean, rstd, gamma, beta, a, over_ranks, launch); },
         out.dx, dy, x);

@@ -1,17 +1,17 @@
-// What is summed over samples too: the gradients in the parameters, and, in the pass that makes an input's gradient,
-// that in a bias which was added to make the input.
+// Sums over samples and positions: the gradients of the parameters of a normalization, and the gradient of a bias that
+// was added to the input, which is computed in the same pass as the gradient of the input.
 #pragma once
 
 #include "cuda/norm.cuh"
 
 namespace voxgrad::cuda {
-namespace {  // kernels of one name in two files
+namespace {  // several files instantiate kernels of the same name
 
-/// A gradient, and its sums as it is rounded.
-template <class T, class Gradient>
+/// A formula for a gradient that also sums the rounded results.
+template <class T, ElementFormula<T, 2> Gradient>
 struct Summed {
   static constexpr int kInputs = 2;
-  static constexpr bool kWrites = true, kSums = true, kWalks = may_walk<Gradient>();
+  static constexpr bool kWrites = true, kSums = true, kScalar = kHasScalar<Gradient>;
   using Channel = typename Gradient::Channel;
   using Wide = compute_t<T>;
 
@@ -25,8 +25,9 @@ struct Summed {
   }
 };
 
-/// dbeta[c] and dgamma[c], where there are such: sums over the samples of total.x, and of total.y times the rstd of the
-/// channel's group.
+/// Computes dbeta[c] = the sum over the samples of total.x, and dgamma[c] = the sum of total.y times the rstd of the
+/// channel's group. `total` has a pair of sums for every (sample, channel). Launch: one thread per channel in a 1-D
+/// grid of any size, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     parameter_gradients_kernel(const __grid_constant__ Groups shape, const double2* total, Matrix rstd,
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// Launches parameter_gradients_kernel unless both outputs are null.
 template <class T>
 void parameter_gradients(const char* op, const Groups& shape, const double2* total, const Matrix& rstd,
                          const View* dgamma, const View* dbeta, const Launch& launch) {
@@ -53,8 +55,8 @@ void parameter_gradients(const char* op, const Groups& shape, const double2* tot
   check_launch(op);
 }
 
-/// dx = gradient(dy, x), sums (C) = its sums over samples and positions.
-template <class T, class Gradient>
+/// Computes dx = gradient(dy, x), and sums (C) = the sums of dx over samples and positions.
+template <class T, ElementFormula<T, 2> Gradient>
 void apply_with_sums(const char* op, const Groups& shape, const Gradient& gradient, const Launch& launch,
                      const View& dx, const View& sums, const View& dy, const View& x) {
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));

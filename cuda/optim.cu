@@ -1,5 +1,5 @@
-// The optimizers' steps (ops/detail/optim_step.h), one pass over the parameters and their state. A launch takes a table
-// of parameters as its argument: a model of some dozens is one launch.
+// The steps of optimizers (ops/detail/optim_step.h), in one pass over the parameters and their state. A kernel takes a
+// table of up to kMaxParams parameters as its argument, so that small models need one launch.
 #include "core/detail/divide.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/kernels.h"
@@ -10,20 +10,22 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Elements that a block works on.
+/// Elements that a CTA works on.
 constexpr int64_t kPiece = 8192;
-/// Parameters of a launch: the table stays below the 4 KB that the arguments of a kernel may have.
+/// Parameters of a table. The table stays below the limit of 4 KB for kernel arguments.
 constexpr int kMaxParams = 64;
 
+/// Parameters with their gradients and kStates state tensors each. Parameters are divided into pieces of kPiece
+/// elements.
 template <class T, int kStates>
 struct Table {
   using C = compute_t<T>;
-  int params = 0;
+  int params = 0;  ///< number of parameters
   T* param[kMaxParams];
   const T* grad[kMaxParams];
   C* state[kMaxParams][kStates > 0 ? kStates : 1];
-  int64_t count[kMaxParams];
-  int64_t first_piece[kMaxParams + 1] = {0};
+  int64_t count[kMaxParams];                  ///< elements of a parameter
+  int64_t first_piece[kMaxParams + 1] = {0};  ///< index of a parameter's first piece
 
   void add(const StepViews& views) {
     param[params] = views.param.as<T>();
@@ -33,10 +35,16 @@ struct Table {
     first_piece[params + 1] = first_piece[params] + divide_up(count[params], kPiece);
     ++params;
   }
+  /// Returns the parameter to which a piece belongs.
+  __device__ int param_of(int64_t piece) const {
+    int i = 0;
+    while (piece >= first_piece[i + 1]) ++i;
+    return i;
+  }
 };
 static_assert(sizeof(Table<double, 3>) <= 4000);
 
-/// `width` elements of a parameter.
+/// Updates `width` elements of a parameter and its state, from element `at` on.
 template <int width, int kStates, class Update, class T, class C>
 __device__ void update_vector(const Update& update, C unscale, T* param, const T* grad, C* const* state, int64_t at) {
   using V = Vector<T, width>;
@@ -57,23 +65,25 @@ __device__ void update_vector(const Update& update, C unscale, T* param, const T
     for (int k = 0; k < kStates; ++k) store_vector(state[k] + at, s[k]);
 }
 
+/// Applies an update to all parameters of a table. The update is `*live` in a captured graph, otherwise `given`. Does
+/// nothing if the gate has found an infinite gradient. Launch: one CTA per piece in a 1-D grid of any size, kBlock
+/// threads per CTA. No shared memory.
 template <class Update, class T, int kStates>
 __global__ void __launch_bounds__(kBlock)
     step_kernel(Update given, const Update* live, StepGate gate, const __grid_constant__ Table<T, kStates> table) {
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
-  // State of halves is of floats, whose vectors decide.
+  // The state of halves is in float, so that its vectors have fewer elements.
   constexpr int width = kStates > 0 ? kVectorWidth<compute_t<T>> : kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
-    int i = 0;
-    while (piece >= table.first_piece[i + 1]) ++i;
+    const int i = table.param_of(piece);
     const int64_t begin = (piece - table.first_piece[i]) * kPiece, end = min(begin + kPiece, table.count[i]);
-    uintptr_t places = reinterpret_cast<uintptr_t>(table.param[i]) | reinterpret_cast<uintptr_t>(table.grad[i]);
+    uintptr_t addresses = reinterpret_cast<uintptr_t>(table.param[i]) | reinterpret_cast<uintptr_t>(table.grad[i]);
 #pragma unroll
-    for (int k = 0; k < kStates; ++k) places |= reinterpret_cast<uintptr_t>(table.state[i][k]);
+    for (int k = 0; k < kStates; ++k) addresses |= reinterpret_cast<uintptr_t>(table.state[i][k]);
     int64_t done = begin;
-    if (places % 16 == 0) {
+    if (addresses % 16 == 0) {
       done = end - (end - begin) % width;
       for (int64_t at = begin + threadIdx.x * width; at < done; at += kBlock * width)
         update_vector<width, kStates>(update, unscale, table.param[i], table.grad[i], table.state[i], at);
@@ -83,13 +93,14 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// Stores a kernel argument to GPU memory. Launch: one thread.
 template <class Number>
 __global__ void store_kernel(Number number, Number* live) {
   *live = number;
 }
 
-/// Where a captured kernel finds `number`, null if it is not captured. `*refreshed`: a replay is about to begin, for
-/// which the number was written.
+/// Returns the GPU memory from which a captured kernel reads `number`, or null outside of a capture. Before a replay,
+/// queues a write of the number and sets `*refreshed`.
 template <class Number>
 const Number* live_number(const Launch& launch, const Number& number, bool* refreshed) {
   const ReplayNumbers numbers = replay_numbers(sizeof(Number));
@@ -99,7 +110,7 @@ const Number* live_number(const Launch& launch, const Number& number, bool* refr
   return live;
 }
 
-/// The update of the step that this is once those that were skipped do not count.
+/// Computes the update of a step whose number does not count the skipped steps. Launch: one thread.
 template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
   Step step = live ? *live : given;
@@ -107,7 +118,7 @@ __global__ void count_kernel(Step given, const Step* live, const int64_t* skippe
   *update = Update(step);
 }
 
-/// Calls run(table) for the parameters views(0), views(1), ... as many at a time as a table holds.
+/// Calls run(table) for tables that together hold the parameters views(0), ..., views(count - 1).
 template <class T, int kStates, class Views, class F>
 void for_each_table(size_t count, const Views& views, const F& run) {
   Table<T, kStates> table;
@@ -120,7 +131,7 @@ void for_each_table(size_t count, const Views& views, const F& run) {
   }
 }
 
-/// Launches the step of all parameters.
+/// Launches step_kernel for all parameters.
 template <class T, int kStates, class Update>
 void launch_all(const char* op, const Launch& launch, std::span<const StepViews> params, const Update& update,
                 const Update* live, const StepGate& gate) {
@@ -133,6 +144,8 @@ void launch_all(const char* op, const Launch& launch, std::span<const StepViews>
       });
 }
 
+/// Runs one step. In a captured graph, the numbers of the step, such as the learning rate, are read from GPU memory,
+/// and the call before a replay only writes them.
 template <class T, int kStates, class Step, class Update>
 void step_all(const char* op, std::span<const StepViews> params, const Step& step, const Update& update,
               const StepGate& gate) {
@@ -152,13 +165,13 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
   launch_all<T, kStates>(op, launch, params, update, live, gate);
 }
 
-/// partial[piece] = the sum of the squares of a piece.
+/// Computes partial[piece] = the sum of the squares of the elements of a piece. Launch: one CTA per piece, kBlock
+/// threads per CTA. Static shared memory: kBlock doubles.
 template <class T>
 __global__ void __launch_bounds__(kBlock) squares_kernel(const __grid_constant__ Table<T, 0> table, double* partial) {
   __shared__ double shared[kBlock];
   const int64_t piece = blockIdx.x;
-  int i = 0;
-  while (piece >= table.first_piece[i + 1]) ++i;
+  const int i = table.param_of(piece);
   const int64_t begin = (piece - table.first_piece[i]) * kPiece, end = min(begin + kPiece, table.count[i]);
   double sum = 0;
 #pragma unroll 8
@@ -166,16 +179,17 @@ __global__ void __launch_bounds__(kBlock) squares_kernel(const __grid_constant__
     const auto x = convert<double>(table.param[i][at]);
     sum += x * x;
   }
-  sum = combine_reducers(sum, BlockLayout(), shared, [](double a, double b) { return a + b; });
+  sum = block_sum(sum, shared);
   if (threadIdx.x == 0) partial[piece] = sum;
 }
 
-/// *out = the sum of all partial sums. One block.
-__global__ void __launch_bounds__(kBlock) add_kernel(const double* partial, int64_t count, double* out) {
+/// Computes *out = the sum of `count` partial sums. Launch: one CTA of kBlock threads. Static shared memory: kBlock
+/// doubles.
+__global__ void __launch_bounds__(kBlock) sum_kernel(const double* partial, int64_t count, double* out) {
   __shared__ double shared[kBlock];
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += kBlock) sum += partial[i];
-  sum = combine_reducers(sum, BlockLayout(), shared, [](double a, double b) { return a + b; });
+  sum = block_sum(sum, shared);
   if (threadIdx.x == 0) *out = sum;
 }
 
@@ -207,13 +221,13 @@ void sum_of_squares(const View& out, std::span<const View> list) {
           return StepViews{list[i], list[i], {}};
         },
         [&](const Table<T, 0>& table) {
-          const int64_t own = table.first_piece[table.params];
-          squares_kernel<T><<<static_cast<unsigned>(own), kBlock, 0, launch.stream>>>(table, sums);
+          const int64_t table_pieces = table.first_piece[table.params];
+          squares_kernel<T><<<static_cast<unsigned>(table_pieces), kBlock, 0, launch.stream>>>(table, sums);
           check_launch(kOp);
-          sums += own;
+          sums += table_pieces;
         });
   });
-  add_kernel<<<1, kBlock, 0, launch.stream>>>(partial.as<double>(), pieces, out.as<double>());
+  sum_kernel<<<1, kBlock, 0, launch.stream>>>(partial.as<double>(), pieces, out.as<double>());
   check_launch(kOp);
 }
 

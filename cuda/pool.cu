@@ -1,38 +1,34 @@
-// Max pooling over (N, C, D, H, W) and its gradient. Both gather: a thread makes one output voxel, respectively one
-// voxel of the gradient, to which it adds every window that named it, in order; where the channels are innermost in
-// memory, 16 bytes of them. Windows that do not overlap: cuda/pool_pairs.cuh; other contiguous rows:
-// cuda/pool_rows.cuh, and a gradient in up to 16 bytes along the width.
+// Max pooling over (N, C, D, H, W) and its gradient. A thread computes one voxel of the output, or a vector of channels
+// if the channels are innermost in memory. In the backward pass it adds, in a fixed order, the gradients of all windows
+// whose maximum is the voxel. Windows that do not overlap have faster kernels (cuda/pool_disjoint.cuh).
 #include <limits>
 
 #include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
-#include "cuda/pool_pairs.cuh"
-#include "cuda/pool_rows.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/pool_disjoint.cuh"
 
 namespace voxgrad::cuda {
 namespace {
 
 using Indices = Types<int32_t, int64_t>;
 
-/// Calls f(views) for parts of fewer than 2^31 voxels.
-template <class F>
-void for_each_pool_part(const PoolViews& views, const F& f) {
-  if (views.out.numel() < int64_t{1} << 31) return f(views);
-  const int axis = static_cast<int>(std::max_element(views.out.size, views.out.size + 5) - views.out.size);
-  for_each_half(views, axis, [&](const PoolViews& part) { for_each_pool_part(part, f); });
+/// Returns the longest axis of the output if it has 2^31 voxels or more, otherwise -1.
+int axis_to_split(const PoolViews& views) {
+  if (views.out.numel() < int64_t{1} << 31) return -1;
+  return static_cast<int>(std::max_element(views.out.size, views.out.size + 5) - views.out.size);
 }
 
-/// A window of 2 x 2 x 2 (`pairs`) loads all its taps before it looks at them. 2 or 3 blocks of a multiprocessor have
-/// enough loads under way.
+/// Max pooling with any windows. A thread handles `width` channels. Windows of 2 x 2 x 2 (`pairs`) load all taps before
+/// the first comparison; 2 or 3 CTAs per SM then have enough loads in flight. Launch: one thread per item, `count` in
+/// all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
   using C = compute_t<T>;
   using Number = std::conditional_t<std::is_same_v<Index, NoIndex>, int32_t, Index>;
-  using Place = std::make_unsigned_t<Number>;  // what lies in front of the input wraps around and is beyond its end
+  using Place = std::make_unsigned_t<Number>;  // a position before the input wraps around to one after its end
   const PoolGeometry& g = p.geometry;
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
@@ -42,7 +38,7 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     for (int i = 0; i < 3; ++i)
       start[i] = static_cast<Place>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
     Best<C, Index> best[width];
-    /// The place of a tap, or -1, and its values.
+    // Loads a tap and returns its position in the volume, or -1 if it is outside.
     const auto fetch = [&](Place kd, Place kh, Place kw, T(&loaded)[width]) -> Number {
       const Place tap[3] = {kd, kh, kw};
       int64_t offset = 0;
@@ -61,7 +57,7 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     const auto offer = [&](Number position, const T(&loaded)[width]) {
       if (position >= 0)
 #pragma unroll
-        for (int j = 0; j < width; ++j) best[j].offer_next(static_cast<C>(loaded[j]), position);
+        for (int j = 0; j < width; ++j) best[j].offer(static_cast<C>(loaded[j]), position);
     };
     if constexpr (pairs) {
       T loaded[8][width];
@@ -80,9 +76,10 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
   }
 }
 
-/// The windows [begin, end) along an axis that may cover input i.
+/// The windows [begin, end) along an axis that may contain input i.
 struct WindowRange {
-  int64_t begin, end;
+  int64_t begin;
+  int64_t end;
 
   __device__ WindowRange(const PoolProblem& p, int axis, int64_t i) {
     const PoolGeometry& g = p.geometry;
@@ -96,78 +93,65 @@ struct WindowRange {
   }
 };
 
-/// `axis`: along which the `width` voxels of a thread lie, the channels or the width. `whole`: the volume that the
-/// indices point into, of which p.out may be a part.
-template <class T, class Index, int width, int axis>
+/// The gradient of max pooling with any windows. A thread handles `width` channels. `whole` is the volume that the
+/// indices refer to, of which p.out may be a part. Launch: one thread per item, `count` in all, in a 1-D grid of any
+/// size, kBlock threads per CTA. No shared memory.
+template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_constant__ PoolProblem p,
                                                                    const __grid_constant__ View whole, uint32_t count) {
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
-    p.locate(number, width, at, axis);
+    p.locate(number, width, at);
     const int64_t id = p.first[0] + at[2], ih = p.first[1] + at[3], iw = p.first[2] + at[4];
     const auto place = static_cast<Index>((id * whole.size[3] + ih) * whole.size[4] + iw);
     const WindowRange d(p, 0, id), h(p, 1, ih), w(p, 2, iw);
-    const int64_t end = axis == 4 ? WindowRange(p, 2, iw + width - 1).end : w.end;
     compute_t<T> sum[width] = {};
     for (int64_t od = d.begin; od < d.end; ++od)
       for (int64_t oh = h.begin; oh < h.end; ++oh) {
         const int64_t row[5] = {at[0], at[1], od, oh, w.begin};
         const Index* indices = element<const Index>(p.indices, row);
         const T* gradients = element<const T>(p.in, row);
-        for (int left = static_cast<int>(end - w.begin); left > 0; --left) {
-          constexpr int read = axis == 4 ? 1 : width;
-          Index named[read];
-          T gradient[read];
-          load_values<read>(indices, named);
-          load_values<read>(gradients, gradient);
+        for (int left = static_cast<int>(w.end - w.begin); left > 0; --left) {
+          Index maximum[width];
+          T gradient[width];
+          load_values<width>(indices, maximum);
+          load_values<width>(gradients, gradient);
 #pragma unroll
           for (int j = 0; j < width; ++j)
-            if (named[j % read] == place + (axis == 4 ? j : 0)) sum[j] += gradient[j % read];
+            if (maximum[j] == place) sum[j] += gradient[j];
           indices += p.indices.stride[4];
           gradients += p.in.stride[4];
         }
       }
-    T* out = element<T>(p.out, at);
-    if constexpr (axis == 4) {
-      if (at[4] + width > p.out.size[4] || reinterpret_cast<uintptr_t>(out) % (width * sizeof(T)) != 0) {
-#pragma unroll
-        for (int j = 0; j < width; ++j)
-          if (at[4] + j < p.out.size[4]) out[j] = convert<T>(sum[j]);
-        continue;
-      }
-    }
-    store_values<width>(out, sum);
+    store_values<width>(element<T>(p.out, at), sum);
   }
 }
 
-/// Calls f<width, axis>(problem, threads' items) for every part; a gradient may also be made in runs along the
-/// width, the last of which may be shorter.
-template <class T, bool gradient, class F>
+/// Calls f<width>(problem, number of items) for every part of the output, with vectors of channels if all views have
+/// them.
+template <class T, class F>
 void run_pool(const char* op, const PoolViews& views, const F& f) {
   constexpr int width = kVectorWidth<T>;
-  for_each_pool_part(views, [&](const PoolViews& part) {
-    const auto elements = static_cast<uint32_t>(part.out.numel()), vectors = elements / width;
-    const auto row = static_cast<uint32_t>(part.out.size[4]);
+  for_each_part(views, axis_to_split, [&](const PoolViews& part) {
+    const auto elements = static_cast<uint32_t>(part.out.numel());
     if (has_vectors(part.out, 1, width) && has_vectors(part.in, 1, width) &&
         (!part.indices.data || has_vectors(part.indices, 1, width)))
-      f.template operator()<width, 1>(PoolProblem(part, width), vectors);
-    else if (gradient && part.out.stride[4] == 1)
-      f.template operator()<width, gradient ? 4 : 1>(PoolProblem(part, width, 4),
-                                                     elements / row * (divide_up(row, width)));
+      f.template operator()<width>(PoolProblem(part, width), elements / width);
     else
-      f.template operator()<1, 1>(PoolProblem(part, 1), elements);
+      f.template operator()<1>(PoolProblem(part, 1), elements);
     check_launch(op);
   });
 }
 
+/// Launches the kernel that suits the windows and the layout.
 template <class T, class Index>
 void max_pool_with(const View& y, const View* indices, const View& x, const PoolGeometry& geometry,
                    cudaStream_t stream) {
   const PoolViews views{y, x, indices ? *indices : View(), geometry, true};
-  if (launch_pairs<T, Index>(views, stream) || launch_max_pool_rows<T, Index>(y, indices, x, geometry, stream)) return;
+  if (launch_pairs<T, Index>(views, stream)) return;
   const Triple& size = geometry.kernel_size;
   const bool pairs = size[0] == 2 && size[1] == 2 && size[2] == 2;
-  run_pool<T, false>("max_pool", views, [&]<int width, int>(const PoolProblem& problem, uint32_t count) {
+  run_pool<T>("max_pool", views, [&]<int width>(const PoolProblem& problem, uint32_t count) {
     const auto kernel = pairs ? max_pool_kernel<T, Index, width, true> : max_pool_kernel<T, Index, width, false>;
     kernel<<<grid_size(count), kBlock, 0, stream>>>(problem, count);
   });
@@ -194,11 +178,9 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
     dispatch_cuda(Indices(), indices.dtype, "max_pool_backward", [&]<class Index>() {
       const PoolViews views{dx, dy, indices, geometry, false};
       if (launch_cells<T, Index>(views, launch.stream)) return;
-      run_pool<T, true>("max_pool_backward", views,
-                        [&]<int width, int axis>(const PoolProblem& problem, uint32_t count) {
-                          max_pool_backward_kernel<T, Index, width, axis>
-                              <<<grid_size(count), kBlock, 0, launch.stream>>>(problem, dx, count);
-                        });
+      run_pool<T>("max_pool_backward", views, [&]<int width>(const PoolProblem& problem, uint32_t count) {
+        max_pool_backward_kernel<T, Index, width><<<grid_size(count), kBlock, 0, launch.stream>>>(problem, dx, count);
+      });
     });
   });
 }

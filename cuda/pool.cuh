@@ -1,8 +1,9 @@
-// What the kernels of max pooling share. Private to cuda/pool.cu and its headers.
+// Parts that the kernels of max pooling share. Private to cuda/pool.cu and cuda/pool_disjoint.cuh.
 #pragma once
 
 #include <limits>
 
+#include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/map.cuh"
 #include "cuda/vector.cuh"
@@ -10,10 +11,10 @@
 
 namespace voxgrad::cuda {
 
-/// In place of an index where none is wanted.
+/// The type of indices if none are requested.
 struct NoIndex {};
 
-/// The larger of two; NaN wins.
+/// Returns the larger of two values; NaN wins.
 template <class C>
 __device__ C larger(C a, C b) {
   if constexpr (std::is_same_v<C, float>) {
@@ -25,23 +26,15 @@ __device__ C larger(C a, C b) {
   }
 }
 
-/// A value and where it stands: below zero if nowhere.
+/// The maximum of a window and its position in the volume.
 template <class C, class Index>
 struct Best {
   C value = -std::numeric_limits<C>::infinity();
-  Index place = -1;
+  Index place = -1;  ///< -1 if no value was offered
 
-  /// What comes after all that were offered before: wins if it is larger, or the first NaN.
-  __device__ void offer_next(C other, Index at) {
-    const bool wins = place < 0 || (!(other <= value) && value == value);
-    value = wins ? other : value;
-    place = wins ? at : place;
-  }
-  /// Of equal values, and of NaNs, the one that stands first wins.
+  /// Offers the next value in the order of positions. It replaces the maximum if it is larger, or the first NaN.
   __device__ void offer(C other, Index at) {
-    const bool beats = other > value || (other != other && value == value);
-    const bool equals = other == value || (other != other && value != value);
-    const bool wins = place < 0 || beats || (equals && at < place);
+    const bool wins = place < 0 || (!(other <= value) && value == value);
     value = wins ? other : value;
     place = wins ? at : place;
   }
@@ -49,11 +42,10 @@ struct Best {
 template <class C>
 struct Best<C, NoIndex> {
   C value = -std::numeric_limits<C>::infinity();
-  __device__ void offer_next(C other, int64_t) { value = larger(other, value); }
   __device__ void offer(C other, int64_t) { value = larger(other, value); }
 };
 
-/// Writes neighbours, and where they stand if that is wanted.
+/// Stores `width` neighboring maxima, and their positions unless Index is NoIndex.
 template <int width, class T, class C, class Index>
 __device__ void store_best(const Best<C, Index> (&best)[width], T* values, Index* places) {
   C value[width];
@@ -68,48 +60,51 @@ __device__ void store_best(const Best<C, Index> (&best)[width], T* values, Index
   }
 }
 
-/// Max pooling (out: y; in: x), or its gradient (out: dx; in: dy), or a part of either that begins at `first`.
+/// Max pooling (out: y, in: x) or its gradient (out: dx, in: dy), or a part of the output of either.
 struct PoolViews {
-  View out, in, indices;  // indices.data is null where they are not wanted
+  View out;
+  View in;
+  View indices;  ///< indices.data is null if they are not wanted
   PoolGeometry geometry;
-  bool indices_follow_out;       // rather than in
-  int64_t first[3] = {0, 0, 0};  // depth, row and column of the part's first voxel
+  bool indices_follow_out;       ///< the indices have the shape of `out`; otherwise that of `in`
+  int64_t first[3] = {0, 0, 0};  ///< depth, height and width of the part's first voxel
 
+  /// Restricts the output to a range of an axis.
   void cut(int axis, int64_t begin, int64_t length) {
     cut_axis(out, axis, begin, length);
     if (axis >= 2) first[axis - 2] += begin;
-    // The windows of a part of a volume lie anywhere in the other.
+    // A part of the output volume may need any part of the input volume.
     if (axis < 2) cut_axis(in, axis, begin, length);
     if (indices.data && (axis < 2 || indices_follow_out)) cut_axis(indices, axis, begin, length);
   }
 };
 
-/// PoolViews as kernels use them. Numbers count voxels of the output; the channels come in vectors.
+/// PoolViews as kernels use them. Each item of a kernel is `width` voxels of the output along one axis.
 struct PoolProblem : PoolViews {
-  Divider size[5], window_stride[3];
-  bool channels_inner;
+  Divisor size[5];  ///< items along each axis
+  Divisor window_stride[3];
+  bool channels_inner;  ///< neighboring items are neighboring channels
 
-  /// `width` voxels along `axis`, the channels or the width, are one of the numbered.
+  /// Items are `width` voxels along the axis `along`, which is the channels (1) or the width (4).
   PoolProblem(const PoolViews& v, int width, int along = 1) : PoolViews(v) {
-    for (int axis = 0; axis < 5; ++axis)
-      size[axis] = Divider((out.size[axis] + (axis == along ? width - 1 : 0)) / (axis == along ? width : 1));
-    for (int i = 0; i < 3; ++i) window_stride[i] = Divider(geometry.stride[i]);
+    for (int axis = 0; axis < 5; ++axis) size[axis] = Divisor(divide_up(out.size[axis], axis == along ? width : 1));
+    for (int i = 0; i < 3; ++i) window_stride[i] = Divisor(std::min<int64_t>(geometry.stride[i], INT32_MAX));
     channels_inner = (width > 1 && along == 1) || std::abs(out.stride[1]) < std::abs(out.stride[4]);
   }
-  /// Where voxel `number` stands.
+  /// Sets `at` to the position of the first voxel of item `number`.
   __device__ void locate(uint32_t number, int width, int64_t (&at)[5], int along = 1) const {
-    const auto take = [&](int axis) { at[axis] = size[axis].take(number); };
-    if (channels_inner) take(1);
-    take(4);
-    take(3);
-    take(2);
-    if (!channels_inner) take(1);
+    const auto locate_axis = [&](int axis) { at[axis] = size[axis].take_digit(number); };
+    if (channels_inner) locate_axis(1);
+    locate_axis(4);
+    locate_axis(3);
+    locate_axis(2);
+    if (!channels_inner) locate_axis(1);
     at[0] = number;
     at[along] *= width;
   }
 };
 
-/// The element of `view` that stands at `at`.
+/// Returns the address of the element of `view` at position `at`.
 template <class T>
 __device__ T* element(const View& view, const int64_t (&at)[5]) {
   const int64_t(&s)[kMaxRank] = view.stride;

@@ -1,4 +1,4 @@
-// prelu and its gradients, whose sums for the weight are made in the same pass.
+// PReLU and its gradients; the gradient of the weight is summed in the same pass as the gradient of the input.
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/norm_sums.cuh"
@@ -6,11 +6,12 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// Computes y = x where x > 0, otherwise weight * x.
 template <class T>
 struct PReLU {
   static constexpr int kInputs = 1;
   static constexpr bool kWrites = true, kSums = false;
-  using Channel = compute_t<T>;  // the slope
+  using Channel = compute_t<T>;  ///< the slope
 
   PerChannel weight;
 
@@ -21,7 +22,7 @@ struct PReLU {
   }
 };
 
-/// Of dy and x; sums of dy * x where x is not positive.
+/// Computes dx from dy and x, and sums dy * x where x is not positive.
 template <class T>
 struct PReLUGradients {
   static constexpr int kInputs = 2;
@@ -48,14 +49,14 @@ namespace kernel {
 void prelu(const View& y, const View& x, const View& weight) {
   if (x.numel() == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "prelu", "CUDA",
-           [&]<class T>() { apply_formula<T>("prelu", PReLU<T>{PerChannel(&weight)}, launch, nullptr, &y, x); });
+  dispatch_cuda(Floats(), x.dtype, "prelu",
+                [&]<class T>() { apply_formula<T>("prelu", PReLU<T>{PerChannel(&weight)}, launch, nullptr, &y, x); });
 }
 
 void prelu_backward(const View& dx, const View& dweight, const View& dy, const View& x, const View& weight) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
-  dispatch(Floats(), x.dtype, "prelu_backward", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), x.dtype, "prelu_backward", [&]<class T>() {
     const Groups shape(x, 1);
     const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
     apply_formula<T>("prelu_backward", PReLUGradients<T>{PerChannel(&weight)}, launch, total.as<double2>(), &dx, dy, x);

@@ -1,5 +1,7 @@
-// Random numbers: the streams of core/detail/philox.h. Uniforms have the same bits as on the CPU, normals agree to the
-// rounding of log, sin and cos.
+// Random numbers from the streams of core/detail/philox.h. Uniform numbers have the same bits as on the CPU; normal
+// numbers differ by the rounding of log, sin and cos.
+#include <concepts>
+
 #include "core/detail/divide.h"
 #include "core/detail/philox.h"
 #include "cuda/detail/graph.h"
@@ -8,6 +10,12 @@
 
 namespace voxgrad::cuda::kernel {
 namespace {
+
+/// A distribution: element() returns the number of a (counter, lane) of the stream with this seed.
+template <class Draw, class T>
+concept Distribution = requires(uint64_t seed, uint64_t counter, uint64_t lane) {
+  { Draw::template element<T>(seed, counter, lane) } -> std::same_as<T>;
+};
 
 struct UniformDraw {
   template <class T>
@@ -23,10 +31,12 @@ struct NormalDraw {
   }
 };
 
-/// A thread draws the elements of one counter: as their lanes are known when it is compiled, the rounds of Philox
-/// are carried out once for all of them.
+/// Fills `count` contiguous elements. A thread draws all elements of one counter: their lanes are compile-time
+/// constants, so that the compiler runs the Philox rounds once for all of them. Launch: one thread per counter in a 1-D
+/// grid of any size, kBlock threads per CTA. No shared memory.
 template <class Draw, class T>
-__global__ void __launch_bounds__(kBlock) draw(T* out, int64_t count, GeneratorState state) {
+requires Distribution<Draw, T> __global__ void __launch_bounds__(kBlock)
+    draw(T* out, int64_t count, GeneratorState state) {
   constexpr int lanes = kUniformsPerCounter<T>;
   for (int64_t i = thread_index(); i * lanes < count; i += thread_count()) {
     const uint64_t counter = state.offset + static_cast<uint64_t>(i);

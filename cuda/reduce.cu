@@ -1,11 +1,16 @@
-// Sums and extrema over any axes, and where extrema are along one.
+// Sums, extrema and positions of extrema, over any axes.
 //
-// Axes are sorted by stride and merged; then either neighbouring threads take neighbouring elements of one output
-// (reduced axes innermost in memory) or neighbouring outputs (kept axes innermost), 16 bytes at a time where they are
-// contiguous. Long reductions with few outputs are cut into ranges, whose number follows from the shape alone, and
-// the results of the ranges are joined by a second launch. Sums run in double or int64 (halves: a few in float first),
-// and all orders are fixed.
+// The host sorts the kept and the reduced axes by stride and merges them. Neighboring threads then read neighboring
+// elements of one output if the reduced axes are innermost in memory, otherwise elements of neighboring outputs; both
+// read vectors of 16 bytes where the elements are contiguous. A long reduction with few outputs is split into ranges,
+// whose results a second kernel combines. The number of ranges depends on the shape alone, and every order is fixed, so
+// that results are bitwise reproducible. Sums accumulate in double or int64; of halves, a few elements are first added
+// in float.
+//
+// Outline: the operations (Sum, Extremum, Place), Fold, the kernels reduce_rows, reduce_strided and join_ranges, the
+// choice of kernel and layout on the host, and the table entries.
 #include <cmath>
+#include <concepts>
 #include <limits>
 
 #include "core/detail/divide.h"
@@ -18,14 +23,34 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The type in which extrema of T are compared: at least a word, which threads exchange.
+/// The type in which extrema of T are compared. It has at least 4 bytes, because threads exchange 32-bit words.
 template <class T>
 using ExtremumOf = std::conditional_t<std::is_same_v<T, uint8_t>, int32_t, compute_t<T>>;
 
-// An operation joins accumulators, which it makes of elements and their places among the reduced ones, and makes a
-// result of the last.
+/// True if a few elements are added in float before they are added to the accumulator.
+template <class In, class Accumulator>
+inline constexpr bool kAddsInFloat = std::is_same_v<Accumulator, double> && sizeof(In) == 2;
 
-struct OfValues {
+/// Makes an accumulator from an element and its position among the reduced elements.
+template <class Op, class In, class Accumulator>
+concept MakesAccumulator = requires(In x, int64_t place) {
+  { Op::template element<Accumulator>(x, place) } -> std::same_as<Accumulator>;
+};
+
+/// A reduction of elements of type In to a result of type Out. kPlaces states whether it uses the positions of
+/// elements. combine() joins two accumulators, identity() is the neutral accumulator, and result() makes the result
+/// from the last accumulator.
+template <class Op, class In, class Accumulator, class Out>
+concept ReduceOperation = requires(Accumulator a, bool largest, double scale) {
+  requires kAddsInFloat<In, Accumulator> || MakesAccumulator<Op, In, Accumulator>;
+  { Op::kPlaces } -> std::convertible_to<bool>;
+  { Op::template identity<Accumulator>(largest) } -> std::same_as<Accumulator>;
+  { Op::combine(a, a, largest) } -> std::same_as<Accumulator>;
+  { Op::template result<Out>(a, scale) } -> std::same_as<Out>;
+};
+
+/// The parts that reductions of values share.
+struct ValueOperation {
   static constexpr bool kPlaces = false;
   template <class Accumulator, class In>
   __device__ static Accumulator element(In x, int64_t) {
@@ -38,7 +63,7 @@ struct OfValues {
   }
 };
 
-struct Sum : OfValues {
+struct Sum : ValueOperation {
   template <class T>
   __device__ static T identity(bool) {
     return 0;
@@ -49,8 +74,8 @@ struct Sum : OfValues {
   }
 };
 
-/// The larger one, or the smaller one; NaN wins.
-struct Extremum : OfValues {
+/// The larger or the smaller of two values; NaN wins.
+struct Extremum : ValueOperation {
   template <class T>
   __device__ static T identity(bool largest) {
     using Limits = std::numeric_limits<T>;
@@ -60,24 +85,24 @@ struct Extremum : OfValues {
   }
   template <class T>
   __device__ static T combine(T x, T y, bool largest) {
-    if constexpr (std::is_same_v<T, float>) {  // an instruction each
-      float most, least;
-      asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
-      asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
-      return largest ? most : least;
+    if constexpr (std::is_same_v<T, float>) {  // one instruction each
+      float larger, smaller;
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(x), "f"(y));
+      return largest ? larger : smaller;
     }
     return x != x || (largest ? x > y : x < y) ? x : y;
   }
 };
 
-/// An element and its place.
+/// An element and its position among the reduced elements.
 template <class C>
 struct Placed {
   int64_t place;
   C value;
 };
 
-/// The place of the first of the extrema. What stands for no element comes behind all that are equal to it.
+/// The position of the first extremum. The identity has the highest position, so that it loses against equal elements.
 struct Place {
   static constexpr bool kPlaces = true;
   template <class Accumulator>
@@ -101,38 +126,41 @@ struct Place {
   }
 };
 
-/// An accumulator that takes elements. Adding halves to a double one by one takes longer than reading them: they are
-/// summed in float between two calls of close(), which are a few elements apart, so that float's rounding, relative to
-/// their sizes, stays far below that of a half.
+/// Accumulates elements. Adding every half to a double would take longer than reading the halves, so halves are added
+/// in float between two calls of flush(). These are a few elements apart, so that the rounding of the float sum stays
+/// far below the rounding of a half.
 template <class Operation, class In, class Accumulator>
 struct Fold {
-  static constexpr bool kParts = std::is_same_v<Accumulator, double> && sizeof(In) == 2;
   bool largest = false;
   Accumulator value = Operation::template identity<Accumulator>(largest);
-  float part = 0;  // if kParts
+  float part = 0;  ///< sum since the last flush(); used if kAddsInFloat
 
-  __device__ void take(In x, int64_t place = 0) {
-    if constexpr (kParts)
+  __device__ void accumulate(In x, int64_t place = 0) {
+    if constexpr (kAddsInFloat<In, Accumulator>)
       part += convert<float>(x);
     else
       value = Operation::combine(value, Operation::template element<Accumulator>(x, place), largest);
   }
-  __device__ void close() {
-    if constexpr (kParts) value += part;
+  __device__ void flush() {
+    if constexpr (kAddsInFloat<In, Accumulator>) value += part;
     part = 0;
   }
 };
 
+/// The arguments of the kernels.
 struct ReduceProblem {
   const void* in;
   void* out;
-  void* partial;       // results of the ranges, (ranges, outputs), to be joined; null if there is one range
-  Axes kept, reduced;  // a: strides in `in`; b: in `out`
-  int64_t outputs, length;
-  int64_t ranges, range;  // of the reduced elements
+  void* partial;    ///< results of the ranges, (ranges, outputs); null if there is one range
+  Nest<2> kept;     ///< the axes of the outputs: in, out
+  Nest<1> reduced;  ///< the reduced axes of `in`
+  int64_t outputs;  ///< number of outputs
+  int64_t length;   ///< reduced elements of an output
+  int64_t ranges;   ///< number of ranges of the reduced elements
+  int64_t range;    ///< elements of a range
   BlockLayout layout;
   bool largest;
-  double scale;  // of sums
+  double scale;  ///< factor of sums
 
   int64_t output_tiles(int width) const {
     const int64_t columns = int64_t{layout.columns} * width;
@@ -140,7 +168,7 @@ struct ReduceProblem {
   }
 };
 
-/// The results of neighbouring outputs, which lie along the first of the kept axes.
+/// Stores the results of `width` neighboring outputs along the first kept axis, or their partial results.
 template <class Operation, class Out, class Accumulator, int width>
 __device__ void store_results(const ReduceProblem& problem, int64_t output, int64_t range,
                               const Vector<Accumulator, width>& value) {
@@ -153,27 +181,29 @@ __device__ void store_results(const ReduceProblem& problem, int64_t output, int6
   Out result[width];
 #pragma unroll
   for (int j = 0; j < width; ++j) result[j] = Operation::template result<Out>(value.v[j], problem.scale);
-  Out* const to = static_cast<Out*>(problem.out) + problem.kept.offset(output, problem.kept.b);
-  const int64_t step = problem.kept.b[0];
+  Out* const to = static_cast<Out*>(problem.out) + problem.kept.offset(output, 1);
+  const int64_t step = problem.kept.stride[0][1];
   if (step == 1 && reinterpret_cast<uintptr_t>(to) % std::min<size_t>(sizeof(result), 16) == 0)
     return store_values(to, result);
 #pragma unroll
   for (int j = 0; j < width; ++j) to[j * step] = result[j];
 }
 
-/// Vectors or elements that a thread has on their way at a time. For that the kernels ask for few blocks: left to
-/// itself, the compiler takes fewer registers, and waits for each load.
+/// Vectors, or elements, that a thread keeps in flight. The kernels request few CTAs per SM in __launch_bounds__;
+/// without that the compiler would use fewer registers and wait for each load.
 inline constexpr int kRowUnroll = 4;
 inline constexpr int kStridedUnroll = 8;
 
-/// What stands for no element.
+/// Returns the element that does not change a result.
 template <class Operation, class In>
 __device__ In neutral_element(bool largest) {
   using Values = std::conditional_t<Operation::kPlaces, Extremum, Operation>;
   return convert<In>(Values::template identity<compute_t<In>>(largest));
 }
 
-/// The reduced elements of an output are runs of contiguous memory (the inner reduced axis), read as vectors.
+/// Reduces outputs whose elements are runs of contiguous memory along the inner reduced axis. The runs are read as
+/// vectors. Launch: one CTA per tile of layout.columns outputs and range, in a 1-D grid of any size, kBlock threads per
+/// CTA. Static shared memory: kBlock accumulators.
 template <class Operation, class In, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock, 4)
     reduce_rows(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
@@ -186,13 +216,13 @@ __global__ void __launch_bounds__(kBlock, 4)
     const int64_t output = output_tile * layout.columns + layout.column();
     Fold<Operation, In, Accumulator> fold{problem.largest};
     if (output < problem.outputs) {
-      const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
+      const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, 0);
       const int64_t end = min((range + 1) * problem.range, problem.length);
       int64_t count;
       for (int64_t at = range * problem.range; at < end; at += count) {
         const int64_t run = quotient(at, run_length), start = at - run * run_length;
         count = min(run_length - start, end - at);
-        const In* const data = in + problem.reduced.offset(run, problem.reduced.a, 1) + start;
+        const In* const data = in + problem.reduced.offset(run, 0, 1) + start;
         read_span<kRowUnroll>(data, count, neutral, layout.reducer(), layout.reducers, fold);
       }
     }
@@ -204,7 +234,9 @@ __global__ void __launch_bounds__(kBlock, 4)
   }
 }
 
-/// Any strides. With width > 1 a thread has that many neighbouring outputs, whose elements are aligned vectors.
+/// Reduces elements of any strides. A thread handles `width` neighboring outputs, whose elements are aligned vectors.
+/// Launch: one CTA per tile of layout.columns * width outputs and range, in a 1-D grid of any size, kBlock threads per
+/// CTA. Static shared memory: kBlock * width accumulators.
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
     reduce_strided(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
@@ -220,10 +252,10 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
 #pragma unroll
     for (auto& column : fold) column = {problem.largest};
     if (output < problem.outputs) {
-      const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, problem.kept.a);
+      const In* in = static_cast<const In*>(problem.in) + problem.kept.offset(output, 0);
       int64_t index = range * problem.range + layout.reducer();
       for (Cursor cursor(problem.reduced, index); index < end; index += kStridedUnroll * layout.reducers) {
-        Loading<In, width> loaded[kStridedUnroll];
+        PackedVector<In, width> loaded[kStridedUnroll];
 #pragma unroll
         for (int u = 0; u < kStridedUnroll; ++u) {
           loaded[u] = {in + cursor.offset(), index + u * layout.reducers < end, neutral};
@@ -233,10 +265,10 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
         for (int u = 0; u < kStridedUnroll; ++u) {
           const Vector<In, width> vector = loaded[u].get();
 #pragma unroll
-          for (int j = 0; j < width; ++j) fold[j].take(vector.v[j], index + u * layout.reducers);
+          for (int j = 0; j < width; ++j) fold[j].accumulate(vector.v[j], index + u * layout.reducers);
         }
 #pragma unroll
-        for (auto& column : fold) column.close();
+        for (auto& column : fold) column.flush();
       }
     }
     Values values;
@@ -252,7 +284,8 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
   }
 }
 
-/// Reduces `from`, the results of the ranges.
+/// Combines `from`, the results of the ranges, (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
+/// a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock accumulators.
 template <class Operation, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock)
     join_ranges(const __grid_constant__ ReduceProblem problem, const Accumulator* from, int64_t output_tiles) {
@@ -273,23 +306,17 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// The problem of reducing `in` to `out` in one range.
+/// Returns the problem of reducing `in` to `out` in one range.
 ReduceProblem make_problem(const View& out, const View& in, bool largest) {
   ReduceProblem problem{};
   problem.in = in.data;
   problem.out = out.data;
-  for (int axis = in.rank - 1; axis >= 0; --axis) {
-    if (out.size[axis] == in.size[axis])
-      problem.kept.add(in.size[axis], in.stride[axis], out.stride[axis]);
-    else
-      problem.reduced.add(in.size[axis], in.stride[axis], 0);
-  }
-  // The reduced axes have no strides in `out`; the same ones twice make finish() look at `in` alone.
-  std::copy_n(problem.reduced.a, kMaxRank, problem.reduced.b);
+  const auto is_kept = [&](int axis) { return out.size[axis] == in.size[axis]; };
+  const auto is_reduced = [&](int axis) { return !is_kept(axis); };
+  problem.kept = make_nest<2>({select_axes(in, is_kept), select_axes(out, is_kept)});
+  problem.reduced = make_nest<1>({select_axes(in, is_reduced)});
   problem.length = problem.range = problem.reduced.numel();
-  if (problem.length == 0) problem.reduced = {};
-  problem.kept.finish();
-  problem.reduced.finish();
+  if (problem.length == 0) problem.reduced = make_nest<1>({View()});  // kernels divide by its sizes
   problem.outputs = out.numel();
   problem.ranges = 1;
   problem.largest = largest;
@@ -297,28 +324,27 @@ ReduceProblem make_problem(const View& out, const View& in, bool largest) {
   return problem;
 }
 
-/// Neighbouring outputs are neighbours in memory, rather than the reduced elements of one.
+/// Returns whether elements of neighboring outputs are closer in memory than reduced elements of one output.
 bool columns_adjacent(const ReduceProblem& problem) {
-  return problem.outputs > 1 && std::abs(problem.kept.a[0]) < std::abs(problem.reduced.a[0]);
+  return problem.outputs > 1 && std::abs(problem.kept.stride[0][0]) < std::abs(problem.reduced.stride[0][0]);
 }
 
-/// The reduced elements come in runs that are worth being read as vectors: the ends of those that are no whole number
-/// of vectors take as long as many elements.
+/// Returns whether the reduced elements are contiguous runs that are long enough to be read as vectors. Runs that are
+/// not whole vectors must be longer, because their ends are read element by element.
 bool has_rows(const ReduceProblem& problem, int width) {
-  const int64_t run = problem.reduced.size[0], shortest = run % width == 0 ? 32 : 65;
-  return !columns_adjacent(problem) && problem.reduced.a[0] == 1 && run >= shortest;
+  const int64_t run = problem.reduced.size[0];
+  const int64_t min_run = run % width == 0 ? 32 : 65;
+  return !columns_adjacent(problem) && problem.reduced.stride[0][0] == 1 && run >= min_run;
 }
 
-/// `width` neighbouring outputs are an aligned vector, wherever in the reduced elements.
+/// Returns whether the elements of `width` neighboring outputs are an aligned vector at every reduced position.
 bool has_vector_columns(const ReduceProblem& problem, int width, size_t item) {
-  const Axes &kept = problem.kept, &reduced = problem.reduced;
-  const auto divides = [width](int64_t n) { return n % width == 0; };
-  return columns_adjacent(problem) && kept.a[0] == 1 && divides(kept.size[0]) &&
-         std::all_of(kept.a + 1, kept.a + kept.rank, divides) &&
-         std::all_of(reduced.a, reduced.a + reduced.rank, divides) &&
+  return columns_adjacent(problem) && problem.kept.stride[0][0] == 1 && problem.kept.size[0] % width == 0 &&
+         problem.kept.has_stride_multiples(0, 1, width) && problem.reduced.has_stride_multiples(0, 0, width) &&
          reinterpret_cast<uintptr_t>(problem.in) % (static_cast<size_t>(width) * item) == 0;
 }
 
+/// Returns the layout of reduce_strided.
 BlockLayout strided_layout(const ReduceProblem& problem, int width) {
   const int64_t threads = problem.outputs / width;
   if (!columns_adjacent(problem)) {
@@ -327,27 +353,32 @@ BlockLayout strided_layout(const ReduceProblem& problem, int width) {
     const int reducers = static_cast<int>(std::bit_ceil(std::max<uint64_t>(loads, 1)));
     return {kBlock / reducers, reducers, false};
   }
-  constexpr int64_t kPlenty = int64_t{1} << 17;  // of threads: each output needs one only
-  if (threads >= kPlenty) return {kBlock, 1, true};
+  constexpr int64_t kManyThreads = int64_t{1} << 17;  // enough to use one thread per output
+  if (threads >= kManyThreads) return {kBlock, 1, true};
   const int columns = static_cast<int>(std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(threads, 32))));
   return {columns, kBlock / columns, true};
 }
 
-/// Cuts the reduced elements into ranges for some two thousand blocks, if every thread still has `thread_elements`.
+/// Splits the reduced elements into ranges for about kBlocks CTAs, as long as every thread has at least
+/// `thread_elements`.
 void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t thread_elements) {
-  constexpr int64_t kBlocks = 2112;  // twice as many as an H200 holds at a time
-  const int64_t shortest = problem.layout.reducers * thread_elements;
-  const int64_t most = std::max<int64_t>(kBlocks / std::max<int64_t>(output_tiles, 1), 1);
-  const int64_t ranges = std::clamp<int64_t>(divide_up(problem.length, shortest), 1, most);
+  constexpr int64_t kBlocks = 2112;  // twice the CTAs that an H200 holds at a time
+  const int64_t min_range = problem.layout.reducers * thread_elements;
+  const int64_t max_ranges = std::max<int64_t>(kBlocks / std::max<int64_t>(output_tiles, 1), 1);
+  const int64_t ranges = std::clamp<int64_t>(divide_up(problem.length, min_range), 1, max_ranges);
   if (ranges == 1) return;
-  problem.range = round_up(divide_up(problem.length, ranges), shortest);
+  problem.range = round_up(divide_up(problem.length, ranges), min_range);
   problem.ranges = divide_up(problem.length, problem.range);
 }
 
+/// Reduces `in` to `out`, with the kernel that suits their layout.
 template <class Operation, class In, class Accumulator, class Out>
+requires ReduceOperation<Operation, In, Accumulator, Out>
 void reduce_as(const View& out, const View& in, bool mean, bool largest, const Launch& launch) {
   ReduceProblem problem = make_problem(out, in, largest);
   if (mean) problem.scale = 1 / static_cast<double>(problem.length);
+
+  // Choose the kernel and the layout of its threads.
   int width = 1;
   auto kernel = reduce_strided<Operation, In, Accumulator, Out, 1>;
   int64_t thread_elements = 2 * kStridedUnroll;
@@ -366,6 +397,8 @@ void reduce_as(const View& out, const View& in, bool mean, bool largest, const L
       }
     problem.layout = strided_layout(problem, width);
   }
+
+  // Reduce the ranges, then combine their results if there are several.
   const int64_t tiles = problem.output_tiles(width);
   cut_into_ranges(problem, tiles, thread_elements);
   const bool cut = problem.ranges > 1;
@@ -391,23 +424,24 @@ namespace kernel {
 void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   const Launch launch(out);
-  const bool largest = op == ReduceOp::amax;
+  const bool largest = op == ReduceOp::max;
   if (op == ReduceOp::sum || op == ReduceOp::mean) {
-    dispatch(Anything(), in.dtype, "sum", "CUDA", [&]<class T>() {
+    dispatch_cuda(Anything(), in.dtype, name(op), [&]<class T>() {
       using Out = std::conditional_t<std::is_floating_point_v<compute_t<T>>, T, int64_t>;
       reduce_as<Sum, T, SumOf<T>, Out>(out, in, op == ReduceOp::mean, largest, launch);
     });
     return;
   }
-  dispatch(Numbers(), in.dtype, largest ? "amax" : "amin", "CUDA",
-           [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, false, largest, launch); });
+  dispatch_cuda(Numbers(), in.dtype, name(op),
+                [&]<class T>() { reduce_as<Extremum, T, ExtremumOf<T>, T>(out, in, false, largest, launch); });
 }
 
 void argmax(const View& index, const View& in, int, bool largest) {
   if (index.numel() == 0) return;
   const Launch launch(index);
-  dispatch(Numbers(), in.dtype == b8 ? u8 : in.dtype, "argmax", "CUDA",
-           [&]<class T>() { reduce_as<Place, T, Placed<ExtremumOf<T>>, int64_t>(index, in, false, largest, launch); });
+  dispatch_cuda(Numbers(), in.dtype == b8 ? u8 : in.dtype, "argmax", [&]<class T>() {
+    reduce_as<Place, T, Placed<ExtremumOf<T>>, int64_t>(index, in, false, largest, launch);
+  });
 }
 
 }  // namespace kernel

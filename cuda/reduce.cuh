@@ -1,50 +1,52 @@
-// What kernels that reduce have in common: how the threads of a block share outputs and the elements that each
-// takes, a sum over threads in a fixed order, and axes merged into as few as possible.
+// Building blocks of kernels that reduce: how the threads of a CTA share outputs and their elements, the reduction over
+// threads in a fixed order, and the walk through strided elements.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <type_traits>
 
 #include "core/dtype.h"
 #include "cuda/detail/launch.h"
+#include "cuda/nest.cuh"
 
 namespace voxgrad::cuda {
 
-/// The type that sums of T are made in.
+/// The type in which sums of T are accumulated.
 template <class T>
 using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double, int64_t>;
 
-/// A block works on `columns` outputs at a time, each with `reducers` threads; both are powers of two and their
-/// product is kBlock, or less and any numbers if `columns_adjacent`: threads whose reducer() is beyond are idle.
-/// Neighbouring threads are neighbouring columns if `columns_adjacent`, else reducers: whichever are neighbours in
-/// memory.
+/// The arrangement of a CTA's threads: `columns` outputs at a time, each reduced by `reducers` threads.
+///
+/// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column;
+/// kernels choose the one that makes neighboring threads read neighboring addresses. The default is one column, which
+/// all kBlock threads reduce. Both numbers are powers of two whose product is kBlock. With `columns_adjacent` they may
+/// be any numbers whose product is at most kBlock; threads whose reducer() is not below `reducers` are idle.
 struct BlockLayout {
-  int columns = 1, reducers = kBlock;
+  int columns = 1;
+  int reducers = kBlock;
   bool columns_adjacent = false;
-  unsigned neighbours = static_cast<unsigned>(columns_adjacent ? columns : reducers);
-  unsigned inverse = 65536 / neighbours + 1;  // whose products with numbers below 256 give exact quotients
+  unsigned neighbors = static_cast<unsigned>(columns_adjacent ? columns : reducers);
+  unsigned inverse = 65536 / neighbors + 1;  ///< x * inverse / 65536 is x / neighbors for x < 256
 
-  /// For `length` elements an output.
+  /// Returns the layout for outputs of `length` elements each.
   static BlockLayout choose(int64_t length, bool columns_adjacent) {
     const int reducers = columns_adjacent || length <= 64 ? 8 : length <= 512 ? 32 : kBlock;
     return {kBlock / reducers, reducers, columns_adjacent};
   }
-#ifdef __CUDACC__
-  __device__ int column() const { return columns_adjacent ? neighbour() : other(); }
-  __device__ int reducer() const { return columns_adjacent ? other() : neighbour(); }
+  /// Returns the column of this thread.
+  __device__ int column() const { return columns_adjacent ? inner() : outer(); }
+  /// Returns the index of this thread among the reducers of its column.
+  __device__ int reducer() const { return columns_adjacent ? outer() : inner(); }
 
  private:
-  __device__ int other() const { return static_cast<int>(threadIdx.x * inverse / 65536); }
-  __device__ int neighbour() const { return static_cast<int>(threadIdx.x) - other() * static_cast<int>(neighbours); }
-#endif
+  __device__ int outer() const { return static_cast<int>(threadIdx.x * inverse / 65536); }
+  __device__ int inner() const { return static_cast<int>(threadIdx.x) - outer() * static_cast<int>(neighbors); }
 };
 
-#ifdef __CUDACC__
-/// `value` of lane `source` of this warp; all lanes call together.
+/// Returns `value` of lane `source` of this warp. All lanes must call it together.
 template <class V>
 __device__ V from_lane(const V& value, int source) {
   static_assert(sizeof(V) % sizeof(uint32_t) == 0);
@@ -56,15 +58,15 @@ __device__ V from_lane(const V& value, int source) {
   return std::bit_cast<V>(words);
 }
 
-/// combine() over the values of a column's reducers, as a tree of fixed shape; every thread of the column gets it.
-/// `shared` has kBlock places. All threads of a block call together.
+/// Reduces the values of a column's reducers with combine(), in a tree of fixed shape, and returns the result to every
+/// thread of the column. `shared` has kBlock elements. All threads of the CTA must call it together.
 template <class V, class Combine>
 __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Combine combine) {
   constexpr int kWarp = 32;
   const int column = layout.column(), reducer = layout.reducer(), reducers = layout.reducers;
   if (reducers == 1) return value;
   if (!layout.columns_adjacent) {
-    // Within warps, then over the warps of the column.
+    // Reduce within warps, then over the warps of the column.
     const int lane = static_cast<int>(threadIdx.x % kWarp), lanes = min(reducers, kWarp);
     for (int half = lanes / 2; half > 0; half /= 2) value = combine(value, from_lane(value, (lane + half) % kWarp));
     if (reducers <= kWarp) return from_lane(value, lane & -lanes);
@@ -82,98 +84,44 @@ __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Com
   for (int left = reducers, half; left > 1; left = half) {
     half = (left + 1) / 2;
     if (reducer + half < left) {
-      V& mine = shared[reducer * layout.columns + column];
-      mine = combine(mine, shared[(reducer + half) * layout.columns + column]);
+      V& own = shared[reducer * layout.columns + column];
+      own = combine(own, shared[(reducer + half) * layout.columns + column]);
     }
     __syncthreads();
   }
   return shared[column];
 }
-#endif
 
-/// numerator / denominator, both >= 0; the 32-bit division, several times quicker, where it does.
-VG_HOST_DEVICE inline int64_t quotient(int64_t numerator, int64_t denominator) {
-  if ((numerator | denominator) >> 32) return numerator / denominator;
-  return static_cast<uint32_t>(numerator) / static_cast<uint32_t>(denominator);
+/// Returns the sum of `value` over all threads of a CTA of kBlock threads. `shared` has kBlock elements.
+template <class V>
+__device__ V block_sum(V value, V* shared) {
+  return combine_reducers(value, BlockLayout(), shared, [](V a, V b) { return a + b; });
 }
 
-/// Some axes of a pair of views, the one with the smallest stride first; a has strides in the first, b in the second.
-struct Axes {
-  int rank = 0;
-  int64_t size[kMaxRank] = {}, a[kMaxRank] = {}, b[kMaxRank] = {};
-
-  /// Adds an axis; call finish() after the last.
-  void add(int64_t axis_size, int64_t stride_a, int64_t stride_b) {
-    if (axis_size == 1) return;
-    int place = rank++;
-    for (; place > 0 && std::abs(a[place - 1]) > std::abs(stride_a); --place) move(place - 1, place);
-    size[place] = axis_size;
-    a[place] = stride_a;
-    b[place] = stride_b;
-  }
-  /// Merges axes that both views step through evenly; leaves at least one.
-  void finish() {
-    int last = 0;
-    for (int axis = 1; axis < rank; ++axis) {
-      if (a[axis] == a[last] * size[last] && b[axis] == b[last] * size[last])
-        size[last] *= size[axis];
-      else
-        move(axis, ++last);
-    }
-    if (rank == 0) size[0] = 1;
-    rank = last + 1;
-  }
-  int64_t numel() const {
-    int64_t count = 1;
-    for (int axis = 0; axis < rank; ++axis) count *= size[axis];
-    return count;
-  }
-#ifdef __CUDACC__
-  /// Offset of element `index` in the view whose strides are given, looking at axes from `first` on.
-  __device__ int64_t offset(int64_t index, const int64_t (&stride)[kMaxRank], int first = 0) const {
-    int64_t result = 0;
-#pragma unroll 1
-    for (int axis = first; axis < rank; ++axis) {
-      const int64_t rest = axis + 1 < rank ? quotient(index, size[axis]) : 0;
-      result += (index - rest * size[axis]) * stride[axis];
-      index = rest;
-    }
-    return result;
-  }
-#endif
-
- private:
-  void move(int from, int to) {
-    size[to] = size[from];
-    a[to] = a[from];
-    b[to] = b[from];
-  }
-};
-
-#ifdef __CUDACC__
-/// Walks through Axes in even steps; divides only when it leaves a row.
+/// Steps through the elements of a view in even steps. Divides only when it leaves a row.
 class Cursor {
  public:
-  __device__ Cursor(const Axes& axes, int64_t index)
-      : axes_(axes), length_(axes.rank == 1 ? std::numeric_limits<int64_t>::max() : axes.size[0]), row_(0) {
+  __device__ Cursor(const Nest<1>& nest, int64_t index)
+      : nest_(nest), length_(nest.rank == 1 ? std::numeric_limits<int64_t>::max() : nest.size[0]), row_(0) {
     advance(index);
   }
   __device__ int64_t offset() const { return offset_; }
   __device__ void advance(int64_t steps) {
     inner_ += steps;
-    offset_ += steps * axes_.a[0];
+    offset_ += steps * nest_.stride[0][0];
     if (inner_ < length_) return;
     const int64_t rows = quotient(inner_, length_);
     inner_ -= rows * length_;
     row_ += rows;
-    offset_ = axes_.offset(row_, axes_.a, 1) + inner_ * axes_.a[0];
+    offset_ = nest_.offset(row_, 0, 1) + inner_ * nest_.stride[0][0];
   }
 
  private:
-  const Axes& axes_;
-  const int64_t length_;  // of a row
-  int64_t row_, inner_ = 0, offset_ = 0;
+  const Nest<1>& nest_;
+  const int64_t length_;  ///< of a row
+  int64_t row_;
+  int64_t inner_ = 0;  ///< index within the row
+  int64_t offset_ = 0;
 };
-#endif
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// The gradients of y = relu(z + bias) in z and in the bias, in one pass.
+// The gradients of y = relu(z + bias) with respect to z and the bias, in one pass.
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/norm_sums.cuh"
@@ -7,6 +7,7 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// Computes dz from dy and y.
 template <class T>
 struct ReluGradient {
   struct Channel {};
@@ -21,7 +22,7 @@ struct ReluGradient {
 void kernel::relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
   if (y.size[1] == 0) return;
   const Launch launch(y);
-  dispatch(Floats(), y.dtype, "relu_bias_backward", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), y.dtype, "relu_bias_backward", [&]<class T>() {
     apply_with_sums<T>("relu_bias_backward", Groups(y, 1), ReluGradient<T>{}, launch, dz, dbias, dy, y);
   });
 }

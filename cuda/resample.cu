@@ -1,10 +1,15 @@
-// Resampling along three axes at once, and the transposed map, by gathering. A first small kernel writes down which
-// inputs each position of an axis takes, with what weight (ops/detail/resample_taps.h): its terms. Then either
-// - a block sums rows of the input, with the weights of depth and height, into shared memory, in vectors along the
-//   width, and resamples these sums along the width; or,
-// - where the channels are innermost in memory, and for any other layout, a thread makes a vector of channels of a few
-//   neighbours along the width, and keeps the two last sums over depth and height for the next of them.
-// Maps by two need neither: cuda/resample_by_two.cuh.
+// Resampling along three axes at once, and the transposed map. Every output gathers its inputs.
+//
+// A small kernel first writes a table of terms for each axis: the inputs of every output position, and their weights
+// (ops/detail/resample_taps.h). Then one of two kernels runs:
+// - resample_rows, for dense rows: a CTA sums rows of the input over depth and height into shared memory, in vectors
+//   along the width, and then resamples these sums along the width.
+// - resample_runs, for channels innermost in memory and for any other layout: a thread computes a vector of channels,
+// or
+//   one element, at a few neighboring positions along the width. It keeps the last two sums over depth and height,
+//   which the next position may use again.
+//
+// Resampling by a factor of two has faster kernels without a table (cuda/resample_by_two.cuh).
 #include "core/detail/divide.h"
 #include "ops/detail/resample_taps.h"
 
@@ -17,55 +22,60 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// One input of an output position.
 template <class C>
 struct alignas(2 * sizeof(C)) Term {
   C weight;
-  int place;  // along the axis of the input
+  int place;  ///< index along the axis of the input
 };
 
-/// What the terms of an axis are made from.
+/// The map of one axis.
 struct AxisMap {
   Resample map;
   bool transposed;
-  int64_t first, inputs, outputs;  // the first position of this part of the result; sizes of the map's sides
+  int64_t first;    ///< first output position of this part of the result
+  int64_t inputs;   ///< input size of the map: the size of the result if it is transposed
+  int64_t outputs;  ///< output size of the map: the size of the input tensor if it is transposed
 };
 
-/// The terms of the positions of one axis: number k of position o is terms[k * size + o].
+/// The terms of the output positions of one axis.
 template <class C>
 struct AxisTerms {
   AxisMap from;
-  int size;  // of this part of the result
-  int* count;
-  Term<C>* terms;
+  int size;        ///< number of output positions in this part of the result
+  int* count;      ///< number of terms of each position
+  Term<C>* terms;  ///< term k of position o is terms[k * size + o]
 
+  /// Returns term k of position o, with one load.
   __device__ Term<C> get(int o, int k) const {
     constexpr int words = sizeof(C) == 8 ? 16 : 8;
     return std::bit_cast<Term<C>>(*(reinterpret_cast<const Word<words>*>(terms) + (int64_t{k} * size + o)));
   }
 };
 
-/// The sum of vectors that begin at `in`, over depth and height with the weights of position (od, oh). `kAtOnce` rows
-/// are on their way at a time.
-template <int kAtOnce, class T, int width, class C = compute_t<T>>
+/// Sums vectors of the input over depth and height, with the weights of the output position (od, oh). `in` is the first
+/// element of the column. kRowsInFlight rows are loaded together.
+template <class T, int width, class C = compute_t<T>>
 __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height, int od, int oh, const T* in,
                            const int64_t (&stride)[kMaxRank], C (&sum)[width]) {
 #pragma unroll
   for (int j = 0; j < width; ++j) sum[j] = 0;
+  constexpr int kRowsInFlight = 4;
   const int planes = depth.count[od], rows = height.count[oh];
   for (int kd = 0; kd < planes; ++kd) {
     const Term<C> plane = depth.get(od, kd);
     const T* from = in + plane.place * stride[2];
-    for (int kh = 0; kh < rows; kh += kAtOnce) {
-      Vector<T, width> loaded[kAtOnce];
-      C weight[kAtOnce];
+    for (int kh = 0; kh < rows; kh += kRowsInFlight) {
+      Vector<T, width> loaded[kRowsInFlight];
+      C weight[kRowsInFlight];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
+      for (int k = 0; k < kRowsInFlight; ++k) {
         const Term<C> row = height.get(oh, min(kh + k, rows - 1));
         weight[k] = plane.weight * row.weight;
         if (kh + k < rows) loaded[k] = load_vector<T, width>(from + row.place * stride[3]);
       }
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
+      for (int k = 0; k < kRowsInFlight; ++k)
         if (kh + k < rows)
 #pragma unroll
           for (int j = 0; j < width; ++j) sum[j] += weight[k] * static_cast<C>(loaded[k].v[j]);
@@ -73,22 +83,32 @@ __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height
   }
 }
 
-/// A part of the result, of fewer than 2^31 elements.
+/// The arguments of the kernels, for a part of the result of fewer than 2^31 elements.
 template <class C>
 struct ResampleProblem {
-  View out, in;
+  View out;
+  View in;
   AxisTerms<C> terms[3];
-  Divider channels, height, depth;
-  // one kernel: runs of neighbours along the width
-  uint32_t length;  // of a run
-  Divider runs;     // in a row
-  bool channels_inner;
-  uint32_t items;
-  // the other: tiles of rows
-  uint32_t rows, tile_rows, in_width;
-  Divider row_vectors, out_vectors;
+  Divisor channels;  ///< channels, or vectors of channels
+  Divisor height;
+  Divisor depth;
+
+  // resample_runs: runs of neighboring positions along the width
+  uint32_t length;      ///< positions of a run
+  Divisor runs;         ///< runs of a row
+  bool channels_inner;  ///< neighboring threads take neighboring channels
+  uint32_t items;       ///< number of runs in all
+
+  // resample_rows: tiles of rows
+  uint32_t rows;        ///< rows of the result
+  uint32_t tile_rows;   ///< rows of a tile
+  uint32_t in_width;    ///< elements of a row of the input
+  Divisor row_vectors;  ///< vectors of a row of the input
+  Divisor out_vectors;  ///< vectors of a row of the result
 };
 
+/// Writes the tables of terms of all three axes. Launch: one thread per output position of the longest axis, in a 1-D
+/// grid of any size, kBlock threads per CTA. No shared memory.
 template <class C>
 __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ ResampleProblem<C> p) {
   for (const AxisTerms<C>& to : p.terms) {
@@ -103,20 +123,22 @@ __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ Re
   }
 }
 
-template <class T, int width, int kAtOnce>
+/// Resamples runs of neighboring positions along the width; a thread computes vectors of `width` channels. Launch: one
+/// thread per run in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+template <class T, int width>
 __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;
   for (uint32_t item = blockIdx.x * kBlock + threadIdx.x; item < p.items; item += gridDim.x * kBlock) {
     uint32_t number = item;
-    const uint32_t inner = p.channels_inner ? p.channels.take(number) : 0;
-    const int begin = static_cast<int>(p.runs.take(number) * p.length);
-    const int oh = static_cast<int>(p.height.take(number)), od = static_cast<int>(p.depth.take(number));
-    const int64_t channel = int64_t{p.channels_inner ? inner : p.channels.take(number)} * width;
+    const uint32_t inner = p.channels_inner ? p.channels.take_digit(number) : 0;
+    const int begin = static_cast<int>(p.runs.take_digit(number) * p.length);
+    const int oh = static_cast<int>(p.height.take_digit(number)), od = static_cast<int>(p.depth.take_digit(number));
+    const int64_t channel = int64_t{p.channels_inner ? inner : p.channels.take_digit(number)} * width;
     const T* in = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
     T* out = static_cast<T*>(p.out.data) + number * p.out.stride[0] + channel * p.out.stride[1] + od * p.out.stride[2] +
              oh * p.out.stride[3];
     int places[2] = {-1, -1};
-    C columns[2][width];  // of these places, the newer one first
+    C columns[2][width];  // sums over depth and height at these places, the newer first
     const int end = min(begin + static_cast<int>(p.length), p.terms[2].size);
     for (int ow = begin; ow < end; ++ow) {
       C sum[width] = {};
@@ -128,8 +150,8 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
           places[0] = term.place;
 #pragma unroll
           for (int j = 0; j < width; ++j) columns[1][j] = columns[0][j];
-          sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], od, oh, in + term.place * p.in.stride[4], p.in.stride,
-                                        columns[0]);
+          sum_column<T, width>(p.terms[0], p.terms[1], od, oh, in + term.place * p.in.stride[4], p.in.stride,
+                               columns[0]);
         }
         const bool newer = term.place == places[0];
 #pragma unroll
@@ -140,41 +162,52 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
   }
 }
 
-/// Rows that a thread makes side by side, and that a tile has at most.
-constexpr int kRows = 8, kTileRows = 128;
+/// Rows for which a thread computes results together.
+constexpr int kRows = 8;
+constexpr int kMaxTileRows = 128;
+/// Upper bound of the dynamic shared memory of a CTA.
 constexpr int kSumBytes = 32 << 10;
 
-/// Input and output are dense rows; `out_width` neighbours of the result are stored at a time.
-template <class T, int width, int out_width, int kAtOnce>
+/// Resamples tiles of dense rows. Rows of the input are read in vectors of `width`; `out_width` neighboring results are
+/// stored together. Launch: one CTA per tile in a 1-D grid of any size, kBlock threads per CTA. Dynamic shared memory:
+/// a row of sums in compute_t<T> for each row of the tile. Static shared memory: the position of each row.
+template <class T, int width, int out_width>
 __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;
   extern __shared__ uint4 shared[];  // aligned for vectors
   C* const sums = reinterpret_cast<C*>(shared);
-  __shared__ const T* volume[kTileRows];
-  __shared__ int2 place[kTileRows];  // depth, row
+  __shared__ const T* volume[kMaxTileRows];
+  __shared__ int2 place[kMaxTileRows];  // output positions along depth and height
   const AxisTerms<C>& along = p.terms[2];
   for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
     const uint32_t rows = min(p.tile_rows, p.rows - first);
-    __syncthreads();  // the last tile was read
+    __syncthreads();  // all threads have read the previous tile
+
+    // Locate the rows of the tile.
     for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
       uint32_t number = first + r;
-      const auto h = static_cast<int>(p.height.take(number)), d = static_cast<int>(p.depth.take(number));
-      const uint32_t channel = p.channels.take(number);
+      const auto h = static_cast<int>(p.height.take_digit(number)), d = static_cast<int>(p.depth.take_digit(number));
+      const uint32_t channel = p.channels.take_digit(number);
       place[r] = {d, h};
       volume[r] = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
     }
     __syncthreads();
-    for (uint32_t item = threadIdx.x; item < rows * p.row_vectors.divisor; item += kBlock) {
-      const uint32_t r = p.row_vectors.divide(item), w = (item - r * p.row_vectors.divisor) * width;
+
+    // Sum over depth and height.
+    for (uint32_t item = threadIdx.x; item < rows * p.row_vectors.value(); item += kBlock) {
+      uint32_t r = item;
+      const uint32_t w = p.row_vectors.take_digit(r) * width;
       C sum[width];
-      sum_column<kAtOnce, T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in.stride, sum);
+      sum_column<T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in.stride, sum);
       store_values<width>(sums + r * p.in_width + w, sum);
     }
     __syncthreads();
+
+    // Resample along the width, kRows rows per thread.
     const uint32_t groups = divide_up(rows, kRows);
-    for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.divisor; item += kBlock) {
-      const uint32_t group = p.out_vectors.divide(item);
-      const int ow = static_cast<int>(item - group * p.out_vectors.divisor) * out_width;
+    for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.value(); item += kBlock) {
+      uint32_t group = item;
+      const int ow = static_cast<int>(p.out_vectors.take_digit(group)) * out_width;
       const C* from = sums + group * kRows * p.in_width;
       C result[kRows][out_width] = {};
 #pragma unroll
@@ -194,13 +227,15 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
   }
 }
 
-/// A call, or a part of one: `first` is where its result begins along each spatial axis.
+/// A call of resample(), or a part of one.
 struct ResampleCall {
-  View out, in;
+  View out;
+  View in;
   AxisMap map[3];
-  int64_t most[3];  // terms of a position
+  int64_t max_terms[3];  ///< upper bound of the terms of a position
 
-  int64_t term_count(int i) const { return out.size[i + 2] * most[i]; }
+  int64_t term_count(int i) const { return out.size[i + 2] * max_terms[i]; }
+  /// Restricts the output to a range of an axis.
   void cut(int axis, int64_t begin, int64_t length) {
     cut_axis(out, axis, begin, length);
     if (axis >= 2)
@@ -210,9 +245,9 @@ struct ResampleCall {
   }
 };
 
-/// Calls f for parts of fewer than 2^31 elements, whose terms take little memory.
-template <class F>
-void for_each_resample_part(const ResampleCall& call, const F& f) {
+/// Returns the axis along which to split a call whose output has 2^31 elements or more, or whose tables of terms are
+/// large; otherwise -1.
+int axis_to_split(const ResampleCall& call) {
   int axis = -1;
   for (int i = 0; i < 3; ++i)
     if (call.term_count(i) > int64_t{1} << 22 && call.out.size[i + 2] > 1) axis = i + 2;
@@ -222,28 +257,29 @@ void for_each_resample_part(const ResampleCall& call, const F& f) {
     for (int other = 1; other < 5; ++other)
       if (outer(other) > outer(axis)) axis = other;
   }
-  if (axis < 0) return f(call);
-  for_each_half(call, axis, [&](const ResampleCall& part) { for_each_resample_part(part, f); });
+  return axis;
 }
 
 template <class T>
-void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool few, cudaStream_t stream) {
+void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cudaStream_t stream) {
   constexpr int width = kVectorWidth<T>;
   const bool vectors = has_vectors(call.out, 1, width) && has_vectors(call.in, 1, width);
   const int64_t* size = call.out.size;
-  p.channels = Divider(size[1] / (vectors ? width : 1));
+  p.channels = Divisor(size[1] / (vectors ? width : 1));
   p.channels_inner = vectors || std::abs(call.out.stride[1]) < std::abs(call.out.stride[4]);
-  const int64_t items = call.out.numel() / (vectors ? width : 1), enough = int64_t{1} << 19;
-  p.length = 1;  // threads that lie side by side along the width make one element each
-  while (p.channels_inner && p.length < 8 && p.length < size[4] && items / p.length > enough) p.length *= 2;
+  const int64_t items = call.out.numel() / (vectors ? width : 1);
+  constexpr int64_t kEnoughThreads = int64_t{1} << 19;
+  p.length = 1;  // neighboring threads along the width compute neighboring elements
+  while (p.channels_inner && p.length < 8 && p.length < size[4] && items / p.length > kEnoughThreads) p.length *= 2;
   const int64_t runs = divide_up(size[4], p.length);
-  p.runs = Divider(runs);
+  p.runs = Divisor(runs);
   p.items = static_cast<uint32_t>(items / size[4] * runs);
-  const auto kernel = vectors ? few ? resample_runs<T, width, 2> : resample_runs<T, width, 4> : resample_runs<T, 1, 2>;
+  const auto kernel = vectors ? resample_runs<T, width> : resample_runs<T, 1>;
   kernel<<<grid_size(p.items), kBlock, 0, stream>>>(p);
 }
 
-/// Whether a row of sums fits into shared memory eight times, and rows lie as resample_rows has them.
+/// Returns whether resample_rows supports the call: input rows are contiguous, the output is dense, and kRows rows of
+/// sums fit into shared memory.
 template <class C>
 bool fits_rows(const ResampleCall& call) {
   const View &out = call.out, &in = call.in;
@@ -254,27 +290,28 @@ bool fits_rows(const ResampleCall& call) {
 }
 
 template <class T>
-void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, bool few, cudaStream_t stream) {
+void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cudaStream_t stream) {
   using C = compute_t<T>;
   constexpr int width = kVectorWidth<T>, pair = 2;
   const int64_t in_width = call.in.size[4], out_width = call.out.size[4];
   const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
   p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
-  p.out.stride[3] = out_width;  // also where the height is 1 and its stride anything
-  p.row_vectors = Divider(in_width / (vectors ? width : 1));
-  p.out_vectors = Divider(out_width / (pairs ? pair : 1));
+  p.out.stride[3] = out_width;  // an axis of size 1 may have any stride
+  p.row_vectors = Divisor(in_width / (vectors ? width : 1));
+  p.out_vectors = Divisor(out_width / (pairs ? pair : 1));
   p.in_width = static_cast<uint32_t>(in_width);
   const int64_t fitting = kSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
-  const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.divisor);
-  const int64_t wanted = std::min({fitting, busy, int64_t{kTileRows}}) / kRows * kRows;
+  const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.value());
+  const int64_t wanted = std::min({fitting, busy, int64_t{kMaxTileRows}}) / kRows * kRows;
   p.tile_rows = static_cast<uint32_t>(std::max<int64_t>(wanted, kRows));
-  const auto kernel = vectors ? pairs ? few ? resample_rows<T, width, pair, 2> : resample_rows<T, width, pair, 4>
-                                      : resample_rows<T, width, 1, 4>
-                              : resample_rows<T, 1, 1, 4>;
+  const auto kernel = pairs     ? resample_rows<T, width, pair>
+                      : vectors ? resample_rows<T, width, 1>
+                                : resample_rows<T, 1, 1>;
   const size_t bytes = p.tile_rows * in_width * sizeof(C);
   kernel<<<grid_size(p.rows, static_cast<int>(p.tile_rows)), kBlock, bytes, stream>>>(p);
 }
 
+/// Writes the tables of terms for one part of the result and launches its kernel.
 template <class T>
 void resample_part(const Launch& launch, const ResampleCall& call) {
   using C = compute_t<T>;
@@ -296,14 +333,13 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   }
   write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(p);
   check_launch("resample");
-  p.channels = Divider(call.out.size[1]);
-  p.depth = Divider(call.out.size[2]);
-  p.height = Divider(call.out.size[3]);
-  const bool few = call.most[1] <= 2;
+  p.channels = Divisor(call.out.size[1]);
+  p.depth = Divisor(call.out.size[2]);
+  p.height = Divisor(call.out.size[3]);
   if (fits_rows<C>(call))
-    launch_rows<T>(call, p, few, launch.stream);
+    launch_rows<T>(call, p, launch.stream);
   else
-    launch_runs<T>(call, p, few, launch.stream);
+    launch_runs<T>(call, p, launch.stream);
   check_launch("resample");
 }
 
@@ -317,15 +353,15 @@ void resample(const View& out, const View& in, const ResampleMaps& maps, bool tr
   for (int i = 0; i < 3; ++i) {
     const int64_t inputs = transposed ? out.size[i + 2] : in.size[i + 2];
     const int64_t outputs = transposed ? in.size[i + 2] : out.size[i + 2];
-    check(std::max(inputs, outputs) < int64_t{1} << 31, "resample", "CUDA takes axes of fewer than 2^31 elements, got ",
-          std::max(inputs, outputs));
+    check(std::max(inputs, outputs) < int64_t{1} << 31, "resample",
+          "CUDA supports axes of fewer than 2^31 elements, got ", std::max(inputs, outputs));
     call.map[i] = {maps[static_cast<size_t>(i)], transposed, 0, inputs, outputs};
-    call.most[i] = most_terms(call.map[i].map, transposed, inputs, outputs);
+    call.max_terms[i] = most_terms(call.map[i].map, transposed, inputs, outputs);
   }
   const Launch launch(out);
   dispatch_cuda(Floats(), out.dtype, "resample", [&]<class T>() {
     if (resample_by_two<T>(out, in, maps, transposed, launch.stream)) return;
-    for_each_resample_part(call, [&](const ResampleCall& part) { resample_part<T>(launch, part); });
+    for_each_part(call, axis_to_split, [&](const ResampleCall& part) { resample_part<T>(launch, part); });
   });
 }
 

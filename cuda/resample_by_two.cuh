@@ -1,8 +1,10 @@
-// Resampling that doubles or halves width and height, and the depth or not: nearest and linear upsampling by 2, average
-// pooling of 2, and their gradients. Terms follow from the position, so that nothing is looked up. A thread steps along
-// one axis, the width where the channels are innermost in memory, else the height; for each step it sums inputs over
-// the axes outside of it into slabs, a vector of channels or a few columns of the width, and keeps those that the next
-// step reads too. Private to cuda/resample.cu.
+// Resampling by a factor of two along height and width, and along depth or not: nearest and linear upsampling, average
+// pooling of 2, and their gradients. Private to cuda/resample.cu.
+//
+// The taps follow from the position, so that no table of terms is needed. A thread steps along one axis: the width if
+// the channels are innermost in memory, otherwise the height. For each step it sums the inputs over the two axes
+// outside of that axis into slabs. A slab is a vector of channels or a few columns of the width. The thread keeps the
+// slabs that the next step reads too.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -13,27 +15,34 @@
 
 namespace voxgrad::cuda {
 
-/// Axes are in order of memory: the innermost, in vectors; the one stepped along; two outside of it; the outermost.
+/// The arguments of by_two_kernel. Axes are in memory order, innermost first: 0 is read in vectors, a thread steps
+/// along 1, 2 and 3 are outside of it, and 4 is the outermost.
 struct ByTwoProblem {
   const void* in;
   void* out;
-  int64_t in_stride[5], out_stride[5];
+  int64_t in_stride[5];
+  int64_t out_stride[5];
   int in_size[5];
   bool resampled[5];
-  Divider vectors, runs, outside[2];
-  int steps, length;  // along the axis, and of a run
-  uint32_t items;
-  double scale;
+  Divisor vectors;     ///< vectors along axis 0
+  Divisor runs;        ///< runs along axis 1
+  Divisor outside[2];  ///< output sizes of axes 2 and 3
+  int steps;           ///< along axis 1
+  int length;          ///< steps of a run
+  uint32_t items;      ///< number of runs in all
+  double scale;        ///< factor of the results of nearest maps
 };
 
-/// A step reads, of each axis, `fresh` new inputs and `lead` more at both ends, and makes `made` outputs. Outside, the
-/// border's input stands for those of a linear map.
+/// One step along an axis: reads `fresh` new inputs, and `lead` more at both ends, and makes `made` outputs. Linear
+/// maps read the border's input for positions outside of the input.
 template <bool up, bool linear>
 struct ByTwoStep {
-  static constexpr int fresh = up ? 1 : 2, made = up ? 2 : 1, lead = linear ? 1 : 0;
-  static constexpr int taps = up ? fresh + lead : fresh + 2 * lead;  // of one output
+  static constexpr int fresh = up ? 1 : 2;
+  static constexpr int made = up ? 2 : 1;
+  static constexpr int lead = linear ? 1 : 0;
+  static constexpr int taps = up ? fresh + lead : fresh + 2 * lead;  ///< of one output
 
-  /// Output j of a step, whose k-th input is x(k).
+  /// Returns output j of a step whose k-th input is x(k).
   template <class F>
   static __device__ auto output(int j, F x) {
     using C = decltype(x(0));
@@ -44,8 +53,9 @@ struct ByTwoStep {
   }
 };
 
-/// What output o takes along an axis outside: offsets and weights. Along one that stays as it is, o alone, in parts
-/// whose sums are exact; ByTwoProblem::scale makes up for those that have no weights.
+/// Offsets and weights of the inputs of output o along an axis that the thread does not step along. If the axis is not
+/// resampled, all taps read input o, with weights whose sums are exact. Nearest maps do not use weights;
+/// ByTwoProblem::scale accounts for them.
 template <class Step, int taps, class C>
 struct ByTwoTaps {
   int offset[taps];
@@ -64,88 +74,137 @@ struct ByTwoTaps {
   }
 };
 
-/// `channels`: of a vector, or 0: the innermost axis is the width, of which a thread makes `columns` steps.
+/// The run of one thread.
+struct ByTwoItem {
+  int vector;  ///< along axis 0
+  int run;     ///< along axis 1
+  int o2;      ///< outputs along axes 2 and 3
+  int o3;
+  uint32_t sample;  ///< along axis 4
+
+  __device__ ByTwoItem(const ByTwoProblem& p, uint32_t item, bool rows) : run(0) {
+    vector = static_cast<int>(p.vectors.take_digit(item));
+    o2 = static_cast<int>(p.outside[0].take_digit(item));
+    if (rows) run = static_cast<int>(p.runs.take_digit(item));
+    o3 = static_cast<int>(p.outside[1].take_digit(item));
+    if (!rows) run = static_cast<int>(p.runs.take_digit(item));
+    sample = item;
+  }
+};
+
+/// The work of one thread on a run. `channels` is the width of a vector of channels; if it is 0, the innermost axis is
+/// the width of the volume, of which a thread makes `columns` steps.
 template <class T, bool up, bool linear, int channels, int columns>
-__global__ void __launch_bounds__(kBlock, 2) by_two_kernel(const __grid_constant__ ByTwoProblem p) {
+struct ByTwoRun {
   using C = compute_t<T>;
   using Step = ByTwoStep<up, linear>;
-  constexpr bool rows = channels == 0;
-  constexpr int fresh = Step::fresh, made = Step::made, lead = Step::lead, outer_taps = rows ? 1 : Step::taps;
-  constexpr int read = rows ? columns * fresh : channels, write = rows ? columns * made : channels;
-  constexpr int border = rows ? lead : 0, slab = read + 2 * border;
-  constexpr int batch = std::clamp((rows && columns == 1 ? 16 : 8) / (fresh * Step::taps * outer_taps), 1, 4);
-  for (uint32_t item = blockIdx.x * kBlock + threadIdx.x; item < p.items; item += gridDim.x * kBlock) {
-    uint32_t number = item;
-    const int vector = static_cast<int>(p.vectors.take(number)), o2 = static_cast<int>(p.outside[0].take(number));
-    int run = rows ? static_cast<int>(p.runs.take(number)) : 0;
-    const int o3 = static_cast<int>(p.outside[1].take(number));
-    if (!rows) run = static_cast<int>(p.runs.take(number));
-    const T* in = static_cast<const T*>(p.in) + number * p.in_stride[4] + vector * read;
-    T* out = static_cast<T*>(p.out) + number * p.out_stride[4] + o3 * p.out_stride[3] + o2 * p.out_stride[2] +
-             vector * write;
-    if (rows) in += o3 * p.in_stride[3];
-    const ByTwoTaps<Step, Step::taps, C> near(p, 2, o2);
-    const ByTwoTaps<Step, outer_taps, C> far(p, 3, rows ? 0 : o3);
-    const T *left = vector == 0 ? in : in - 1, *right = in + ((vector + 1) * read < p.in_size[0] ? read : read - 1);
-    /// Sums the inputs at `place` of the axis stepped along.
-    const auto sum_slab = [&](int place, C(&sum)[slab]) {
-      const int along = min(max(place, 0), p.in_size[1] - 1) * static_cast<int>(p.in_stride[1]);
+  static constexpr bool rows = channels == 0;
+  static constexpr int fresh = Step::fresh, made = Step::made, lead = Step::lead;
+  static constexpr int taps3 = rows ? 1 : Step::taps;             ///< taps along axis 3
+  static constexpr int read = rows ? columns * fresh : channels;  ///< elements of a vector of the input
+  static constexpr int write = rows ? columns * made : channels;  ///< elements of a vector of the output
+  static constexpr int border = rows ? lead : 0;                  ///< columns beside a vector
+  static constexpr int slab = read + 2 * border;                  ///< elements of a slab
+  /// Steps whose loads are in flight together.
+  static constexpr int batch = std::clamp((rows && columns == 1 ? 16 : 8) / (fresh * Step::taps * taps3), 1, 4);
+  static constexpr int slabs = batch * fresh + 2 * lead;  ///< slabs that a batch reads
+
+  const ByTwoProblem& p;
+  const T* in;
+  T* out;
+  const T* left;  ///< the columns beside a vector
+  const T* right;
+  ByTwoTaps<Step, Step::taps, C> axis2;
+  ByTwoTaps<Step, taps3, C> axis3;
+
+  __device__ ByTwoRun(const ByTwoProblem& problem, const ByTwoItem& item)
+      : p(problem), axis2(problem, 2, item.o2), axis3(problem, 3, rows ? 0 : item.o3) {
+    in = static_cast<const T*>(p.in) + item.sample * p.in_stride[4] + item.vector * read;
+    out = static_cast<T*>(p.out) + item.sample * p.out_stride[4] + item.o3 * p.out_stride[3] +
+          item.o2 * p.out_stride[2] + item.vector * write;
+    if (rows) in += item.o3 * p.in_stride[3];
+    left = item.vector == 0 ? in : in - 1;
+    right = in + ((item.vector + 1) * read < p.in_size[0] ? read : read - 1);
+  }
+
+  /// Sums the inputs at `place` of axis 1 over axes 2 and 3.
+  __device__ void sum_slab(int place, C (&sum)[slab]) const {
+    const int along = min(max(place, 0), p.in_size[1] - 1) * static_cast<int>(p.in_stride[1]);
 #pragma unroll
-      for (int j = 0; j < slab; ++j) sum[j] = 0;
+    for (int j = 0; j < slab; ++j) sum[j] = 0;
 #pragma unroll
-      for (int a = 0; a < outer_taps; ++a) {
-        Vector<T, read> inside[Step::taps];
-        T edge[Step::taps][2];
+    for (int a = 0; a < taps3; ++a) {
+      Vector<T, read> inside[Step::taps];
+      T edge[Step::taps][2];
 #pragma unroll
-        for (int b = 0; b < Step::taps; ++b) {
-          const int offset = along + near.offset[b] + (rows ? 0 : far.offset[a]);
-          inside[b] = load_vector<T, read>(in + offset);
-          if (border > 0) edge[b][0] = left[offset], edge[b][1] = right[offset];
-        }
-#pragma unroll
-        for (int b = 0; b < Step::taps; ++b) {
-          const C weight = rows ? near.weight[b] : far.weight[a] * near.weight[b];
-#pragma unroll
-          for (int j = 0; j < slab; ++j) {
-            const bool within = j >= border && j < border + read;
-            const C x = static_cast<C>(within ? inside[b].v[within ? j - border : 0] : edge[b][j > 0]);
-            sum[j] += linear ? weight * x : x;
-          }
+      for (int b = 0; b < Step::taps; ++b) {
+        const int offset = along + axis2.offset[b] + (rows ? 0 : axis3.offset[a]);
+        inside[b] = load_vector<T, read>(in + offset);
+        if (border > 0) {
+          edge[b][0] = left[offset];
+          edge[b][1] = right[offset];
         }
       }
-    };
-    C slabs[batch * fresh + 2 * lead][slab];
-    const int begin = run * p.length, end = min(begin + p.length, p.steps);
 #pragma unroll
-    for (int i = 0; i < 2 * lead; ++i) sum_slab(begin * fresh - lead + i, slabs[batch * fresh + i]);
+      for (int b = 0; b < Step::taps; ++b) {
+        const C weight = rows ? axis2.weight[b] : axis3.weight[a] * axis2.weight[b];
+#pragma unroll
+        for (int j = 0; j < slab; ++j) {
+          const bool within = j >= border && j < border + read;
+          const C x = static_cast<C>(within ? inside[b].v[within ? j - border : 0] : edge[b][j > 0]);
+          sum[j] += linear ? weight * x : x;
+        }
+      }
+    }
+  }
+
+  /// Stores output i of the batch that begins at `step`.
+  __device__ void store_output(const C (&x)[slabs][slab], int step, int i) const {
+    const auto line = [&](int j) { return Step::output(i % made, [&](int k) { return x[i / made * fresh + k][j]; }); };
+    C result[write];
+#pragma unroll
+    for (int j = 0; j < write; ++j) {
+      if constexpr (rows)
+        result[j] = Step::output(j % made, [&](int k) { return line(j / made * fresh + k); });
+      else
+        result[j] = line(j);
+      if (!linear) result[j] *= static_cast<C>(p.scale);
+    }
+    store_values<write>(out + (step * made + i) * static_cast<int>(p.out_stride[1]), result);
+  }
+};
+
+/// Resamples by two; see ByTwoRun for the template parameters. Launch: one thread per run in a 1-D grid of any size,
+/// kBlock threads per CTA. No shared memory.
+template <class T, bool up, bool linear, int channels, int columns>
+__global__ void __launch_bounds__(kBlock, 2) by_two_kernel(const __grid_constant__ ByTwoProblem p) {
+  using Run = ByTwoRun<T, up, linear, channels, columns>;
+  constexpr int fresh = Run::fresh, made = Run::made, lead = Run::lead, batch = Run::batch, slab = Run::slab;
+  for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < p.items; number += gridDim.x * kBlock) {
+    const ByTwoItem item(p, number, Run::rows);
+    const Run run(p, item);
+    typename Run::C slabs[Run::slabs][slab];
+    const int begin = item.run * p.length, end = min(begin + p.length, p.steps);
+#pragma unroll
+    for (int i = 0; i < 2 * lead; ++i) run.sum_slab(begin * fresh - lead + i, slabs[batch * fresh + i]);
     for (int step = begin; step < end; step += batch) {
+      // The last slabs of a batch are the first of the next batch.
 #pragma unroll
       for (int i = 0; i < 2 * lead; ++i)
 #pragma unroll
         for (int j = 0; j < slab; ++j) slabs[i][j] = slabs[batch * fresh + i][j];
 #pragma unroll
-      for (int i = 0; i < batch * fresh; ++i) sum_slab(step * fresh + lead + i, slabs[2 * lead + i]);
+      for (int i = 0; i < batch * fresh; ++i) run.sum_slab(step * fresh + lead + i, slabs[2 * lead + i]);
 #pragma unroll
       for (int i = 0; i < batch * made; ++i) {
         if (step + i / made >= end) break;
-        const auto line = [&](int j) {
-          return Step::output(i % made, [&](int k) { return slabs[i / made * fresh + k][j]; });
-        };
-        C result[write];
-#pragma unroll
-        for (int j = 0; j < write; ++j) {
-          if constexpr (rows)
-            result[j] = Step::output(j % made, [&](int k) { return line(j / made * fresh + k); });
-          else
-            result[j] = line(j);
-          if (!linear) result[j] *= static_cast<C>(p.scale);
-        }
-        store_values<write>(out + (step * made + i) * static_cast<int>(p.out_stride[1]), result);
+        run.store_output(slabs, step, i);
       }
     }
   }
 }
 
+/// Launches by_two_kernel for views whose layout suits `channels` and `columns`.
 template <class T, bool up, bool linear, int channels, int columns>
 void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t stream) {
   constexpr int axes[2][5] = {{1, 4, 3, 2, 0}, {4, 3, 2, 1, 0}};
@@ -157,28 +216,28 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
     p.out_stride[i] = out.stride[axis];
     p.in_size[i] = static_cast<int>(in.size[axis]);
     p.resampled[i] = axis > 2 || (axis == 2 && depth);
-    if (i == 2 || i == 3) p.outside[i - 2] = Divider(out.size[axis]);
+    if (i == 2 || i == 3) p.outside[i - 2] = Divisor(out.size[axis]);
   }
   const int64_t vectors = p.in_size[0] / (rows ? columns * ByTwoStep<up, linear>::fresh : channels);
-  p.vectors = Divider(vectors);
+  p.vectors = Divisor(vectors);
   p.steps = p.in_size[1] / ByTwoStep<up, linear>::fresh;
-  // Long runs share slabs and what is worked out once, as long as there are threads enough.
-  const int64_t lines = vectors * p.outside[0].divisor * p.outside[1].divisor * out.size[0];
-  int64_t runs = (p.steps + 15) / 16;
+  // Long runs share slabs and address arithmetic; shorten them only until there are enough threads.
+  const int64_t lines = vectors * p.outside[0].value() * p.outside[1].value() * out.size[0];
+  int64_t runs = divide_up(p.steps, 16);
   while (lines * runs < int64_t{1} << 19 && p.steps / runs > 4) ++runs;
-  p.length = static_cast<int>(divide_up(p.steps, runs) + 3) / 4 * 4;  // whole batches
+  p.length = static_cast<int>(round_up(divide_up(p.steps, runs), 4));  // whole batches
   runs = divide_up(p.steps, p.length);
-  p.runs = Divider(runs);
+  p.runs = Divisor(runs);
   p.items = static_cast<uint32_t>(lines * runs);
   by_two_kernel<T, up, linear, channels, columns><<<grid_size(p.items), kBlock, 0, stream>>>(p);
   check_launch("resample");
 }
 
-/// What a map does to an axis.
+/// The effect of a map on an axis.
 enum class ByTwo : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
 
-/// `from` and `to`: sizes of the map's sides.
-inline ByTwo by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
+/// Classifies a map from `from` to `to` elements, where `transposed` selects the transposed map.
+inline ByTwo classify_by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
   using enum Resample::Mode;
   const bool tiles = m.mode == box && m.kernel == m.stride && m.padding == 0;
   if (from == to && ((m.mode == nearest && m.scale == 1) || (tiles && m.kernel == 1))) return ByTwo::same;
@@ -189,7 +248,8 @@ inline ByTwo by_two(const Resample& m, bool transposed, int64_t from, int64_t to
   return halves == transposed ? ByTwo::nearest_up : ByTwo::nearest_down;
 }
 
-/// Launches it where maps and layout allow, and offsets inside a sample fit into 32 bits.
+/// Resamples with by_two_kernel and returns true if the maps and the layout allow it, and if offsets within a sample
+/// fit into 32 bits. Otherwise returns false.
 template <class T>
 bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, bool transposed, cudaStream_t stream) {
   ByTwoProblem p{};
@@ -199,7 +259,8 @@ bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, 
   ByTwo kinds[3];
   bool fits = out.numel() < int64_t{1} << 31;
   for (size_t i = 0; i < 3; ++i) {
-    kinds[i] = by_two(maps[i], transposed, (transposed ? out : in).size[i + 2], (transposed ? in : out).size[i + 2]);
+    kinds[i] =
+        classify_by_two(maps[i], transposed, (transposed ? out : in).size[i + 2], (transposed ? in : out).size[i + 2]);
     if (maps[i].mode == Resample::Mode::box)
       p.scale *= maps[i].weight != 0 ? maps[i].weight : 1 / static_cast<double>(maps[i].kernel);
     for (const View* view : {&out, &in})
@@ -209,12 +270,14 @@ bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, 
   p.resampled[0] = kinds[0] != ByTwo::same;
   if (!fits || kinds[1] != kind || (kinds[0] != kind && p.resampled[0])) return false;
   if (kind >= ByTwo::linear_up && p.scale != 1) return false;
-  if (kind == ByTwo::nearest_down && !p.resampled[0]) p.scale /= 2;  // two taps at one place
+  if (kind == ByTwo::nearest_down && !p.resampled[0]) p.scale /= 2;  // both taps along the depth read the same input
   const auto launch = [&]<bool up, bool linear>() {
     constexpr int width = kVectorWidth<T>;
     using Step = ByTwoStep<up, linear>;
-    if (has_vectors(out, 1, width) && has_vectors(in, 1, width))
-      return launch_by_two<T, up, linear, width, 1>(out, in, p, stream), true;
+    if (has_vectors(out, 1, width) && has_vectors(in, 1, width)) {
+      launch_by_two<T, up, linear, width, 1>(out, in, p, stream);
+      return true;
+    }
     return with_widest<width / 2>(
         [&](int n) { return has_vectors(in, 4, n * Step::fresh) && has_vectors(out, 4, n * Step::made); },
         [&]<int columns>() { launch_by_two<T, up, linear, 0, columns>(out, in, p, stream); });

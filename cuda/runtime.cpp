@@ -1,4 +1,4 @@
-// The runtime table of the GPUs, and the checks that all calls of CUDA go through.
+// The runtime table of the GPUs, CUDA error checks, device guards, and errors that kernels report.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -22,10 +22,10 @@ namespace {
 
 struct Devices {
   int count = 0;
-  std::string why_none = "no CUDA device found";
+  std::string why_none = "no CUDA device found";  ///< the reason if count is 0
 };
 
-/// What the driver said when it was first asked.
+/// Returns the GPUs that the driver reported on the first call.
 const Devices& devices() {
   static const Devices* found = [] {
     auto* result = new Devices;
@@ -38,7 +38,7 @@ const Devices& devices() {
     result->count = 0;
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    // Without a driver there is no more to say; with one, what it complains about helps.
+    // If there is a driver, add its error to the reason.
     if (status != cudaErrorNoDevice && driver != 0)
       result->why_none += concat(" (", cudaGetErrorName(status), ": ", cudaGetErrorString(status), ")");
     return result;
@@ -46,12 +46,13 @@ const Devices& devices() {
   return *found;
 }
 
+/// Throws Error if GPU `index` does not exist.
 void require(int index) {
   const Devices& found = devices();
   if (index >= 0 && index < found.count) return;
-  const std::string asked = concat("device ", Device::cuda(index), " asked for: ");
-  if (found.count == 0) throw Error(asked + found.why_none);
-  throw Error(concat(asked, "only ", found.count, " present"));
+  const std::string message = concat(Device::cuda(index), " is not available: ");
+  if (found.count == 0) throw Error(message + found.why_none);
+  throw Error(concat(message, "only ", found.count, " present"));
 }
 
 void* allocate(size_t bytes, int index) { return Allocator::of(index).allocate(bytes, current_stream(index)); }
@@ -59,9 +60,10 @@ void deallocate(void* data, size_t, int index) noexcept {
   Allocator::of(index).deallocate(data, current_stream(index));
 }
 
+/// Queues a copy between two GPUs, ordered with the current streams of both.
 void copy_between_devices(void* to, int to_device, const void* from, int from_device, size_t bytes) {
   cuda::Event free(to_device, /*enable_timing=*/false), done(from_device, /*enable_timing=*/false);
-  free.record();  // behind the target's last users
+  free.record();  // after the last users of the target
   free.wait(from_device);
   {
     const DeviceGuard guard(from_device);
@@ -84,7 +86,8 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
   const cudaStream_t stream = current_stream(device);
   if (from_device.is_cpu()) return upload(to, from, bytes, device, stream);
   const DeviceGuard guard(device);
-  // A copy to pageable memory waits within a lock of the driver, which would keep other threads from asking for events.
+  // A copy to pageable memory waits while it holds a lock of the driver, which would block event queries of other
+  // threads. Wait without the lock first.
   if (to_device.is_cpu()) check_cuda(cudaStreamSynchronize(stream), "copy");
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy");
   if (!to_device.is_cpu()) return;
@@ -110,10 +113,10 @@ void allow_shared(const void* kernel, int bytes) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "shared memory");
   const std::lock_guard lock(mutex);
-  int& most = allowed[{device, kernel}];
-  if (bytes <= most) return;
+  int& max_bytes = allowed[{device, kernel}];
+  if (bytes <= max_bytes) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
-  most = bytes;
+  max_bytes = bytes;
 }
 
 namespace {
@@ -123,23 +126,23 @@ std::atomic<IndexError*>& report_of(int device) { return reports[static_cast<siz
 
 IndexError* index_errors(int device) {
   std::atomic<IndexError*>& report = report_of(device);
-  if (IndexError* known = report.load()) return known;
+  if (IndexError* existing = report.load()) return existing;
   const DeviceGuard guard(device);
   void* memory = nullptr;
   check_cuda(cudaHostAlloc(&memory, sizeof(IndexError), cudaHostAllocMapped | cudaHostAllocPortable), "index_errors");
-  auto* made = new (memory) IndexError{};
-  IndexError* known = nullptr;
-  if (report.compare_exchange_strong(known, made)) return made;
-  cudaFreeHost(memory);  // another thread was quicker
-  return known;
+  auto* created = new (memory) IndexError{};
+  IndexError* existing = nullptr;
+  if (report.compare_exchange_strong(existing, created)) return created;
+  cudaFreeHost(memory);  // another thread was faster
+  return existing;
 }
 
 void check_indices(int device) {
   IndexError* report = report_of(device).load();
   if (report == nullptr) return;
   const char* op = std::atomic_ref(report->op).exchange(nullptr);
-  check(op == nullptr, op, "index ", report->index, " is out of range for an axis of size ", report->size, " (met on ",
-        Device::cuda(device), "; what was computed with it has no meaning)");
+  check(op == nullptr, op, "index ", report->index, " is out of range for an axis of size ", report->size, " (on ",
+        Device::cuda(device), "; results computed with it are invalid)");
 }
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {

@@ -1,6 +1,8 @@
-// softmax and log_softmax along one axis: maximum, sum of exponentials, result, in one launch. Threads keep their
-// elements in registers, so that a row is read once, as vectors along whichever axis is contiguous: the softmax's, or
-// that of neighbouring rows. Rows that are too long for that are read three times, and summed in double.
+// softmax and log_softmax along one axis, in one kernel: maximum, sum of exponentials, result.
+//
+// Threads keep their elements in registers, so that a row is read once. Rows are read as vectors along the contiguous
+// axis, which is the softmax axis or the axis of neighboring rows. Rows that are too long for the registers of a CTA
+// are read three times, and their exponentials are summed in double.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -14,168 +16,213 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// The arguments of softmax_kernel.
 struct SoftmaxProblem {
   const void* x;
   void* y;
-  Axes rows;  // a: strides in x; b: in y
-  int64_t count, length, x_stride, y_stride;
+  Nest<2> rows;      ///< the axes other than the softmax axis: x, y
+  int64_t count;     ///< number of rows
+  int64_t length;    ///< elements of a row
+  int64_t x_stride;  ///< of the softmax axis
+  int64_t y_stride;
   BlockLayout layout;
-  bool alike;  // the rows of y lie as those of x
+  bool same_rows;  ///< rows have the same offsets in x and y
   bool logarithm;
 };
 
-/// Vectors that a thread keeps at most: 32 registers of elements.
+/// The maximum number of vectors that a thread holds: 32 registers of elements.
 template <class T, int width>
-inline constexpr int kHeld = width == 1 ? 8 : 128 / (width * static_cast<int>(sizeof(compute_t<T>)));
+inline constexpr int kMaxHeld = width == 1 ? 8 : 128 / (width * static_cast<int>(sizeof(compute_t<T>)));
 
-/// e^x. Of halves by the GPU's power of two, whose error (2^-22, and |x| 2^-24 by the product) is far below theirs; it
-/// takes what is below 2^-126 as 0.
+/// Returns e^x. For halves, uses the GPU's power of two, whose error (2^-22, plus |x| 2^-24 from the product) is far
+/// below the rounding of a half. It returns 0 for results below 2^-126.
 template <class T>
-__device__ compute_t<T> power_of_e(compute_t<T> x) {
+__device__ compute_t<T> exponential(compute_t<T> x) {
   if constexpr (sizeof(T) > 2) return exp(x);
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(static_cast<float>(x) * 1.44269504f));
   return power;
 }
 
-/// f(0), ..., f(n - 1) in code without a loop.
+/// Calls f(0), ..., f(n - 1) in an unrolled loop.
 template <int n, class F>
 __device__ void unrolled(const F& f) {
 #pragma unroll
   for (int i = 0; i < n; ++i) f(i);
 }
 
-/// A thread has the vectors reducer, reducer + reducers, ... of a row (`along`) or of `width` neighbouring rows; `held`
-/// of them at most, or, where that is 0, any number.
+/// The elements of one thread: vectors reducer, reducer + reducers, ... of one row if `along`, otherwise of `width`
+/// neighboring rows. The thread holds up to `held` vectors in registers; if `held` is 0, every pass reads them again.
 template <class T, int width, bool along, int held>
-__global__ void __launch_bounds__(kBlock, sizeof(T) > 4 ? 2 : 3)
-    softmax_kernel(const __grid_constant__ SoftmaxProblem problem) {
+struct SoftmaxSlice {
   using C = compute_t<T>;
-  constexpr int rows = along ? 1 : width;
-  using Highest = Vector<C, rows>;
-  using Sum = Vector<std::conditional_t<held == 0, double, C>, rows>;
-  constexpr int slots = held > 0 ? held : 1;
-  constexpr C kLeast = -std::numeric_limits<C>::infinity();
-  __shared__ Highest shared_highest[kBlock];
-  __shared__ Sum shared_sum[kBlock];
-  const BlockLayout layout = problem.layout;
-  const int column = layout.column(), reducer = layout.reducer(), reducers = layout.reducers;
-  constexpr int taken = along ? width : 1;  // elements of a row in a vector
-  const int64_t x_step = taken * problem.x_stride, y_step = taken * problem.y_stride;
-  for (int64_t tile = blockIdx.x; tile * layout.columns * rows < problem.count; tile += gridDim.x) {
-    const int64_t row = (tile * layout.columns + column) * rows;
-    const int64_t vectors = row < problem.count ? problem.length / taken : 0;
-    const T* x = static_cast<const T*>(problem.x) + (vectors ? problem.rows.offset(row, problem.rows.a) : 0);
+  static constexpr int kRows = along ? 1 : width;
+  static constexpr int kStep = along ? width : 1;  ///< elements of a row in a vector
+  static constexpr C kMinusInfinity = -std::numeric_limits<C>::infinity();
+  using Maximum = Vector<C, kRows>;
+  using Sum = Vector<std::conditional_t<held == 0, double, C>, kRows>;
 
-    // All loads are on their way before the first is used. What stands for no element adds nothing.
-    C kept[slots][width];
-    Loading<T, width> loaded[slots];
-    const int left = static_cast<int>(vectors) - reducer;
+  const T* x;       ///< start of the row
+  int64_t x_step;   ///< elements from one vector of the row to the next
+  int64_t vectors;  ///< of the row
+  int reducer;
+  int reducers;
+  int left;  ///< vectors of the row from this thread's first vector on
+  C kept[held > 0 ? held : 1][width];
+
+  /// The row of which element j of a vector is a part.
+  static __device__ int row_of(int j) { return along ? 0 : j; }
+
+  /// Loads the vectors that the thread holds. All loads are in flight before the first is used. Vectors beyond the end
+  /// of the row are minus infinity, whose exponential is 0.
+  __device__ void load() {
+    PackedVector<T, width> loaded[held > 0 ? held : 1];
+    left = static_cast<int>(vectors) - reducer;
     const T* from = x + reducer * x_step;
     unrolled<held>([&](int k) {
-      loaded[k] = {from, k * reducers < left, convert<T>(kLeast)};
+      loaded[k] = {from, k * reducers < left, convert<T>(kMinusInfinity)};
       from += reducers * x_step;
     });
     unrolled<held>([&](int k) {
       const Vector<T, width> vector = loaded[k].get();
       unrolled<width>([&](int j) { kept[k][j] = vector.v[j]; });
     });
-    // f(elements of a vector, whether there is such a vector)
-    const auto each = [&](const auto& f) {
-      if constexpr (held > 0) {
-        unrolled<held>([&](int k) { f(kept[k], k * reducers < left); });
-      } else {
-        for (int64_t i = reducer; i < vectors; i += reducers) {
-          const Vector<T, width> vector = load_vector<T, width>(x + i * x_step);
-          unrolled<width>([&](int j) { kept[0][j] = vector.v[j]; });
-          f(kept[0], true);
-        }
+  }
+
+  /// Calls f(elements, exists) for every vector of the thread.
+  template <class F>
+  __device__ void each(const F& f) {
+    if constexpr (held > 0) {
+      unrolled<held>([&](int k) { f(kept[k], k * reducers < left); });
+    } else {
+      for (int64_t i = reducer; i < vectors; i += reducers) {
+        const Vector<T, width> vector = load_vector<T, width>(x + i * x_step);
+        unrolled<width>([&](int j) { kept[0][j] = vector.v[j]; });
+        f(kept[0], true);
       }
-    };
+    }
+  }
 
-    Highest highest;
-    unrolled<rows>([&](int r) { highest.v[r] = kLeast; });
+  /// Returns the maxima of this thread's elements. They ignore NaN, which reaches the result through the sum.
+  __device__ Maximum maximum() {
+    Maximum highest;
+    unrolled<kRows>([&](int r) { highest.v[r] = kMinusInfinity; });
     each([&](const C(&value)[width], bool) {
-      unrolled<width>([&](int j) {  // a NaN reaches the row through its sum
-        highest.v[along ? 0 : j] = max(highest.v[along ? 0 : j], value[j]);
-      });
+      unrolled<width>([&](int j) { highest.v[row_of(j)] = max(highest.v[row_of(j)], value[j]); });
     });
-    highest = combine_reducers(highest, layout, shared_highest, [](Highest a, const Highest& b) {
-      unrolled<rows>([&](int r) { a.v[r] = max(a.v[r], b.v[r]); });
-      return a;
-    });
+    return highest;
+  }
 
+  /// Returns the sums of exp(element - maximum). Elements in registers are replaced by exp(element - maximum), or, for
+  /// log_softmax, by element - maximum.
+  __device__ Sum sum_of_exponentials(const Maximum& highest, bool logarithm) {
     Sum sum{};
     each([&](C(&value)[width], bool) {
       unrolled<width>([&](int j) {
-        const C shifted = value[j] - highest.v[along ? 0 : j], power = power_of_e<T>(shifted);
-        sum.v[along ? 0 : j] += power;
-        if (held > 0) value[j] = problem.logarithm ? shifted : power;
+        const C shifted = value[j] - highest.v[row_of(j)], power = exponential<T>(shifted);
+        sum.v[row_of(j)] += power;
+        if (held > 0) value[j] = logarithm ? shifted : power;
       });
     });
-    sum = combine_reducers(sum, layout, shared_sum, [](Sum a, const Sum& b) {
-      unrolled<rows>([&](int r) { a.v[r] += b.v[r]; });
-      return a;
-    });
+    return sum;
+  }
 
-    C scale[rows], term[rows];
-    unrolled<rows>([&](int r) {
-      scale[r] = problem.logarithm ? 1 : static_cast<C>(1 / sum.v[r]);
-      term[r] = problem.logarithm ? static_cast<C>(-log(sum.v[r])) : 0;
+  /// Stores the results to the row that begins at `y`, after sum_of_exponentials().
+  __device__ void store(T* y, int64_t y_step, const Maximum& highest, const Sum& sum, bool logarithm) {
+    C scale[kRows], term[kRows];
+    unrolled<kRows>([&](int r) {
+      scale[r] = logarithm ? 1 : static_cast<C>(1 / sum.v[r]);
+      term[r] = logarithm ? static_cast<C>(-log(sum.v[r])) : 0;
     });
-    const int64_t start = problem.alike ? x - static_cast<const T*>(problem.x)
-                          : vectors     ? problem.rows.offset(row, problem.rows.b)
-                                        : 0;
-    T* y = static_cast<T*>(problem.y) + start + reducer * y_step;
-    each([&](const C(&value)[width], bool inside) {
+    y += reducer * y_step;
+    each([&](const C(&value)[width], bool exists) {
       C result[width];
       unrolled<width>([&](int j) {
-        const int r = along ? 0 : j;
+        const int r = row_of(j);
         C v = value[j];
-        if (held == 0) v = problem.logarithm ? v - highest.v[r] : power_of_e<T>(v - highest.v[r]);
+        if (held == 0) v = logarithm ? v - highest.v[r] : exponential<T>(v - highest.v[r]);
         result[j] = v * scale[r] + term[r];
       });
-      if (inside) store_values(y, result);
+      if (exists) store_values(y, result);
       y += reducers * y_step;
     });
   }
+};
+
+/// Computes y = softmax(x) or log_softmax(x); see SoftmaxSlice for the template parameters. A tile is layout.columns
+/// rows if `along`, otherwise layout.columns vectors of rows. Launch: one CTA per tile in a 1-D grid of any size,
+/// kBlock threads per CTA. Static shared memory: kBlock maxima and sums.
+template <class T, int width, bool along, int held>
+__global__ void __launch_bounds__(kBlock, sizeof(T) > 4 ? 2 : 3)
+    softmax_kernel(const __grid_constant__ SoftmaxProblem problem) {
+  using Slice = SoftmaxSlice<T, width, along, held>;
+  using Maximum = typename Slice::Maximum;
+  using Sum = typename Slice::Sum;
+  constexpr int rows = Slice::kRows;
+  __shared__ Maximum shared_maximum[kBlock];
+  __shared__ Sum shared_sum[kBlock];
+  const BlockLayout layout = problem.layout;
+  const int column = layout.column();
+  Slice slice;
+  slice.reducer = layout.reducer();
+  slice.reducers = layout.reducers;
+  slice.x_step = Slice::kStep * problem.x_stride;
+  const int64_t y_step = Slice::kStep * problem.y_stride;
+  for (int64_t tile = blockIdx.x; tile * layout.columns * rows < problem.count; tile += gridDim.x) {
+    const int64_t row = (tile * layout.columns + column) * rows;
+    slice.vectors = row < problem.count ? problem.length / Slice::kStep : 0;
+    slice.x = static_cast<const T*>(problem.x) + (slice.vectors ? problem.rows.offset(row, 0) : 0);
+    slice.load();
+    const Maximum highest = combine_reducers(slice.maximum(), layout, shared_maximum, [](Maximum a, const Maximum& b) {
+      unrolled<rows>([&](int r) { a.v[r] = max(a.v[r], b.v[r]); });
+      return a;
+    });
+    const Sum sum = combine_reducers(slice.sum_of_exponentials(highest, problem.logarithm), layout, shared_sum,
+                                     [](Sum a, const Sum& b) {
+                                       unrolled<rows>([&](int r) { a.v[r] += b.v[r]; });
+                                       return a;
+                                     });
+    const int64_t start = problem.same_rows ? slice.x - static_cast<const T*>(problem.x)
+                          : slice.vectors   ? problem.rows.offset(row, 1)
+                                            : 0;
+    slice.store(static_cast<T*>(problem.y) + start, y_step, highest, sum, problem.logarithm);
+  }
 }
 
-/// Whether the rows consist of aligned vectors along the axis, respectively across it.
-bool has_vectors(const SoftmaxProblem& p, bool along, int width, size_t item) {
-  const auto divides = [width](int64_t n) { return n % width == 0; };
-  const auto suits = [&](const void* data, int64_t step, const int64_t(&stride)[kMaxRank]) {
-    return (along ? step == 1 : stride[0] == 1 && divides(step)) &&
-           std::all_of(stride + (along ? 0 : 1), stride + p.rows.rank, divides) &&
+/// Returns whether all rows of x and y consist of aligned vectors along the softmax axis if `along`, otherwise across
+/// it.
+bool has_row_vectors(const SoftmaxProblem& p, bool along, int width, size_t item) {
+  const auto suits = [&](const void* data, int64_t step, size_t view) {
+    const bool contiguous = along ? step == 1 : p.rows.stride[0][view] == 1 && step % width == 0;
+    return contiguous && p.rows.has_stride_multiples(view, along ? 0 : 1, width) &&
            reinterpret_cast<uintptr_t>(data) % (static_cast<size_t>(width) * item) == 0;
   };
-  return divides(along ? p.length : p.rows.size[0]) && suits(p.x, p.x_stride, p.rows.a) &&
-         suits(p.y, p.y_stride, p.rows.b);
+  return (along ? p.length : p.rows.size[0]) % width == 0 && suits(p.x, p.x_stride, 0) && suits(p.y, p.y_stride, 1);
 }
 
-/// The kernel whose threads hold `vectors`, at most kHeld of them, and a few more where there is none for so many.
+/// Returns the kernel whose threads hold at least `vectors` vectors, at most kMaxHeld: the smallest power of two.
 template <class T, int width, bool along, int held = 1>
-auto holding(int64_t vectors) {
-  if constexpr (held < kHeld<T, width>)
-    if (vectors > held) return holding<T, width, along, 2 * held>(vectors);
+auto kernel_that_holds(int64_t vectors) {
+  if constexpr (held < kMaxHeld<T, width>)
+    if (vectors > held) return kernel_that_holds<T, width, along, 2 * held>(vectors);
   return softmax_kernel<T, width, along, held>;
 }
 
 template <class T, int width, bool along>
 void launch_softmax(SoftmaxProblem problem, bool rows_adjacent, const Launch& launch) {
-  constexpr int most = kHeld<T, width>, kWarp = 32;
-  const int64_t vectors = problem.length / (along ? width : 1), slots = divide_up(vectors, most);
+  constexpr int max_held = kMaxHeld<T, width>, kWarp = 32;
+  const int64_t vectors = problem.length / (along ? width : 1), slots = divide_up(vectors, max_held);
   auto kernel = softmax_kernel<T, 1, true, 0>;
   if (slots > (rows_adjacent ? kBlock / 8 : kBlock)) {
     problem.layout = BlockLayout::choose(problem.length, rows_adjacent);
   } else {
-    // A thread takes as much as it can of neighbouring rows, and of halves, whose rate instructions limit; else half of
-    // that, unless a warp is too few.
+    // A thread takes as many elements as it can hold if rows are adjacent, or if elements are halves, whose rate is
+    // bound by instructions. Otherwise it takes half as many, unless that would need more than a warp.
     const int64_t share = rows_adjacent || sizeof(T) == 2 ? slots : std::min<int64_t>(2 * slots, kWarp);
     const int64_t threads = !rows_adjacent && slots > kWarp ? kBlock : share;
     const int reducers = static_cast<int>(std::bit_ceil(static_cast<uint64_t>(threads)));
     problem.layout = {kBlock / reducers, reducers, rows_adjacent};
-    kernel = holding<T, width, along>(divide_up(vectors, reducers));
+    kernel = kernel_that_holds<T, width, along>(divide_up(vectors, reducers));
   }
   const int64_t columns = int64_t{problem.layout.columns} * (along ? 1 : width);
   kernel<<<grid_size(divide_up(problem.count, columns), 1), kBlock, 0, launch.stream>>>(problem);
@@ -191,25 +238,26 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   SoftmaxProblem problem{};
   problem.x = x.data;
   problem.y = y.data;
-  for (int other = x.rank - 1; other >= 0; --other)
-    if (other != axis) problem.rows.add(x.size[other], x.stride[other], y.stride[other]);
-  problem.rows.finish();
+  const auto is_other = [axis](int other) { return other != axis; };
+  problem.rows = make_nest<2>({select_axes(x, is_other), select_axes(y, is_other)});
   problem.count = problem.rows.numel();
   problem.length = x.size[axis];
   problem.x_stride = x.stride[axis];
   problem.y_stride = y.stride[axis];
-  problem.alike = std::equal(problem.rows.a, problem.rows.a + problem.rows.rank, problem.rows.b);
+  problem.same_rows = std::all_of(problem.rows.stride, problem.rows.stride + problem.rows.rank,
+                                  [](const int64_t(&stride)[2]) { return stride[0] == stride[1]; });
   problem.logarithm = logarithm;
-  const bool rows_adjacent = problem.count > 1 && std::abs(problem.rows.a[0]) < std::abs(problem.x_stride);
+  const bool rows_adjacent = problem.count > 1 && std::abs(problem.rows.stride[0][0]) < std::abs(problem.x_stride);
 
   const Launch launch(y);
-  dispatch(Floats(), y.dtype, logarithm ? "log_softmax" : "softmax", "CUDA", [&]<class T>() {
+  dispatch_cuda(Floats(), y.dtype, logarithm ? "log_softmax" : "softmax", [&]<class T>() {
     constexpr int width = kVectorWidth<T>;
-    if (has_vectors(problem, true, width, sizeof(T))) return launch_softmax<T, width, true>(problem, false, launch);
-    // Where a thread cannot hold a wide vector of rows, several share a narrow one: they exchange less.
-    if (problem.length <= kHeld<T, width> && has_vectors(problem, false, width, sizeof(T)))
+    if (has_row_vectors(problem, true, width, sizeof(T))) return launch_softmax<T, width, true>(problem, false, launch);
+    // If a thread cannot hold its share of a wide vector of rows, several threads share a narrow vector of two rows,
+    // because they then exchange less.
+    if (problem.length <= kMaxHeld<T, width> && has_row_vectors(problem, false, width, sizeof(T)))
       return launch_softmax<T, width, false>(problem, true, launch);
-    if (has_vectors(problem, false, 2, sizeof(T))) return launch_softmax<T, 2, false>(problem, true, launch);
+    if (has_row_vectors(problem, false, 2, sizeof(T))) return launch_softmax<T, 2, false>(problem, true, launch);
     launch_softmax<T, 1, true>(problem, rows_adjacent, launch);
   });
 }

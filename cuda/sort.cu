@@ -1,5 +1,5 @@
-// The order of the elements along an axis: CUB's radix sort, which is stable, sorts the positions in all lines at once,
-// first by their elements and then by their lines.
+// Stable sort along an axis, by CUB's radix sort. All lines are sorted at once: first all positions by their elements,
+// then, stably, by their lines.
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -10,7 +10,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Sorts `keys` and `values` with them, by the low `bits` of the keys.
+/// Sorts pairs of keys and values by the low `bits` bits of the keys.
 template <class Key>
 void sort_pairs(cub::DoubleBuffer<Key>& keys, cub::DoubleBuffer<uint32_t>& values, int64_t count, int bits,
                 const Launch& launch) {
@@ -25,41 +25,43 @@ void sort_pairs(cub::DoubleBuffer<Key>& keys, cub::DoubleBuffer<uint32_t>& value
   run(memory.as<void>());
 }
 
-/// `view` with `axis` moved behind the others.
+/// Returns `view` with `axis` moved to the end.
 View with_axis_last(View view, int axis) {
   std::rotate(view.size + axis, view.size + axis + 1, view.size + view.rank);
   std::rotate(view.stride + axis, view.stride + axis + 1, view.stride + view.rank);
   return view;
 }
 
-/// The axis is the last.
+/// Writes to `index` the positions along the last axis of `in` in sorted order, as many as `index` has.
 template <class T>
 void sort_lines(const View& index, const View& in, bool descending, const Launch& launch) {
   using Key = SortKey<T>;
-  const int64_t count = in.numel(), length = in.size[in.rank - 1], lines = count / length;
-  check(count < int64_t{1} << 31, "sort", "CUDA sorts less than 2^31 elements at a time, got ", count);
+  const int64_t count = in.numel();
+  const int64_t length = in.size[in.rank - 1];
+  const int64_t lines = count / length;
+  check(count < int64_t{1} << 31, "sort", "CUDA sorts fewer than 2^31 elements, got ", count);
   const auto items = static_cast<size_t>(count);
   const Workspace key_memory(launch, 2 * items * sizeof(Key)), position_memory(launch, 2 * items * sizeof(uint32_t));
   cub::DoubleBuffer<Key> keys(key_memory.as<Key>(), key_memory.as<Key>() + count);
   cub::DoubleBuffer<uint32_t> positions(position_memory.as<uint32_t>(), position_memory.as<uint32_t>() + count);
   const auto dense = [&](void* data) { return dense_like(in, data, i32); };
-  const Divider line(length);
+  const Divisor line(length);
 
   map<Key, T>(
       "sort", [=] __device__(T x) { return sort_key(x, descending); }, dense(keys.Current()), in);
   arange(dense(positions.Current()), 0, 1);
   sort_pairs(keys, positions, count, 8 * sizeof(Key), launch);
   if (lines > 1) {
-    cub::DoubleBuffer<uint32_t> of_line(key_memory.as<uint32_t>(), key_memory.as<uint32_t>() + count);
+    cub::DoubleBuffer<uint32_t> line_keys(key_memory.as<uint32_t>(), key_memory.as<uint32_t>() + count);
     map<uint32_t, uint32_t>(
-        "sort", [=] __device__(uint32_t i) { return line.divide(i); }, dense(of_line.Current()),
+        "sort", [=] __device__(uint32_t i) { return line.divide(i); }, dense(line_keys.Current()),
         dense(positions.Current()));
-    sort_pairs(of_line, positions, count, std::bit_width(static_cast<uint64_t>(lines - 1)), launch);
+    sort_pairs(line_keys, positions, count, std::bit_width(static_cast<uint64_t>(lines - 1)), launch);
   }
   View first = dense(positions.Current());
   first.size[first.rank - 1] = index.size[index.rank - 1];
   map<int64_t, uint32_t>(
-      "sort", [=] __device__(uint32_t i) { return i - line.divide(i) * line.divisor; }, index, first);
+      "sort", [=] __device__(uint32_t i) { return line.take_digit(i); }, index, first);
 }
 
 }  // namespace
@@ -67,7 +69,7 @@ void sort_lines(const View& index, const View& in, bool descending, const Launch
 void sort(const View& index, const View& in, int axis, bool descending) {
   if (index.numel() == 0) return;
   const Launch launch(index);
-  View bytes = in;  // bool has the order of its bytes
+  View bytes = in;  // a bool sorts like its byte
   if (in.dtype == b8) bytes.dtype = u8;
   dispatch_cuda(Numbers(), bytes.dtype, "sort", [&]<class T>() {
     sort_lines<T>(with_axis_last(index, axis), with_axis_last(bytes, axis), descending, launch);

@@ -1,8 +1,8 @@
 // Streams and events.
 //
-// The current stream of a device is CUDA's legacy default stream until a StreamGuard says otherwise: a program's
-// own kernels and cudaMemcpy calls that name no stream, and other libraries, are then ordered with ours without a
-// word. Streams of our own are non-blocking, so that they overlap with it.
+// By default the current stream of a device is CUDA's legacy default stream. Kernels and cudaMemcpy calls of the
+// program and of other libraries that name no stream are then ordered with voxgrad's work. Streams that voxgrad creates
+// are non-blocking, so that they overlap with the default stream.
 #include <array>
 #include <mutex>
 #include <new>
@@ -16,13 +16,13 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Trivially destructible, so that a tensor freed at the very end of a thread or of main() can still ask.
+// Trivially destructible, so that a tensor that is freed at the end of a thread or after main() can still read it.
 thread_local std::array<ScopedValue<void*>*, kMaxDevices> current_streams{};
 
 cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
-/// Streams that no Stream owns at the moment. They are kept for good because the allocator's blocks are filed under
+/// CUDA streams that no Stream owns at the moment. They are never destroyed, because the allocator's blocks belong to
 /// them.
 struct Pool {
   std::mutex mutex;
@@ -30,7 +30,7 @@ struct Pool {
 };
 
 Pool& pool() {
-  static auto* pool = new Pool;  // never destroyed: a Stream may be a static object
+  static auto* pool = new Pool;  // never destroyed, because a Stream may be a static object
   return *pool;
 }
 
@@ -63,14 +63,14 @@ Stream::~Stream() {
   const std::lock_guard lock(pool().mutex);
   try {
     pool().idle[static_cast<size_t>(device_)].push_back(as_stream(handle_));
-  } catch (const std::bad_alloc&) {  // no memory to remember it by: nobody will use it again
+  } catch (const std::bad_alloc&) {  // the stream is not reused
   }
 }
 
 Stream::Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)), device_(other.device_) {}
 
 void Stream::synchronize() const {
-  check(handle_ != nullptr, "Stream", "synchronize of a stream that was moved from");
+  check(handle_ != nullptr, "Stream", "cannot synchronize a stream that was moved from");
   check_cuda(cudaStreamSynchronize(as_stream(handle_)), "Stream::synchronize");
   check_indices(device_);
 }

@@ -1,70 +1,86 @@
-// Copies between layouts whose innermost axes differ, as from contiguous to channels_last: a transposition in two axes,
-// once for each position of the others. A block brings a tile to shared memory in vectors along the input's innermost
-// axis and takes it out in vectors along the output's.
+// Copies between layouts with different innermost axes, such as contiguous to channels_last: a transposition of two
+// axes at every position of the other axes. A CTA loads a tile into shared memory in vectors along the innermost axis
+// of the input, and stores it in vectors along the innermost axis of the output.
 #pragma once
+
+#include <concepts>
 
 #include "core/detail/divide.h"
 #include "cuda/map.cuh"
 
 namespace voxgrad::cuda {
 
-/// How a block goes over an operand's part of a tile: rows along the operand's innermost axis, in slots that begin at
-/// aligned addresses. Rows that touch in memory but are not whole vectors are joined to one.
+/// The rows of a tile in one operand. Rows lie along the operand's innermost axis and consist of slots, which begin at
+/// aligned addresses. Rows that are adjacent in memory but not whole vectors are joined to one long row.
 struct TileSide {
-  int64_t step;    // from row to row
-  uint32_t width;  // of a slot: a vector, or one element of rows that are shorter
-  bool joined;
-  Divider wrap, slots;  // elements of a row where rows are joined, else more than there are; slots of a row
+  int64_t step;    ///< elements from one row to the next
+  uint32_t width;  ///< elements of a slot: a vector, or 1 if rows are shorter than a vector
+  bool joined;     ///< all rows of the tile are one row
+  Divisor wrap;    ///< elements of an original row if rows are joined, otherwise a number above any index
+  Divisor slots;   ///< slots of a row
 };
 
-/// Axis 0 is the output's innermost, axis 1 the input's.
+/// The arguments of transpose_kernel. Axis 0 is the innermost axis of the output, axis 1 that of the input.
 struct Transpose {
   const void* in;
   void* out;
-  TileSide from, to;
-  uint32_t size[2], tile[2], tiles;
-  Divider parts[2];      // into which tiles cut the axes
-  uint32_t pitch, skew;  // of shared memory; skew > 0: it takes vectors
-  Offsets<2> outer;
+  TileSide from;
+  TileSide to;
+  uint32_t size[2];
+  uint32_t tile[2];  ///< elements of a tile along each axis
+  uint32_t tiles;    ///< number of tiles
+  Divisor parts[2];  ///< tiles along each axis
+  uint32_t pitch;    ///< elements of a row of shared memory
+  uint32_t skew;     ///< see SharedTile; 0 if shared memory is not written in vectors
+  Offsets<2> outer;  ///< the other axes: output, input
 };
 
+/// One slot of a row.
 template <class T>
 struct TileSlot {
   uint32_t row;
-  int first, end;  // of its elements in the row, of which those below 0 are not there
+  int first;  ///< index in the row of the slot's first element; negative elements do not exist
+  int end;    ///< index in the row after the slot's last element
 
-  __device__ TileSlot(const TileSide& side, const T* tile, uint32_t number, uint32_t length)
-      : row(side.slots.divide(number)) {
-    const auto place = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile + row * side.step) / sizeof(T));
-    first = static_cast<int>((number - row * side.slots.divisor) * side.width - (place & (side.width - 1)));
+  /// Slot `number` of a tile whose rows have `length` elements.
+  __device__ TileSlot(const TileSide& side, const T* tile, uint32_t number, uint32_t length) : row(number) {
+    const uint32_t slot = side.slots.take_digit(row);
+    const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile + row * side.step) / sizeof(T));
+    first = static_cast<int>(slot * side.width - (address & (side.width - 1)));
     end = min(static_cast<int>(length), first + static_cast<int>(side.width));
   }
+  /// Returns whether the slot is a whole vector.
   __device__ bool whole() const { return first >= 0 && first + kVectorWidth<T> <= end; }
-  /// Calls f(j, row, place in the row) for the j-th element of those that are there; `all`: whole().
+  /// Calls f(j, row, index in the row) for every existing element j of the slot. `all` states that whole() is true.
   template <bool all, class F>
   __device__ void walk(const TileSide& side, const F& f) const {
-    uint32_t across = static_cast<uint32_t>(max(first, 0)), along = side.wrap.take(across);
+    uint32_t across = static_cast<uint32_t>(max(first, 0));
+    uint32_t along = side.wrap.take_digit(across);
     across += row;
 #pragma unroll
     for (int j = 0; j < kVectorWidth<T>; ++j) {
       if (!all && first + j >= end) break;
       if (!all && first + j < 0) continue;
       f(j, across, along);
-      if (++along == side.wrap.divisor) along = 0, ++across;
+      if (++along == static_cast<uint32_t>(side.wrap.value())) {
+        along = 0;
+        ++across;
+      }
     }
   }
 };
 
-/// A tile in shared memory, in the smaller of the types. The skew lets threads that read a vector's element of one
-/// place, each `group` rows from the next, meet different banks.
+/// A tile in shared memory. Every `group` rows, `skew` elements are left out, so that threads that read the same column
+/// `group` rows apart access different banks.
 template <class T, int group>
 struct SharedTile {
   T* data;
-  uint32_t pitch, skew;
+  uint32_t pitch;
+  uint32_t skew;
   __device__ T* at(uint32_t row, uint32_t column) const { return data + row * pitch + row / group * skew + column; }
 };
 
-/// In one instruction, which the compiler left to itself makes four of.
+/// Stores a vector of 16 bytes with one st.shared.v4; the compiler would emit four stores.
 template <class T, int width>
 __device__ void store_shared(T* data, const Vector<T, width>& vector) {
   if constexpr (sizeof(vector) == 16) {
@@ -78,7 +94,14 @@ __device__ void store_shared(T* data, const Vector<T, width>& vector) {
   }
 }
 
-/// What becomes of an element on its way; `row`: its place along the output's innermost axis.
+/// A function that a transposition applies to every element before the element is written to shared memory. The second
+/// argument is the element's index along the innermost axis of the output.
+template <class Map, class Tile, class From>
+concept ElementMap = requires(const Map& map, From x, uint32_t row) {
+  { map(x, row) } -> std::convertible_to<Tile>;
+};
+
+/// Converts an element to the type of the tile.
 template <class To>
 struct ConvertElement {
   template <class From>
@@ -87,14 +110,16 @@ struct ConvertElement {
   }
 };
 
+/// Loads `rows` rows of `length` elements into the tile. Each thread keeps `unroll` vectors in flight. `first_row` is
+/// the index of the tile's first row along the innermost axis of the output.
 template <class From, class Tile, class Map>
 __device__ void load_tile(const Tile& tile, const TileSide& side, const From* in, uint32_t rows, uint32_t length,
                           uint32_t first_row, const Map& map) {
   using T = std::remove_pointer_t<decltype(tile.data)>;
   constexpr int width = kVectorWidth<From>, unroll = width > 8 ? 2 : 4;
-  const uint32_t slots = rows * side.slots.divisor;
+  const uint32_t slots = rows * static_cast<uint32_t>(side.slots.value());
   for (uint32_t i = threadIdx.x; i < slots; i += unroll * blockDim.x) {
-    Loading<From, width> loaded[unroll];
+    PackedVector<From, width> loaded[unroll];
     const auto slot_of = [&](int u) {
       const uint32_t number = i + u * blockDim.x;
       return TileSlot<From>(side, in, number, number < slots ? length : 0);
@@ -121,16 +146,17 @@ __device__ void load_tile(const Tile& tile, const TileSide& side, const From* in
   }
 }
 
+/// Stores `rows` rows of `length` elements from the tile, which holds them as columns.
 template <class To, class Tile>
 __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint32_t rows, uint32_t length) {
   constexpr int width = kVectorWidth<To>;
-  const uint32_t slots = rows * side.slots.divisor;
+  const uint32_t slots = rows * static_cast<uint32_t>(side.slots.value());
   for (uint32_t i = threadIdx.x; i < slots; i += blockDim.x) {
     const TileSlot<To> slot(side, out, i, length);
     To* const to = out + slot.row * side.step + slot.first;
     const bool whole = slot.whole();
     Vector<To, width> y;
-    if (whole && !side.joined && slot.first % width == 0) {  // in one group of rows
+    if (whole && !side.joined && slot.first % width == 0) {  // the vector lies within one group of rows
       const auto* x = tile.at(slot.first, slot.row);
 #pragma unroll
       for (int j = 0; j < width; ++j) y.v[j] = convert<To>(x[j * tile.pitch]);
@@ -145,11 +171,15 @@ __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint
   }
 }
 
+/// The type of elements in shared memory: the smaller of the two.
 template <class To, class From>
 using SharedElement = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
 
+/// Transposes one tile per iteration: out = map(in), converted to To. Launch: one CTA per tile in a 1-D grid of any
+/// size, with 64 to kBlock threads. Dynamic shared memory: one tile of SharedElement.
 template <class To, class From, class Map>
-__global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_constant__ Transpose p, Map map) {
+requires ElementMap<Map, SharedElement<To, From>, From> __global__ void __launch_bounds__(kBlock, 3)
+    transpose_kernel(const __grid_constant__ Transpose p, Map map) {
   using Shared = SharedElement<To, From>;
   extern __shared__ uint4 memory[];
   const SharedTile<Shared, kVectorWidth<To>> tile{reinterpret_cast<Shared*>(memory), p.pitch, p.skew};
@@ -157,7 +187,7 @@ __global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_const
     uint32_t number = item, first[2], n[2];
 #pragma unroll
     for (int axis = 0; axis < 2; ++axis) {
-      first[axis] = p.parts[axis].take(number) * p.tile[axis];
+      first[axis] = p.parts[axis].take_digit(number) * p.tile[axis];
       n[axis] = min(p.tile[axis], p.size[axis] - first[axis]);
     }
     int64_t offset[2];
@@ -172,72 +202,93 @@ __global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_const
   }
 }
 
-/// Tiles along an axis: all of it if it is not longer than `most`, else nearly equal parts of whole vectors.
-inline int64_t tile_length(int64_t size, int64_t most, int64_t width) {
-  if (size <= most) return size;
-  most -= most % width;
-  const int64_t parts = divide_up(size, most);
-  return (size + parts * width - 1) / (parts * width) * width;
+/// Returns the length of tiles along an axis: the whole axis if it has at most `max_length` elements, otherwise the
+/// length of nearly equal parts that are multiples of `width`.
+inline int64_t tile_length(int64_t size, int64_t max_length, int64_t width) {
+  if (size <= max_length) return size;
+  max_length -= max_length % width;
+  const int64_t parts = divide_up(size, max_length);
+  return divide_up(size, parts * width) * width;
 }
 
-/// The side of view k, along `own` of the nest's axes; `across`: the other one of the tile.
+/// Returns the side of view k of the nest. The view is contiguous along axis `own`; `across` is the other axis of the
+/// tile. `length` and `rows` are the elements of the tile along these axes.
 template <class T>
 TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int across, int64_t length, int64_t rows) {
   constexpr int64_t width = kVectorWidth<T>;
   const int64_t step = nest.stride[across][k];
   const bool joined = step == length && length == nest.size[own] && length % width != 0;
-  TileSide side{step, width, joined, Divider(joined ? length : INT32_MAX), Divider()};
+  TileSide side{step, width, joined, Divisor(joined ? length : INT32_MAX), Divisor()};
   bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  for (int axis = 0; axis < nest.rank; ++axis)  // a tile of joined rows begins at whole vectors of them
+  // A tile of joined rows begins at a multiple of `width` rows, so that its start is a whole vector.
+  for (int axis = 0; axis < nest.rank; ++axis)
     aligned &= axis == own || (joined && axis == across) || nest.stride[axis][k] % width == 0;
   if (joined) length *= rows;
-  if (k == 0 && length < width) side.width = 1;  // so that neighbours write side by side
+  if (k == 0 && length < width) side.width = 1;  // neighboring threads then store neighboring elements
   const int64_t lead = aligned ? 0 : side.width - 1;
-  side.slots = Divider(divide_up(length + lead, side.width));
+  side.slots = Divisor(divide_up(length + lead, side.width));
   return side;
 }
 
-template <class To, class From, class Map>
-void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, const Map& map, cudaStream_t stream) {
-  constexpr int64_t narrow = std::min(sizeof(To), sizeof(From)), width = 16 / narrow;
-  constexpr int64_t most = 16384 / static_cast<int64_t>(std::max(sizeof(To), sizeof(From)));
-  int64_t elements = most, edge = 32;
-  while (elements > 1024 && nest.numel() < 512 * elements) elements /= 2;  // blocks enough for all multiprocessors
+/// Returns the lengths of a tile along axis 0 and along `axis` of the nest. A tile has at most 16 KiB of the larger
+/// type; small copies use smaller tiles, so that there are enough CTAs for all SMs.
+template <class To, class From>
+std::array<int64_t, 2> choose_transpose_tile(const Nest<2>& nest, int axis) {
+  constexpr int64_t width = 16 / std::min(sizeof(To), sizeof(From));
+  constexpr int64_t max_elements = 16384 / static_cast<int64_t>(std::max(sizeof(To), sizeof(From)));
+  int64_t elements = max_elements;
+  while (elements > 1024 && nest.numel() < 512 * elements) elements /= 2;
+  int64_t edge = 32;
   while (4 * edge * edge <= elements) edge *= 2;
-  const int64_t a = nest.size[0], b = nest.size[axis];
+  const int64_t a = nest.size[0];
+  const int64_t b = nest.size[axis];
   const int64_t tile_a = tile_length(a, std::max(a <= 2 * edge ? a : edge, elements / b), width);
-  const int64_t tile_b = tile_length(b, elements / tile_a, width);
+  return {tile_a, tile_length(b, elements / tile_a, width)};
+}
 
+/// Returns the axes of the nest other than axis 0 and `axis`.
+inline Nest<2> outer_axes(const Nest<2>& nest, int axis) {
   Nest<2> outer;
   for (int other = 1; other < nest.rank; ++other) {
     if (other == axis) continue;
     outer.size[outer.rank] = nest.size[other];
     std::copy_n(nest.stride[other], 2, outer.stride[outer.rank++]);
   }
+  return outer;
+}
+
+/// Launches transpose_kernel for a nest of fewer than 2^31 elements.
+template <class To, class From, class Map>
+void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, const Map& map, cudaStream_t stream) {
+  constexpr int64_t item = std::min(sizeof(To), sizeof(From));  // bytes of an element in shared memory
+  constexpr int64_t width = 16 / item;
+  const Nest<2> outer = outer_axes(nest, axis);
+  const auto tile = choose_transpose_tile<To, From>(nest, axis);
+  const int64_t size[] = {nest.size[0], nest.size[axis]};
+
   Transpose p{in, out, {}, {}, {}, {}, 0, {}, 0, 0, Offsets<2>(outer)};
-  p.from = tile_side(in, nest, 1, axis, 0, tile_b, tile_a);
-  p.to = tile_side(out, nest, 0, 0, axis, tile_a, tile_b);
-  const int64_t sizes[] = {a, b}, lengths[] = {tile_a, tile_b};
+  p.from = tile_side(in, nest, 1, axis, 0, tile[1], tile[0]);
+  p.to = tile_side(out, nest, 0, 0, axis, tile[0], tile[1]);
   int64_t tiles = outer.numel();
-  for (int i = 0; i < 2; ++i) {
-    const int64_t parts = (sizes[i] + lengths[i] - 1) / lengths[i];
-    p.size[i] = static_cast<uint32_t>(sizes[i]);
-    p.tile[i] = static_cast<uint32_t>(lengths[i]);
-    p.parts[i] = Divider(parts);
+  for (size_t i = 0; i < 2; ++i) {
+    const int64_t parts = divide_up(size[i], tile[i]);
+    p.size[i] = static_cast<uint32_t>(size[i]);
+    p.tile[i] = static_cast<uint32_t>(tile[i]);
+    p.parts[i] = Divisor(parts);
     tiles *= parts;
   }
   p.tiles = static_cast<uint32_t>(tiles);
-  const bool vectors = !p.from.joined && (tile_b % width == 0 || tile_b >= 4 * width);
-  p.pitch = static_cast<uint32_t>(vectors ? round_up(tile_b, width) : tile_b | 1);
+  const bool vectors = !p.from.joined && (tile[1] % width == 0 || tile[1] >= 4 * width);
+  p.pitch = static_cast<uint32_t>(vectors ? round_up(tile[1], width) : tile[1] | 1);
   p.skew = vectors ? width : 0;
-  const int64_t shared = narrow * (tile_a * p.pitch + tile_a / kVectorWidth<To> * p.skew);
-  const auto threads = static_cast<unsigned>(std::clamp<int64_t>((tile_a * tile_b / 8 + 31) / 32 * 32, 64, kBlock));
+  const int64_t shared = item * (tile[0] * p.pitch + tile[0] / kVectorWidth<To> * p.skew);
+  const auto threads = static_cast<unsigned>(std::clamp<int64_t>(round_up(tile[0] * tile[1] / 8, 32), 64, kBlock));
   transpose_kernel<To, From><<<grid_size(tiles, 1), threads, static_cast<size_t>(shared), stream>>>(p, map);
   check_launch("copy");
 }
 
-/// Copies `in` to `out`, whose `nest` this is; `axis`: transposed_axis() of it. `map` makes of an element one of the
-/// smaller type.
+/// Copies `in` to `out`, converted to To. `nest` is the nest of (out, in), and `axis` is its transposed_axis(). `map`
+/// converts an element to SharedElement.
 template <class To, class From, class Map = ConvertElement<SharedElement<To, From>>>
 void transpose(const View& out, const View& in, const Nest<2>& nest, int axis, const Map& map = {}) {
   const Launch launch(out);
@@ -246,14 +297,14 @@ void transpose(const View& out, const View& in, const Nest<2>& nest, int axis, c
   });
 }
 
-/// Of the views of a copy, the axis along which the second is contiguous where the first is so along axis 0; 0 if
-/// there is none, or too little to gain.
+/// Returns the axis of the nest of (out, in) along which `in` is contiguous if `out` is contiguous along axis 0.
+/// Returns 0 if there is no such axis, or if the two axes have too few elements to pay for a transposition.
 inline int transposed_axis(const Nest<2>& nest) {
-  constexpr int64_t kSmallest = 512;
+  constexpr int64_t kMinElements = 512;
   const int64_t step = nest.stride[0][1];
   if (nest.numel() == 0 || nest.stride[0][0] != 1 || step == 0 || step == 1) return 0;
   for (int axis = 1; axis < nest.rank; ++axis)
-    if (nest.stride[axis][1] == 1 && nest.size[0] * nest.size[axis] >= kSmallest) return axis;
+    if (nest.stride[axis][1] == 1 && nest.size[0] * nest.size[axis] >= kMinElements) return axis;
   return 0;
 }
 

@@ -1,4 +1,4 @@
-// Elementwise operators of one operand: the formulas of ops/detail/scalar_ops.h.
+// Elementwise operators of one operand, with the formulas of ops/detail/scalar_ops.h.
 #include <iterator>
 
 #include "cuda/detail/kernels.h"
@@ -9,10 +9,12 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
+/// Applies `op` to an element, in compute_t<T>. GELU of halves uses the faster formula of cuda/gelu.cuh.
 template <UnaryOp op, class T>
 struct Unary {
   using C = compute_t<T>;
-  C a, b;
+  C a;
+  C b;
   __device__ auto operator()(C x) const {
     if constexpr (op == UnaryOp::gelu && sizeof(T) == 2) return x * Normal(x).distribution;
     return apply<op>(x, a, b);

@@ -1,3 +1,4 @@
+// Copies from pageable host memory, through rings of page-locked buffers.
 #include "cuda/detail/upload.h"
 
 #include <algorithm>
@@ -13,9 +14,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr size_t kPiece = size_t{4} << 20;
+constexpr size_t kPiece = size_t{4} << 20;  // bytes of a page-locked buffer
 
-/// A page-locked buffer and the event after its last copy.
+/// A page-locked buffer, and the event recorded after its last copy.
 struct Slot {
   std::mutex mutex;
   void* data = nullptr;
@@ -29,17 +30,17 @@ struct Slot {
   }
 };
 
-/// As many threads as there are slots copy at the same time.
+/// The buffers of a stream. As many threads as there are slots can copy at the same time.
 struct Ring {
   std::array<Slot, 4> slots;
   std::atomic<size_t> next = 0;
 };
 
-/// Streams have rings of their own: a copy waits for none of another stream.
+/// Returns the ring of a stream. Each stream has its own ring, so that a copy never waits for another stream.
 Ring& ring_of(int device, cudaStream_t stream) {
   using Rings = std::map<std::pair<int, cudaStream_t>, Ring>;
   static std::mutex mutex;
-  static auto* rings = new Rings;  // never destroyed: the driver takes the memory back
+  static auto* rings = new Rings;  // never destroyed: the driver frees the memory when the process ends
   const std::lock_guard lock(mutex);
   return (*rings)[{device, stream}];
 }

@@ -1,63 +1,66 @@
-// 16 bytes at a time: the vectors in which kernels read and write contiguous elements of any alignment.
+// Vectors of up to 16 bytes, in which kernels load and store contiguous elements.
 #pragma once
 
 #include <algorithm>
 #include <bit>
+#include <concepts>
 #include <cstdint>
 #include <type_traits>
 
 #include "core/dtype.h"
+#include "core/view.h"
 
 namespace voxgrad::cuda {
+
+/// Elements of a vector of 16 bytes; of several types, the widest decides.
+template <class... Ts>
+inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
 
 template <class T, int width>
 struct alignas(sizeof(T) * width) Vector {
   T v[width];
 };
 
-/// A type that the GPU loads in one instruction.
+/// The type of `bytes` bytes that the GPU loads and stores with one instruction.
 template <size_t bytes>
 using Word = std::conditional_t<
     bytes == 16, uint4,
     std::conditional_t<bytes == 8, uint2,
                        std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>>>;
 
-/// Elements of the widest of the types in 16 bytes.
-template <class... Ts>
-inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
-
-#ifdef __CUDACC__
-/// Left to itself, the compiler loads an array's elements one by one.
+/// Loads an aligned vector with one instruction. The compiler would load the elements of an array one by one.
 template <class T, int width>
 __device__ Vector<T, width> load_vector(const T* data) {
   using Loaded = Word<sizeof(T) * width>;
   return std::bit_cast<Vector<T, width>>(*reinterpret_cast<const Loaded*>(data));
 }
 
-/// A vector on its way, a word until it is used: a choice between halves would wait for each load by itself.
-template <class T, int width>
-struct Loading {
-  Word<sizeof(T) * width> word;
-
-  Loading() = default;
-  __device__ explicit Loading(const Vector<T, width>& vector) : word(std::bit_cast<decltype(word)>(vector)) {}
-  /// What is at `data`, or `neutral` elements if that is not `inside`.
-  __device__ Loading(const T* data, bool inside, T neutral) {
-    Vector<T, width> none;
-#pragma unroll
-    for (T& x : none.v) x = neutral;
-    *this = Loading(none);
-    if (inside) word = *reinterpret_cast<const decltype(word)*>(data);
-  }
-  __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
-};
-
+/// Stores an aligned vector with one instruction.
 template <class T, int width>
 __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
 }
 
-/// `width` neighbours, 16 bytes of them at a time.
+/// A vector held as one machine word. Kernels keep loads in flight in this form: selecting between the elements of two
+/// vectors would wait for each load separately.
+template <class T, int width>
+struct PackedVector {
+  Word<sizeof(T) * width> word;
+
+  PackedVector() = default;
+  __device__ explicit PackedVector(const Vector<T, width>& vector) : word(std::bit_cast<decltype(word)>(vector)) {}
+  /// Loads the vector at `data` if `inside`, otherwise sets all elements to `neutral`.
+  __device__ PackedVector(const T* data, bool inside, T neutral) {
+    Vector<T, width> filled;
+#pragma unroll
+    for (T& x : filled.v) x = neutral;
+    *this = PackedVector(filled);
+    if (inside) word = *reinterpret_cast<const decltype(word)*>(data);
+  }
+  __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
+};
+
+/// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` is aligned to the vectors.
 template <int width, class T>
 __device__ void load_values(const T* from, T (&to)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
@@ -68,7 +71,8 @@ __device__ void load_values(const T* from, T (&to)[width]) {
     for (int j = 0; j < part; ++j) to[k + j] = loaded.v[j];
   }
 }
-/// Rounded to T.
+
+/// Rounds `width` elements to T and stores them, at most 16 bytes per instruction. `to` is aligned to the vectors.
 template <int width, class T, class C>
 __device__ void store_values(T* to, const C (&from)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
@@ -81,31 +85,41 @@ __device__ void store_values(T* to, const C (&from)[width]) {
   }
 }
 
-/// Contiguous elements: a few before the first aligned vector, vectors, and a few behind the last.
+/// Splits `count` contiguous elements of any alignment into aligned vectors and the scalars before and after them.
 template <class T>
 struct Span {
   static constexpr int kWidth = kVectorWidth<T>;
-  int64_t count, head, vectors;
+  int64_t count;
+  int64_t head;     ///< scalars before the first vector
+  int64_t vectors;  ///< number of vectors
 
   __device__ Span(const T* data, int64_t elements) : count(elements) {
-    const auto place = static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % kWidth);
-    head = min(static_cast<int64_t>((kWidth - place) % kWidth), count);
+    const auto misalignment = static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % kWidth);
+    head = min(static_cast<int64_t>((kWidth - misalignment) % kWidth), count);
     vectors = (count - head) / kWidth;
   }
-  /// Elements that are in no vector, and where the i-th of them is.
+  /// Returns the number of scalars, before and after the vectors.
   __device__ int64_t scalars() const { return count - vectors * kWidth; }
+  /// Returns the index of scalar `i` among all elements.
   __device__ int64_t scalar(int64_t i) const { return i < head ? i : i + vectors * kWidth; }
 };
 
-/// Calls taker.take(x) for the elements of `data` in [0, count) that fall to `thread` of `threads`, in a fixed order,
-/// and taker.close() behind each vector. `kUnroll` vectors are on their way at a time; where there are none left,
-/// elements are `neutral`.
-template <int kUnroll, class T, class Taker>
-__device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Taker& taker) {
+/// Accumulates a stream of elements. flush() is called after every vector, so that a consumer can bound the number of
+/// elements that it sums in a narrow type.
+template <class Consumer, class T>
+concept SpanConsumer = requires(Consumer& consumer, const T& x) {
+  consumer.accumulate(x);
+  consumer.flush();
+};
+
+/// Passes the elements of `data` in [0, count) that belong to `thread` of `threads` to the consumer, in a fixed order.
+/// Each thread keeps `kUnroll` vectors in flight; vectors beyond the end are passed as `neutral` elements.
+template <int kUnroll, class T, SpanConsumer<T> Consumer>
+__device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Consumer& consumer) {
   constexpr int width = Span<T>::kWidth;
   const Span<T> span(data, count);
   for (int64_t v = thread; v < span.vectors; v += kUnroll * threads) {
-    Loading<T, width> loaded[kUnroll];
+    PackedVector<T, width> loaded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t place = v + u * threads;
@@ -114,13 +128,35 @@ __device__ void read_span(const T* data, int64_t count, T neutral, int thread, i
 #pragma unroll
     for (const auto& vector : loaded) {
 #pragma unroll
-      for (const T& x : vector.get().v) taker.take(x);
-      taker.close();
+      for (const T& x : vector.get().v) consumer.accumulate(x);
+      consumer.flush();
     }
   }
-  for (int64_t i = thread; i < span.scalars(); i += threads) taker.take(data[span.scalar(i)]);
-  taker.close();
+  for (int64_t i = thread; i < span.scalars(); i += threads) consumer.accumulate(data[span.scalar(i)]);
+  consumer.flush();
 }
-#endif
+
+/// Returns whether the elements along `axis` form vectors of `width` that are aligned at every position of the other
+/// axes.
+inline bool has_vectors(const View& view, int axis, int width) {
+  const size_t bytes = static_cast<size_t>(width * item_size(view.dtype));
+  bool aligned =
+      view.stride[axis] == 1 && view.size[axis] % width == 0 && reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+  for (int other = 0; other < view.rank; ++other)
+    aligned &= other == axis || view.size[other] == 1 || view.stride[other] % width == 0;
+  return aligned;
+}
+
+/// Calls f<width>() with the largest width of `max_width`, `max_width` / 2, ..., 1 for which fits(width) is true.
+/// Returns false if there is none.
+template <int max_width, class Fits, class F>
+bool with_widest(const Fits& fits, const F& f) {
+  if (!fits(max_width)) {
+    if constexpr (max_width > 1) return with_widest<max_width / 2>(fits, f);
+    return false;
+  }
+  f.template operator()<max_width>();
+  return true;
+}
 
 }  // namespace voxgrad::cuda

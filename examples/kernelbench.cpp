@@ -1,13 +1,13 @@
-// The models that voxgrad started from, as programs that train: KernelBench's transposed convolutions, and the
-// one with ReLU and GroupNorm behind it. Each step runs forward, backward and an optimizer step; the table says
-// what each of these took, the loss at the first and the last step, and the memory.
+// Trains the models of KernelBench, a collection of GPU benchmarks, that contain ConvTranspose3d: five single layers,
+// and one layer followed by ReLU and GroupNorm. Each step runs a forward pass, a backward pass and an optimizer step.
+// The program prints the time of each part, the loss of the first and the last step, and the peak memory.
 //
-//   kernelbench                          all models at sizes for a CPU
-//   kernelbench --size original          at the sizes of the benchmark, for a GPU
-//   kernelbench --model 70 --steps 20    one of them
-//   kernelbench --precision bf16         in mixed precision
-//   kernelbench --model 70 --profile     and what its steps spend their time on
-//   kernelbench --cuda-graph             whole steps, captured once and replayed
+//   kernelbench                          all models; on a CPU, inputs of reduced size
+//   kernelbench --size original          inputs of KernelBench's size
+//   kernelbench --model 70 --steps 20    a single model
+//   kernelbench --precision bf16         mixed precision
+//   kernelbench --model 70 --profile     also prints the time of each operator
+//   kernelbench --cuda-graph             captures a whole step in a CUDA graph and replays it
 #include <voxgrad.h>
 
 #include <CLI/CLI.hpp>
@@ -28,10 +28,11 @@ namespace vg = voxgrad;
 
 struct ModelCase {
   const char* name;
-  const char* what;
+  const char* description;
   vg::nn::ConvTranspose3d::Options conv;
-  int64_t groups_of_norm;       // 0: no ReLU and GroupNorm behind the convolution
-  vg::Shape original, reduced;  // of the input
+  int64_t norm_groups;  // groups of the GroupNorm; 0: no ReLU and GroupNorm after the convolution
+  vg::Shape original;   // input shape in KernelBench
+  vg::Shape reduced;    // input shape for a CPU
 };
 
 const std::vector<ModelCase>& cases() {
@@ -74,13 +75,13 @@ const std::vector<ModelCase>& cases() {
        {16, 32, 16, 32, 32},
        {2, 32, 8, 16, 16}},
       {"70",
-       "48 to 24 channels on 96 cubed",
+       "48 to 24 channels",
        {.in_channels = 48, .out_channels = 24, .kernel_size = 3, .bias = false},
        0,
        {8, 48, 96, 96, 96},
        {1, 48, 32, 32, 32}},
       {"61",
-       "ConvTranspose3d, ReLU, GroupNorm: 64 to 128 channels on 32 cubed",
+       "ConvTranspose3d, ReLU, GroupNorm: 64 to 128 channels",
        {.in_channels = 64, .out_channels = 128, .kernel_size = 3, .bias = false},
        8,
        {16, 64, 32, 32, 32},
@@ -96,11 +97,14 @@ struct Options {
 };
 
 int parse(int argc, char** argv, Options& options) {
-  CLI::App app{"KernelBench's ConvTranspose3d models, trained with voxgrad"};
+  CLI::App app{"Trains KernelBench's ConvTranspose3d models with voxgrad"};
   std::vector<std::string> names{"all"};
   for (const ModelCase& c : cases()) names.push_back(c.name);
-  app.add_option("--model", options.model, "which one")->check(CLI::IsMember(names))->capture_default_str();
-  app.add_option("--size", options.size, "sizes: original, reduced, or auto (original on a GPU)")
+  app.add_option("--model", options.model, "number of the model, or all")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+  app.add_option("--size", options.size,
+                 "input size: original, reduced, or auto (original on a GPU, reduced on the CPU)")
       ->check(CLI::IsMember({"auto", "original", "reduced"}))
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
@@ -108,7 +112,7 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   app.add_option("--dtype", options.dtype, "element type")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
   examples::Precision::add_option(app, options.precision);
-  app.add_option("--steps", options.steps, "timed steps, after one that is not")
+  app.add_option("--steps", options.steps, "number of timed steps; one untimed step comes first")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   examples::add_tensorboard_option(app, options.tensorboard);
@@ -130,21 +134,21 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Writes losses and times of each step to `writer`, if there is one.
+/// Trains a model and prints a line of the table. If `writer` is not null, writes the loss and the times of each step.
 void train(const ModelCase& c, const Options& options, vg::Device device, bool original, vg::SummaryWriter* writer) {
   const vg::DType dtype = options.dtype == "f64" ? vg::f64 : vg::f32;
   vg::manual_seed(0);
   vg::nn::Sequential model;
   model.push_back(vg::nn::ConvTranspose3d{c.conv});
-  if (c.groups_of_norm > 0) {
+  if (c.norm_groups > 0) {
     model.push_back(vg::nn::ReLU{});
-    model.push_back(vg::nn::GroupNorm{c.groups_of_norm, c.conv.out_channels});
+    model.push_back(vg::nn::GroupNorm{c.norm_groups, c.conv.out_channels});
   }
   model.to(device);
   model.to(dtype);
   vg::optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9});
 
-  // With a gradient of its own, as within a larger model.
+  // The input requires a gradient, as it would inside a larger model.
   const vg::Tensor x = vg::randn(original ? c.original : c.reduced, {dtype, device, /*requires_grad=*/true});
   vg::Shape shape;
   {
@@ -154,16 +158,17 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   const vg::Tensor target = vg::randn(shape, {dtype, device});
   vg::memory::reset_peak(device);
 
-  // Of forward, backward and step, in milliseconds; a replay is all of them.
+  // Milliseconds of the forward pass, the backward pass and the optimizer step. With a CUDA graph, "step" is a replay
+  // of the whole step.
   constexpr std::array<const char*, 3> kParts{"forward", "backward", "step"};
   std::array<std::vector<double>, 3> times;
   double first = 0, last = 0;
-  const auto timed = [&](bool counts, size_t part, const auto& work) {
+  const auto timed = [&](bool record, size_t part, const auto& work) {
     const auto start = std::chrono::steady_clock::now();
     work();
     vg::synchronize(device);
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-    if (counts) times[part].push_back(time.count());
+    if (record) times[part].push_back(time.count());
   };
   vg::Tensor loss;
   const examples::Precision precision(options.precision);
@@ -213,7 +218,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   };
   std::printf("%-5s %-21s %9s %9s %7s  %.4f > %.4f %8.1f  %s\n", c.name, vg::concat(x.shape()).c_str(),
               column(times[0]).c_str(), column(times[1]).c_str(), column(times[2]).c_str(), first, last,
-              static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.what);
+              static_cast<double>(vg::memory::stats(device).peak) / (1 << 20), c.description);
   std::fflush(stdout);
   profiler.finish();
 }
@@ -228,11 +233,11 @@ int main(int argc, char** argv) {
     const examples::Precision precision(options.precision);
     precision.set_float32();
     const bool original = options.size == "original" || (options.size == "auto" && device.is_cuda());
-    vg::check(!options.cuda_graph || device.is_cuda(), "kernelbench", "--cuda-graph needs a GPU, the device is ",
+    vg::check(!options.cuda_graph || device.is_cuda(), "kernelbench", "--cuda-graph needs a GPU, but the device is ",
               device);
     std::cout << (options.dtype == "f64" ? "float64" : precision.text(device)) << " on " << device << ", medians of "
               << options.steps << " steps: "
-              << (options.cuda_graph ? "replays of whole steps\n" : "forward with loss, backward, step of SGD\n")
+              << (options.cuda_graph ? "replays of whole steps\n" : "forward pass with loss, backward pass, SGD step\n")
               << "model input                    fwd ms    bwd ms step ms  loss           peak MiB\n";
     std::optional<vg::SummaryWriter> writer;
     if (!options.tensorboard.empty()) writer.emplace(options.tensorboard);

@@ -1,15 +1,16 @@
-// A decoder that learns to draw a ball: the program that the README shows.
+// The program of README.md.
 #include <voxgrad.h>
 
 #include <iostream>
 
 namespace vg = voxgrad;
 
+/// A decoder that learns to draw a ball.
 struct Decoder : vg::nn::Module {
   vg::nn::ConvTranspose3d up{{.in_channels = 8, .out_channels = 16, .kernel_size = 4, .stride = 2, .padding = 1}};
   vg::nn::GroupNorm norm{4, 16};
   vg::nn::ConvTranspose3d out{{.in_channels = 16, .out_channels = 1, .kernel_size = 4, .stride = 2, .padding = 1}};
-  VG_MODULE(up, norm, out)  // names the parts: "up.weight", "norm.bias", ...
+  VG_MODULE(up, norm, out)  // parameter names: "up.weight", "norm.bias", ...
 
   vg::Tensor forward(const vg::Tensor& x) { return out(vg::relu(norm(up(x)))); }
 };
@@ -21,10 +22,10 @@ int main() {
   model.to(device);
   vg::optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
 
-  const vg::Tensor code = vg::randn({1, 8, 4, 4, 4}, {.device = device});
-  const vg::Tensor axis = vg::linspace(-1, 1, 16, {.device = device});
-  const vg::Tensor r2 = vg::pow(axis, 2) + vg::pow(axis.unsqueeze(1), 2) + vg::pow(axis.reshape({16, 1, 1}), 2);
-  const vg::Tensor ball = vg::lt(r2, vg::full({}, 0.5, r2.options())).to(vg::f32).reshape({1, 1, 16, 16, 16});
+  const vg::Tensor code = vg::randn({1, 8, 4, 4, 4}, {.device = device});  // N, C, D, H, W
+  const vg::Tensor square = vg::pow(vg::linspace(-1, 1, 16, {.device = device}), 2);
+  const vg::Tensor r2 = square + square.reshape({16, 1}) + square.reshape({16, 1, 1});
+  const vg::Tensor ball = (r2 < 0.5).to(vg::f32).reshape({1, 1, 16, 16, 16});
 
   for (int step = 0; step <= 100; ++step) {
     const vg::Tensor loss = vg::mse_loss(model(code), ball);

@@ -7,11 +7,11 @@
 namespace voxgrad {
 namespace {
 
-/// The generator's numbers, as they are in the file.
+/// The generator's numbers with their names in the file.
 nn::Fields fields_of(GeneratorState& state) { return {{"seed", &state.seed}, {"offset", &state.offset}}; }
 
-/// Checks all parts against the contents of a file, or with `keep` loads them. Saving and loading both check first, so
-/// that no file is written that could not be loaded.
+/// Checks the contents of a file against all parts, and restores the parts if `keep`. Saving performs the same check as
+/// loading, so that every saved file can be loaded.
 void visit_parts(const char* op, const std::filesystem::path& path, const TensorMap& file, const CheckpointParts& parts,
                  bool keep) {
   const auto part = [&](const char* name) {
@@ -58,7 +58,7 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
   TensorMap file;
   if (parts.model) {
     const TensorMap state = parts.model->state_dict();
-    check(!state.empty(), "save_checkpoint", "the model has no parameters: does its class name them in VG_MODULE?");
+    check(!state.empty(), "save_checkpoint", "the model has no parameters: does its class list them in VG_MODULE?");
     nn::add_prefixed(file, "model.", state);
   }
   if (parts.optimizer) nn::add_prefixed(file, "optimizer.", parts.optimizer->state_dict());
@@ -80,7 +80,7 @@ Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointPart
   const TensorMap file = saved.load_all();
   visit_parts("load_checkpoint", path, file, parts, false);
   if (!saved.has_checksum())
-    std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, damaged numbers in it would go unnoticed\n",
+    std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, so damaged data would not be detected\n",
                  path.c_str());
   visit_parts("load_checkpoint", path, file, parts, true);
   return saved.metadata();

@@ -1,4 +1,4 @@
-// Checkpoints: everything that a training run needs to go on with the same bits, in one safetensors file.
+// Checkpoints: the complete state of a training run in one safetensors file. A resumed run computes the same bits.
 #pragma once
 
 #include <filesystem>
@@ -14,8 +14,8 @@
 
 namespace voxgrad {
 
-/// The parts of a training run; null ones are left out. In the file: "model.*", "optimizer.*", "schedule.*",
-/// "loader.*", "generator.*", "scaler.*", "average.*", "step".
+/// The parts of a training run. Null parts are skipped. In the file, the entries of the parts are named "model.*",
+/// "optimizer.*", "schedule.*", "loader.*", "generator.*", "scaler.*", "average.*" and "step".
 struct CheckpointParts {
   nn::Module* model = nullptr;
   optim::Optimizer* optimizer = nullptr;
@@ -24,22 +24,22 @@ struct CheckpointParts {
   Generator* generator = &default_generator();
   optim::GradScaler* scaler = nullptr;
   optim::ExponentialMovingAverage* average = nullptr;
-  int64_t* step = nullptr;  ///< the program's own count of steps or epochs, not negative
+  int64_t* step = nullptr;  ///< a counter of the program, such as steps or epochs; not negative
 };
 
-/// Writes the state of all parts, atomically: at `path` there is always a whole file, the old one or the new one. The
-/// file carries a checksum of all its contents (SaveSafetensorsOptions::checksum).
+/// Saves the state of all parts. The file is replaced atomically: at any time `path` is either the old or the new file.
+/// The file contains a checksum of all its contents (SaveSafetensorsOptions::checksum).
 ///
-/// Throws, and leaves the old file alone, for a state that load_checkpoint would refuse: a run that has diverged does
-/// not replace its last good checkpoint. Among these are NaN and infinities in parameters, and NaN in buffers;
-/// infinities there may be meant, as in masks of attention. (save_safetensors saves any state_dict.)
+/// Throws Error and keeps the old file if load_checkpoint would reject the state, so that a run that has diverged does
+/// not overwrite its last good checkpoint. In particular, rejects NaN and infinities in parameters, and NaN in buffers.
+/// Infinities in buffers are allowed, because attention masks contain them. save_safetensors saves any state_dict
+/// without these checks.
 void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata = {});
 
-/// Puts all parts back to the state in the file, and returns its metadata. Parts that the file has and the caller
-/// does not ask for are passed over. Throws, before anything is changed, if the file's contents do not have its
-/// checksum, and if a part is missing in the file, does not fit or holds numbers from which no run can continue: see
-/// save_checkpoint and the parts' load_state_dict. (Every seed and offset is a state of a generator.) A file without a
-/// checksum, as others write them, is loaded with a warning on stderr.
+/// Restores all parts from a file, and returns the metadata of the file. Entries of parts that the caller does not pass
+/// are ignored. Throws Error, before anything is changed, if the checksum is wrong, if a part is missing from the file,
+/// or if a part does not accept its state (see save_checkpoint and the load_state_dict of each part). A file without a
+/// checksum, for example from another program, is loaded with a warning on stderr.
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts);
 
 }  // namespace voxgrad

@@ -22,7 +22,7 @@ ConvTransposeOptions<N> function_options(const typename ConvTranspose<N>::Option
           .dilation = o.dilation};
 }
 
-/// What both kinds of convolution ask of their options.
+/// Checks the options of Conv and ConvTranspose.
 template <int N, class Options>
 void check_options(const std::string& layer, const Options& options) {
   const char* op = layer.c_str();
@@ -38,8 +38,8 @@ void check_options(const std::string& layer, const Options& options) {
           options.stride);
 }
 
-/// weight (rows, columns, kernel...) and bias (channels) as PyTorch draws them: in both, the bound is
-/// 1 / sqrt(fan_in).
+/// Creates weight (rows, columns, kernel...) and bias (channels). As in PyTorch, the elements of both are drawn from
+/// U(-b, b) with b = 1 / sqrt(fan_in).
 template <int N>
 void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns, const Extent<N>& kernel_size,
                      int64_t channels, bool with_bias) {
@@ -53,14 +53,15 @@ void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns
   init::uniform_(bias, -bound, bound);
 }
 
-/// As PyTorch's: sizes, and other options where they are not the default.
+/// Describes the options as PyTorch does: channels, kernel size and stride, then other options that are not the
+/// default.
 template <class Options>
 std::string describe_options(const Options& o) {
   const Options defaults;
   std::string text =
       concat(o.in_channels, ", ", o.out_channels, ", kernel_size=", o.kernel_size, ", stride=", o.stride);
-  const auto add = [&](const char* name, const auto& value, const auto& usual) {
-    if (!(value == usual)) text += concat(", ", name, '=', value);
+  const auto add = [&](const char* name, const auto& value, const auto& default_value) {
+    if (!(value == default_value)) text += concat(", ", name, '=', value);
   };
   add("padding", o.padding, defaults.padding);
   if constexpr (requires { o.output_padding; }) add("output_padding", o.output_padding, defaults.output_padding);
@@ -74,27 +75,27 @@ std::string describe_options(const Options& o) {
 }  // namespace
 
 template <int N>
-Conv<N>::Conv(const Options& given) : options_(given) {
-  check_options<N>(concat("Conv", N, 'd'), given);
-  make_parameters<N>(weight, bias, given.out_channels, given.in_channels / given.groups, given.kernel_size,
-                     given.out_channels, given.bias);
+Conv<N>::Conv(const Options& options) : options_(options) {
+  check_options<N>(concat("Conv", N, 'd'), options);
+  make_parameters<N>(weight, bias, options.out_channels, options.in_channels / options.groups, options.kernel_size,
+                     options.out_channels, options.bias);
 }
 
 template <int N>
-Tensor Conv<N>::prepared(const Tensor& x, ConvOptions<N>& options) const {
+Tensor Conv<N>::prepare_input(const Tensor& x, ConvOptions<N>& options) const {
   const Tensor input = in_memory_format(x, N + 2);
   if (options_.padding_mode == PadMode::zeros && !options_.padding.same) return input;
   std::vector<int64_t> amounts;
-  bool even = true;  // as many in front as behind
+  bool symmetric = true;  // the same padding at the beginning and at the end of each axis
   for (int axis = N - 1; axis >= 0; --axis) {
-    const int64_t reach = options.dilation[axis] * (options_.kernel_size[axis] - 1);
-    const int64_t total = options_.padding.same ? reach : 2 * options.padding[axis];
+    const int64_t same = options.dilation[axis] * (options_.kernel_size[axis] - 1);
+    const int64_t total = options_.padding.same ? same : 2 * options.padding[axis];
     amounts.push_back(total / 2);
     amounts.push_back(total - total / 2);
-    even = even && total % 2 == 0;
+    symmetric = symmetric && total % 2 == 0;
     options.padding[axis] = total / 2;
   }
-  if (options_.padding_mode == PadMode::zeros && even) return input;
+  if (options_.padding_mode == PadMode::zeros && symmetric) return input;
   options.padding = 0;
   return pad(input, amounts, options_.padding_mode);
 }
@@ -102,17 +103,17 @@ Tensor Conv<N>::prepared(const Tensor& x, ConvOptions<N>& options) const {
 template <int N>
 Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
   ConvOptions<N> options = function_options<N>(options_);
-  const Tensor input = prepared(x, options);
+  const Tensor input = prepare_input(x, options);
   if constexpr (N == 1) return conv1d(input, other_weight, bias, options);
   if constexpr (N == 2) return conv2d(input, other_weight, bias, options);
   if constexpr (N == 3) return conv3d(input, other_weight, bias, options);
 }
 
 template <int N>
-Tensor Conv<N>::forward(const Tensor& x, const NormActivation& what) const {
+Tensor Conv<N>::forward(const Tensor& x, const NormActivation& epilogue) const {
   ConvOptions<N> options = function_options<N>(options_);
-  const Tensor input = prepared(x, options);
-  return conv_norm_activation(input, weight, bias, options, what);
+  const Tensor input = prepare_input(x, options);
+  return conv_norm_activation(input, weight, bias, options, epilogue);
 }
 
 template <int N>
@@ -125,16 +126,17 @@ std::string ConvTranspose<N>::extra_repr() const {
 }
 
 template <int N>
-ConvTranspose<N>::ConvTranspose(const Options& given) : options_(given) {
-  check_options<N>(concat("ConvTranspose", N, 'd'), given);
-  make_parameters<N>(weight, bias, given.in_channels, given.out_channels / given.groups, given.kernel_size,
-                     given.out_channels, given.bias);
+ConvTranspose<N>::ConvTranspose(const Options& options) : options_(options) {
+  check_options<N>(concat("ConvTranspose", N, 'd'), options);
+  make_parameters<N>(weight, bias, options.in_channels, options.out_channels / options.groups, options.kernel_size,
+                     options.out_channels, options.bias);
 }
 
 namespace {
 
 template <int N>
-Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeOptions<N>& options) {
+Tensor conv_transpose(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const ConvTransposeOptions<N>& options) {
   if constexpr (N == 1) return conv_transpose1d(x, weight, bias, options);
   if constexpr (N == 2) return conv_transpose2d(x, weight, bias, options);
   if constexpr (N == 3) return conv_transpose3d(x, weight, bias, options);
@@ -144,19 +146,19 @@ Tensor transposed(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 
 template <int N>
 Tensor ConvTranspose<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
-  return transposed<N>(in_memory_format(x, N + 2), other_weight, bias, function_options<N>(options_));
+  return conv_transpose<N>(in_memory_format(x, N + 2), other_weight, bias, function_options<N>(options_));
 }
 
 template <int N>
-Tensor ConvTranspose<N>::forward(const Tensor& x, const NormActivation& what) const {
-  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), what);
+Tensor ConvTranspose<N>::forward(const Tensor& x, const NormActivation& epilogue) const {
+  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), epilogue);
 }
 
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x, const Extent<N>& output_size) const {
   ConvTransposeOptions<N> options = function_options<N>(options_);
   options.output_size = output_size;
-  return transposed<N>(in_memory_format(x, N + 2), weight, bias, options);
+  return conv_transpose<N>(in_memory_format(x, N + 2), weight, bias, options);
 }
 
 template class Conv<1>;

@@ -1,7 +1,8 @@
-// Convolution layers. Names, shapes and initial distributions of the parameters are PyTorch's.
+// Convolution layers. The names, shapes and initial distributions of their parameters are those of PyTorch.
 //
-// For a wrong name in `Conv3d conv{{.kernel = 3}}` compilers only say that no constructor matches. With the type
-// written out, `Conv3d conv{Conv3d::Options{.kernel = 3}}`, they name the field that does not exist.
+// If an option's name is misspelled, as in `Conv3d conv{{.kernel = 3}}`, compilers only report that no constructor
+// matches. If the type is written out, as in `Conv3d conv{Conv3d::Options{.kernel = 3}}`, compilers name the unknown
+// field.
 #pragma once
 
 #include <ostream>
@@ -14,13 +15,13 @@
 
 namespace voxgrad::nn {
 
-/// Padding of a convolution layer: numbers, or a name as in PyTorch. "valid" is 0; "same" keeps the sizes and needs
-/// stride 1. With an even kernel, "same" pads one more element behind an axis than in front of it.
+/// Padding of a convolution layer: numbers, or a name as in PyTorch. "valid" means no padding. "same" keeps the spatial
+/// sizes and requires stride 1. If the total padding of an axis is odd, "same" pads one more element at its end.
 template <int N>
 struct ConvPadding : Extent<N> {
   using Extent<N>::Extent;
   constexpr ConvPadding(const Extent<N>& sizes) : Extent<N>(sizes) {}
-  /// Throws for another name.
+  /// Throws Error unless `name` is "same" or "valid".
   ConvPadding(const char* name) : Extent<N>(0), same(std::string_view(name) == "same") {
     check(same || std::string_view(name) == "valid", "Conv", "padding must be numbers, same or valid, got ", name);
   }
@@ -33,9 +34,11 @@ struct ConvPadding : Extent<N> {
   bool same = false;
 };
 
-/// Cross-correlation over N spatial axes; see voxgrad::conv3d. weight (out, in / groups, kernel...), bias (out),
-/// both from U(-b, b) with b = 1 / sqrt(in / groups * kernel elements). Throws Error for sizes or options that
-/// no input fits.
+/// Convolution (cross-correlation) over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
+/// spatial...); see voxgrad::conv3d. The batch axis may be missing. The parameters are weight (out_channels,
+/// in_channels / groups, kernel...) and bias (out_channels). Both start from U(-b, b) with b = 1 / sqrt(in_channels /
+/// groups * kernel elements). The constructor throws Error if a size is not positive, if groups does not divide the
+/// channels, or if an option is invalid.
 template <int N>
 class Conv : public Layer {
  public:
@@ -44,25 +47,24 @@ class Conv : public Layer {
     int64_t out_channels = 0;
     Extent<N> kernel_size{0};
     Extent<N> stride{1};
-    ConvPadding<N> padding{0};  ///< or "same" or "valid"
+    ConvPadding<N> padding{0};  ///< elements on both sides of each axis, "same" or "valid"
     Extent<N> dilation{1};
     int64_t groups = 1;
     bool bias = true;
-    PadMode padding_mode = PadMode::zeros;  ///< of what: zeros, reflect, replicate or circular; see voxgrad::pad
+    PadMode padding_mode = PadMode::zeros;  ///< zeros, reflect, replicate or circular; see voxgrad::pad
   };
-  explicit Conv(const Options& given);
-  /// In PyTorch's order: Conv3d(1, 8, 3), Conv3d(1, 8, 3, 2, 1).
+  explicit Conv(const Options& options);
+  /// Takes the options in PyTorch's order: Conv3d(1, 8, 3), Conv3d(1, 8, 3, 2, 1).
   Conv(int64_t in_channels, int64_t out_channels, const Extent<N>& kernel_size, const Extent<N>& stride = 1,
        const ConvPadding<N>& padding = 0, const Extent<N>& dilation = 1, int64_t groups = 1, bool with_bias = true,
        PadMode padding_mode = PadMode::zeros)
       : Conv(Options{in_channels, out_channels, kernel_size, stride, padding, dilation, groups, with_bias,
                      padding_mode}) {}
-  /// (N, in, spatial...) to (N, out, spatial...).
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
-  /// With another weight in place of the layer's.
+  /// Computes forward(x) with `other_weight` instead of the layer's weight.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
-  /// With what follows, as one operation (ops/fused.h).
-  Tensor forward(const Tensor& x, const NormActivation& what) const;
+  /// Computes the convolution, followed by a normalization and an activation, in one operation (ops/fused.h).
+  Tensor forward(const Tensor& x, const NormActivation& epilogue) const;
 
   std::string extra_repr() const override;
   const Options& options() const { return options_; }
@@ -70,14 +72,17 @@ class Conv : public Layer {
   VG_MODULE(weight, bias)
 
  private:
-  /// The input in the layer's memory format, with the padding that `options` then do not add.
-  Tensor prepared(const Tensor& x, ConvOptions<N>& options) const;
+  /// Returns the input in the layer's memory format. Sets the padding in `options`. If the operator does not support
+  /// the padding, pads the input instead and sets the padding in `options` to 0.
+  Tensor prepare_input(const Tensor& x, ConvOptions<N>& options) const;
 
   Options options_;
 };
 
-/// Transposed convolution over N spatial axes; see voxgrad::conv_transpose3d. weight (in, out / groups, kernel...),
-/// bias (out), both from U(-b, b) with b = 1 / sqrt(out / groups * kernel elements).
+/// Transposed convolution over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
+/// spatial...); see voxgrad::conv_transpose3d. The parameters are weight (in_channels, out_channels / groups,
+/// kernel...) and bias (out_channels). Both start from U(-b, b) with b = 1 / sqrt(out_channels / groups * kernel
+/// elements). The constructor throws Error under the same conditions as that of Conv.
 template <int N>
 class ConvTranspose : public Layer {
  public:
@@ -87,28 +92,31 @@ class ConvTranspose : public Layer {
     Extent<N> kernel_size{0};
     Extent<N> stride{1};
     Extent<N> padding{0};
-    Extent<N> output_padding{0};
+    Extent<N> output_padding{0};  ///< elements added at the end of each axis of the result
     int64_t groups = 1;
     bool bias = true;
     Extent<N> dilation{1};
   };
-  explicit ConvTranspose(const Options& given);
+  explicit ConvTranspose(const Options& options);
+  /// Takes the options in PyTorch's order: ConvTranspose3d(8, 4, 2, 2).
   ConvTranspose(int64_t in_channels, int64_t out_channels, const Extent<N>& kernel_size, const Extent<N>& stride = 1,
                 const Extent<N>& padding = 0, const Extent<N>& output_padding = 0, int64_t groups = 1,
                 bool with_bias = true, const Extent<N>& dilation = 1)
       : ConvTranspose(Options{in_channels, out_channels, kernel_size, stride, padding, output_padding, groups,
                               with_bias, dilation}) {}
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
-  /// As Conv's.
+  /// Computes forward(x) with `other_weight` instead of the layer's weight.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
-  /// With the output's spatial size in place of output_padding.
+  /// Computes a result of spatial size `output_size`, which replaces the option output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
-  Tensor forward(const Tensor& x, const NormActivation& what) const;
+  /// Computes the transposed convolution, followed by a normalization and an activation, in one operation.
+  Tensor forward(const Tensor& x, const NormActivation& epilogue) const;
 
   std::string extra_repr() const override;
   const Options& options() const { return options_; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
+  /// Calls forward(x, output_size).
   Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kVersion = 1;
 
-/// How a number of type T is stored.
+/// The element type of the tensor that stores a T.
 template <class T>
 using Stored = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
@@ -69,20 +69,21 @@ void read_fields(const TensorMap& state, const std::string& prefix, const Fields
     std::visit(
         [&]<class T>(T* value) {
           const bool fits = tensor.defined() && tensor.dim() == 0 && tensor.dtype() == dtype_of<Stored<T>>;
-          check(fits, op, key, " must be one ", dtype_of<Stored<T>>, ", got ", describe(tensor));
+          check(fits, op, key, " must be a scalar ", dtype_of<Stored<T>>, ", got ", describe(tensor));
           *value = read_field<T>(tensor);
         },
         address);
   }
 }
 
-void check_values(const char* op, const std::string& name, const Tensor& values, bool finite, bool negative) {
+void check_values(const char* op, const std::string& name, const Tensor& values, bool must_be_finite,
+                  bool allow_negative) {
   if (!is_floating(values.dtype()) || values.numel() == 0) return;
   NoGradGuard no_grad;
-  const double low = amin(values).item(), high = amax(values).item();  // both NaN if one element is
-  check(finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
-        finite ? "be finite" : "not hold NaN", ", its values go from ", low, " to ", high);
-  check(negative || low >= 0, op, name, " must not be negative, its values go from ", low, " to ", high);
+  const double low = amin(values).item(), high = amax(values).item();  // both are NaN if any element is NaN
+  check(must_be_finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
+        must_be_finite ? "be finite" : "not contain NaN", ", its values range from ", low, " to ", high);
+  check(allow_negative || low >= 0, op, name, " must not be negative, its values range from ", low, " to ", high);
 }
 
 TensorMap write_state(const char* name, const Fields& fields) {
@@ -97,7 +98,7 @@ void check_class(const TensorMap& state, const char* name, const char* article) 
   check(state.contains(concat("class.", name)), name, "this is not the state of ", article, ' ', name);
   int64_t version = 0;
   read_fields(state, "class.", {{name, &version}}, name);
-  check(version == kVersion, name, "class.", name, " must be ", kVersion, ", the version read here, got ", version);
+  check(version == kVersion, name, "class.", name, " must be version ", kVersion, ", got ", version);
 }
 
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix) {

@@ -1,4 +1,4 @@
-// What objects keep in a state_dict, and their named numbers there.
+// Objects with a state_dict, and functions that store named numbers in a state_dict.
 #pragma once
 
 #include <cstdint>
@@ -13,58 +13,65 @@
 
 namespace voxgrad::nn {
 
-/// Where a number lives. Written as a tensor without axes: f64, i64 (unsigned ones by their bits), bool.
+/// The address of a number. A state_dict stores the number as a scalar tensor of dtype f64, i64 or bool. An unsigned
+/// number is stored as the i64 with the same bits.
 using FieldAddress = std::variant<double*, int64_t*, uint64_t*, bool*>;
+/// Named numbers of an object.
 using Fields = std::vector<std::pair<std::string, FieldAddress>>;
 
-/// "weight, bias_" as {"weight", "bias"}: a member's trailing underscore is no part of its name.
+/// Splits a list at its commas and removes trailing underscores: "weight, bias_" becomes {"weight", "bias"}.
 std::vector<std::string> split_names(const char* list);
-/// The numbers by the names that split_names() makes of `names`.
+/// Returns the numbers with the names that split_names(names) returns. Throws if the counts differ.
 template <class... Ts>
 Fields named_fields(const char* names, Ts&... numbers) {
   Fields fields;
   const std::vector<std::string> split = split_names(names);
-  check(split.size() == sizeof...(numbers), "named_fields", sizeof...(numbers), " numbers are named ", names);
+  check(split.size() == sizeof...(numbers), "named_fields", sizeof...(numbers), " numbers, but the names are ", names);
   size_t i = 0;
   (fields.emplace_back(split[i++], &numbers), ...);
   return fields;
 }
-/// Sets the first field, a double, that has one of these names. Returns whether there is one.
+/// Sets the first field that has one of these names. The field must be a double. Returns false if no field has one of
+/// these names.
 bool set_field(const Fields& fields, std::initializer_list<std::string_view> names, double value);
 
-/// What has a state that a program may keep and go on with.
+/// Base class of objects whose state a program can save and restore.
 class Stateful {
  public:
   virtual ~Stateful() = default;
+  /// Returns the state as named tensors.
   virtual TensorMap state_dict() const = 0;
-  /// Throws as load_state_dict does, and changes nothing.
+  /// Throws the Error that load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const { const_cast<Stateful*>(this)->read_state(state, false); }
-  /// Throws, before anything is changed, for what such an object does not write, and for numbers that no run leaves.
+  /// Restores a state. Throws Error, before anything is changed, if entries are missing, unexpected or of the wrong
+  /// shape or dtype, or if they have values that state_dict() cannot return.
   void load_state_dict(const TensorMap& state) { read_state(state, true); }
 
  protected:
-  /// Checks all of `state`; takes it over only if `keep`.
+  /// Checks all of `state`, and restores it if `keep`.
   virtual void read_state(const TensorMap& state, bool keep) = 0;
 };
 
-/// Adds each number to `state` as prefix + name.
+/// Adds each number to `state` under the name prefix + name.
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields);
-/// Sets each number from `state`. Throws, with `op` in front, for a missing name and for another shape or dtype;
-/// numbers before it have been set by then.
+/// Sets each number from `state`. Throws an Error that begins with `op` if an entry is missing or has the wrong shape
+/// or dtype. In this case, the numbers before that entry have already been set.
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op);
 
-/// Throws, with `op` in front, if a floating tensor holds NaN; if it must be `finite`, also for infinities; if it may
-/// not be `negative`, also for values below 0. Waits for the device.
-void check_values(const char* op, const std::string& name, const Tensor& values, bool finite, bool negative = true);
+/// Throws an Error that begins with `op` if a floating tensor contains NaN. Also rejects infinities if
+/// `must_be_finite`, and values below 0 unless `allow_negative`. Waits for the device.
+void check_values(const char* op, const std::string& name, const Tensor& values, bool must_be_finite,
+                  bool allow_negative = true);
 
-/// "class.<name>", the version of what <name> writes, and the fields.
+/// Returns a state that contains the fields and an entry "class.<name>", which holds the version of the format.
 TensorMap write_state(const char* name, const Fields& fields);
-/// Throws unless `state` has "class.<name>": "this is not the state of <article> <name>"; and for another version.
+/// Throws "this is not the state of <article> <name>" if `state` has no entry "class.<name>". Also throws if the
+/// version of the format differs.
 void check_class(const TensorMap& state, const char* name, const char* article);
 
-/// The entries whose names begin with `prefix`, without it.
+/// Returns the entries whose names begin with `prefix`, and removes the prefix from the names.
 TensorMap with_prefix(const TensorMap& state, const std::string& prefix);
-/// Adds `entries` to `state`, their names behind `prefix`.
+/// Adds `entries` to `state` under the names prefix + name.
 void add_prefixed(TensorMap& state, const std::string& prefix, const TensorMap& entries);
 
 }  // namespace voxgrad::nn

@@ -13,7 +13,7 @@ namespace {
 
 thread_local ScopedValue<bool>* skipping = nullptr;
 
-/// Random numbers are drawn as f32 or f64 and then rounded to what the tensor holds.
+/// The dtype in which random numbers are drawn before they are converted to the dtype of the tensor.
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
 
 void require_floating(const Tensor& tensor, const char* op) {
@@ -33,10 +33,10 @@ double xavier_std(const Tensor& tensor, double gain) {
   return gain * std::sqrt(2.0 / static_cast<double>(fans.in + fans.out));
 }
 
-/// The half width of a uniform distribution of this standard deviation.
+/// Returns the bound b for which U(-b, b) has this standard deviation.
 double uniform_bound(double std) { return std::sqrt(3.0) * std; }
 
-/// Fills the tensor with transform(numbers of `rand` or `randn`).
+/// Fills the tensor with transform(numbers). `from`, which is rand or randn, draws the numbers.
 template <class F>
 const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
   Generator& source = generator ? *generator : default_generator();
@@ -49,7 +49,7 @@ const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* genera
   return tensor.copy_(transform(from(tensor.shape(), options, &source)));
 }
 
-/// The inverse of the normal distribution function: Winitzki's approximation, then Newton's method.
+/// Computes the inverse of the normal distribution function: Winitzki's approximation, refined by Newton's method.
 Tensor normal_quantile(const Tensor& probability) {
   constexpr double kA = 0.147, kSqrt2 = std::numbers::sqrt2;
   const Tensor p = clamp(probability, 0x1p-50, 1 - 0x1p-50), logarithm = log(p * affine(p, -4, 4));
@@ -88,14 +88,15 @@ double calculate_gain(Nonlinearity nonlinearity, double slope) {
 
 const Tensor& uniform_(const Tensor& tensor, double low, double high, Generator* generator) {
   require_floating(tensor, "uniform_");
-  check(std::isfinite(low) && std::isfinite(high) && low <= high, "uniform_", "no interval [", low, ", ", high, ")");
+  check(std::isfinite(low) && std::isfinite(high) && low <= high, "uniform_", "the interval [", low, ", ", high,
+        ") is empty or not finite");
   return draw(tensor, rand, generator, [&](const Tensor& u) { return affine(u, high - low, low); });
 }
 
 const Tensor& normal_(const Tensor& tensor, double mean, double std, Generator* generator) {
   require_floating(tensor, "normal_");
-  check(std::isfinite(mean) && std::isfinite(std) && std >= 0, "normal_", "no normal distribution has mean ", mean,
-        " and standard deviation ", std);
+  check(std::isfinite(mean) && std::isfinite(std) && std >= 0, "normal_",
+        "mean and std must be finite and std at least 0, got ", mean, " and ", std);
   return draw(tensor, randn, generator, [&](const Tensor& z) { return affine(z, std, mean); });
 }
 
@@ -103,8 +104,8 @@ const Tensor& trunc_normal_(const Tensor& tensor, double mean, double std, doubl
   require_floating(tensor, "trunc_normal_");
   const auto distribution = [&](double x) { return std::erfc((mean - x) / (std * std::numbers::sqrt2)) / 2; };
   const double low = distribution(a), high = distribution(b);
-  check(std > 0 && std::isfinite(mean) && std::isfinite(std) && high > low, "trunc_normal_", "mean ", mean,
-        " and standard deviation ", std, " leave no probability to [", a, ", ", b, ']');
+  check(std > 0 && std::isfinite(mean) && std::isfinite(std) && high > low, "trunc_normal_", "the interval [", a, ", ",
+        b, "] has no probability for mean ", mean, " and std ", std);
   return draw(tensor, rand, generator, [&](const Tensor& u) {
     return clamp(affine(normal_quantile(affine(u.to(f64), high - low, low)), std, mean), a, b);
   });

@@ -1,5 +1,5 @@
-// Initial values of parameters. Each function fills its tensor in place, unrecorded, and returns it; the
-// definitions of fan and gain are PyTorch's.
+// Initial values of parameters. Each function fills a tensor in place, without recording a graph, and returns it. `fan`
+// and `gain` are defined as in PyTorch. A null generator selects the default generator.
 #pragma once
 
 #include "../core/random.h"
@@ -8,38 +8,47 @@
 
 namespace voxgrad::nn::init {
 
+/// Selects whether the number of inputs or of outputs of a unit scales the initial values.
 enum class Fan : uint8_t { in, out };
+/// The nonlinearity that follows a layer.
 enum class Nonlinearity : uint8_t { linear, sigmoid, tanh, relu, leaky_relu, selu };
 
-/// Inputs to, and outputs from, one unit: sizes of axes 1 and 0, each times the product of the further axes.
-/// For a transposed convolution's (in, out / groups, ...) weight this too follows PyTorch. Throws below two axes.
+/// Numbers of connections of one unit of a layer.
 struct Fans {
-  int64_t in, out;
+  int64_t in;   ///< inputs of one output unit
+  int64_t out;  ///< outputs of one input unit
 };
+/// Returns the sizes of axis 1 (in) and axis 0 (out) of a weight, each multiplied by the sizes of the remaining axes.
+/// As in PyTorch, this also applies to the weight (in, out / groups, kernel...) of a transposed convolution. Throws
+/// Error if the tensor has fewer than two axes.
 Fans calculate_fans(const Tensor& tensor);
 
-/// The factor that keeps a signal's scale through `nonlinearity`; `slope` is leaky_relu's.
+/// Returns the factor that compensates for the change of scale by a nonlinearity. `slope` is the negative slope of
+/// leaky_relu.
 double calculate_gain(Nonlinearity nonlinearity, double slope = 0.01);
 
+/// Options of kaiming_uniform_ and kaiming_normal_.
 struct KaimingOptions {
-  double a = 0;  ///< negative slope of the leaky_relu that follows
-  Fan mode = Fan::in;
+  double a = 0;        ///< negative slope of the leaky_relu that follows the layer
+  Fan mode = Fan::in;  ///< Fan::in preserves the scale of activations, Fan::out that of gradients
   Nonlinearity nonlinearity = Nonlinearity::leaky_relu;
 };
 
-/// He et al., "Delving deep into rectifiers", ICCV 2015: U(-b, b) with b = gain sqrt(3 / fan).
+/// Draws from U(-b, b) with b = gain * sqrt(3 / fan) (He et al., "Delving deep into rectifiers", ICCV 2015). Throws
+/// Error if the fan is 0.
 const Tensor& kaiming_uniform_(const Tensor& tensor, const KaimingOptions& options = {},
                                Generator* generator = nullptr);
-/// The same, N(0, gain^2 / fan).
+/// Draws from the normal distribution with mean 0 and variance gain^2 / fan.
 const Tensor& kaiming_normal_(const Tensor& tensor, const KaimingOptions& options = {}, Generator* generator = nullptr);
-/// Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS 2010:
-/// U(-b, b) with b = gain sqrt(6 / (fan_in + fan_out)).
+/// Draws from U(-b, b) with b = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, "Understanding the difficulty
+/// of training deep feedforward neural networks", AISTATS 2010).
 const Tensor& xavier_uniform_(const Tensor& tensor, double gain = 1, Generator* generator = nullptr);
-/// The same, N(0, 2 gain^2 / (fan_in + fan_out)).
+/// Draws from the normal distribution with mean 0 and variance 2 * gain^2 / (fan_in + fan_out).
 const Tensor& xavier_normal_(const Tensor& tensor, double gain = 1, Generator* generator = nullptr);
 
-/// While it lives, the functions of this thread that draw leave tensors as they are, and generators as if they had
-/// drawn: for layers whose parameters are set right after. torch.nn.utils.skip_init.
+/// During its lifetime, the random functions of this file leave tensors unchanged on this thread. They still advance
+/// the generator as usual. Avoids the cost of initial values that the program overwrites, like
+/// torch.nn.utils.skip_init.
 class [[nodiscard]] SkipInit {
  public:
   [[nodiscard]] SkipInit();
@@ -48,16 +57,19 @@ class [[nodiscard]] SkipInit {
   ScopedValue<bool> skip_;
 };
 
-/// Throws unless low <= high, both finite.
+/// Draws from the uniform distribution on [low, high). Throws Error unless both are finite and low <= high.
 const Tensor& uniform_(const Tensor& tensor, double low = 0, double high = 1, Generator* generator = nullptr);
-/// Throws unless std >= 0, both finite.
+/// Draws from a normal distribution. Throws Error unless mean and std are finite and std >= 0.
 const Tensor& normal_(const Tensor& tensor, double mean = 0, double std = 1, Generator* generator = nullptr);
-/// A normal distribution limited to [a, b], by the inverse of its distribution function. Throws unless std > 0 and [a,
-/// b] has a probability above 0.
+/// Draws from a normal distribution truncated to [a, b], by inverting its distribution function. Throws Error unless
+/// std > 0 and [a, b] has a positive probability.
 const Tensor& trunc_normal_(const Tensor& tensor, double mean = 0, double std = 1, double a = -2, double b = 2,
                             Generator* generator = nullptr);
+/// Sets all elements to `value`.
 const Tensor& constant_(const Tensor& tensor, double value);
+/// Sets all elements to 0.
 const Tensor& zeros_(const Tensor& tensor);
+/// Sets all elements to 1.
 const Tensor& ones_(const Tensor& tensor);
 
 }  // namespace voxgrad::nn::init

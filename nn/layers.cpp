@@ -8,13 +8,13 @@
 
 namespace voxgrad::nn {
 
-Linear::Linear(int64_t in_features, int64_t out_features, const LinearOptions& given)
+Linear::Linear(int64_t in_features, int64_t out_features, const LinearOptions& options)
     : in_features_(in_features), out_features_(out_features) {
   check(in_features > 0 && out_features > 0, "Linear", "in_features and out_features must be positive, got ",
         in_features, " and ", out_features);
   weight = empty({out_features, in_features}, {.requires_grad = true});
   init::kaiming_uniform_(weight, {.a = std::sqrt(5.0)});
-  if (!given.bias) return;
+  if (!options.bias) return;
   bias = empty({out_features}, {.requires_grad = true});
   const double bound = 1 / std::sqrt(static_cast<double>(in_features));
   init::uniform_(bias, -bound, bound);
@@ -36,7 +36,7 @@ LeakyReLU::LeakyReLU(double negative_slope) : negative_slope_(negative_slope) {
 
 Softplus::Softplus(double beta, double threshold) : beta_(beta), threshold_(threshold) {
   check(std::isfinite(beta) && beta != 0 && std::isfinite(threshold), "Softplus",
-        "needs finite beta other than 0 and finite threshold, got ", beta, " and ", threshold);
+        "beta must be finite and not 0, and threshold finite, got ", beta, " and ", threshold);
 }
 
 Dropout::Dropout(double p) : p_(p) { check(p >= 0 && p <= 1, "Dropout", "p must lie in [0, 1], got ", p); }
@@ -45,7 +45,7 @@ Flatten::Flatten(int64_t start_axis, int64_t end_axis) : start_axis_(start_axis)
   for (int64_t axis : {start_axis, end_axis})
     check(axis >= -kMaxRank && axis < kMaxRank, "Flatten", "axes must lie in [", -kMaxRank, ", ", kMaxRank, "), got ",
           start_axis, " and ", end_axis);
-  // One that counts from the other end depends on the input.
+  // If one axis counts from the end, the order of the two depends on the rank of the input.
   check((start_axis < 0) != (end_axis < 0) || start_axis <= end_axis, "Flatten", "start_axis ", start_axis,
         " comes after end_axis ", end_axis);
 }

@@ -1,4 +1,4 @@
-// All layers. Those here are the small ones: linear, activations.
+// Includes the headers of all layers. Declares linear layers, activations, dropout and flatten.
 #pragma once
 
 #include "../ops/elementwise.h"
@@ -12,17 +12,19 @@
 
 namespace voxgrad::nn {
 
+/// Options of Linear.
 struct LinearOptions {
-  bool bias = true;
+  bool bias = true;  ///< adds a trained bias
 };
 
-/// x (..., in_features) to (..., out_features). weight (out_features, in_features) and bias (out_features), both
-/// from U(-b, b) with b = 1 / sqrt(in_features).
+/// A linear map from (..., in_features) to (..., out_features): y = x weight^T + bias. The parameters are weight
+/// (out_features, in_features) and bias (out_features). Both start from U(-b, b) with b = 1 / sqrt(in_features), as in
+/// PyTorch. The constructor throws Error if a size is not positive.
 class Linear : public Layer {
  public:
-  Linear(int64_t in_features, int64_t out_features, const LinearOptions& given = {});
+  Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
-  /// With another weight in place of the layer's.
+  /// Computes forward(x) with `other_weight` instead of the layer's weight.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   std::string extra_repr() const override {
     return concat("in_features=", in_features_, ", out_features=", out_features_, bias.defined() ? "" : ", bias=false");
@@ -32,15 +34,18 @@ class Linear : public Layer {
   VG_MODULE(weight, bias)
 
  private:
-  int64_t in_features_, out_features_;  // of the weight, which wrappers take away
+  // Stored for extra_repr(), because WeightNorm and SpectralNorm remove the weight.
+  int64_t in_features_;
+  int64_t out_features_;
 };
 
+/// Returns its input.
 class Identity : public Layer {
  public:
   Tensor forward(const Tensor& x) const override { return x; }
 };
 
-/// A function of each element that has no options.
+/// An elementwise function without options. The functions of the same names are in ops/elementwise.h.
 template <LayerName name, Tensor (*function)(const Tensor&)>
 class Activation : public Layer {
  public:
@@ -58,8 +63,9 @@ using Mish = Activation<"Mish", mish>;
 using Hardsigmoid = Activation<"Hardsigmoid", hardsigmoid>;
 using Hardswish = Activation<"Hardswish", hardswish>;
 
-/// See voxgrad::prelu; weight (num_parameters), 1 or the number of channels, starts at `init`. Throws Error unless
-/// num_parameters is positive.
+/// PReLU: x where x > 0, otherwise weight * x; see voxgrad::prelu. The parameter weight (num_parameters) starts at
+/// `init`; num_parameters is 1 or the number of channels. The constructor throws Error unless num_parameters is
+/// positive and `init` is finite.
 class PReLU : public Layer {
  public:
   explicit PReLU(int64_t num_parameters = 1, double init = 0.25);
@@ -70,7 +76,7 @@ class PReLU : public Layer {
   VG_MODULE(weight)
 };
 
-/// A function along one axis.
+/// A function along one axis, which may count from the end: Softmax(1), Softmax(-1).
 template <LayerName name, Tensor (*function)(const Tensor&, int64_t)>
 class AlongAxis : public Layer {
  public:
@@ -86,6 +92,7 @@ class AlongAxis : public Layer {
 using Softmax = AlongAxis<"Softmax", softmax>;
 using LogSoftmax = AlongAxis<"LogSoftmax", log_softmax>;
 
+/// x where x > 0, otherwise alpha * (exp(x) - 1). The constructor throws Error unless alpha is finite.
 class ELU : public Layer {
  public:
   explicit ELU(double alpha = 1);
@@ -96,6 +103,7 @@ class ELU : public Layer {
   double alpha_;
 };
 
+/// x where x > 0, otherwise negative_slope * x. The constructor throws Error unless negative_slope is finite.
 class LeakyReLU : public Layer {
  public:
   explicit LeakyReLU(double negative_slope = 0.01);
@@ -107,6 +115,8 @@ class LeakyReLU : public Layer {
   double negative_slope_;
 };
 
+/// log(1 + exp(beta * x)) / beta, or x where beta * x > threshold. The constructor throws Error unless both numbers are
+/// finite and beta is not 0.
 class Softplus : public Layer {
  public:
   explicit Softplus(double beta = 1, double threshold = 20);
@@ -117,7 +127,8 @@ class Softplus : public Layer {
   double beta_, threshold_;
 };
 
-/// Zeroes elements with probability p while training, from the default generator; the identity in eval().
+/// In training, zeroes each element with probability p and multiplies the others by 1 / (1 - p). Uses the default
+/// generator. In evaluation, returns its input. The constructor throws Error unless p lies in [0, 1].
 class Dropout : public Layer {
  public:
   explicit Dropout(double p = 0.5);
@@ -129,14 +140,15 @@ class Dropout : public Layer {
   double p_;
 };
 
-/// Zeroes whole channels instead: see voxgrad::dropout3d.
+/// Dropout of whole channels of (N, C, D, H, W); see voxgrad::dropout3d.
 class Dropout3d : public Dropout {
  public:
   using Dropout::Dropout;
   Tensor forward(const Tensor& x) const override { return dropout3d(x, p_, is_training()); }
 };
 
-/// Makes the axes start .. end one; by default all but the batch.
+/// Merges the axes start_axis to end_axis, inclusive, into one. By default merges all axes but the batch: (N, ...)
+/// becomes (N, features).
 class Flatten : public Layer {
  public:
   explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1);

@@ -36,11 +36,13 @@ Tensors without_repetition(const NamedTensors& named) {
   return tensors;
 }
 
+/// Returns whether `given` can be copied to `own`.
 bool fits(const Tensor& own, const Tensor& given) {
   return own.shape() == given.shape() &&
          (own.dtype() == given.dtype() || (is_floating(own.dtype()) && is_floating(given.dtype())));
 }
 
+/// Lists the differences between a module's state and a given state.
 std::string explain(const LoadReport& report, const TensorMap& own, const TensorMap& given) {
   std::ostringstream text;
   const char* separator = "";
@@ -54,25 +56,25 @@ std::string explain(const LoadReport& report, const TensorMap& own, const Tensor
   list("missing", report.missing, plain);
   list("unexpected", report.unexpected, plain);
   list("mismatched", report.mismatched, [&](const std::string& name) {
-    const Tensor &wanted = own.at(name), &got = given.at(name);
-    return concat(name, " (module ", wanted.shape(), ' ', wanted.dtype(), ", state_dict ",
+    const Tensor &expected = own.at(name), &got = given.at(name);
+    return concat(name, " (module ", expected.shape(), ' ', expected.dtype(), ", state_dict ",
                   got.defined() ? concat(got.shape(), ' ', got.dtype()) : "undefined", ')');
   });
   return text.str();
 }
 
-/// A Module, Parameter or Buffer; the other pointer is null.
+/// A Module, or a tensor (Parameter or Buffer). The other pointer is null.
 struct Recorded {
   const Module* module;
   const Tensor* tensor;
 };
-/// The live objects by address.
+/// All existing modules, parameters and buffers by address.
 struct Addresses {
   std::mutex mutex;
   std::map<const void*, Recorded, std::less<>> objects;
 };
 Addresses& addresses() {
-  static auto* const all = new Addresses;  // never destroyed, because static modules may be destroyed after it
+  static auto* const all = new Addresses;  // never destroyed, because the destructors of static modules use it
   return *all;
 }
 
@@ -82,7 +84,7 @@ NamedTensors all_tensors(const Module& module) {
   return all;
 }
 
-/// Whether the part holds tensors or behaves differently in training.
+/// Returns whether the object has tensors or behaves differently in training.
 bool has_state(const Recorded& part) {
   if (part.tensor) return part.tensor->defined();
   const NamedModules below = part.module->named_modules();
@@ -136,10 +138,11 @@ void detail::check_listed(const Module& module, const Bytes& object, std::initia
       if (recorded.module != &module && std::none_of(listed.begin(), listed.end(), holds)) unlisted.push_back(recorded);
     }
   }
-  // Parts without a state, such as ReLU, need not be listed. They must not cost the walk over all members below.
+  // Objects without state, such as ReLU, need not be listed. They are removed first, because the walk over all members
+  // below is expensive.
   std::erase_if(unlisted, [](const Recorded& part) { return !has_state(part); });
   if (unlisted.empty()) return;
-  std::set<const void*> known{nullptr};  // modules and bodies of tensors that the members lead to
+  std::set<const void*> known{nullptr};  // all modules and tensor bodies in `members` and below
   for (const Member& member : members) {
     known.insert(member.tensor.body().get());
     if (!member.module) continue;
@@ -176,8 +179,8 @@ std::string Module::class_name() const {
       abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, nullptr), &std::free);
   std::string name = text ? text.get() : typeid(*this).name();
   const auto last_part = [](const std::string& path) {
-    const size_t place = path.rfind("::");
-    return place == std::string::npos ? path : path.substr(place + 2);
+    const size_t position = path.rfind("::");
+    return position == std::string::npos ? path : path.substr(position + 2);
   };
   if (name.back() != '>') return last_part(name);
   const size_t open = name.find('<');
@@ -187,7 +190,7 @@ std::string Module::class_name() const {
 
 Parameter::Parameter(const Tensor& tensor) : Tensor(tensor) {
   if (!defined()) return;
-  check(is_leaf(), "Parameter", "the result of an operation is no parameter; detach() it");
+  check(is_leaf(), "Parameter", "the result of an operation cannot be a parameter; detach() it");
   requires_grad_();
 }
 
@@ -202,7 +205,7 @@ std::ostream& operator<<(std::ostream& out, const Module& module) {
 }
 
 void detail::check_parameter(const std::string& name, const Tensor& tensor) {
-  // Autograd data stays when a parameter is frozen.
+  // A frozen parameter still has autograd data.
   check(tensor.requires_grad() || tensor.body()->autograd, "VG_MODULE", "the Tensor ", name, ", ", describe(tensor),
         ", does not require grad: make it an nn::Parameter, or an nn::Buffer if it is not to be trained");
 }
@@ -220,7 +223,8 @@ void detail::convert(const std::string& name, const Tensor& tensor, const Conver
   body.offset = converted.storage_offset();
   body.strides = converted.strides();
   body.dtype = converted.dtype();
-  if (body.autograd) body.autograd->accumulator.reset();  // it expects gradients of the old kind
+  // The old accumulator expects gradients of the old dtype and device.
+  if (body.autograd) body.autograd->accumulator.reset();
   if (grad.defined()) convert(name, grad, conversion);
 }
 
@@ -268,10 +272,10 @@ LoadReport Module::compare_state_dict(const TensorMap& state) const {
   LoadReport report;
   const TensorMap own = state_dict();
   for (const auto& [name, tensor] : own) {
-    const auto given = state.find(name);
-    if (given == state.end())
+    const auto entry = state.find(name);
+    if (entry == state.end())
       report.missing.push_back(name);
-    else if (!given->second.defined() || !fits(tensor, given->second))
+    else if (!entry->second.defined() || !fits(tensor, entry->second))
       report.mismatched.push_back(name);
   }
   for (const auto& [name, tensor] : state)
@@ -290,8 +294,8 @@ LoadReport Module::load_state_dict(const TensorMap& state, bool strict) {
   const TensorMap own = state_dict();
   NoGradGuard no_grad;
   for (const auto& [name, tensor] : own) {
-    const auto given = state.find(name);
-    if (given != state.end() && given->second.defined() && fits(tensor, given->second)) tensor.copy_(given->second);
+    const auto entry = state.find(name);
+    if (entry != state.end() && entry->second.defined() && fits(tensor, entry->second)) tensor.copy_(entry->second);
   }
   return report;
 }

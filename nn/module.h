@@ -1,8 +1,8 @@
 // Modules: objects with named parameters, buffers and children.
 //
-// A module lists its members on request, through the one virtual function that VG_MODULE writes. Constructors register
-// nothing with a parent, so a move leaves no dangling pointer. They only record the object's own address, by which
-// VG_MODULE notices members that it does not name.
+// A module lists its members through the virtual function members(), which VG_MODULE overrides. Constructors register
+// nothing with a parent, so moving a module leaves no dangling pointer. Constructors only record the address of the new
+// object. VG_MODULE uses these addresses to detect members that its list does not contain.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,12 @@ class Module;
 
 namespace detail {
 
-/// Records the address of a Module, Parameter or Buffer until remove_address(), for check_listed(). Thread-safe.
+/// Records the address of a Module, Parameter or Buffer for check_listed(). Thread-safe.
 void add_address(const Module* module, const Tensor* tensor);
+/// Removes the record of an address. Thread-safe.
 void remove_address(const void* address);
 
-/// Base of T, a Tensor, that records the address of each T.
+/// Base class of T, a class derived from Tensor. Records the address of every T.
 template <class T>
 struct Addressed {
   Addressed() { add_address(nullptr, static_cast<const T*>(this)); }
@@ -45,14 +46,15 @@ struct Addressed {
 
 }  // namespace detail
 
-/// A tensor that is part of a module's state but is not trained.
+/// A tensor that is part of a module's state but is not trained, such as a running mean.
 struct Buffer : Tensor, detail::Addressed<Buffer> {
   Buffer() = default;
   Buffer(Tensor tensor) : Tensor(std::move(tensor)) {}
 };
 
-/// A tensor that is trained: of a Tensor it makes a leaf that requires grad. Other Tensors are parameters if they were
-/// made to require grad, as by {.requires_grad = true}; requires_grad_(false) freezes either.
+/// A tensor that is trained. The constructor makes the given leaf require grad. It throws Error if the tensor is the
+/// result of an operation. A plain Tensor that was created with {.requires_grad = true} is a parameter, too.
+/// requires_grad_(false) freezes a parameter.
 struct Parameter : Tensor, detail::Addressed<Parameter> {
   Parameter() = default;
   Parameter(const Tensor& tensor);
@@ -60,15 +62,15 @@ struct Parameter : Tensor, detail::Addressed<Parameter> {
 
 namespace detail {
 
-/// A tensor's elements on another device, of another dtype or in another memory format; the tensor itself if they are.
+/// Converts a tensor to another device, dtype or memory format. Returns the same tensor if nothing changes.
 using Conversion = std::function<Tensor(const Tensor&)>;
-/// Puts the converted elements of a leaf, and of its gradient, under the same handle. What a live graph saved of the
-/// old ones is refused by its version.
+/// Converts a leaf and its gradient in place, so that all existing handles refer to the converted elements. A graph
+/// that saved the old elements throws in its backward pass. `name` identifies the leaf in error messages.
 void convert(const std::string& name, const Tensor& tensor, const Conversion& conversion);
 
 }  // namespace detail
 
-/// One named thing in a module: a child if `module` is set, else a parameter or a buffer.
+/// A named member of a module: a child if `module` is set, otherwise a parameter or a buffer.
 struct Member {
   std::string name;
   Tensor tensor;
@@ -77,22 +79,27 @@ struct Member {
 };
 using Members = std::vector<Member>;
 
+/// Tensors with their names, in order of declaration.
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+/// Modules with their names. The pointers are valid until a module is moved or destroyed.
 using NamedModules = std::vector<std::pair<std::string, Module*>>;
 
-/// Names on which a state_dict and a module differ.
+/// The differences between a state_dict and a module, as lists of names.
 struct LoadReport {
-  std::vector<std::string> missing;     ///< in the module only
-  std::vector<std::string> unexpected;  ///< in the state_dict only
-  std::vector<std::string> mismatched;  ///< in both, with another shape, or integers against floats
+  std::vector<std::string> missing;     ///< names that only the module has
+  std::vector<std::string> unexpected;  ///< names that only the state_dict has
+  std::vector<std::string> mismatched;  ///< names with different shapes or incompatible dtypes
+  /// Returns true if there are no differences.
   bool matches() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
 
-/// Base of everything that holds parameters. A Module can be moved but not copied: a copy would share its
-/// parameters with the original. Const only protects the structure, as with Tensor.
+/// Base class of everything that has parameters. A Module can be moved but not copied, because a copy would share its
+/// parameters with the original. As with Tensor, a const Module protects its structure but not the values of its
+/// tensors.
 ///
-/// Threads may call forward() of one module at the same time, but for layers that draw random numbers (Dropout in
-/// training). While one changes it (load_state_dict, to, train, zero_grad, an optimizer's step), no other may use it.
+/// Several threads may call forward() of one module at the same time, unless a layer draws random numbers or changes
+/// its state in training (Dropout, BatchNorm, SpectralNorm). While a thread changes the module (load_state_dict, to,
+/// train, zero_grad, a step of an optimizer), no other thread may use it.
 class Module {
  public:
   Module() { detail::add_address(this, nullptr); }
@@ -102,60 +109,74 @@ class Module {
   Module& operator=(Module&&) = default;
   virtual ~Module() { detail::remove_address(this); }
 
-  /// The direct members, in order. Written by VG_MODULE.
+  /// Returns the direct members, in the order in which VG_MODULE lists them. VG_MODULE overrides this function.
   virtual Members members() { return {}; }
 
-  /// All parameters below this module, each once even if modules share it, in order of declaration.
+  /// Returns the parameters of this module and of all modules below it, in order of declaration. A parameter that
+  /// several modules share appears once.
   Tensors parameters() const;
+  /// Returns the buffers in the same way.
   Tensors buffers() const;
-  /// The same with names: "up.weight", "blocks.0.norm.bias".
+  /// Returns the parameters with their names, such as "up.weight" or "blocks.0.norm.bias". A shared parameter appears
+  /// under each of its names.
   NamedTensors named_parameters() const;
+  /// Returns the buffers with their names.
   NamedTensors named_buffers() const;
+  /// Returns the direct children.
   std::vector<Module*> children() const;
+  /// Returns the direct children with their names.
   NamedModules named_children() const;
-  /// This module, named "", and all below it, each before its children.
+  /// Returns this module, named "", and all modules below it. Each module precedes its children.
   NamedModules named_modules() const;
 
-  /// Parameters and buffers by name, as detached handles: they see later changes; clone() them to keep values.
+  /// Returns the parameters and buffers by name, as detached tensors that share memory with the module. Their values
+  /// change with the module; clone() them to keep the current values. Throws Error if two members have the same name.
   TensorMap state_dict() const;
-  /// How `state` differs from what this module needs.
+  /// Compares the names, shapes and dtypes of `state` with those of state_dict().
   LoadReport compare_state_dict(const TensorMap& state) const;
-  /// Throws as a strict load_state_dict does, and changes nothing.
+  /// Throws the Error that a strict load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const;
-  /// Copies the values of `state` into the parameters and buffers, across devices and floating dtypes.
-  /// Strict: throws one Error that lists every difference, before anything is copied. Otherwise the names
-  /// that fit are loaded, and what did not is returned.
+  /// Copies the values of `state` into the parameters and buffers. The devices and the floating dtypes may differ. If
+  /// `strict`, throws one Error that lists all differences, before anything is copied. Otherwise loads the entries that
+  /// fit and returns the differences.
   LoadReport load_state_dict(const TensorMap& state, bool strict = true);
 
-  /// Switches layers that behave differently in training (Dropout), here and in all children.
+  /// Sets training mode (the default) or evaluation mode, here and in all modules below. The mode affects layers such
+  /// as Dropout and BatchNorm.
   void train(bool on = true);
+  /// Sets evaluation mode: train(false).
   void eval() { train(false); }
   bool is_training() const { return training_; }
-  /// Whether forward() depends on is_training(), as that of Dropout does.
+  /// Returns whether forward() depends on is_training(), as in Dropout.
   virtual bool depends_on_training() const { return false; }
   /// Returns the class name that is printed, without namespaces: "Conv3d" for Conv<3>, "WeightNorm" for other
   /// templates.
   virtual std::string class_name() const;
-  /// Returns the options of a layer that are printed: "1, 8, kernel_size=[3, 3, 3]".
+  /// Returns the options that are printed after the class name: "1, 8, kernel_size=[3, 3, 3]".
   virtual std::string extra_repr() const { return {}; }
 
-  /// Moves or converts all parameters, buffers and gradients in place: handles elsewhere, an optimizer's for
-  /// instance, follow. Only floating tensors change their dtype.
+  /// Moves all parameters, buffers and gradients to a device, in place: other handles of these tensors, such as those
+  /// of an optimizer, refer to the moved tensors. Throws Error if the device is not available.
   void to(Device device);
+  /// Converts all floating parameters, buffers and gradients to a floating dtype, in place. Integer tensors keep their
+  /// dtype. Throws Error if `dtype` is not floating.
   void to(DType dtype);
-  /// Puts parameters, buffers and gradients of four and five axes into this format, in place, as PyTorch does: a
-  /// weight (Cout, Cin / groups, kernel...) in channels_last has its second axis innermost. The convolutions below give
-  /// their results in this format, whatever that of their input, and what follows them keeps it. Values, names and
-  /// files are those of any format; the state of optimizers and averages follows with their next step.
+  /// Converts all parameters, buffers and gradients with four or five axes to a memory format, in place, as PyTorch
+  /// does. In channels_last the second axis of a weight (out_channels, in_channels / groups, kernel...) is innermost.
+  /// Convolution layers then return their results in this format, whatever the format of their input, and subsequent
+  /// layers keep it. Names, values and saved files do not depend on the format. The state of optimizers and averages is
+  /// converted in their next step.
   void to(MemoryFormat format);
-  /// Drops all gradients.
+  /// Drops the gradients of all parameters.
   void zero_grad() const;
+  /// Sets requires_grad of all parameters; false freezes them.
   void requires_grad_(bool value = true) const;
-  /// Calls `function` on all children, then on this module.
+  /// Calls `function` on all modules below and on this module. Children precede their parents.
   void apply(const std::function<void(Module&)>& function);
 
  protected:
-  /// x in the format that to() asked for; x itself if it did not, or if x lacks its batch, that is, one of `axes`.
+  /// Returns x in the format that was given to to(MemoryFormat). Returns x itself if to(MemoryFormat) was not called,
+  /// or if x does not have `axes` axes, for example because it has no batch axis.
   Tensor in_memory_format(const Tensor& x, int64_t axes) const {
     return memory_format_ && x.defined() && x.dim() == axes ? x.contiguous(*memory_format_) : x;
   }
@@ -169,23 +190,24 @@ class Module {
   std::optional<MemoryFormat> memory_format_;
 };
 
-/// The module and all below it, a line each, with their options and the shapes of their parameters and buffers, and the
-/// number of elements of the parameters, those shared counted once.
+/// Prints the module and all modules below it, one per line, with their options and the shapes of their parameters and
+/// buffers. The last line is the total number of elements of the parameters; shared parameters count once.
 std::ostream& operator<<(std::ostream& out, const Module& module);
 
 namespace detail {
 
-/// "Conv3d(1, 8, kernel_size=[3, 3, 3])": the class's name and the options.
+/// Returns the class name and the options: "Conv3d(1, 8, kernel_size=[3, 3, 3])".
 std::string summary(const Module& module);
-/// For the profiler: from the outermost module that is being called on this thread, "UNet.blocks.0.conv".
+/// Returns the path of a module from the outermost module that this thread is calling: "UNet.blocks.0.conv".
 std::string module_path(const Module& module);
+/// Returns a profiler scope for one call of the module.
 inline profiler::Scope module_scope(const Module& module) {
   return {profiler::Kind::module, [&] { return module_path(module); }};
 }
 
 }  // namespace detail
 
-/// The name of a layer as a template argument, for templates whose arguments do not name it.
+/// A string literal as a template argument. Layer templates such as Activation use it as their class name.
 struct LayerName {
   constexpr LayerName(const char* name) {
     for (int i = 0; name[i]; ++i) text[i] = name[i];
@@ -193,10 +215,11 @@ struct LayerName {
   char text[24] = {};
 };
 
-/// A module that maps one tensor to one: layers, and what may stand in for one.
+/// Base class of modules that map one tensor to one tensor.
 class Layer : public Module {
  public:
   virtual Tensor forward(const Tensor& x) const = 0;
+  /// Calls forward(). A running profiler records the call.
   Tensor operator()(const Tensor& x) const {
     const auto scope = detail::module_scope(*this);
     return forward(x);
@@ -205,9 +228,10 @@ class Layer : public Module {
 
 namespace detail {
 
-/// Throws unless `tensor` requires grad or did once.
+/// Throws unless `tensor` requires grad, or required grad before it was frozen.
 void check_parameter(const std::string& name, const Tensor& tensor);
 
+/// A range of memory.
 struct Bytes {
   const void* begin;
   size_t size;
@@ -215,11 +239,13 @@ struct Bytes {
     return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin) < size;
   }
 };
-/// Throws if a Module, Parameter or Buffer exists within `object`, the memory of `module`, but not within one of
-/// `listed`, and has a tensor that `members` do not lead to, or depends on is_training().
+/// Checks the memory `object` of `module` for unlisted members. Throws if `object` contains a Module, Parameter or
+/// Buffer outside of the ranges `listed` whose state `members` does not include. State means tensors, and layers that
+/// depend on is_training().
 void check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
                   const Members& members);
 
+/// Deduces the class that declares members(). Not defined.
 template <class C>
 C* declaring_class(Members (C::*)());
 
@@ -235,6 +261,7 @@ void check_inherited_list(T& value) {
   }
 }
 
+/// Appends `value` to `members`: a Tensor, a Module, a container of these, or a pointer to one of them.
 template <class T>
 void add_member(Members& members, const std::string& name, T& value) {
   if constexpr (std::is_base_of_v<Tensor, T>) {
@@ -255,6 +282,7 @@ void add_member(Members& members, const std::string& name, T& value) {
   }
 }
 
+/// Implements members() for VG_MODULE. `names` is the macro's argument list as text.
 template <class M, class... Ts>
 Members list_members(const M& module, [[maybe_unused]] const char* names, Ts&... values) {
   Members members;
@@ -265,6 +293,7 @@ Members list_members(const M& module, [[maybe_unused]] const char* names, Ts&...
   return members;
 }
 
+/// Calls module.forward(args...) in a profiler scope.
 template <class M, class... Args>
 decltype(auto) forward(M& module, Args&&... args) {
   const auto scope = module_scope(module);
@@ -274,17 +303,18 @@ decltype(auto) forward(M& module, Args&&... args) {
 }  // namespace detail
 }  // namespace voxgrad::nn
 
-/// Inside a class derived from nn::Module: names its members in order, and makes model(x, ...) model.forward(x, ...). A
-/// Tensor is a parameter and has to require grad, an nn::Buffer is a buffer, a Module a child; vectors, arrays,
-/// optionals and smart pointers of these too ("blocks.0", ...). Undefined tensors and null pointers are left out. A
-/// class that derives from one with a VG_MODULE names the inherited members again. Not for classes inside of functions,
-/// which C++ allows no templates.
+/// Lists the members of a class derived from nn::Module, in order, and makes model(x, ...) call model.forward(x, ...).
+/// A Tensor is a parameter and must require grad. An nn::Buffer is a buffer, and a Module is a child. Vectors, arrays,
+/// optionals and smart pointers of these are allowed; their elements are named "blocks.0", "blocks.1" and so on.
+/// Undefined tensors and null pointers are skipped. A class that derives from a class with VG_MODULE must list the
+/// inherited members again. The macro cannot be used in local classes, because C++ does not allow member templates
+/// there.
 ///
-/// parameters(), state_dict(), to() and all other functions that visit the members throw if a member is missing here
-/// that would then be neither trained nor saved nor moved: a Module that has tensors or depends_on_training(), a
-/// Parameter or a Buffer. They are found by their addresses, so the check does not notice plain Tensors, nor objects
-/// behind pointers and in vectors: hold a module that is left out on purpose by a std::unique_ptr. It also skips
-/// classes that define members() themselves, and the model itself if its class has no VG_MODULE.
+/// parameters(), state_dict(), to() and all other functions that visit the members throw Error if the list lacks a
+/// Parameter, a Buffer, or a Module that has tensors or depends_on_training(). Such a member would be neither trained
+/// nor saved nor moved. The check compares the addresses of the class's members. It cannot detect plain Tensors,
+/// objects in vectors, or objects behind pointers. To omit a module on purpose, store it in a std::unique_ptr. The
+/// check also skips classes that define members() themselves, and the model itself if its class has no VG_MODULE.
 #define VG_MODULE(...)                                                                          \
   ::voxgrad::nn::Members members() override {                                                   \
     return ::voxgrad::nn::detail::list_members(*this, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \

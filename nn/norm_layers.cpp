@@ -19,14 +19,14 @@ void check_normalized_shape(const char* layer, const Shape& shape) {
 
 }  // namespace
 
-GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given)
-    : num_groups_(num_groups), num_channels_(num_channels), options_(given) {
+GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options)
+    : num_groups_(num_groups), num_channels_(num_channels), options_(options) {
   check(num_groups > 0 && num_channels > 0, "GroupNorm", "num_groups and num_channels must be positive, got ",
         num_groups, " and ", num_channels);
   check(num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
         " does not divide num_channels = ", num_channels);
-  check_eps("GroupNorm", given.eps);
-  if (!given.affine) return;
+  check_eps("GroupNorm", options.eps);
+  if (!options.affine) return;
   weight = ones({num_channels}, {.requires_grad = true});
   bias = zeros({num_channels}, {.requires_grad = true});
 }
@@ -37,11 +37,11 @@ Tensor GroupNorm::forward(const Tensor& x) const {
   return group_norm(x, num_groups_, weight, bias, options_.eps);
 }
 
-InstanceNorm3d::InstanceNorm3d(int64_t num_features, const InstanceNormOptions& given)
-    : num_features_(num_features), options_(given) {
+InstanceNorm3d::InstanceNorm3d(int64_t num_features, const InstanceNormOptions& options)
+    : num_features_(num_features), options_(options) {
   check(num_features > 0, "InstanceNorm3d", "num_features must be positive, got ", num_features);
-  check_eps("InstanceNorm3d", given.eps);
-  if (!given.affine) return;
+  check_eps("InstanceNorm3d", options.eps);
+  if (!options.affine) return;
   weight = ones({num_features}, {.requires_grad = true});
   bias = zeros({num_features}, {.requires_grad = true});
 }
@@ -53,17 +53,17 @@ Tensor InstanceNorm3d::forward(const Tensor& x) const {
 }
 
 template <int N>
-BatchNorm<N>::BatchNorm(int64_t num_features, const Options& given) : num_features_(num_features), options_(given) {
+BatchNorm<N>::BatchNorm(int64_t num_features, const Options& options) : num_features_(num_features), options_(options) {
   const std::string layer = concat("BatchNorm", N, 'd');
   check(num_features > 0, layer.c_str(), "num_features must be positive, got ", num_features);
-  check_eps(layer.c_str(), given.eps);
-  const double momentum = given.momentum.value_or(0);
+  check_eps(layer.c_str(), options.eps);
+  const double momentum = options.momentum.value_or(0);
   check(momentum >= 0 && momentum <= 1, layer.c_str(), "momentum must lie in [0, 1], got ", momentum);
-  if (given.affine) {
+  if (options.affine) {
     weight = ones({num_features}, {.requires_grad = true});
     bias = zeros({num_features}, {.requires_grad = true});
   }
-  if (!given.track_running_stats) return;
+  if (!options.track_running_stats) return;
   running_mean = zeros({num_features});
   running_var = ones({num_features});
   num_batches_tracked = zeros({}, {.dtype = i64});
@@ -116,24 +116,24 @@ template class BatchNorm<1>;
 template class BatchNorm<2>;
 template class BatchNorm<3>;
 
-LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given)
-    : normalized_shape_(normalized_shape), options_(given) {
+LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& options)
+    : normalized_shape_(normalized_shape), options_(options) {
   check_normalized_shape("LayerNorm", normalized_shape);
-  check_eps("LayerNorm", given.eps);
-  if (!given.elementwise_affine) return;
+  check_eps("LayerNorm", options.eps);
+  if (!options.elementwise_affine) return;
   weight = ones(normalized_shape, {.requires_grad = true});
-  if (given.bias) bias = zeros(normalized_shape, {.requires_grad = true});
+  if (options.bias) bias = zeros(normalized_shape, {.requires_grad = true});
 }
 
 Tensor LayerNorm::forward(const Tensor& x) const {
   return layer_norm(x, normalized_shape_, weight, bias, options_.eps);
 }
 
-RMSNorm::RMSNorm(const Shape& normalized_shape, const RMSNormOptions& given)
-    : normalized_shape_(normalized_shape), options_(given) {
+RMSNorm::RMSNorm(const Shape& normalized_shape, const RMSNormOptions& options)
+    : normalized_shape_(normalized_shape), options_(options) {
   check_normalized_shape("RMSNorm", normalized_shape);
-  check_eps("RMSNorm", given.eps.value_or(0));
-  if (given.elementwise_affine) weight = ones(normalized_shape, {.requires_grad = true});
+  check_eps("RMSNorm", options.eps.value_or(0));
+  if (options.elementwise_affine) weight = ones(normalized_shape, {.requires_grad = true});
 }
 
 }  // namespace voxgrad::nn

@@ -1,5 +1,6 @@
-// Normalization layers. weight starts at one, bias at zero. Constructors throw Error if a size is not positive, eps
-// negative or not finite, or momentum outside [0, 1]; forward() throws what the function of ops/norm.h does.
+// Normalization layers. weight starts at 1 and bias at 0. Constructors throw Error if a size is not positive, if eps is
+// negative or not finite, or if momentum lies outside [0, 1]. forward() throws the errors of the functions in
+// ops/norm.h.
 #pragma once
 
 #include <optional>
@@ -10,16 +11,18 @@
 
 namespace voxgrad::nn {
 
+/// Options of GroupNorm.
 struct GroupNormOptions {
-  double eps = 1e-5;
-  bool affine = true;
+  double eps = 1e-5;   ///< added to the variance
+  bool affine = true;  ///< adds a trained weight and bias
 };
 
-/// See voxgrad::group_norm. weight and bias (num_channels) if affine. Throws if num_groups does not divide
-/// num_channels.
+/// Normalizes each of num_groups groups of channels of each sample. Input and result: (N, num_channels, ...). See
+/// voxgrad::group_norm. Parameters if affine: weight and bias (num_channels). The constructor throws Error if
+/// num_groups does not divide num_channels.
 class GroupNorm : public Layer {
  public:
-  GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& given = {});
+  GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options = {});
   Tensor forward(const Tensor& x) const override;
 
   std::string extra_repr() const override {
@@ -28,7 +31,7 @@ class GroupNorm : public Layer {
   int64_t num_groups() const { return num_groups_; }
   int64_t num_channels() const { return num_channels_; }
   const GroupNormOptions& options() const { return options_; }
-  /// What forward() gives group_norm beside the input.
+  /// Returns the arguments of the normalization, without the input, for norm_activation() in ops/fused.h.
   NormArguments arguments() const { return {NormKind::group, weight, bias, options_.eps, num_groups_}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
@@ -38,16 +41,17 @@ class GroupNorm : public Layer {
   GroupNormOptions options_;
 };
 
+/// Options of InstanceNorm3d.
 struct InstanceNormOptions {
-  double eps = 1e-5;
-  bool affine = false;
+  double eps = 1e-5;    ///< added to the variance
+  bool affine = false;  ///< adds a trained weight and bias
 };
 
-/// Every channel of every sample normalised by itself, over (N, num_features, D, H, W). Keeps no running
-/// statistics.
+/// Normalizes each channel of each sample over D, H and W. Input and result: (N, num_features, D, H, W). Parameters if
+/// affine: weight and bias (num_features). Unlike PyTorch's layer, this layer cannot track running statistics.
 class InstanceNorm3d : public Layer {
  public:
-  explicit InstanceNorm3d(int64_t num_features, const InstanceNormOptions& given = {});
+  explicit InstanceNorm3d(int64_t num_features, const InstanceNormOptions& options = {});
   Tensor forward(const Tensor& x) const override;
 
   std::string extra_repr() const override {
@@ -55,6 +59,7 @@ class InstanceNorm3d : public Layer {
   }
   int64_t num_features() const { return num_features_; }
   const InstanceNormOptions& options() const { return options_; }
+  /// Returns the arguments of the normalization, without the input.
   NormArguments arguments() const { return {NormKind::instance, weight, bias, options_.eps}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
@@ -64,21 +69,24 @@ class InstanceNorm3d : public Layer {
   InstanceNormOptions options_;
 };
 
-/// Every channel normalised over the batch: (N, num_features, spatial...) with N spatial axes, of BatchNorm1d also
-/// (N, num_features). In training with the batch's statistics, in eval() with the running ones, unless these are not
-/// tracked. weight and bias if affine; buffers running_mean and running_var, and num_batches_tracked (i64), from which
-/// their mean over all batches follows where there is no momentum (that waits for a GPU). In training, forward()
-/// changes the buffers: one thread at a time.
+/// Normalizes each channel over the batch and the spatial axes. The input has N spatial axes: (batch, num_features,
+/// spatial...); BatchNorm1d also accepts (batch, num_features). In training, uses the statistics of the batch; in
+/// evaluation, uses the running statistics, or those of the batch if track_running_stats is false.
+///
+/// Parameters if affine: weight and bias (num_features). Buffers if track_running_stats: running_mean and running_var
+/// (num_features), and num_batches_tracked, an i64 scalar. Without momentum (std::nullopt) the running statistics are
+/// the means over all batches; forward() in training then waits for the GPU. In training, forward() changes the
+/// buffers, so only one thread may call forward() at a time.
 template <int N>
 class BatchNorm : public Layer {
  public:
   struct Options {
-    double eps = 1e-5;
-    std::optional<double> momentum = 0.1;
-    bool affine = true;
-    bool track_running_stats = true;
+    double eps = 1e-5;                     ///< added to the variance
+    std::optional<double> momentum = 0.1;  ///< weight of the new batch in the running statistics; nullopt: mean of all
+    bool affine = true;                    ///< adds a trained weight and bias
+    bool track_running_stats = true;       ///< keeps running statistics for evaluation
   };
-  explicit BatchNorm(int64_t num_features, const Options& given = {});
+  explicit BatchNorm(int64_t num_features, const Options& options = {});
   Tensor forward(const Tensor& x) const override;
 
   std::string extra_repr() const override {
@@ -88,10 +96,11 @@ class BatchNorm : public Layer {
   }
   int64_t num_features() const { return num_features_; }
   const Options& options() const { return options_; }
+  /// Returns the arguments of the normalization, without the input. Call count_batch() after each use.
   NormArguments arguments() const;
-  /// After a use of arguments().
+  /// Increments num_batches_tracked in training. forward() calls this function.
   void count_batch() const;
-  /// In training the batch is that of all ranks of `group`, each of which has equally many samples; null: of this one.
+  /// Computes the statistics in training over the batches of all ranks of `group`, or of this rank alone if null.
   void set_process_group(distributed::Communicator* group) { process_group_ = group; }
   Tensor weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
@@ -107,28 +116,31 @@ using BatchNorm1d = BatchNorm<1>;
 using BatchNorm2d = BatchNorm<2>;
 using BatchNorm3d = BatchNorm<3>;
 
-/// Converts the BatchNorm layers of `module` to PyTorch's SyncBatchNorm: in training they normalize by the statistics
-/// of the elements of all ranks of `group`. Ranks may hold different numbers of samples and voxels, also none. `group`
-/// must outlive the layers. Second derivatives are not supported.
+/// Makes all BatchNorm layers of `module` compute their training statistics over all ranks of `group`, as PyTorch's
+/// SyncBatchNorm does. Ranks may have different numbers of samples and voxels; a rank may also have none. `group` must
+/// outlive the layers. Second derivatives are not supported.
 void convert_sync_batchnorm(Module& module, distributed::Communicator& group);
 
+/// Options of LayerNorm.
 struct LayerNormOptions {
-  double eps = 1e-5;
-  bool elementwise_affine = true;
-  bool bias = true;
+  double eps = 1e-5;               ///< added to the variance
+  bool elementwise_affine = true;  ///< adds a trained weight
+  bool bias = true;                ///< adds a trained bias; ignored without elementwise_affine
 };
 
+/// Options of RMSNorm.
 struct RMSNormOptions {
-  std::optional<double> eps{};  ///< by default, the machine epsilon of the input's dtype
-  bool elementwise_affine = true;
+  std::optional<double> eps{};     ///< by default, the machine epsilon of the input's dtype
+  bool elementwise_affine = true;  ///< adds a trained weight
 };
 
-/// See voxgrad::rms_norm: over the last axes, of sizes `normalized_shape`; weight has that shape.
+/// Divides by the root mean square over the last axes, whose sizes are `normalized_shape`; see voxgrad::rms_norm. The
+/// parameter weight has the shape `normalized_shape`.
 class RMSNorm : public Layer {
  public:
-  explicit RMSNorm(const Shape& normalized_shape, const RMSNormOptions& given = {});
-  /// Over the last axis.
-  explicit RMSNorm(int64_t size, const RMSNormOptions& given = {}) : RMSNorm(Shape{size}, given) {}
+  explicit RMSNorm(const Shape& normalized_shape, const RMSNormOptions& options = {});
+  /// Normalizes over the last axis.
+  explicit RMSNorm(int64_t size, const RMSNormOptions& options = {}) : RMSNorm(Shape{size}, options) {}
   Tensor forward(const Tensor& x) const override { return rms_norm(x, normalized_shape_, weight, options_.eps); }
 
   std::string extra_repr() const override { return concat(normalized_shape_); }
@@ -140,12 +152,13 @@ class RMSNorm : public Layer {
   RMSNormOptions options_;
 };
 
-/// Over the last axes, of sizes `normalized_shape`; weight and bias have that shape.
+/// Normalizes over the last axes, whose sizes are `normalized_shape`; see voxgrad::layer_norm. The parameters weight
+/// and bias have the shape `normalized_shape`.
 class LayerNorm : public Layer {
  public:
-  explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& given = {});
-  /// Over the last axis.
-  explicit LayerNorm(int64_t size, const LayerNormOptions& given = {}) : LayerNorm(Shape{size}, given) {}
+  explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& options = {});
+  /// Normalizes over the last axis.
+  explicit LayerNorm(int64_t size, const LayerNormOptions& options = {}) : LayerNorm(Shape{size}, options) {}
   Tensor forward(const Tensor& x) const override;
 
   std::string extra_repr() const override {
@@ -154,6 +167,7 @@ class LayerNorm : public Layer {
   }
   const Shape& normalized_shape() const { return normalized_shape_; }
   const LayerNormOptions& options() const { return options_; }
+  /// Returns the arguments of the normalization, without the input.
   NormArguments arguments() const { return {NormKind::layer, weight, bias, options_.eps, 1, normalized_shape_}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)

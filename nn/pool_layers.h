@@ -10,16 +10,19 @@
 
 namespace voxgrad::nn {
 
-/// What MaxPool3d and AvgPool3d have in common: MaxPool3d(2), MaxPool3d(3, 2, 1), MaxPool3d(Triple(1, 2, 2)),
-/// MaxPool3d(2, {.ceil_mode = true}), MaxPool3d{{.kernel_size = 2}}.
+/// Maximum or average pooling over N spatial axes; see ops/pool.h for the options. The stride is kernel_size by
+/// default. Constructors: MaxPool3d(2), MaxPool3d(Triple(1, 2, 2)), MaxPool3d(3, 2, 1) (kernel size, stride, padding),
+/// MaxPool3d(2, {.ceil_mode = true}) and MaxPool3d{{.kernel_size = 2}}. They throw Error for invalid options.
 template <class Options, int N, Tensor (*function)(const Tensor&, const Options&)>
 class Pool : public Layer {
  public:
-  explicit Pool(const Options& given) : options_(given) { options_.validate(concat(Options::kLayer, N, 'd').c_str()); }
+  explicit Pool(const Options& options) : options_(options) {
+    options_.validate(concat(Options::kLayer, N, 'd').c_str());
+  }
   explicit Pool(const Extent<N>& kernel_size) : Pool(Options{.kernel_size = kernel_size}) {}
   Pool(const Extent<N>& kernel_size, const Extent<N>& stride, const Padding<N>& padding = 0)
       : Pool(Options{.kernel_size = kernel_size, .stride = stride, .padding = padding}) {}
-  /// A kernel_size in `rest` does not count.
+  /// Takes the other options from `rest` and ignores its kernel_size.
   Pool(const Extent<N>& kernel_size, Options rest) : Pool((rest.kernel_size = kernel_size, rest)) {}
   Tensor forward(const Tensor& x) const override { return function(x, options_); }
   std::string class_name() const override { return concat(Options::kLayer, N, 'd'); }
@@ -38,6 +41,8 @@ using AvgPool1d = Pool<AvgPoolOptions<1>, 1, avg_pool1d>;
 using AvgPool2d = Pool<AvgPoolOptions<2>, 2, avg_pool2d>;
 using AvgPool3d = Pool<AvgPoolOptions<3>, 3, avg_pool3d>;
 
+/// Pooling to a given spatial size; see adaptive_avg_pool3d in ops/pool.h. The constructor throws Error unless the size
+/// is positive.
 template <LayerName name, int N, Tensor (*function)(const Tensor&, const Extent<N>&)>
 class AdaptivePool : public Layer {
  public:
@@ -59,10 +64,12 @@ using AdaptiveMaxPool1d = AdaptivePool<"AdaptiveMaxPool1d", 1, adaptive_max_pool
 using AdaptiveMaxPool2d = AdaptivePool<"AdaptiveMaxPool2d", 2, adaptive_max_pool2d>;
 using AdaptiveMaxPool3d = AdaptivePool<"AdaptiveMaxPool3d", 3, adaptive_max_pool3d>;
 
-/// Upsample{{.scale_factor = 2, .mode = InterpolateMode::trilinear}}
+/// Resamples the spatial axes; see voxgrad::interpolate. The constructor throws Error for invalid options. Example:
+///
+///     Upsample{{.scale_factor = 2, .mode = InterpolateMode::trilinear}}
 class Upsample : public Layer {
  public:
-  explicit Upsample(const InterpolateOptions& given) : options_(given) { given.validate("Upsample"); }
+  explicit Upsample(const InterpolateOptions& options) : options_(options) { options.validate("Upsample"); }
   Tensor forward(const Tensor& x) const override { return interpolate(x, options_); }
   std::string extra_repr() const override {
     const InterpolateOptions& o = options_;
@@ -74,7 +81,9 @@ class Upsample : public Layer {
   InterpolateOptions options_;
 };
 
-/// Pads N spatial axes by one number on all sides, or by {before the last axis, after it, before the second last, ...}.
+/// Pads the last N axes by the same number on all sides, or by {before the last axis, after it, before the second last
+/// axis, ...} as in PyTorch. Negative numbers crop. `value` fills the padding of ConstantPad. The constructor throws
+/// Error for a wrong number of amounts.
 template <LayerName name, int N, PadMode mode>
 class Pad : public Layer {
  public:
@@ -90,7 +99,7 @@ class Pad : public Layer {
 
  private:
   std::vector<int64_t> amounts_;
-  double value_;  // of PadMode::constant
+  double value_;  // used by PadMode::constant
 };
 using ReflectionPad1d = Pad<"ReflectionPad1d", 1, PadMode::reflect>;
 using ReflectionPad2d = Pad<"ReflectionPad2d", 2, PadMode::reflect>;
@@ -104,7 +113,9 @@ using ConstantPad2d = Pad<"ConstantPad2d", 2, PadMode::constant>;
 using ConstantPad3d = Pad<"ConstantPad3d", 3, PadMode::constant>;
 using ZeroPad3d = Pad<"ZeroPad3d", 3, PadMode::constant>;
 
-/// pixel_shuffle of (N, C r^3, D, H, W), or pixel_unshuffle of (N, C, rD, rH, rW), for the factor r.
+/// PixelShuffle3d rearranges (N, C r^3, D, H, W) to (N, C, rD, rH, rW) for the factor r; PixelUnshuffle3d is its
+/// inverse. See ops/pixel_shuffle.h. PyTorch has only the 2-D forms. The constructor throws Error unless the factor is
+/// positive.
 template <bool shuffles>
 class PixelRearrangement3d : public Layer {
  public:

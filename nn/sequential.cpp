@@ -9,22 +9,25 @@
 namespace voxgrad::nn {
 namespace {
 
-/// `module` as a T; null if it is anything else, also if it is of a class derived from T, whose forward() may differ.
+/// Casts `module` to T. Returns null if `module` has another class, including classes derived from T, whose forward()
+/// may differ.
 template <class T>
 const T* exactly(const Module* module) {
   return module && typeid(*module) == typeid(T) ? static_cast<const T*>(module) : nullptr;
 }
 
-/// A norm, and the numbers of channels and axes that it takes; 0 for any.
+/// A norm and its requirements on the input.
 struct Norm {
   NormArguments arguments{};
-  int64_t channels = 0, axes = 0;
+  int64_t channels = 0;  // number of channels; 0: any
+  int64_t axes = 0;      // number of axes; 0: any
 
-  bool takes(int64_t x_channels, int64_t x_axes) const {
+  bool accepts(int64_t x_channels, int64_t x_axes) const {
     return arguments.kind != NormKind::none && (channels == 0 || channels == x_channels) &&
            (axes == 0 || axes == x_axes);
   }
 };
+/// Returns the arguments of `module` if it is a norm, otherwise a norm of kind none.
 Norm norm_of(const Module* module) {
   if (const auto* norm = exactly<GroupNorm>(module)) return {norm->arguments(), norm->num_channels()};
   if (const auto* norm = exactly<InstanceNorm3d>(module)) return {norm->arguments(), norm->num_features(), 5};
@@ -35,6 +38,7 @@ Norm norm_of(const Module* module) {
   return {};
 }
 
+/// Returns the arguments of `module` if it is an activation, otherwise an activation of kind none.
 ActivationArguments activation_of(const Module* module) {
   if (exactly<ReLU>(module)) return {ActivationKind::relu};
   if (const auto* leaky = exactly<LeakyReLU>(module)) return {ActivationKind::leaky_relu, leaky->negative_slope()};
@@ -43,34 +47,37 @@ ActivationArguments activation_of(const Module* module) {
   return {};
 }
 
-/// What two modules, or the first alone, are to the tensor before them, and how many modules that is: 0 if they are
-/// neither norm nor activation. A norm that does not take such a tensor has an error of its own.
-struct Followers {
-  NormActivation what;
-  int count = 0;
+/// A norm, an activation or both, to be run as one operation, and the number of modules that they replace.
+struct FusionMatch {
+  NormActivation operation;
+  int count = 0;  ///< 0: nothing to fuse
 };
-Followers followers(const Module* first, const Module* second, int64_t channels, int64_t axes) {
+/// Matches a norm, an activation or both. A norm that rejects `channels` or `axes` is not matched, so that its own
+/// forward() throws the error.
+FusionMatch match_norm_activation(const Module* first, const Module* second, int64_t channels, int64_t axes) {
   const bool norm_first = norm_of(first).arguments.kind != NormKind::none;
   const Norm norm = norm_of(norm_first ? first : second);
   const ActivationArguments activation = activation_of(norm_first ? second : first);
-  const bool has_norm = norm.takes(channels, axes);
+  const bool has_norm = norm.accepts(channels, axes);
   const bool has_activation = activation.kind != ActivationKind::none;
   if (norm_first && !has_norm) return {};
   if (!norm_first && !has_activation) return {};
   return {{has_norm ? norm.arguments : NormArguments(), activation, !norm_first}, has_norm + has_activation};
 }
 
-/// A convolution with what follows it; undefined if `module` is not one of Convs, or nothing follows.
+/// Runs a convolution together with the norm and activation after it, and sets `count` to the number of modules.
+/// Returns an undefined tensor if the class of `module` is not one of Convs, or if nothing can be fused.
 template <class... Convs>
 Tensor run_conv(const Module* module, const Module* second, const Module* third, const Tensor& x, int& count) {
   Tensor result;
   const auto run = [&](const auto* conv) {
     if (!conv) return;
     const bool batched = x.defined() && x.dim() == conv->weight.dim();
-    const Followers behind = followers(second, third, batched ? conv->options().out_channels : -1, conv->weight.dim());
-    if (behind.count == 0) return;
-    result = conv->forward(x, behind.what);
-    count = 1 + behind.count;
+    const FusionMatch match =
+        match_norm_activation(second, third, batched ? conv->options().out_channels : -1, conv->weight.dim());
+    if (match.count == 0) return;
+    result = conv->forward(x, match.operation);
+    count = 1 + match.count;
   };
   (run(exactly<Convs>(module)), ...);
   return result;
@@ -84,21 +91,21 @@ void count_batch(const Module* module) {
   (count(exactly<BatchNorms>(module)), ...);
 }
 
-/// Runs modules[i] with those behind it that it can be taken together with, and moves i behind them; undefined, and i
-/// as it was, if there are none.
+/// Runs module(i) fused with the modules after it, and advances i past them. Returns an undefined tensor and leaves i
+/// unchanged if module(i) cannot be fused.
 template <class Modules>
 Tensor run_fused(const Modules& module, size_t& i, const Tensor& x) {
   int count = 0;
   Tensor result = run_conv<Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d>(
       module(i), module(i + 1), module(i + 2), x, count);
   if (!result.defined()) {
-    const Followers here =
-        followers(module(i), module(i + 1), x.defined() && x.dim() > 1 ? x.size(1) : -1, x.defined() ? x.dim() : 0);
-    if (here.count < 2) return {};
-    result = norm_activation(x, here.what);
-    count = here.count;
+    const FusionMatch match = match_norm_activation(
+        module(i), module(i + 1), x.defined() && x.dim() > 1 ? x.size(1) : -1, x.defined() ? x.dim() : 0);
+    if (match.count < 2) return {};
+    result = norm_activation(x, match.operation);
+    count = match.count;
   }
-  for (const size_t behind = i + static_cast<size_t>(count); i < behind; ++i)
+  for (const size_t end = i + static_cast<size_t>(count); i < end; ++i)
     count_batch<BatchNorm1d, BatchNorm2d, BatchNorm3d>(module(i));
   return result;
 }
@@ -114,7 +121,7 @@ Tensor Sequential::forward(const Tensor& x) const {
   const auto module = [&](size_t i) { return i < size() ? steps_[i].module.get() : nullptr; };
   Tensor result = x;
   for (size_t i = 0; i < size();) {
-    const auto scope = detail::module_scope(*module(i));  // what follows in one kernel counts with the first
+    const auto scope = detail::module_scope(*module(i));  // the time of a fused operation counts for its first module
     if (const Tensor fused = run_fused(module, i, result); fused.defined()) {
       result = fused;
     } else {

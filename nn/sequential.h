@@ -1,4 +1,4 @@
-// Modules one after the other.
+// A container that applies modules one after another.
 #pragma once
 
 #include <concepts>
@@ -11,14 +11,14 @@
 
 namespace voxgrad::nn {
 
-/// Feeds each module's output to the next: Sequential{Conv3d{{...}}, ReLU{}, GroupNorm{8, 32}}. Takes any module
-/// with a Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are named "0.weight", "2.bias".
+/// Applies modules in order, each to the result of the previous one: Sequential{Conv3d{{...}}, ReLU{}, GroupNorm{8,
+/// 32}}. Accepts any module with a function Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are
+/// named "0.weight", "2.bias" and so on. An empty Sequential returns its input.
 ///
-/// A norm and an activation behind each other, in either order, run as one operation, together with a convolution
-/// before them (ops/fused.h): the same results and gradients with fewer passes over memory. Norms: GroupNorm,
-/// InstanceNorm3d, BatchNorm1d to 3d, LayerNorm; activations: ReLU, LeakyReLU, GELU, SiLU. Without a norm, a
-/// convolution takes a ReLU behind it, and no other activation. Only voxgrad's own classes are taken together, never
-/// one derived from them. Empty, it is the identity.
+/// A norm and an activation next to each other, in either order, run as one operation, together with a convolution
+/// before them (ops/fused.h). The results and gradients are the same, with fewer passes over memory. Fused norms:
+/// GroupNorm, InstanceNorm3d, BatchNorm1d to BatchNorm3d and LayerNorm. Fused activations: ReLU, LeakyReLU, GELU and
+/// SiLU. Without a norm, a convolution is fused only with a ReLU. Classes derived from these layers are not fused.
 class Sequential : public Layer {
  public:
   template <class... Modules>
@@ -28,7 +28,7 @@ class Sequential : public Layer {
     (push_back(std::forward<Modules>(modules)), ...);
   }
 
-  /// Throws if `module` is null.
+  /// Appends a module. Throws Error if `module` is null.
   template <std::derived_from<Module> M>
   void push_back(std::shared_ptr<M> module) {
     check(module != nullptr, "Sequential", "module ", size(), " is null");
@@ -39,13 +39,15 @@ class Sequential : public Layer {
     push_back(std::make_shared<M>(std::move(module)));
   }
 
+  /// Returns the number of modules.
   size_t size() const { return steps_.size(); }
-  /// Throws if there is no such module.
+  /// Returns the module at `index`. Throws Error if index >= size().
   Module& operator[](size_t index) const;
   Tensor forward(const Tensor& x) const override;
   Members members() override;
 
  private:
+  /// A module and a function that calls its forward().
   struct Step {
     std::shared_ptr<Module> module;
     Tensor (*forward)(Module&, const Tensor&);

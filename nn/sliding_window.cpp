@@ -22,51 +22,53 @@ namespace {
 
 constexpr const char* kOp = "sliding_window_inference";
 
-/// Where a window begins: sample, D, H, W.
+/// The position of a window: its sample, and its first voxel along D, H, W.
 using Place = std::array<int64_t, 4>;
 
-std::vector<int64_t> begins(int64_t size, int64_t window, double overlap) {
-  const auto room = static_cast<double>(size - window);
+/// Returns the first voxel of each window along an axis.
+std::vector<int64_t> window_starts(int64_t size, int64_t window, double overlap) {
+  const auto last = static_cast<double>(size - window);
   const double step = std::max(1.0, static_cast<double>(window) * (1 - overlap));
-  const double steps = std::ceil(room / step - 1e-9);  // 1 - 0.9 is less than 0.1
+  const double steps = std::ceil(last / step - 1e-9);  // tolerance, because 1 - 0.9 is less than 0.1
   std::vector<int64_t> all{0};
-  for (double i = 1; i <= steps; ++i) all.push_back(std::llrint(room * i / steps));
+  for (double i = 1; i <= steps; ++i) all.push_back(std::llrint(last * i / steps));
   return all;
 }
 
 std::vector<Place> places(const Tensor& volume, const SlidingWindowOptions& o) {
-  std::vector<int64_t> along[3];
-  for (int i = 0; i < 3; ++i) along[i] = begins(volume.size(i + 2), o.window[i], o.overlap);
+  std::vector<int64_t> starts[3];
+  for (int i = 0; i < 3; ++i) starts[i] = window_starts(volume.size(i + 2), o.window[i], o.overlap);
   std::vector<Place> all;
   for (int64_t n = 0; n < volume.size(0); ++n)
-    for (const int64_t d : along[0])
-      for (const int64_t h : along[1])
-        for (const int64_t w : along[2]) all.push_back({n, d, h, w});
+    for (const int64_t d : starts[0])
+      for (const int64_t h : starts[1])
+        for (const int64_t w : starts[2]) all.push_back({n, d, h, w});
   return all;
 }
 
-/// (D, H, W) of a window.
+/// Returns the weights (D, H, W) of a window's voxels.
 Tensor weights_of(const SlidingWindowOptions& o, const TensorOptions& kind) {
-  constexpr double kLeast = 0x1p-24 / 10;  // f16's smallest number
+  // nnU-Net stores ten times the weights in f16, whose smallest positive number is 2^-24.
+  constexpr double kMinWeight = 0x1p-24 / 10;
   Tensor weights = ones({1, 1, 1}, {.dtype = f64});
   for (int i = 0; i < 3; ++i) {
     if (o.sigma == 0) break;
     const int64_t size = o.window[i];
-    const Tensor from_centre = arange(0, static_cast<double>(size), 1, {.dtype = f64}) - size / 2;
+    const Tensor from_center = arange(0, static_cast<double>(size), 1, {.dtype = f64}) - size / 2;
     Shape shape{1, 1, 1};
     shape[i] = size;
     const double scale = std::sqrt(0.5) / (o.sigma * static_cast<double>(size));
-    weights = weights * reshape(exp(neg(pow(from_centre * scale, 2))), shape);
+    weights = weights * reshape(exp(neg(pow(from_center * scale, 2))), shape);
   }
-  return clamp_min(expand(weights, o.window.values), kLeast).to(kind.device, kind.dtype);
+  return clamp_min(expand(weights, o.window.values), kMinWeight).to(kind.device, kind.dtype);
 }
 
-/// The part of (C, D, H, W) or (D, H, W) that a window covers.
+/// Returns the part of x, (C, D, H, W) or (D, H, W), that a window covers.
 Tensor part(const Tensor& x, const Place& place, const Triple& window) {
   return part_of(x, {place[1], place[2], place[3]}, window.values);
 }
 
-/// The sum over all combinations of mirrored axes.
+/// Returns the sum of the model's predictions over all combinations of mirrored axes.
 Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWindowOptions& o) {
   Tensor sum;
   for (int64_t mirrored = 0; mirrored < int64_t{1} << o.mirror_axes.size(); ++mirrored) {
@@ -81,9 +83,9 @@ Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWin
     }
     check_defined(kOp, "the model's prediction", y);
     check_floating(kOp, y);
-    Shape wanted = windows.shape();
-    if (y.dim() == 5) wanted[1] = y.size(1);
-    check(y.shape() == wanted, kOp, "the model must give (", windows.size(0), ", K, ", o.window, ") for ",
+    Shape expected = windows.shape();
+    if (y.dim() == 5) expected[1] = y.size(1);
+    check(y.shape() == expected, kOp, "the model must return (", windows.size(0), ", K, ", o.window, ") for ",
           describe(windows), ", got ", describe(y));
     if (!axes.empty()) y = flip(y, axes);
     sum = sum.defined() ? sum.to(widened(sum.dtype())) + y : y;
@@ -91,7 +93,7 @@ Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWin
   return sum;
 }
 
-/// The weighted sum of the windows, and of their weights.
+/// Accumulates the weighted sum of the predictions, and the sum of the weights.
 class Sums {
  public:
   Sums(const Tensor& volume, const SlidingWindowOptions& o)
@@ -106,19 +108,20 @@ class Sums {
       total_ = zeros({shape_[2], shape_[3], shape_[4]}, kind);
       weights_ = weights_of(options_, kind);
     }
-    check(predictions.size(1) == shape_[1], kOp, "the model gave ", shape_[1], " channels, and then ",
-          describe(predictions));
+    check(predictions.size(1) == shape_[1], kOp, "the model returned ", shape_[1],
+          " channels for the first windows, but now ", describe(predictions));
     for (size_t i = 0; i < places.size(); ++i) {
       const Tensor weighted = select(predictions, 0, static_cast<int64_t>(i)).to(sum_.dtype()) * weights_;
       part(select(sum_, 0, places[i][0]), places[i], options_.window).add_(weighted);
       if (places[i][0] == 0) part(total_, places[i], options_.window).add_(weights_);
     }
   }
-  /// Ends the sums.
+  /// Divides the sum in place by the total weight, and returns it.
   Tensor mean() {
     total_.mul_(static_cast<double>(int64_t{1} << options_.mirror_axes.size()));
     for (const Tensor& sample : split(sum_, 1))
-      for (const Tensor& channel : split(sample, 1, 1)) channel.copy_(channel / total_);  // little memory at a time
+      for (const Tensor& channel : split(sample, 1, 1))
+        channel.copy_(channel / total_);  // one channel at a time, which needs little memory
     return sum_;
   }
 
@@ -129,8 +132,9 @@ class Sums {
   Tensor sum_, total_, weights_;
 };
 
-/// All windows of `volume`, which is no smaller than one. Undefined if progress ended it. A batch is added when the
-/// next one is queued; from a GPU it comes in a stream of its own, which does not wait for that one.
+/// Runs the model on all windows of a volume that is at least as large as the window. Returns an undefined tensor if
+/// `progress` cancels. The predictions of a batch are added to the sums after the next batch has been queued.
+/// Predictions on a GPU are copied on a separate stream, so that the copy does not wait for the next batch.
 Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
   const Device device = o.device.value_or(volume.device());
   const std::vector<Place> all = places(volume, o);
@@ -144,8 +148,9 @@ Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWi
   struct Batch {
     std::span<const Place> places;
     Tensor predictions;
-  } waiting;
-  const auto deliver = [&] {
+  } waiting;  // computed or queued, but not yet added
+  /// Adds the waiting batch. Returns false to cancel.
+  const auto add_waiting = [&] {
     {
       std::optional<cuda::StreamGuard> guard;
       if (stream) guard.emplace(*stream);
@@ -161,21 +166,21 @@ Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWi
     Tensors windows;
     for (const Place& place : next.places) windows.push_back(part(select(volume, 0, place[0]), place, o.window));
     next.predictions = predict(stack(windows).to(device), model, o);
-    if (begin > 0 && !deliver()) return {};
+    if (begin > 0 && !add_waiting()) return {};
     waiting = std::move(next);
     if (!stream) continue;
     computed->record();
     const cuda::StreamGuard guard(*stream);
     computed->wait();
   }
-  if (!deliver()) return {};
+  if (!add_waiting()) return {};
   return sums.mean();
 }
 
 void validate(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
   check_defined(kOp, "volume", volume);
   check_floating(kOp, volume);
-  check(volume.dim() == 5 && volume.numel() > 0, kOp, "volume must be (N, C, D, H, W) with voxels, got ",
+  check(volume.dim() == 5 && volume.numel() > 0, kOp, "volume must be (N, C, D, H, W) and not empty, got ",
         describe(volume));
   check(static_cast<bool>(model), kOp, "the model is empty");
   check_extent(kOp, "window", o.window.values, 1);
@@ -185,7 +190,7 @@ void validate(const Tensor& volume, const WindowModel& model, const SlidingWindo
   bool seen[3] = {};
   for (const int64_t axis : o.mirror_axes)
     check(!std::exchange(seen[normalize_axis(axis, 3, kOp)], true), kOp, "mirror_axes ", o.mirror_axes,
-          " name an axis twice");
+          " contain an axis twice");
 }
 
 }  // namespace
@@ -195,12 +200,12 @@ Tensor sliding_window_inference(const Tensor& volume, const WindowModel& model, 
   const NoGradGuard no_grad;
   std::vector<int64_t> amounts;
   for (int i = 2; i >= 0; --i) {
-    const int64_t lacking = std::max<int64_t>(0, options.window[i] - volume.size(i + 2));
-    amounts.insert(amounts.end(), {lacking / 2, lacking - lacking / 2});
+    const int64_t missing = std::max<int64_t>(0, options.window[i] - volume.size(i + 2));
+    amounts.insert(amounts.end(), {missing / 2, missing - missing / 2});
   }
-  const bool small = std::ranges::any_of(amounts, [](int64_t n) { return n > 0; });
-  const Tensor result = inference(small ? pad(volume, amounts) : volume, model, options);
-  if (!small || !result.defined()) return result;
+  const bool padded = std::ranges::any_of(amounts, [](int64_t n) { return n > 0; });
+  const Tensor result = inference(padded ? pad(volume, amounts) : volume, model, options);
+  if (!padded || !result.defined()) return result;
   for (int64_t& amount : amounts) amount = -amount;
   return pad(result, amounts);
 }

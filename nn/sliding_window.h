@@ -1,4 +1,4 @@
-// Predictions for whole volumes from a model that takes parts of them.
+// Sliding-window inference: predictions for volumes that are larger than the input of a model.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +9,40 @@
 
 namespace voxgrad::nn {
 
+/// Options of sliding_window_inference.
 struct SlidingWindowOptions {
-  Triple window;         ///< D, H, W of what the model takes
-  double overlap = 0.5;  ///< the least share of the window that neighbours share along each axis, in [0, 1)
-  /// Weights of a window's voxels: exp(-r^2 / 2), with distances from its centre in units of `sigma` * window (nnU-Net:
-  /// 1/8), and no less than what remains in nnU-Net, which keeps ten times them in f16. 0: all weights are 1.
+  Triple window;         ///< D, H, W of the model's input, in voxels
+  double overlap = 0.5;  ///< minimum overlap of neighboring windows along each axis, as a fraction in [0, 1)
+  /// Standard deviation of the Gaussian that weights the voxels of a window, relative to the window's size; nnU-Net
+  /// uses 1/8. 0 selects equal weights. Weights are at least 2^-24 / 10, nnU-Net's smallest weight.
   double sigma = 0.125;
-  /// Also mirrored along these axes (0: D, 1: H, 2: W) and all combinations of them; predictions are averaged. The time
-  /// doubles with each axis.
+  /// Axes of test-time mirroring (0: D, 1: H, 2: W). The result is the mean over all combinations of mirrored axes. The
+  /// time doubles with each axis.
   Axes mirror_axes{};
-  int64_t batch_size = 1;              ///< windows that the model takes at once
-  std::optional<DType> precision{};    ///< runs the model under autocast
-  std::optional<Device> device{};      ///< of the model; by default the volume's
-  std::optional<Device> accumulate{};  ///< where the result is summed up and stays; by default the volume's
-  /// Called after each batch with the windows done so far and their number; false ends it all.
+  int64_t batch_size = 1;              ///< windows per call of the model
+  std::optional<DType> precision{};    ///< runs the model under autocast to this dtype
+  std::optional<Device> device{};      ///< device of the model; by default the volume's
+  std::optional<Device> accumulate{};  ///< device of the sums and of the result; by default the volume's
+  /// Called after each batch with the number of finished windows and of all windows. Returns false to cancel.
   std::function<bool(int64_t done, int64_t total)> progress{};
 };
 
-/// Takes (B, C, window) to predictions (B, K, window) of a floating dtype, for any K. Call eval() of a module first.
+/// A model. Maps windows (B, C, window...) to predictions (B, K, window...) of a floating dtype, for any K. If the
+/// model is a module, call eval() of the module first.
 using WindowModel = std::function<Tensor(const Tensor& windows)>;
 
-/// The model's predictions for `volume` (N, C, D, H, W), averaged with weights where windows overlap: (N, K, D, H, W),
-/// f32 (f64 if the predictions are). nnU-Net's scheme: windows stand as evenly as whole voxels let them, the first and
-/// the last at the volume's ends; a volume smaller than the window lies in the middle of zeros (Isensee et al.,
-/// "nnU-Net", Nature Methods 18, 2021).
+/// Returns the model's predictions for `volume` (N, C, D, H, W): (N, K, D, H, W) of dtype f32, or f64 if the
+/// predictions are f64. Overlapping predictions are averaged with the weights of `sigma`. As in nnU-Net, windows are
+/// placed at equal distances, rounded to whole voxels, from one end of each axis to the other. A volume smaller than
+/// the window is padded with zeros on both sides (Isensee et al., "nnU-Net", Nature Methods 18, 2021).
 ///
-/// Nothing is recorded by autograd. Windows are added one by one, in one order: the bits depend on batch_size no more
-/// than the model's do. A volume on the CPU is copied to the model's device by windows, so that with `accumulate` there
-/// too it may be larger than a GPU's memory; the CPU then adds a batch while the GPU computes the next.
+/// Records no graph. Windows are added one at a time in a fixed order, so batch_size affects the result only if it
+/// affects the model's predictions. A volume on the CPU is copied to the model's device one batch at a time. With
+/// `accumulate` on the CPU, the volume may therefore be larger than the GPU's memory, and the CPU adds a batch while
+/// the GPU computes the next one.
 ///
-/// The result is undefined if `progress` ended it. Throws Error for options that make no sense, for a volume that is
-/// not floating, and for predictions of other sizes or dtypes.
+/// Returns an undefined tensor if `progress` cancels. Throws Error for invalid options, for a volume that is empty or
+/// not floating, and for predictions of a wrong shape or dtype.
 Tensor sliding_window_inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& options);
 
 }  // namespace voxgrad::nn

@@ -1,5 +1,5 @@
-// Records in TFRecord's framing (length, its checksum, bytes, their checksum) of protobuf messages: Event, Summary and
-// what these hold, whose field numbers stand beside each use (tensorboard/compat/proto and plugins/hparams).
+// Each record has the TFRecord framing (length, checksum of the length, bytes, checksum of the bytes) and contains a
+// protobuf message Event. Comments at the calls name the fields (tensorboard/compat/proto and plugins/hparams).
 #include "nn/summary_writer.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 namespace voxgrad {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "numbers are written in the byte order of the machine");
 constexpr const char* kOp = "SummaryWriter";
 
 template <class T>
@@ -33,10 +33,12 @@ std::string_view bytes_of(const T& value) {
 struct Message {
   std::string bytes;
 
+  /// Appends a varint.
   Message& integer(int field, int64_t value) { return key(field, 0).varint(static_cast<uint64_t>(value)); }
+  /// Appends a double or a float.
   Message& number(int field, double value) { return key(field, 1).append(bytes_of(value)); }
   Message& number(int field, float value) { return key(field, 5).append(bytes_of(value)); }
-  /// Texts, messages and packed numbers.
+  /// Appends a text, a message or packed numbers.
   Message& block(int field, std::string_view value) { return key(field, 2).varint(value.size()).append(value); }
   Message& block(int field, const Message& value) { return block(field, value.bytes); }
   Message& block(int field, const std::vector<double>& values) {
@@ -56,7 +58,7 @@ struct Message {
   Message& key(int field, int type) { return varint(static_cast<uint64_t>(field << 3 | type)); }
 };
 
-/// The CRC-32C (Castagnoli's polynomial; zlib has another) of the bytes, disguised as TFRecord does it.
+/// Returns the masked CRC-32C that TFRecord uses. Its polynomial (Castagnoli) differs from zlib's.
 uint32_t masked_crc(std::string_view bytes) {
   static constexpr auto kTable = [] {
     std::array<uint32_t, 256> table{};
@@ -75,7 +77,7 @@ void append_big_endian(std::string& to, uint64_t value) {
   for (int shift = 24; shift >= 0; shift -= 8) to += static_cast<char>(value >> shift);
 }
 
-/// One chunk of a PNG file.
+/// Returns a chunk of a PNG file: length, type, data and checksum.
 std::string png_chunk(const std::string& type, const std::string& data) {
   std::string chunk;
   append_big_endian(chunk, data.size());
@@ -84,7 +86,7 @@ std::string png_chunk(const std::string& type, const std::string& data) {
   return chunk;
 }
 
-/// u8 (H, W, C), contiguous (https://www.w3.org/TR/png).
+/// Encodes contiguous u8 pixels (H, W, C) as a PNG file (https://www.w3.org/TR/png).
 std::string encode_png(const Tensor& pixels) {
   const int64_t row_bytes = pixels.size(1) * pixels.size(2);
   constexpr std::array<char, 5> kColorTypes{0, 0, 0, 2, 6};
@@ -93,24 +95,24 @@ std::string encode_png(const Tensor& pixels) {
   append_big_endian(header, static_cast<uint64_t>(pixels.size(0)));
   header += {8, kColorTypes[static_cast<size_t>(pixels.size(2))], 0, 0, 0};
   for (int64_t y = 0; y < pixels.size(0); ++y) {
-    rows += '\0';  // not filtered
+    rows += '\0';  // no filter
     rows.append(reinterpret_cast<const char*>(pixels.data<uint8_t>() + y * row_bytes), static_cast<size_t>(row_bytes));
   }
   uLongf packed_bytes = compressBound(rows.size());
   std::string packed(packed_bytes, '\0');
   const int result = compress(reinterpret_cast<Bytef*>(packed.data()), &packed_bytes,
                               reinterpret_cast<const Bytef*>(rows.data()), rows.size());
-  check(result == Z_OK, kOp, "zlib cannot pack an image: ", zError(result));
+  check(result == Z_OK, kOp, "zlib cannot compress an image: ", zError(result));
   packed.resize(packed_bytes);
   return "\x89PNG\r\n\x1a\n" + png_chunk("IHDR", header) + png_chunk("IDAT", packed) + png_chunk("IEND", "");
 }
 
-/// What marks a summary as one of TensorBoard's plugin `name` (SummaryMetadata).
+/// Returns a SummaryMetadata message, which assigns a summary to the TensorBoard plugin `name`.
 Message plugin(std::string_view name, const Message& content = {}) {
   return Message().block(1, Message().block(1, name).block(2, content));
 }
 
-/// The upper ends of a histogram's buckets.
+/// Returns the upper limits of a histogram's buckets.
 const std::vector<double>& bucket_limits() {
   static const std::vector<double> limits = [] {
     std::vector<double> positive, all;
@@ -123,7 +125,7 @@ const std::vector<double>& bucket_limits() {
   return limits;
 }
 
-/// HistogramProto of the finite ones among the values.
+/// Returns a HistogramProto message of the finite values.
 Message histogram(const std::vector<double>& values) {
   const std::vector<double>& limits = bucket_limits();
   std::vector<double> counts(limits.size());
@@ -137,7 +139,8 @@ Message histogram(const std::vector<double>& values) {
   }
   if (count == 0) low = high = 0;
   const auto some = [](double n) { return n > 0; };
-  // From an empty bucket, whose limit is where the first full one begins, to the last that is not empty.
+  // Keeps the buckets from the first to the last one with values, and the empty bucket before them. Its upper limit is
+  // the lower limit of the first bucket with values.
   auto first = std::find_if(counts.begin(), counts.end(), some) - counts.begin();
   auto last = counts.rend() - std::find_if(counts.rbegin(), counts.rend(), some);
   if (count == 0) first = 0, last = 1;
@@ -152,7 +155,7 @@ Message histogram(const std::vector<double>& values) {
       .block(7, std::vector<double>(counts.begin() + first, counts.begin() + last));
 }
 
-/// google.protobuf.Value, and the DataType of TensorBoard's hparams plugin.
+/// A google.protobuf.Value message, and its DataType in TensorBoard's hparams plugin.
 struct HParamValue {
   Message value;
   int64_t type;
@@ -173,7 +176,7 @@ double seconds_now() {
 SummaryWriter::SummaryWriter(const std::filesystem::path& log_dir, std::optional<int64_t> purge_step) {
   std::error_code error;
   std::filesystem::create_directories(log_dir, error);
-  check(!error, kOp, "cannot make the folder '", log_dir.string(), "': ", error.message());
+  check(!error, kOp, "cannot create the folder '", log_dir.string(), "': ", error.message());
   const std::string stem = concat("events.out.tfevents.", static_cast<int64_t>(seconds_now()), '.', getpid(), '.');
   for (int number = 0; descriptor_ < 0; ++number) {
     path_ = log_dir / concat(stem, number);
@@ -206,8 +209,8 @@ void SummaryWriter::write_event(int field, const std::string& bytes, int64_t ste
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
       const int error = written < 0 ? errno : ENOSPC;
-      // Behind a part of a record a reader would find none of the later ones.
-      if (ftruncate(descriptor_, size_) != 0) fail(kOp, "'", path_.string(), "' ends with a part of a record");
+      // Removes the incomplete record, because readers would stop at it.
+      if (ftruncate(descriptor_, size_) != 0) fail(kOp, "'", path_.string(), "' ends with an incomplete record");
       fail_with(error);
     }
     done += static_cast<size_t>(written);
@@ -225,23 +228,24 @@ void SummaryWriter::add_scalar(const std::string& tag, double value, int64_t ste
 }
 
 void SummaryWriter::add_image(const std::string& tag, const Tensor& image, int64_t step, WallTime wall_time) {
-  const bool grey = image.defined() && image.dim() == 2;
-  const int64_t channels = grey ? 1 : image.defined() && image.dim() == 3 ? image.size(0) : 0;
+  const bool gray = image.defined() && image.dim() == 2;
+  const int64_t channels = gray ? 1 : image.defined() && image.dim() == 3 ? image.size(0) : 0;
   check((channels == 1 || channels == 3 || channels == 4) && image.numel() > 0, kOp, "add_image '", tag,
         "': expected (H, W), or (C, H, W) with 1, 3 or 4 channels, got ", describe(image));
-  check(image.numel() <= 1 << 30, kOp, "add_image '", tag, "': too large, ", describe(image));
+  check(image.numel() <= 1 << 30, kOp, "add_image '", tag, "': the image is too large: ", describe(image));
   check(is_floating(image.dtype()) || image.dtype() == u8 || image.dtype() == b8, kOp, "add_image '", tag,
         "': expected floats, u8 or bool, got ", describe(image));
   Tensor pixels = image.detach();
-  if (pixels.dtype() != u8) pixels = affine(pixels.to(f32), 255, 0).to(u8);  // limits them
-  pixels = (grey ? pixels.unsqueeze(0) : pixels).to(Device::cpu()).permute({1, 2, 0}).contiguous();
-  const Message picture =
+  if (pixels.dtype() != u8) pixels = affine(pixels.to(f32), 255, 0).to(u8);  // the conversion to u8 clamps
+  pixels = (gray ? pixels.unsqueeze(0) : pixels).to(Device::cpu()).permute({1, 2, 0}).contiguous();
+  const Message encoded =
       Message().integer(1, pixels.size(0)).integer(2, pixels.size(1)).integer(3, channels).block(4, encode_png(pixels));
-  write_value(tag, Message().block(4, picture).bytes, step, wall_time);  // image
+  write_value(tag, Message().block(4, encoded).bytes, step, wall_time);  // image
 }
 
 void SummaryWriter::add_histogram(const std::string& tag, const Tensor& values, int64_t step, WallTime wall_time) {
-  check(values.defined() && values.numel() > 0, kOp, "add_histogram '", tag, "': no elements, ", describe(values));
+  check(values.defined() && values.numel() > 0, kOp, "add_histogram '", tag,
+        "': the tensor has no elements: ", describe(values));
   write_value(tag, Message().block(5, histogram(values.to_vector())).bytes, step, wall_time);  // histo
 }
 
@@ -261,7 +265,7 @@ void SummaryWriter::add_hparams(const HParams& hparams, const std::map<std::stri
   }
   for (const auto& [tag, value] : metrics) experiment.block(5, Message().block(1, Message().block(2, tag)));
   const auto write = [&](const char* tag, int field, const Message& content) {
-    const Message data = Message().integer(1, 0).block(field, content);  // version, and one of the three
+    const Message data = Message().integer(1, 0).block(field, content);  // version, and one of the three fields below
     write_value(tag, Message().block(9, plugin("hparams", data)).bytes, step, wall_time);
   };
   write("_hparams_/experiment", 2, experiment);

@@ -1,4 +1,4 @@
-// Event files for TensorBoard (https://www.tensorflow.org/tensorboard): figures, pictures and texts of a run.
+// Writes event files for TensorBoard (https://www.tensorflow.org/tensorboard): scalars, images, histograms and texts.
 #pragma once
 
 #include <cstdint>
@@ -12,52 +12,58 @@
 
 namespace voxgrad {
 
-/// PyTorch's SummaryWriter: each add_ function appends one record to a file of its own in a folder that TensorBoard
-/// watches. A record is handed to the system whole and at once: of a process that is killed, the file can be read to
-/// its last whole record. Tags are paths ("loss/train"); `step` is the place on the horizontal axis, `wall_time` in
-/// seconds since 1970 (default: now). All throw Error where the file cannot be written, as on a full disk, and leave
-/// it as it was. Not for use from several threads at once.
+/// Writes an event file, as PyTorch's SummaryWriter does. Each object creates a new file in a folder that TensorBoard
+/// watches, and each add_ function appends one or more records to it. Each record is passed to the operating system
+/// immediately, so after a crash of the process the file is readable up to its last complete record.
+///
+/// Tags are paths such as "loss/train". `step` is the position on the horizontal axis, and `wall_time` is in seconds
+/// since 1970, by default the current time. If a record cannot be written, for example because the disk is full, the
+/// functions throw Error and the file keeps its previous records. Not thread-safe.
 class SummaryWriter {
  public:
   using WallTime = std::optional<double>;
+  /// Hyperparameters by name.
   using HParams = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
 
-  /// Makes the folder, if it is not there, and in it a file events.out.tfevents.<seconds>.<process>.<number>.
-  /// With `purge_step`, of a run that goes on, TensorBoard forgets what earlier files say of steps from there on.
+  /// Creates the folder if necessary, and the file events.out.tfevents.<seconds>.<process>.<number> in it. If
+  /// `purge_step` is given, as for a resumed run, TensorBoard hides earlier records of this and later steps. Throws
+  /// Error if the folder or the file cannot be created.
   explicit SummaryWriter(const std::filesystem::path& log_dir, std::optional<int64_t> purge_step = {});
   ~SummaryWriter();
   SummaryWriter(const SummaryWriter&) = delete;
   SummaryWriter& operator=(const SummaryWriter&) = delete;
 
-  /// Kept as float32; NaN and infinities are kept too.
+  /// Adds a number, stored as f32. NaN and infinities are allowed.
   void add_scalar(const std::string& tag, double value, int64_t step = 0, WallTime wall_time = {});
-  /// (H, W) or (C, H, W) with 1 (grey), 3 (RGB) or 4 (RGBA) channels, from any device, as a PNG: floats from 0 to 1,
-  /// limited to these (NaN is 0), u8 from 0 to 255, or bool.
+  /// Adds an image (H, W) or (C, H, W) with 1 (gray), 3 (RGB) or 4 (RGBA) channels, on any device, stored as a PNG.
+  /// Floating values are clamped to [0, 1], and NaN becomes 0. u8 values range from 0 to 255. bool is also allowed.
+  /// Throws Error for other shapes and dtypes, and for more than 2^30 elements.
   void add_image(const std::string& tag, const Tensor& image, int64_t step = 0, WallTime wall_time = {});
-  /// How all elements are distributed, over buckets that grow by a tenth from 1e-12 on, on both sides of 0; NaN and
-  /// infinities are left out. Throws for a tensor without elements.
+  /// Adds a histogram of all elements. The buckets start at +-1e-12 and grow by 10 %, as in TensorBoard. NaN and
+  /// infinities are skipped. Throws Error for a tensor without elements.
   void add_histogram(const std::string& tag, const Tensor& values, int64_t step = 0, WallTime wall_time = {});
-  /// Markdown.
+  /// Adds a text, which TensorBoard renders as Markdown.
   void add_text(const std::string& tag, const std::string& text, int64_t step = 0, WallTime wall_time = {});
-  /// What the run was made with, and what came out, for the table of runs. Of PyTorch's it differs in that all is kept
-  /// in this folder: the metrics are scalars of this run.
+  /// Adds the hyperparameters and final metrics of the run to TensorBoard's table of runs. The metrics become scalars
+  /// of this run; PyTorch creates another folder for them.
   void add_hparams(const HParams& hparams, const std::map<std::string, double>& metrics, int64_t step = 0,
                    WallTime wall_time = {});
-  /// Waits until the disk has all that was added.
+  /// Waits until all records have been written to the disk.
   void flush();
 
-  /// The event file.
+  /// Returns the path of the event file.
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  /// An event with one field: number, and its bytes.
+  /// Writes an event with one field, given by its number and bytes.
   void write_event(int field, const std::string& bytes, int64_t step, WallTime wall_time);
+  /// Writes a summary with one value, given by the bytes of its fields.
   void write_value(const std::string& tag, const std::string& fields, int64_t step, WallTime wall_time);
   [[noreturn]] void fail_with(int error) const;
 
   std::filesystem::path path_;
   int descriptor_ = -1;
-  int64_t size_ = 0;  ///< of the records in the file
+  int64_t size_ = 0;  ///< bytes of the complete records in the file
 };
 
 }  // namespace voxgrad

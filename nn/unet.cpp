@@ -13,10 +13,10 @@
 namespace voxgrad::nn {
 namespace {
 
-constexpr double kSlope = 0.01;  // of every LeakyReLU, and for which weights are drawn
+constexpr double kSlope = 0.01;  // negative slope of every LeakyReLU; also determines the gain of the initial weights
 
-/// Convolution with "same" padding for its odd kernel, InstanceNorm and, unless it leads into a sum, LeakyReLU: one
-/// operation.
+/// A convolution with padding that keeps the size for stride 1, an InstanceNorm and, if `activated`, a LeakyReLU. The
+/// three run as one operation.
 class ConvNorm : public Layer {
  public:
   ConvNorm(int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride, bool activated = true,
@@ -36,7 +36,8 @@ class ConvNorm : public Layer {
   ActivationArguments activation_;
 };
 
-/// BasicBlockD, after the ResNet-D of He et al., "Bag of tricks for image classification", CVPR 2019.
+/// The residual block BasicBlockD of nnU-Net, based on ResNet-D (He et al., "Bag of tricks for image classification",
+/// CVPR 2019).
 class ResidualBlock : public Layer {
  public:
   ResidualBlock(int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride)
@@ -51,7 +52,7 @@ class ResidualBlock : public Layer {
   VG_MODULE(conv1, conv2, skip)
 };
 
-/// `count` parts, of which the first changes channels and size.
+/// Returns a sequence of `count` parts. The first part changes the number of channels and the spatial size.
 template <class Part>
 std::shared_ptr<Layer> stack_of(int64_t count, int64_t in, int64_t out, const Triple& kernel_size,
                                 const Triple& stride) {
@@ -67,12 +68,12 @@ void check_options(const UNetOptions& options) {
         options.in_channels, " and ", options.num_classes);
   check(options.stages.size() >= 2, kOp, "needs at least two stages, got ", options.stages.size());
   check(options.stages[0].stride == 1, kOp, "the first stage must have stride 1, got ", options.stages[0].stride);
-  double total[3] = {1, 1, 1};
+  double total[3] = {1, 1, 1};  // product of the strides along each axis
   for (size_t i = 0; i < options.stages.size(); ++i) {
     const UNetStage& stage = options.stages[i];
-    check(stage.features > 0 && stage.convs > 0 && stage.decoder_convs > 0, kOp, "stage ", i,
-          " must have features, convs and decoder_convs, got ", stage.features, ", ", stage.convs, " and ",
-          stage.decoder_convs);
+    check(stage.features > 0 && stage.convs > 0 && stage.decoder_convs > 0, kOp,
+          "features, convs and decoder_convs of stage ", i, " must be positive, got ", stage.features, ", ",
+          stage.convs, " and ", stage.decoder_convs);
     for (int axis = 0; axis < 3; ++axis) {
       check(stage.kernel_size[axis] > 0 && stage.kernel_size[axis] % 2 == 1 && stage.stride[axis] > 0, kOp, "stage ", i,
             " must have odd kernel sizes and positive strides, got ", stage.kernel_size, " and ", stage.stride);
@@ -85,19 +86,19 @@ void check_options(const UNetOptions& options) {
 
 }  // namespace
 
-UNet::UNet(const Options& given) : options_(given) {
-  check_options(given);
+UNet::UNet(const Options& options) : options_(options) {
+  check_options(options);
   make_layers();
   initialize();
 }
 
 void UNet::make_layers() {
-  const init::SkipInit skip;  // initialize() draws
-  const Options& given = options_;
-  const std::vector<Stage>& stages = given.stages;
-  const auto make = given.residual ? stack_of<ResidualBlock> : stack_of<ConvNorm>;
-  int64_t in = given.in_channels;
-  if (given.residual) {
+  const init::SkipInit skip;  // initialize() sets the weights
+  const Options& options = options_;
+  const std::vector<Stage>& stages = options.stages;
+  const auto make = options.residual ? stack_of<ResidualBlock> : stack_of<ConvNorm>;
+  int64_t in = options.in_channels;
+  if (options.residual) {
     stem_ = stack_of<ConvNorm>(1, in, stages[0].features, stages[0].kernel_size, 1);
     in = stages[0].features;
   }
@@ -110,7 +111,7 @@ void UNet::make_layers() {
     const int64_t features = here.features;
     decoder_.push_back({std::make_shared<ConvTranspose3d>(below.features, features, below.stride, below.stride),
                         stack_of<ConvNorm>(here.decoder_convs, 2 * features, features, here.kernel_size, 1),
-                        std::make_shared<Conv3d>(features, given.num_classes, 1)});
+                        std::make_shared<Conv3d>(features, options.num_classes, 1)});
   }
 }
 
@@ -129,17 +130,16 @@ Triple UNet::total_stride() const {
   return total;
 }
 
-/// `stage` of these inputs, kept or computed again.
 Tensor UNet::run(std::function<Tensor(const Tensors&)> stage, const Tensors& inputs) const {
   if (!options_.recompute || !grad_enabled()) return stage(inputs);
-  return autograd::recompute([f = std::move(stage)](const Tensors& given) { return Tensors{f(given)}; }, inputs)[0];
+  return autograd::recompute([f = std::move(stage)](const Tensors& in) { return Tensors{f(in)}; }, inputs)[0];
 }
 
 Tensors UNet::encode(const Tensor& x) const {
   Tensors outputs;
   for (size_t i = 0; i < encoder_.size(); ++i) {
-    const auto stage = [convs = encoder_[i], stem = i == 0 ? stem_ : nullptr](const Tensors& given) {
-      return convs->forward(stem ? stem->forward(given[0]) : given[0]);
+    const auto stage = [convs = encoder_[i], stem = i == 0 ? stem_ : nullptr](const Tensors& in) {
+      return convs->forward(stem ? stem->forward(in[0]) : in[0]);
     };
     outputs.push_back(run(stage, {i == 0 ? x : outputs.back()}));
   }
@@ -155,8 +155,8 @@ Tensors UNet::decode(const Tensor& x, bool all) const {
           divisor, ", the product of the strides; the input is ", x.shape());
   Tensors features = encode(x), logits;
   for (const Level& level : decoder_) {
-    const auto stage = [level](const Tensors& given) {
-      return level.convs->forward(cat({level.up->forward(given[0]), given[1]}, 1));
+    const auto stage = [level](const Tensors& in) {
+      return level.convs->forward(cat({level.up->forward(in[0]), in[1]}, 1));
     };
     const Tensor below = features.back();
     features.pop_back();

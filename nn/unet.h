@@ -1,8 +1,9 @@
-// The U-Nets of nnU-Net v2, and the rule by which it chooses their stages.
+// The U-Nets of nnU-Net v2.
 //
-// Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation", Nature
-// Methods 2021; the residual encoder: Isensee et al., "nnU-Net revisited", MICCAI 2024. Names of parameters are those
-// of PlainConvUNet and ResidualEncoderUNet in the package dynamic-network-architectures (docs/nnunet-weights.md).
+// Plain: Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation",
+// Nature Methods 2021. Residual encoder: Isensee et al., "nnU-Net revisited", MICCAI 2024. The names of the parameters
+// are those of PlainConvUNet and ResidualEncoderUNet in the package dynamic-network-architectures
+// (docs/nnunet-weights.md).
 #pragma once
 
 #include <array>
@@ -15,50 +16,55 @@
 
 namespace voxgrad::nn {
 
-/// One resolution of a U-Net.
+/// Options of one resolution of a U-Net.
 struct UNetStage {
-  int64_t features = 32;      ///< channels
-  Triple kernel_size = 3;     ///< odd
-  Triple stride = 1;          ///< of the stage's first convolution, and of the transposed one that leads back
-  int64_t convs = 2;          ///< on the way down; of a residual encoder: blocks of two
-  int64_t decoder_convs = 2;  ///< on the way up; the last stage has none
+  int64_t features = 32;      ///< number of channels
+  Triple kernel_size = 3;     ///< odd, along D, H, W
+  Triple stride = 1;          ///< stride of the stage's first convolution, undone by a transposed convolution
+  int64_t convs = 2;          ///< convolutions in the encoder, or residual blocks of two convolutions each
+  int64_t decoder_convs = 2;  ///< convolutions in the decoder; ignored in the last stage
 };
 
+/// Options of UNet.
 struct UNetOptions {
-  int64_t in_channels = 1, num_classes = 2;
-  std::vector<UNetStage> stages{};  ///< from full resolution down, at least two; the first has stride 1
-  bool residual = false;            ///< the residual encoder
-  bool recompute = false;           ///< keeps only what the stages give: the backward pass computes each again
+  int64_t in_channels = 1;
+  int64_t num_classes = 2;          ///< channels of the result
+  std::vector<UNetStage> stages{};  ///< at least two, from the highest resolution; the first has stride 1
+  bool residual = false;            ///< uses the residual encoder
+  bool recompute = false;           ///< keeps only the results of stages; the backward pass recomputes each stage
 };
 
-/// nnU-Net's plain convolutional U-Net, or the one with a residual encoder. Convolutions have a bias and are followed
-/// by InstanceNorm3d (affine) and LeakyReLU(0.01), as one operation; strided ones lead down, ConvTranspose3d with
-/// kernel size = stride leads up. A residual block's second convolution has no activation before the sum; its skip has
-/// an AvgPool3d where it is strided and a 1^3 convolution without bias, with a norm, where the channels change. Every
-/// stage of the decoder has a head, a 1^3 convolution.
+/// nnU-Net's plain convolutional U-Net, or its U-Net with a residual encoder. Each convolution has a bias and is
+/// followed by InstanceNorm3d (affine) and LeakyReLU(0.01); the three run as one operation. Strided convolutions reduce
+/// the resolution. ConvTranspose3d, with a kernel size equal to its stride, increases the resolution again. Every stage
+/// of the decoder has a head, a 1x1x1 convolution to num_classes channels. In a residual block, the second convolution
+/// has no activation before the sum. The skip connection contains an AvgPool3d if the block is strided, and a
+/// normalized 1x1x1 convolution without bias if the number of channels changes.
 ///
-/// Weights start from N(0, 2 / (1.0001 fan_in)), biases at zero (He et al. 2015), a residual block's last norm with
-/// weight zero. Throws Error for options that no input fits.
+/// Weights start from the normal distribution with variance 2 / (1.0001 fan_in) (He et al. 2015) and biases at 0. The
+/// weight of a residual block's last normalization starts at 0. The constructor throws Error for invalid options.
 class UNet : public Layer {
  public:
   using Stage = UNetStage;
   using Options = UNetOptions;
-  explicit UNet(const Options& given);
+  explicit UNet(const Options& options);
 
-  /// (N, in_channels, D, H, W) to logits (N, num_classes, D, H, W). D, H and W must be multiples of total_stride().
+  /// Maps (N, in_channels, D, H, W) to logits (N, num_classes, D, H, W). Throws Error unless D, H and W are multiples
+  /// of total_stride().
   Tensor forward(const Tensor& x) const override { return decode(x, false)[0]; }
-  /// The logits of all heads, largest first: forward()'s, those of the second stage's resolution, and so on. For
-  /// deep_supervision_loss.
+  /// Returns the logits of all heads for deep_supervision_loss, from the highest resolution: first the result of
+  /// forward(), then the logits at the resolution of the second stage, and so on.
   Tensors levels(const Tensor& x) const { return decode(x, true); }
 
-  /// The product of all strides.
+  /// Returns the product of all strides along D, H and W.
   Triple total_stride() const;
   const Options& options() const { return options_; }
   std::string extra_repr() const override;
   Members members() override;
 
  private:
-  /// What a level of the decoder does: `up` of what lies below, then `convs` of it beside the skip.
+  /// A stage of the decoder. `up` enlarges the features of the next lower resolution. `convs` combines them with the
+  /// features of the encoder, and `head` computes the logits.
   struct Level {
     std::shared_ptr<ConvTranspose3d> up;
     std::shared_ptr<Layer> convs;
@@ -66,14 +72,17 @@ class UNet : public Layer {
   };
   void make_layers();
   void initialize();
+  /// Returns the logits of all heads, or only those of the highest resolution.
   Tensors decode(const Tensor& x, bool all) const;
+  /// Returns the features of all stages, from the highest resolution.
   Tensors encode(const Tensor& x) const;
+  /// Computes stage(inputs), with recomputation in the backward pass if the options select it.
   Tensor run(std::function<Tensor(const Tensors&)> stage, const Tensors& inputs) const;
 
   Options options_;
-  std::shared_ptr<Layer> stem_;  // of a residual encoder
+  std::shared_ptr<Layer> stem_;  // the first convolution of a residual encoder; otherwise null
   std::vector<std::shared_ptr<Layer>> encoder_;
-  std::vector<Level> decoder_;  // from the lowest resolution up
+  std::vector<Level> decoder_;  // from the lowest resolution
 };
 
 }  // namespace voxgrad::nn

@@ -19,7 +19,7 @@ Tensor as_matrix(const Tensor& weight, int64_t axis) {
   return flatten(permute(widened(weight), order), 1);
 }
 
-Tensor normalised(const Tensor& vector, double eps) { return vector / clamp(norm(vector), eps, INFINITY); }
+Tensor normalized(const Tensor& vector, double eps) { return vector / clamp(norm(vector), eps, INFINITY); }
 
 }  // namespace
 
@@ -39,15 +39,15 @@ Tensor scaled_direction(const Tensor& direction, const Tensor& magnitude, std::o
 
 void power_iteration(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v, int64_t steps, double eps) {
   NoGradGuard no_grad;
-  const Tensor matrix = as_matrix(weight, axis), across = transpose(matrix, 0, 1);
+  const Tensor matrix = as_matrix(weight, axis), transposed = transpose(matrix, 0, 1);
   for (int64_t i = 0; i < steps; ++i) {
-    u.copy_(normalised(matmul(matrix, widened(v)), eps));
-    v.copy_(normalised(matmul(across, widened(u)), eps));
+    u.copy_(normalized(matmul(matrix, widened(v)), eps));
+    v.copy_(normalized(matmul(transposed, widened(u)), eps));
   }
 }
 
 Tensor divided_by_singular_value(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v) {
-  // Copies: a later step of the power method must not change what a graph has kept.
+  // Copies u and v, because the graph saves them and a later power iteration changes them in place.
   const Tensor left = widened(u.clone()), right = widened(v.clone());
   return (widened(weight) / sum(left * matmul(as_matrix(weight, axis), right))).to(weight.dtype());
 }

@@ -1,4 +1,4 @@
-// Activations that are computed together with a normalisation.
+// Activations that can be fused with a normalization.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@ enum class ActivationKind : uint8_t { none, relu, leaky_relu, gelu, silu };
 /// An activation with its arguments.
 struct ActivationArguments {
   ActivationKind kind = ActivationKind::none;
-  double negative_slope = 0.01;  ///< of leaky_relu
+  double negative_slope = 0.01;  ///< slope of leaky_relu for negative inputs
 };
 
-/// y = after(normalised(before(x))).
+/// The activations around a normalization: y = after(normalize(before(x))).
 struct NormActivations {
   ActivationArguments before{}, after{};
+  /// Returns true if at least one of the two is not ActivationKind::none.
   bool any() const { return before.kind != ActivationKind::none || after.kind != ActivationKind::none; }
 };
 

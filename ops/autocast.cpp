@@ -11,15 +11,15 @@
 namespace voxgrad {
 namespace {
 
-// ---- the table, that of torch.autocast but for what is said below
+// ---- the operators that convert their operands; the exceptions to torch.autocast are listed below
 
-/// In the guard's dtype: products, whose sums the kernels form in float32.
+/// Operators that compute in the dtype of the guard: matrix products and convolutions, whose kernels sum in float32.
 constexpr std::string_view kLow[] = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "matmul", "linear", "prelu",
 };
 
-/// In float32: what overflows or cancels in halves, sums that are results, and losses.
+/// Operators that compute in float32: functions that overflow or cancel in bf16 or f16, sums, and losses.
 constexpr std::string_view kFloat32[] = {
     "exp",
     "log",
@@ -41,17 +41,17 @@ constexpr std::string_view kFloat32[] = {
     "kl_div",
 };
 
-// In the widest dtype of the operands, with or without autocast: arithmetic, comparisons, maximum, where, cat and
-// stack promote (result_type in ops/elementwise.h).
-//
-// In the dtype of the input, because the kernels compute in float32 or double and round once: normalisation (its
-// parameters stay float32 beside halves; its statistics are never halves), activations, softplus among them, pooling,
-// resampling, sampling (of halves by an f32 grid), dropout, mean and var; PyTorch has the norms, softplus and
-// resampling in float32. cross_entropy and dice_loss read halves and give float32.
+// Other operators do not convert their operands:
+// - Arithmetic, comparisons, maximum, where, cat and stack promote to the widest dtype of the operands, with or without
+//   autocast (result_type in ops/elementwise.h).
+// - Normalization, activations including softplus, pooling, resampling, grid_sample, dropout, mean and var return the
+//   dtype of the input, because their kernels compute in float32 or double and round once. Parameters and statistics of
+//   norms stay float32, and so may the grid of grid_sample. PyTorch computes norms, softplus and resampling in float32.
+// - cross_entropy and dice_loss read bf16 and f16 directly and return float32.
 
 enum class Cast : uint8_t { low, float32 };
 
-const std::unordered_map<std::string_view, Cast>& rows() {
+const std::unordered_map<std::string_view, Cast>& casts() {
   static const auto table = [] {
     std::unordered_map<std::string_view, Cast> map;
     for (const std::string_view op : kLow) map.emplace(op, Cast::low);
@@ -61,20 +61,20 @@ const std::unordered_map<std::string_view, Cast>& rows() {
   return table;
 }
 
-/// The values of a leaf in another dtype, made once for each version of its elements. A captured graph makes its own,
-/// which its replays make anew.
+/// Returns the values of a leaf in another dtype. The conversion is cached until the elements of the leaf change. Each
+/// captured graph has its own copy, which its replays convert again.
 Tensor converted_leaf(const Tensor& x, DType dtype) {
   AutogradData& data = *x.body()->autograd;
   const Capture* capture = Capture::current();
-  const uint64_t place = capture && capture->device() == x.device() ? capture->id() : 0;
+  const uint64_t capture_id = capture && capture->device() == x.device() ? capture->id() : 0;
   const std::lock_guard lock(data.mutex);
   AutogradData::Converted& kept = data.converted;
-  const bool fresh = kept.values.defined() && kept.values.dtype() == dtype && kept.capture == place &&
+  const bool fresh = kept.values.defined() && kept.values.dtype() == dtype && kept.capture == capture_id &&
                      kept.source.lock() == x.storage() && kept.version == x.storage()->version();
   if (!fresh) {
     Tensor values = empty_strided(x.shape(), empty_like_strides(x), {dtype, x.device()});
     kernels(x.device()).copy(values.view_out(), x.view_in());
-    kept = {std::move(values), x.storage(), x.storage()->version(), place};
+    kept = {std::move(values), x.storage(), x.storage()->version(), capture_id};
   }
   return kept.values;
 }
@@ -84,9 +84,9 @@ Tensor converted_leaf(const Tensor& x, DType dtype) {
 Tensor autocasted(const char* op, const Tensor& x) {
   const auto low = autocast::dtype();
   if (!low || !x.defined() || !is_floating(x.dtype()) || x.dtype() == f64) return x;
-  const auto row = rows().find(op);
-  if (row == rows().end()) return x;
-  const DType dtype = row->second == Cast::low ? *low : f32;
+  const auto cast = casts().find(op);
+  if (cast == casts().end()) return x;
+  const DType dtype = cast->second == Cast::low ? *low : f32;
   if (x.dtype() == dtype || x.dtype() != f32 || !x.is_leaf() || !x.requires_grad()) return x.to(dtype);
   return record("to", converted_leaf(x, dtype).detach(), {x}, [](const Tensor& g) { return Tensors{g.to(f32)}; });
 }

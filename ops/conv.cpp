@@ -1,10 +1,10 @@
-// Convolutions over one, two and three axes.
+// Convolutions over one, two and three spatial axes.
 //
-// Below the public functions there are three maps of (N, C, D, H, W) tensors: the convolution, its gradient in
-// the input (which is the transposed convolution) and its gradient in the weight. Each is linear in both of its
-// arguments, and its gradients are the two others: so all of them can be differentiated any number of times.
-// They take their result's size as an argument, because a stride skips voxels and the size of what was skipped
-// cannot be told from the other side. Fewer axes are axes of size 1 in front.
+// The public functions call three maps of tensors (N, C, D, H, W) (ops/detail/conv_maps.h): the convolution, its
+// gradient in the input (the transposed convolution) and its gradient in the weight. The gradients of each map are the
+// other two, so that all of them can be differentiated any number of times. The size of the result is an argument of
+// each map: with a stride above 1, several input sizes lead to the same output size. Signals and images are volumes
+// with leading spatial axes of size 1.
 #include "ops/conv.h"
 
 #include <algorithm>
@@ -24,26 +24,26 @@
 namespace voxgrad {
 namespace {
 
-/// In channels_last if one of the operands is, as PyTorch has it.
+/// Returns an uninitialized result (N, channels, size...). As in PyTorch, it is channels-last if one operand is.
 Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
-  const MemoryFormat of_weight = weight.suggest_memory_format();
-  const bool last = of_weight == MemoryFormat::channels_last;
+  const MemoryFormat weight_format = weight.suggest_memory_format();
+  const bool last = weight_format == MemoryFormat::channels_last;
   return empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(),
-               last ? of_weight : in.suggest_memory_format());
+               last ? weight_format : in.suggest_memory_format());
 }
 
 }  // namespace
 
-Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, {0, 2, 3, 4}); }
+Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, all_but_channels(grad)); }
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry, Behind behind) {
+                const ConvGeometry& geometry, FusedEpilogue epilogue) {
   Tensor y = empty_result(x, weight, weight.size(0), size);
   const auto bias_view = optional_view(bias);
   kernels(x.device())
-      .conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), behind.relu}, geometry);
-  const bool dx = wants_grad(x), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
-  return record("conv", y, {x, weight, behind.bias_recorded ? bias : Tensor()},
+      .conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), epilogue.relu}, geometry);
+  const bool dx = wants_grad(x), dw = wants_grad(weight), db = epilogue.bias_recorded && wants_grad(bias);
+  return record("conv", y, {x, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
                  w_form = form_of(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve_transposed(grad, w_saved(), {}, x_size, geometry) : Tensor(),
@@ -53,13 +53,13 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
 }
 
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, Behind behind) {
+                           const ConvGeometry& geometry, FusedEpilogue epilogue) {
   Tensor x = empty_result(y, weight, weight.size(1) * geometry.groups, size);
   const auto bias_view = optional_view(bias);
   kernels(y.device())
-      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), behind.relu}, geometry);
-  const bool dy = wants_grad(y), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
-  return record("conv_transpose", x, {y, weight, behind.bias_recorded ? bias : Tensor()},
+      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), epilogue.relu}, geometry);
+  const bool dy = wants_grad(y), dw = wants_grad(weight), db = epilogue.bias_recorded && wants_grad(bias);
+  return record("conv_transpose", x, {y, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
                  w_form = form_of(weight)](const Tensor& grad) {
                   return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
@@ -83,10 +83,12 @@ Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form,
 
 namespace {
 
-// ---- what a caller asked for: the options of any number of axes, and the checks
+// ---- the options of a public function, and their checks
 
+/// Limit of a result's size along an axis.
 constexpr int64_t kMaxSize = int64_t{1} << 62;
 
+/// The options of a public function for any number of spatial axes.
 struct Request {
   const char* op;
   Dims stride, padding, dilation;
@@ -95,12 +97,13 @@ struct Request {
   Dims output_padding{};
   std::optional<Dims> output_size{};
 
+  /// Returns the number of spatial axes.
   int64_t axes() const { return stride.size(); }
-  /// Of the input, which may lack its batch: the axis of its channels; the spatial ones follow.
+  /// Returns the channel axis of the input: 1, or 0 without a batch. The spatial axes follow it.
   int64_t channel_axis(const Tensor& input) const { return input.dim() - axes() - 1; }
 };
 
-/// Names both operands in a message.
+/// Prints the shapes of both operands in an error message.
 struct Operands {
   const Tensor &x, &weight;
   friend std::ostream& operator<<(std::ostream& out, const Operands& o) {
@@ -163,19 +166,19 @@ void check_operands(const Request& r, const Tensor& x, const Tensor& weight, con
   check_channels(r, x, weight, bias);
 }
 
-/// The spatial size of the result.
+/// Returns the spatial size of the result. Throws if it is empty or too large, or if output_size is out of range.
 Dims result_size(const Request& r, const Tensor& x, const Tensor& weight) {
   const Operands operands{x, weight};
   Dims size;
   for (int64_t i = 0; i < r.axes(); ++i) {
     const int64_t axis = r.channel_axis(x) + 1 + i, in = x.size(axis), kernel = weight.size(i + 2);
     if (r.transposed) {
-      const int64_t least = conv_transpose_output_size(in, kernel, r.stride[i], r.padding[i], 0, r.dilation[i]);
-      check(least < kMaxSize, r.op, "the result would have ", least, " elements along axis ", axis, operands);
-      size.push_back(r.output_size ? (*r.output_size)[i] : least + r.output_padding[i]);
+      const int64_t min_size = conv_transpose_output_size(in, kernel, r.stride[i], r.padding[i], 0, r.dilation[i]);
+      check(min_size < kMaxSize, r.op, "the result would have ", min_size, " elements along axis ", axis, operands);
+      size.push_back(r.output_size ? (*r.output_size)[i] : min_size + r.output_padding[i]);
       if (r.output_size)
-        check(size[i] >= least && size[i] < least + r.stride[i], r.op, "output_size ", *r.output_size,
-              " cannot be had: along axis ", axis, " it can be ", least, " to ", least + r.stride[i] - 1, operands);
+        check(size[i] >= min_size && size[i] < min_size + r.stride[i], r.op, "output_size ", *r.output_size,
+              " is out of range: axis ", axis, " allows ", min_size, " to ", min_size + r.stride[i] - 1, operands);
     } else {
       size.push_back(conv_output_size(in, kernel, r.stride[i], r.padding[i], r.dilation[i]));
     }
@@ -187,53 +190,47 @@ Dims result_size(const Request& r, const Tensor& x, const Tensor& weight) {
   return size;
 }
 
-Triple lift(const Dims& values, int64_t fill) {
-  Triple lifted(fill);
-  const int missing = 3 - static_cast<int>(values.size());
-  for (int i = missing; i < 3; ++i) lifted[i] = values[i - missing];
-  return lifted;
-}
-
-Tensor lift(Tensor t) {
-  while (t.dim() < 5) t = unsqueeze(t, 2);
-  return t;
-}
-
-/// A call, checked, in the form that the maps take.
+/// The checked arguments of a map.
 struct Call {
-  Tensor x, weight;
+  Tensor x;
+  Tensor weight;
   Triple size;  // of the result
   ConvGeometry geometry;
 };
 
-Call checked(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
+/// Checks all arguments and converts them to those of a map.
+Call make_call(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
   check_options(r);
   check_operands(r, input, weight, bias);
-  const Triple size = lift(result_size(r, input, weight), 1);
-  const Tensor x = r.channel_axis(input) > 0 ? input : unsqueeze(input, 0);
-  // Refuses what does not fit in 64 bits.
+  const Triple size = to_triple(result_size(r, input, weight), 1);
+  const Tensor x = as_volume(input, r.axes());
+  // Throws if the number of elements does not fit in 64 bits.
   numel({x.size(0), output_channels(r, weight), size[0], size[1], size[2]}, r.op);
-  return {lift(x), lift(weight), size, {lift(r.stride, 1), lift(r.padding, 0), lift(r.dilation, 1), r.groups}};
+  return {x,
+          as_volume(weight, r.axes()),
+          size,
+          {to_triple(r.stride, 1), to_triple(r.padding, 0), to_triple(r.dilation, 1), r.groups}};
 }
 
+/// Checks the arguments, computes the convolution and returns a result with the axes of the input.
 Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weight, const Tensor& given_bias,
-           Behind behind = {}) {
+           FusedEpilogue epilogue = {}) {
   check_defined(r.op, "input", given_input);
   check_defined(r.op, "weight", given_weight);
   const Tensor input = autocasted(r.op, given_input), weight = autocasted(r.op, given_weight),
                bias = autocasted(r.op, given_bias);
-  const Call call = checked(r, input, weight, bias);
+  const Call call = make_call(r, input, weight, bias);
   distributed::Communicator* const group = r.axes() == 3 ? distributed::spatial_group() : nullptr;
   const auto map = r.transposed ? convolve_transposed : convolve;
-  Tensor y =
-      group ? convolve_slab(r.op, *group, r.transposed, call.x, call.weight, bias, call.size, call.geometry, behind)
-            : map(call.x, call.weight, bias, call.size, call.geometry, behind);
-  for (int64_t i = r.axes(); i < 3; ++i) y = squeeze(y, 2);
-  return input.dim() == r.axes() + 2 ? y : squeeze(y, 0);
+  const Tensor y =
+      group ? convolve_slab(r.op, *group, r.transposed, call.x, call.weight, bias, call.size, call.geometry, epilogue)
+            : map(call.x, call.weight, bias, call.size, call.geometry, epilogue);
+  return from_volume(y, r.axes(), input.dim() == r.axes() + 2);
 }
 
 // ---- explanations
 
+/// Returns a view (N, C, D, H, W) without data.
 View shape_view(const Shape& shape, const TensorOptions& options, MemoryFormat format) {
   View view{.dtype = options.dtype, .device = options.device.is_cuda() ? options.device.index : -1, .rank = 5};
   std::copy(shape.begin(), shape.end(), view.size);
@@ -242,7 +239,7 @@ View shape_view(const Shape& shape, const TensorOptions& options, MemoryFormat f
   return view;
 }
 
-/// "1.23 GFLOP", for any number; the unit is a power of 1000.
+/// Formats a number with three digits and an SI prefix: "1.23 GFLOP".
 std::string quantity(double value, const char* unit) {
   const char* prefix = "";
   for (const char* larger : {"k", "M", "G", "T", "P"}) {
@@ -255,8 +252,8 @@ std::string quantity(double value, const char* unit) {
   return text;
 }
 
-/// The least time of so much work, and what it is spent on.
-std::string floor_text(double flop, double bytes, const ConvExplanation& e) {
+/// Formats the lower bound of the time and the resource that bounds it. Empty if the rates of the device are unknown.
+std::string min_time_text(double flop, double bytes, const ConvExplanation& e) {
   if (e.flop_rate <= 0 || e.byte_rate <= 0) return "";
   const double compute = flop / e.flop_rate, memory = bytes / e.byte_rate;
   char text[64];
@@ -267,15 +264,17 @@ std::string floor_text(double flop, double bytes, const ConvExplanation& e) {
 
 std::string explain(const Request& r, const Shape& input, const Shape& weight, const TensorOptions& options,
                     MemoryFormat format) {
-  const auto shaped = [&](const Shape& shape) {  // without its memory
+  // Strides of 0 make tensors of any shape that occupy one element.
+  const auto placeholder = [&](const Shape& shape) {
     return empty_strided(shape, Strides::filled(shape.size(), 0), {.dtype = options.dtype});
   };
-  const Call call = checked(r, shaped(input), shaped(weight), {});
+  const Call call = make_call(r, placeholder(input), placeholder(weight), {});
   const Triple& size = call.size;
   const Shape result{call.x.size(0), output_channels(r, call.weight), size[0], size[1], size[2]};
   const View in = shape_view(call.x.shape(), options, format), w = shape_view(call.weight.shape(), options, format),
              out = shape_view(result, options, format);
-  const View &x = r.transposed ? out : in, &y = r.transposed ? in : out;  // as the maps name them
+  // x and y of the equivalent convolution: conv_transpose reads y and writes x.
+  const View &x = r.transposed ? out : in, &y = r.transposed ? in : out;
 
   const ConvGeometry& g = call.geometry;
   const double flop = conv_flop(x, w, y, g);
@@ -290,32 +289,31 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   const ConvPass input_gradient = r.transposed ? ConvPass::fprop : ConvPass::dgrad;
   for (const auto& [name, pass] : {std::pair("forward", forward), std::pair("input gradient", input_gradient),
                                    std::pair("weight gradient", ConvPass::wgrad)}) {
-    const ConvExplanation e = kernels(options.device).explain_conv(pass, x, w, y, g);
-    text << "  " << name << ": " << e.plan << floor_text(flop, bytes, e) << '\n';
+    const ConvExplanation e = explain_conv(pass, x, w, y, g);
+    text << "  " << name << ": " << e.plan << min_time_text(flop, bytes, e) << '\n';
   }
   return text.str();
 }
 
-/// The names of the public functions.
 template <int N>
-constexpr const char* kConvName = N == 1   ? "conv1d"
-                                  : N == 2 ? "conv2d"
-                                           : "conv3d";
+const char* op_name(const ConvOptions<N>&) {
+  constexpr const char* kNames[] = {"conv1d", "conv2d", "conv3d"};
+  return kNames[N - 1];
+}
 template <int N>
-constexpr const char* kConvTransposeName = N == 1   ? "conv_transpose1d"
-                                           : N == 2 ? "conv_transpose2d"
-                                                    : "conv_transpose3d";
-
-template <int N>
-Request request(const char* op, const ConvOptions<N>& o) {
-  return {op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups};
+const char* op_name(const ConvTransposeOptions<N>&) {
+  constexpr const char* kNames[] = {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"};
+  return kNames[N - 1];
 }
 
-template <int N>
-Request request(const char* op, const ConvTransposeOptions<N>& o) {
-  Request r{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups, true};
-  r.output_padding = Dims(o.output_padding.values);
-  if (o.output_size) r.output_size = Dims(o.output_size->values);
+template <class Options>
+Request request(const char* op, const Options& o) {
+  Request r{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups};
+  if constexpr (requires { o.output_padding; }) {
+    r.transposed = true;
+    r.output_padding = Dims(o.output_padding.values);
+    if (o.output_size) r.output_size = Dims(o.output_size->values);
+  }
   return r;
 }
 
@@ -329,52 +327,31 @@ template <int N>
 void ConvTransposeOptions<N>::validate(const char* op) const {
   check_options(request(op, *this));
 }
-template struct ConvOptions<1>;
-template struct ConvOptions<2>;
-template struct ConvOptions<3>;
-template struct ConvTransposeOptions<1>;
-template struct ConvTransposeOptions<2>;
-template struct ConvTransposeOptions<3>;
 
-template <int N>
-Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& options,
-                       bool relu) {
-  return run(request(kConvName<N>, options), x, weight, bias, {relu, false});
+template <class Options>
+Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {
+  return run(request(op_name(options), options), x, weight, bias);
 }
-template <int N>
-Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                       const ConvTransposeOptions<N>& options, bool relu) {
-  return run(request(kConvTransposeName<N>, options), x, weight, bias, {relu, false});
-}
-template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<1>&, bool);
-template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<2>&, bool);
-template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvOptions<3>&, bool);
-template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<1>&, bool);
-template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<2>&, bool);
-template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const ConvTransposeOptions<3>&, bool);
-
-Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<3>& options) {
-  return run(request("conv3d", options), x, weight, bias);
-}
-Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<2>& options) {
-  return run(request("conv2d", options), x, weight, bias);
-}
-Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<1>& options) {
-  return run(request("conv1d", options), x, weight, bias);
+template <class Options>
+Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu) {
+  return run(request(op_name(options), options), x, weight, bias, {relu, false});
 }
 
-Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        const ConvTransposeOptions<3>& options) {
-  return run(request("conv_transpose3d", options), x, weight, bias);
-}
-Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        const ConvTransposeOptions<2>& options) {
-  return run(request("conv_transpose2d", options), x, weight, bias);
-}
-Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        const ConvTransposeOptions<1>& options) {
-  return run(request("conv_transpose1d", options), x, weight, bias);
-}
+/// Defines function() and instantiates the templates for one type of options.
+#define VG_DEFINE(function, Options)                                                                   \
+  template struct Options;                                                                             \
+  template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&);                   \
+  template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const Options&, bool);  \
+  Tensor function(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) { \
+    return conv(x, weight, bias, options);                                                             \
+  }
+VG_DEFINE(conv1d, ConvOptions<1>)
+VG_DEFINE(conv2d, ConvOptions<2>)
+VG_DEFINE(conv3d, ConvOptions<3>)
+VG_DEFINE(conv_transpose1d, ConvTransposeOptions<1>)
+VG_DEFINE(conv_transpose2d, ConvTransposeOptions<2>)
+VG_DEFINE(conv_transpose3d, ConvTransposeOptions<3>)
+#undef VG_DEFINE
 
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options,
                            const TensorOptions& kind, MemoryFormat format) {

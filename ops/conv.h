@@ -1,18 +1,18 @@
-// Convolutions: forward convolution, its transpose, and the weight gradient: a family that is closed under
-// differentiation.
+// Convolutions and transposed convolutions over one, two and three spatial axes.
 //
-// For all functions here:
-// - f32, f64, bf16 and f16, one dtype and one device for all operands. Halves are multiplied exactly, summed in float32
-//   and rounded once. On GPUs f32 is as accurate as set_float32_precision() (core/precision.h) asks for.
-// - The input may lack its batch axis; the result then does.
-// - The result is contiguous, or channels-last where the input is.
-// - Gradients in the input, the weight and the bias, of any order.
-// - They throw Error for operands that do not fit (rank, channels, groups, dtype, device), for an empty axis other than
-//   the batch, for options out of range (stride, dilation and padding end below 2^31), and for a result without voxels
-//   or beyond 64 bits.
-// - A tensor may have more than 2^31 elements. The CUDA kernels refuse, with an Error, axes that with padding, stride
-//   and dilation reach beyond 2^30 positions, and 2^31 or more weights for one channel.
-// - Beside the operands the CPU takes less than 64 MB; for halves also float32 copies of the operands.
+// The following holds for all functions in this file:
+// - Dtypes: f32, f64, bf16 and f16. All operands must have the same dtype and device. Products of bf16 or f16 elements
+//   are exact, their sums are computed in float32, and the result is rounded once. On GPUs, the accuracy of f32 depends
+//   on set_float32_precision() (core/precision.h).
+// - The input may have no batch axis; then the result has none either.
+// - The result is channels-last if the input or the weight is, otherwise contiguous.
+// - The functions can be differentiated any number of times in the input, the weight and the bias.
+// - They throw Error if the operands do not match (number of axes, channels, groups, dtype, device), if an axis other
+//   than the batch is empty, if an option is out of range (stride, dilation and padding must be below 2^31), and if the
+//   result has no voxels or its number of elements does not fit in 64 bits.
+// - A tensor may have more than 2^31 elements. The CUDA kernels throw Error if an axis, including padding, stride and
+//   dilation, spans more than 2^30 positions, or if one channel has 2^31 or more weights.
+// - The CPU uses less than 64 MB of workspace, plus float32 copies of the operands for bf16 and f16.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,8 @@
 
 namespace voxgrad {
 
-/// Defaults as in PyTorch; one int stands for all axes.
+/// Options of a convolution with N spatial axes, with the names and defaults of PyTorch. One integer applies to all
+/// axes: .stride = 2 is the same as .stride = {2, 2, 2}.
 template <int N>
 struct ConvOptions {
   Extent<N> stride{1};
@@ -30,10 +31,12 @@ struct ConvOptions {
   Extent<N> dilation{1};
   int64_t groups = 1;
 
-  /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
+  /// Throws Error, with a message that begins with `op`, if an option is invalid for every input. The functions below
+  /// call it first.
   void validate(const char* op) const;
 };
 
+/// Options of a transposed convolution with N spatial axes.
 template <int N>
 struct ConvTransposeOptions {
   Extent<N> stride{1};
@@ -41,24 +44,26 @@ struct ConvTransposeOptions {
   Extent<N> output_padding{0};
   int64_t groups = 1;
   Extent<N> dilation{1};
-  /// Spatial size of the result; chooses output_padding. The sizes that can be had are named by the error.
+  /// Spatial size of the result. If given, it determines the output padding and output_padding is ignored.
   std::optional<Extent<N>> output_size{};
 
-  /// As ConvOptions'.
+  /// See ConvOptions::validate.
   void validate(const char* op) const;
 };
 
-/// Cross-correlation. x (N, Cin, D, H, W), weight (Cout, Cin / groups, kD, kH, kW), bias (Cout) or undefined;
-/// result (N, Cout, D', H', W') with D' = (D + 2 padding - dilation (kD - 1) - 1) / stride + 1, rounded down.
-/// conv2d and conv1d: the same without D, and without D and H.
+/// Computes a convolution (a cross-correlation, as in PyTorch) of x (N, Cin, D, H, W) with weight
+/// (Cout, Cin / groups, kD, kH, kW), plus bias (Cout) if defined. Returns (N, Cout, D', H', W') with
+/// D' = (D + 2 padding - dilation (kD - 1) - 1) / stride + 1, rounded down, and H' and W' alike.
+/// conv2d takes x (N, Cin, H, W) and conv1d takes x (N, Cin, L).
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<3>& options = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<2>& options = {});
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<1>& options = {});
 
-/// Transposed convolution: the gradient of conv3d in its input. x (N, Cin, D, H, W),
-/// weight (Cin, Cout / groups, kD, kH, kW), bias (Cout) or undefined; result (N, Cout, D', H', W') with
-/// D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1.
-/// Throws also if output_padding is not smaller than stride or dilation, or if output_size cannot be had.
+/// Computes a transposed convolution, which is the gradient of conv3d in its input, of x (N, Cin, D, H, W) with weight
+/// (Cin, Cout / groups, kD, kH, kW), plus bias (Cout) if defined. Returns (N, Cout, D', H', W') with
+/// D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1, and H' and W' alike. Also throws Error if
+/// output_padding is not smaller than stride or dilation, or if output_size is out of range; the message lists the
+/// possible sizes.
 Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<3>& options = {});
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
@@ -66,10 +71,11 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<1>& options = {});
 
-/// What conv3d and conv_transpose3d would run for tensors of these shapes, dtype, device and memory format, forward
-/// and for both gradients, in words: the kernels with their arithmetic, tiles and workspace; the FLOP (two for each
-/// product of elements that exist) and bytes (each operand and the result once); on GPUs the least time in which an
-/// H200 could do them. Nothing is run, and no GPU is needed.
+/// Returns a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
+/// device and memory format. It has one line for the forward pass and one for each gradient, with the kernel, its
+/// arithmetic, tiles and workspace, and, on GPUs, a lower bound of the time on an H200. The first line contains the
+/// FLOP (two for each product of existing elements) and the bytes (each operand and the result once). Nothing is
+/// computed, and no GPU is required.
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
                            const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},

@@ -5,33 +5,40 @@
 #include <map>
 #include <utility>
 
+#include "core/detail/divide.h"
 #include "core/error.h"
 #include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {
 
-// Sizes come from users and files: intermediate products may pass 64 bits even where the result is small.
+// Sizes come from users and files. Intermediate products may exceed 64 bits even if the result is small.
 using Wide = __int128;
 
 int64_t narrow(Wide value, const char* op) {
   check(value >= std::numeric_limits<int64_t>::min() && value <= std::numeric_limits<int64_t>::max(), op,
-        "the output size does not fit 64 bits");
+        "the output size does not fit in 64 bits");
   return static_cast<int64_t>(value);
 }
 
+/// Returns value / divisor, rounded down. `value` may be negative.
 template <class T>
-T floor_div(T a, int64_t b) {
-  return a / b - (a % b < 0 ? 1 : 0);
+T divide_down(T value, int64_t divisor) {
+  return value / divisor - (value % divisor < 0 ? 1 : 0);
 }
-int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
-int64_t modulo(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
+
+/// Returns the q in [0, count) for which q * step + offset is in [0, size); {0, 0} if there are none.
+ConvRange steps_inside(int64_t step, int64_t offset, int64_t size, int64_t count) {
+  const int64_t begin = divide_up(std::max<int64_t>(-offset, 0), step);
+  const int64_t end = std::min(count, divide_up(std::max<int64_t>(size - offset, 0), step));
+  return begin < end ? ConvRange{begin, end} : ConvRange{};
+}
 
 }  // namespace
 
 int64_t conv_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
   const Wide room = Wide(size) + 2 * Wide(padding) - Wide(dilation) * (kernel - 1) - 1;
-  return narrow(floor_div(room, stride) + 1, "conv_output_size");
+  return narrow(divide_down(room, stride) + 1, "conv_output_size");
 }
 
 int64_t conv_transpose_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
@@ -41,9 +48,9 @@ int64_t conv_transpose_output_size(int64_t size, int64_t kernel, int64_t stride,
 }
 
 int64_t ConvGather::steps() const {
-  int64_t most = 0;
-  for (const ConvPhase& phase : phases) most = std::max(most, phase.count);
-  return most;
+  int64_t max_count = 0;
+  for (const ConvPhase& phase : phases) max_count = std::max(max_count, phase.count);
+  return max_count;
 }
 
 bool ConvGather::covers_all() const {
@@ -63,24 +70,23 @@ ConvGather gather_forward(const ConvAxis& axis) {
 
 ConvGather gather_transposed(const ConvAxis& axis) {
   ConvGather gather{axis.y_size, axis.x_size, 1, axis.stride, {}};
-  std::map<int64_t, std::vector<ConvTap>> taps;  // by the phase's first output
+  std::map<int64_t, std::vector<ConvTap>> phases;  // first output of a phase -> taps
   for (int64_t k = 0; k < axis.kernel; ++k) {
-    const int64_t meets_zero = k * axis.dilation - axis.padding;  // the output that meets input 0
-    const int64_t first = modulo(meets_zero, axis.stride);
-    if (first < axis.x_size) taps[first].push_back({k, (first - meets_zero) / axis.stride});
+    const int64_t output = k * axis.dilation - axis.padding;  // the output that reads input 0 with this tap
+    const int64_t step = divide_down(output, axis.stride);
+    const int64_t first = output - step * axis.stride;
+    if (first < axis.x_size) phases[first].push_back({k, -step});
   }
-  for (auto& [first, found] : taps)
-    gather.phases.push_back({first, ceil_div(axis.x_size - first, axis.stride), std::move(found)});
+  for (auto& [first, taps] : phases)
+    gather.phases.push_back({first, divide_up(axis.x_size - first, axis.stride), std::move(taps)});
   return gather;
 }
 
 int64_t conv_meetings(const ConvAxis& axis) {
   int64_t count = 0;
   for (int64_t k = 0; k < axis.kernel; ++k) {
-    const int64_t offset = k * axis.dilation - axis.padding;  // of the i that o = 0 meets
-    const int64_t begin = std::max<int64_t>(0, ceil_div(-offset, axis.stride));
-    const int64_t end = std::min(axis.y_size, ceil_div(axis.x_size - offset, axis.stride));
-    count += std::max<int64_t>(0, end - begin);
+    const ConvRange range = steps_inside(axis.stride, k * axis.dilation - axis.padding, axis.x_size, axis.y_size);
+    count += range.end - range.begin;
   }
   return count;
 }
@@ -94,9 +100,7 @@ double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry
 }
 
 ConvRange tap_range(const ConvGather& gather, const ConvPhase& phase, const ConvTap& tap) {
-  const int64_t begin = std::max<int64_t>(0, ceil_div(-tap.offset, gather.in_step));
-  const int64_t end = std::min(phase.count, ceil_div(gather.in_size - tap.offset, gather.in_step));
-  return begin < end ? ConvRange{begin, end} : ConvRange{0, 0};
+  return steps_inside(gather.in_step, tap.offset, gather.in_size, phase.count);
 }
 
 }  // namespace voxgrad

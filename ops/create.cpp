@@ -13,7 +13,7 @@ namespace voxgrad {
 
 namespace {
 
-/// A tensor whose elements write(view) makes. Sizes are refused under `op`'s name.
+/// Creates a tensor and calls write(view) to fill it. Errors about the shape name `op`.
 template <class F>
 Tensor make(const char* op, const Shape& shape, TensorOptions options, F&& write) {
   numel(shape, op);
@@ -55,7 +55,7 @@ Tensor draw(const char* op, RandomKernel kernel, const Shape& shape, TensorOptio
   });
 }
 
-/// The numbers of draw() in the memory layout of `like`.
+/// Returns the numbers of draw() in the memory layout of `like`.
 Tensor draw_like(const char* op, RandomKernel kernel, const Tensor& like, Generator* generator) {
   check_defined(op, "the tensor", like);
   const Tensor drawn = draw(op, kernel, like.shape(), like.options(), generator);
@@ -109,7 +109,7 @@ Tensor randperm(int64_t n, Generator* generator) {
   Generator& source = generator ? *generator : default_generator();
   Tensor out = empty({n}, {.dtype = i64});
   int64_t* order = out.mutable_data<int64_t>();
-  for (int64_t i = 0; i < n; ++i) {  // Fisher and Yates, inside out
+  for (int64_t i = 0; i < n; ++i) {  // inside-out Fisher-Yates shuffle
     const int64_t j = source.next_below(i + 1);
     order[i] = order[j];
     order[j] = i;
@@ -120,7 +120,7 @@ Tensor randperm(int64_t n, Generator* generator) {
 template <class T>
 Tensor from_span(std::span<const T> values, const Shape& shape, Device device) {
   check(static_cast<int64_t>(values.size()) == numel(shape, "from_span"), "from_span", values.size(),
-        " values do not fill shape ", shape);
+        " values do not match shape ", shape);
   Tensor out = empty(shape, {.dtype = dtype_of<T>});
   if (!values.empty()) std::memcpy(out.mutable_raw_data(), values.data(), values.size_bytes());
   return out.to(device);
@@ -138,7 +138,8 @@ Shape NestedList::shape() const {
   if (children_.empty()) return shape;
   const Shape inner = children_[0].shape();
   for (const NestedList& child : children_)
-    check(child.shape() == inner, "tensor", "the list is ragged: parts of shape ", inner, " and ", child.shape());
+    check(child.shape() == inner, "tensor", "the list is ragged: it contains parts of shape ", inner, " and ",
+          child.shape());
   for (int64_t size : inner) shape.push_back(size);
   return shape;
 }

@@ -16,36 +16,36 @@
 namespace voxgrad {
 namespace {
 
-/// What a gradient reads, and so what is kept for it.
+/// The tensors that a gradient reads, which are therefore saved for the backward pass.
 enum class Reads : uint8_t { nothing, x, y, both };
 
-// ---- helpers of the rows' gradients
+// ---- helpers of the gradients in ops/detail/operators.h
 
-/// The same operator on other operands.
+/// Applies a binary operator. Declared here because the gradients of binary operators use it before its definition.
 template <BinaryOp op>
 Tensor again(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
-/// The part of a maximum's or minimum's gradient that goes to an operand: none where it lost, half where both are
-/// equal, all where one is NaN.
+/// Returns the share of an operand in the gradient of a maximum or minimum: 0 where the other operand was selected
+/// (`lost`), 1/2 where both are equal, and 1 otherwise, also where one operand is NaN.
 Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
   const Tensor half_if_tied = affine(eq(x, y).to(x.dtype()), 0.5, 0);
   return 1.0 - lost.to(x.dtype()) - half_if_tied;
 }
 
 Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
-  // x ^ 0 is 1 for every x: its slope is 0 there, not 0 * 0 ^ -1 or 0 * NaN.
+  // x^0 is 1 for every x. Its derivative in x is 0, but the formula gives 0 * 0^-1 or 0 * NaN for x = 0 or NaN.
   const Tensor flat = mul(eq(y, 0), logical_not(gt(abs(x), 0)));
   return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
 }
 Tensor pow_slope_in_exponent(const Tensor& x, const Tensor& y) {
-  // 0 ^ y is constant for y > 0: its slope in y is 0 there, not 0 * log(0); nor at 0 ^ 0.
+  // 0^y is constant for y > 0. Its derivative in y is 0, also at y = 0, but the formula gives 0 * log(0).
   const Tensor flat = mul(eq(x, 0), ge(y, 0));
   return pow(x, y) * log(where(flat, full({}, 1, x.options()), x));
 }
 
-// Second derivatives.
+// Second derivatives of activations.
 Tensor gelu_curvature(const Tensor& x) {
-  const Tensor square = widened(x) * widened(x);  // beyond f16's range from 256 on
+  const Tensor square = widened(x) * widened(x);  // exceeds the range of f16 for x >= 256
   return (affine(exp(square * -0.5), kInvSqrtTwoPi, 0) * (2.0 - square)).to(x.dtype());
 }
 Tensor silu_curvature(const Tensor& x) {
@@ -65,7 +65,7 @@ Tensor elu_curvature(const Tensor& x, double alpha, double scale) {
 }
 Tensor hardswish_curvature(const Tensor& x) { return lt(abs(x), 3).to(x.dtype()) * (1.0 / 3); }
 
-// ---- the rows' gradients
+// ---- the gradients of the rows in ops/detail/operators.h
 
 template <auto op>
 struct Gradient;
@@ -98,9 +98,10 @@ VG_UNARY_OPERATORS(VG_ROW)
 VG_BINARY_OPERATORS(VG_ROW)
 #undef VG_ROW
 
+/// Returns true if `kept` includes `operand`.
 constexpr bool reads(Reads kept, Reads operand) { return kept == operand || kept == Reads::both; }
 
-/// Whether an operator's formula gives bool from numbers.
+/// True if the formula of an operator returns bool.
 template <auto op>
 inline constexpr bool gives_bool = std::is_same_v<result_t<op, float>, bool>;
 
@@ -124,13 +125,14 @@ Tensor unary(const Tensor& input, double a = 0, double b = 0) {
     });
 }
 
-/// The view of `x` broadcast to `shape`, without a record.
+/// Returns a view of x broadcast to `shape`. Not recorded by autograd.
 Tensor broadcast(const Tensor& x, const Shape& shape) {
   NoGradGuard no_grad;
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// The result takes the memory format of the first operand that is not stretched, here or before.
+/// Returns an uninitialized result in the memory format of the first operand that is not broadcast, neither by this
+/// operator nor by an earlier expand().
 Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
   const auto fits = [&](const Tensor& t) {
     for (int64_t i = 0; i < t.dim(); ++i)
@@ -142,7 +144,7 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
   return like.shape() == shape ? empty_strided(shape, empty_like_strides(like), options) : empty(shape, options);
 }
 
-/// x and y in the dtype in which `op` computes on both. Operators of floats alone take integers as f32.
+/// Converts x and y to the dtype in which `op` computes. An operator on floating dtypes converts integers to f32.
 template <BinaryOp op>
 std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
   check_defined(name(op), "the first operand", x);
@@ -181,21 +183,23 @@ Tensor again(const Tensor& x, const Tensor& y, double a, double b) {
   return binary<op>(x, y, a, b);
 }
 
+/// Returns 0 for bool, 1 for integers and 2 for floating dtypes.
+int kind_of(DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; }
+
 }  // namespace
 
 DType result_type(const Tensor& x, const Tensor& y) {
   check_defined("result_type", "the first tensor", x);
   check_defined("result_type", "the second tensor", y);
-  const auto kind = [](DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; };
   if ((x.dim() == 0) == (y.dim() == 0)) return promote_types(x.dtype(), y.dtype());
   const DType with_axes = (x.dim() == 0 ? y : x).dtype(), without = (x.dim() == 0 ? x : y).dtype();
-  return kind(without) > kind(with_axes) ? promote_types(with_axes, without) : with_axes;
+  return kind_of(without) > kind_of(with_axes) ? promote_types(with_axes, without) : with_axes;
 }
 
 namespace {
 
-/// x in the dtype of the result beside the number.
-Tensor beside(const char* op, const Tensor& x, Scalar s) {
+/// Converts x to the dtype of the result of an operator on x and a number.
+Tensor promoted_for(const char* op, const Tensor& x, Scalar s) {
   check_defined(op, "input", x);
   if (is_floating(x.dtype())) return x;
   if (s.kind == f32 || (x.dtype() == b8 && s.kind == i64)) return x.to(s.kind);
@@ -203,21 +207,20 @@ Tensor beside(const char* op, const Tensor& x, Scalar s) {
   return x;
 }
 
-/// The number as a tensor for x, which comes from beside().
+/// Returns the number as a tensor with the dtype and device of x, the result of promoted_for().
 Tensor scalar_for(const Tensor& x, Scalar s) { return full({}, s.value, x.options()); }
 
 template <BinaryOp op>
 Tensor with_scalar(const Tensor& x, Scalar s) {
-  const Tensor here = beside(name(op), x, s);
-  // Halves are compared with the number as it is, not with what a half makes of it.
+  const Tensor here = promoted_for(name(op), x, s);
+  // Compare bf16 and f16 in float32, because rounding the number to their precision could change the result.
   if (gives_bool<op>) return binary<op>(widened(here), scalar_for(widened(here), s));
   return binary<op>(here, scalar_for(here, s));
 }
 
-/// Makes x the result of an operator on it: in place, or, where that was recorded, as a new tensor.
+/// Assigns the result of an operator to its operand x: in place, or as a new tensor if autograd recorded the operator.
 Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
-  const auto kind = [](DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; };
-  check(kind(result.dtype()) <= kind(x.dtype()), op, "a result of ", result.dtype(),
+  check(kind_of(result.dtype()) <= kind_of(x.dtype()), op, "a result of ", result.dtype(),
         " cannot be written to the target ", describe(x));
   check(result.shape() == x.shape(), op, "a result of shape ", result.shape(), " cannot be written to the target ",
         describe(x));
@@ -256,30 +259,31 @@ Tensor operator/(const Tensor& x, const Tensor& y) { return div(x, y); }
 Tensor maximum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::maximum>(x, y); }
 Tensor minimum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::minimum>(x, y); }
 Tensor operator+(const Tensor& x, Scalar y) {
-  const Tensor here = beside("add", x, y);
+  const Tensor here = promoted_for("add", x, y);
   return here.dtype() == b8 ? add(here, scalar_for(here, y)) : affine(here, 1, y.value);
 }
 Tensor operator-(const Tensor& x, Scalar y) {
-  const Tensor here = beside("sub", x, y);
+  const Tensor here = promoted_for("sub", x, y);
   return is_floating(here.dtype()) ? affine(here, 1, -y.value) : sub(here, scalar_for(here, y));
 }
 Tensor operator*(const Tensor& x, Scalar y) {
-  const Tensor here = beside("mul", x, y);
+  const Tensor here = promoted_for("mul", x, y);
   return here.dtype() == b8 ? mul(here, scalar_for(here, y)) : affine(here, y.value, 0);
 }
 Tensor operator/(const Tensor& x, Scalar y) {
-  const Tensor here = beside("div", x, y);
-  // A half's range does not hold every divisor; in float the reciprocal's rounding is far below the half's.
+  const Tensor here = promoted_for("div", x, y);
+  // The divisor may exceed the range of bf16 or f16. Multiply by its reciprocal in float32 instead, whose rounding
+  // error is much smaller than that of the result.
   return is_half(here.dtype()) ? affine(here, 1 / y.value, 0) : div(here, scalar_for(here, y));
 }
 Tensor operator+(Scalar x, const Tensor& y) { return y + x; }
 Tensor operator-(Scalar x, const Tensor& y) {
-  const Tensor here = beside("sub", y, x);
+  const Tensor here = promoted_for("sub", y, x);
   return is_floating(here.dtype()) ? affine(here, -1, x.value) : sub(scalar_for(here, x), here);
 }
 Tensor operator*(Scalar x, const Tensor& y) { return y * x; }
 Tensor operator/(Scalar x, const Tensor& y) {
-  const Tensor here = beside("div", y, x);
+  const Tensor here = promoted_for("div", y, x);
   return div(scalar_for(widened(here), x), widened(here))
       .to(here.dtype() == f64 || is_half(here.dtype()) ? here.dtype() : f32);
 }
@@ -298,8 +302,7 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
   check_defined("where", "x", x);
   check_defined("where", "y", y);
   check(condition.dtype() == b8, "where", "condition must be bool, got ", describe(condition));
-  check(condition.device() == x.device(), "where", "tensors lie on different devices: ", describe(condition), " and ",
-        describe(x));
+  check_same_device("where", {"condition", condition}, {"x", x});
   if (const DType dtype = result_type(x, y); x.dtype() != dtype || y.dtype() != dtype)
     return where(condition, x.to(dtype), y.to(dtype));
   check_same_kind("where", {{"x", x}, {"y", y}});
@@ -315,11 +318,11 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
 }
 
 Tensor where(const Tensor& condition, const Tensor& x, Scalar y) {
-  const Tensor here = beside("where", x, y);
+  const Tensor here = promoted_for("where", x, y);
   return where(condition, here, scalar_for(here, y));
 }
 Tensor where(const Tensor& condition, Scalar x, const Tensor& y) {
-  const Tensor here = beside("where", y, x);
+  const Tensor here = promoted_for("where", y, x);
   return where(condition, scalar_for(here, x), here);
 }
 
@@ -366,7 +369,7 @@ Tensor clamp_max(const Tensor& x, double high) { return clamp(x, -std::numeric_l
 Tensor relu(const Tensor& x) { return unary<UnaryOp::relu>(x); }
 Tensor leaky_relu(const Tensor& x, double negative_slope) {
   check_finite("leaky_relu", "negative_slope", negative_slope);
-  // The row's gradient reads the result, which has the operand's sign only where the slope is not negative.
+  // The gradient of UnaryOp::leaky_relu uses the sign of the result, which is that of x only if the slope is >= 0.
   if (negative_slope < 0) return where(gt(x, 0), x, x * negative_slope);
   return unary<UnaryOp::leaky_relu>(x, negative_slope);
 }
@@ -427,7 +430,7 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   check_floating("dropout", x);
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  const Tensor draws = rand(x.shape(), {x.dtype() == f64 ? f64 : f32, x.device()}, generator);  // p is no half
+  const Tensor draws = rand(x.shape(), {widened(x.dtype()), x.device()}, generator);  // bf16 and f16 would round p
   return affine(x, p < 1 ? 1 / (1 - p) : 0, 0) * ge(draws, p).to(x.dtype());
 }
 

@@ -1,9 +1,12 @@
-// Elementwise arithmetic with broadcasting, comparisons, and the activations. All keep the first operand's
-// memory format, demand one device of all tensors, and are differentiable any number of times. Two dtypes promote as in
-// PyTorch.
+// Elementwise arithmetic, comparisons, mathematical functions and activations.
 //
-// Arithmetic of integers wraps around, on every device: in i32, 2147483647 + 1 is -2147483648, whose neg() and abs()
-// are itself. Numbers (Scalar, and the constants of affine and clamp) come as doubles, which are exact up to 2^53.
+// Operands broadcast, and different dtypes are promoted, as in PyTorch. All tensors must be on the same device;
+// otherwise the functions throw Error. The result has the memory format of the first operand that is not broadcast.
+// All functions except comparisons can be differentiated any number of times.
+//
+// Integer arithmetic wraps around on every device: in i32, 2147483647 + 1 is -2147483648, and neg() and abs() of that
+// value return the value itself. Numbers (Scalar and the constants of affine and clamp) are passed as double, which is
+// exact up to 2^53.
 #pragma once
 
 #include <type_traits>
@@ -13,12 +16,14 @@
 
 namespace voxgrad {
 
-/// The dtype in which an operator computes on both, as torch.result_type: promote_types of theirs, but a tensor without
-/// axes only counts where it is of a higher kind (bool, integer, floating) than the one with axes.
+/// Returns the dtype to which an operator promotes x and y, as torch.result_type does: promote_types of the two dtypes,
+/// except that the dtype of a tensor without axes only matters if it is of a higher kind (bool < integer < floating)
+/// than the dtype of the tensor with axes.
 DType result_type(const Tensor& x, const Tensor& y);
 
-/// A number beside a tensor. One of a higher kind than the tensor's makes the result f32 (a floating number beside
-/// integers) or i64 (an integer beside bools); an integer that the tensor's integer dtype cannot hold is refused.
+/// A number as an operand. If it is of a higher kind than the dtype of the tensor, the result is f32 (floating number
+/// and integer tensor) or i64 (integer and bool tensor). Operators throw Error if the integer dtype of the tensor
+/// cannot represent an integer.
 struct Scalar {
   template <class T>
   requires std::is_arithmetic_v<T> Scalar(T number)
@@ -31,18 +36,20 @@ struct Scalar {
   DType kind;  ///< b8, i64 or f32
 };
 
+/// Arithmetic of two operands. div and pow convert integers to f32; there is no integer division.
 Tensor add(const Tensor& x, const Tensor& y);
 Tensor sub(const Tensor& x, const Tensor& y);
 Tensor mul(const Tensor& x, const Tensor& y);
 Tensor div(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, double exponent);
-/// Where both are equal, the gradient is shared half and half; where one is NaN, both get it whole.
+/// Return the larger or the smaller element; NaN if one of the two is NaN. Where both are equal, each operand gets half
+/// of the gradient. Where one is NaN, both get the full gradient.
 Tensor maximum(const Tensor& x, const Tensor& y);
 Tensor maximum(const Tensor& x, Scalar y);
 Tensor minimum(const Tensor& x, const Tensor& y);
 Tensor minimum(const Tensor& x, Scalar y);
-/// factor * x + offset.
+/// Returns factor * x + offset.
 Tensor affine(const Tensor& x, double factor, double offset);
 
 Tensor operator+(const Tensor& x, const Tensor& y);
@@ -57,7 +64,9 @@ Tensor operator+(Scalar x, const Tensor& y);
 Tensor operator-(Scalar x, const Tensor& y);
 Tensor operator*(Scalar x, const Tensor& y);
 Tensor operator/(Scalar x, const Tensor& y);
-/// In place, in x's dtype. Where autograd records it, x becomes a new tensor; a leaf that requires grad throws.
+/// Assign the result to x, in the dtype of x. They write in place unless autograd records the operation; then x becomes
+/// a new tensor. Throw Error if x is a leaf that requires grad, or if the result has another shape than x or a dtype of
+/// a higher kind.
 Tensor& operator+=(Tensor& x, const Tensor& y);
 Tensor& operator-=(Tensor& x, const Tensor& y);
 Tensor& operator*=(Tensor& x, const Tensor& y);
@@ -68,6 +77,7 @@ Tensor& operator*=(Tensor& x, Scalar y);
 Tensor& operator/=(Tensor& x, Scalar y);
 Tensor operator-(const Tensor& x);
 
+/// Functions of each element. neg, abs and sign accept floating and integer dtypes, the others only floating dtypes.
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor exp(const Tensor& x);
@@ -79,18 +89,18 @@ Tensor sin(const Tensor& x);
 Tensor cos(const Tensor& x);
 Tensor erf(const Tensor& x);
 Tensor sign(const Tensor& x);
-/// x limited to [low, high]; use infinities for an open side, of integers too. The gradient is 1 inside and on the
-/// limits, 0 at NaN.
+/// Limits x to [low, high]. An infinite limit leaves that side open, also for integers. The gradient is 1 inside the
+/// interval and on its limits, and 0 outside and where x is NaN.
 Tensor clamp(const Tensor& x, double low, double high);
-/// clamp with the other side open.
+/// Limit x on one side only.
 Tensor clamp_min(const Tensor& x, double low);
 Tensor clamp_max(const Tensor& x, double high);
-/// `condition` (bool) ? x : y, all three broadcast.
+/// Returns condition ? x : y for each element. `condition` must be bool; all three operands broadcast.
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
 Tensor where(const Tensor& condition, const Tensor& x, Scalar y);
 Tensor where(const Tensor& condition, Scalar x, const Tensor& y);
 
-/// Comparisons give bool tensors and have no gradient.
+/// Comparisons return bool tensors and have no gradient.
 Tensor eq(const Tensor& x, const Tensor& y);
 Tensor ne(const Tensor& x, const Tensor& y);
 Tensor lt(const Tensor& x, const Tensor& y);
@@ -118,34 +128,36 @@ inline Tensor operator>=(Scalar x, const Tensor& y) { return le(y, x); }
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
+/// Activations accept floating dtypes only.
 Tensor relu(const Tensor& x);
+/// Returns x where x > 0, otherwise negative_slope * x.
 Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01);
-/// x where positive, else weight * x: one weight, or one for each channel (axis 1), of x's dtype (He et al., "Delving
-/// deep into rectifiers", 2015).
+/// Returns x where x > 0, otherwise weight * x. `weight` has one element, or one for each channel (axis 1), and the
+/// dtype of x (He et al., "Delving deep into rectifiers", 2015).
 Tensor prelu(const Tensor& x, const Tensor& weight);
 Tensor sigmoid(const Tensor& x);
 Tensor tanh(const Tensor& x);
-/// x * Phi(x), the exact form with erf (Hendrycks and Gimpel 2016).
+/// Returns x * Phi(x), in the exact form with erf (Hendrycks and Gimpel 2016).
 Tensor gelu(const Tensor& x);
-/// x * sigmoid(x).
+/// Returns x * sigmoid(x).
 Tensor silu(const Tensor& x);
-/// x * tanh(softplus(x)) (Misra, "Mish", 2019).
+/// Returns x * tanh(softplus(x)) (Misra, "Mish", 2019).
 Tensor mish(const Tensor& x);
-/// x where positive, else alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2015).
+/// Returns x where x > 0, otherwise alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2015).
 Tensor elu(const Tensor& x, double alpha = 1);
-/// elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al., "Self-normalizing neural networks",
-/// 2017).
+/// Returns elu with constants that keep the mean of activations near 0 and their variance near 1 (Klambauer et al.,
+/// "Self-normalizing neural networks", 2017).
 Tensor selu(const Tensor& x);
-/// x / 6 + 1/2, limited to [0, 1].
+/// Returns x / 6 + 1/2, limited to [0, 1].
 Tensor hardsigmoid(const Tensor& x);
-/// x * hardsigmoid(x) (Howard et al., "Searching for MobileNetV3", 2019).
+/// Returns x * hardsigmoid(x) (Howard et al., "Searching for MobileNetV3", 2019).
 Tensor hardswish(const Tensor& x);
-/// log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold.
+/// Returns log(1 + exp(beta * x)) / beta, or x where beta * x > threshold.
 Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
-/// Zeroes each element with probability p and scales the others by 1 / (1 - p); x itself if not training.
-/// Throws unless 0 <= p <= 1.
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p). Returns x if not training.
+/// Throws Error unless 0 <= p <= 1. `generator`: default_generator() if null.
 Tensor dropout(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
-/// Like dropout, but zeroes whole channels: x is (N, C, D, H, W) or (C, D, H, W).
+/// Zeroes whole channels of x (N, C, D, H, W) or (C, D, H, W) with probability p; otherwise like dropout.
 Tensor dropout3d(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
 
 }  // namespace voxgrad

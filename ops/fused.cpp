@@ -15,7 +15,7 @@
 namespace voxgrad {
 namespace {
 
-/// The gradients of y = relu(z + bias) in z and in the bias, in one pass.
+/// Computes the gradients of y = relu(z + bias) in z and in the bias in one pass.
 Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
   const Tensor dy = grad.contiguous(y.suggest_memory_format());
   Tensors grads{empty_like(y), empty({y.size(1)}, {widened(y.dtype()), y.device()})};
@@ -26,7 +26,7 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
   return grads;
 }
 
-/// `y`, which a convolution's kernel has rectified, as an ordinary tensor. `bias` (over axis 1) may be undefined.
+/// Records the bias and the ReLU in y, the result of unrecorded_conv. `bias` (C) may be undefined.
 Tensor record_relu(const Tensor& y, const Tensor& bias) {
   const bool with_bias = wants_grad(bias);
   return record("relu", y.detach(), {y, bias},
@@ -34,47 +34,36 @@ Tensor record_relu(const Tensor& y, const Tensor& bias) {
                   if (with_bias && !grad_enabled() && is_dense_volume(y())) return fused_gradients(grad, y(), dtype);
                   const Tensor dz = activation_gradient({ActivationKind::relu}, grad, y());
                   if (!with_bias) return {dz, Tensor()};
-                  Dims axes{0};
-                  for (int64_t axis = 2; axis < dz.dim(); ++axis) axes.push_back(axis);
-                  return {dz, sum(dz, axes).to(dtype)};
+                  return {dz, sum(dz, all_but_channels(dz)).to(dtype)};
                 });
 }
 
-template <int N>
-Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvOptions<N>& options) {
-  if constexpr (N == 1) return conv1d(x, weight, bias, options);
-  if constexpr (N == 2) return conv2d(x, weight, bias, options);
-  if constexpr (N == 3) return conv3d(x, weight, bias, options);
-}
-template <int N>
-Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeOptions<N>& options) {
-  if constexpr (N == 1) return conv_transpose1d(x, weight, bias, options);
-  if constexpr (N == 2) return conv_transpose2d(x, weight, bias, options);
-  if constexpr (N == 3) return conv_transpose3d(x, weight, bias, options);
-}
-
+/// Number of spatial axes.
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
 
-bool is_fused(const NormArguments& norm) { return norm.kind != NormKind::none && norm.kind != NormKind::layer; }
+/// Returns true if one kernel computes the norm together with an activation.
+bool can_fuse(const NormArguments& norm) { return norm.kind != NormKind::none && norm.kind != NormKind::layer; }
 
+/// Computes a norm that can_fuse accepts, together with the activation. `added`: see normalize_with_activations.
 Tensor fused(const Tensor& x, const NormActivation& what, const Tensor& added) {
   const ActivationArguments none{};
   const bool first = what.activation_first;
-  return normalised(x, what.norm, {first ? what.activation : none, first ? none : what.activation}, added);
+  return normalize_with_activations(x, what.norm, {first ? what.activation : none, first ? none : what.activation},
+                                    added);
 }
 
 Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
   if (norm.kind == NormKind::none) return x;
   if (norm.kind == NormKind::layer) return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps);
-  return normalised(x, norm, {});
+  return normalize_with_activations(x, norm, {});
 }
 
 }  // namespace
 
 Tensor norm_activation(const Tensor& x, const NormActivation& what) {
   check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
-  if (is_fused(what.norm)) return fused(x, what, {});
+  if (can_fuse(what.norm)) return fused(x, what, {});
   if (what.activation_first) return apply_norm(activation(what.activation, x), what.norm);
   return activation(what.activation, apply_norm(x, what.norm));
 }
@@ -84,7 +73,7 @@ Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor&
                             const NormActivation& what) {
   check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
-  if (batched && is_fused(what.norm)) return fused(unrecorded_conv(x, weight, bias, options, false), what, bias);
+  if (batched && can_fuse(what.norm)) return fused(unrecorded_conv(x, weight, bias, options, false), what, bias);
   if (batched && what.activation.kind == ActivationKind::relu &&
       (what.activation_first || what.norm.kind == NormKind::none))
     return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), what.norm);

@@ -1,7 +1,7 @@
-// A convolution, a normalisation and an activation as one operation, in the orders convolution, norm, activation and
-// convolution, activation, norm: the results and gradients of the chain of functions, of any order, in fewer passes
-// over memory. What is kept for the backward pass is the convolution's result alone. nn::Sequential uses this by
-// itself.
+// A convolution, a normalization and an activation as one operation, in the order convolution, norm, activation or
+// convolution, activation, norm. Results and gradients of any order are those of the separate functions, with fewer
+// passes over memory. Only the result of the convolution is saved for the backward pass. nn::Sequential uses these
+// functions automatically.
 #pragma once
 
 #include "activation.h"
@@ -10,20 +10,21 @@
 
 namespace voxgrad {
 
-/// What follows a convolution: a norm, an activation, or both.
+/// The operations after a convolution: a norm, an activation, or both.
 struct NormActivation {
   NormArguments norm{};
   ActivationArguments activation{};
-  bool activation_first = false;  ///< activation, then norm
+  bool activation_first = false;  ///< applies the activation before the norm
 };
 
-/// norm and activation of x: one kernel forward and one backward for group, instance and, in training, batch norm; the
-/// functions one after the other for layer norm and batch norm in evaluation. Throws what the
-/// functions by themselves throw.
+/// Applies the norm and the activation to x (N, C, spatial...). Group and instance norm, and batch norm in training,
+/// use one kernel for the forward pass and one for the backward pass. Layer norm, and batch norm in evaluation, call
+/// the separate functions. Throws the same errors as the separate functions.
 Tensor norm_activation(const Tensor& x, const NormActivation& what);
 
-/// The same of a convolution's result. `Options` is ConvOptions<N> (conv1d, conv2d, conv3d) or ConvTransposeOptions<N>
-/// (conv_transpose1d, ...), for N = 1, 2 and 3; the other arguments and the errors are those of the functions.
+/// Applies norm_activation to the result of a convolution. `Options` selects the convolution: conv1d, conv2d and conv3d
+/// for ConvOptions<1>, <2> and <3>, conv_transpose1d to conv_transpose3d for ConvTransposeOptions<1> to <3>. x, weight,
+/// bias and the errors are those of that function.
 template <class Options>
 Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
                             const NormActivation& what);

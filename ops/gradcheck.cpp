@@ -1,9 +1,10 @@
-// Gradients against central differences.
+// Checks of gradients against central differences.
 //
-// One comparison serves everything: the derivatives of all measured values along one direction, known from the
-// backward pass, against the values at small steps to both sides. By default the directions are the elements of
-// the inputs and the values those of the outputs; with projections, both are random mixtures of all of them.
-// gradgradcheck is gradcheck of the function that gives the gradients.
+// Check::compare() compares the derivatives of all measured values along one direction, which the backward pass gives,
+// with differences of the values at small steps to both sides. By default, each direction is one element of an input
+// and the measured values are the elements of the outputs. With projections, a direction is a random vector over all
+// inputs, and the measured value is a random linear combination of all outputs. gradgradcheck applies the same check to
+// the function that computes the gradients.
 #include "ops/gradcheck.h"
 
 #include <cmath>
@@ -21,7 +22,7 @@ using Function = std::function<Tensors(const Tensors&)>;
 using Values = std::vector<double>;
 using Names = std::function<std::string(size_t number)>;
 
-/// Row-major position number `flat` of `shape`.
+/// Converts the row-major position `flat` in `shape` to an index.
 Dims unravel(int64_t flat, const Shape& shape) {
   Dims index = shape;
   for (int64_t axis = shape.size() - 1; axis >= 0; --axis) {
@@ -37,6 +38,7 @@ double dot(const Values& a, const Values& b) {
   return sum;
 }
 
+/// Returns the tensors that are defined and have a floating dtype.
 Tensors floating(const Tensors& tensors) {
   Tensors kept;
   for (const Tensor& t : tensors)
@@ -44,13 +46,14 @@ Tensors floating(const Tensors& tensors) {
   return kept;
 }
 
-/// The difference quotients on both sides of a point.
+/// The one-sided difference quotients at a point.
 struct Quotients {
   double left, right;
   double central() const { return 0.5 * (left + right); }
   double jump() const { return std::abs(right - left); }
 };
 
+/// One run of gradcheck.
 class Check {
  public:
   Check(const char* op, Function function, const Tensors& inputs, const GradcheckOptions& options, Names input_name,
@@ -58,6 +61,7 @@ class Check {
   GradcheckReport run();
 
  private:
+  /// Moves the points by `step` along a direction. A step of 0 restores them.
   using Shift = std::function<void(double step)>;
 
   Values measure() const;
@@ -74,11 +78,11 @@ class Check {
   Function function_;
   GradcheckOptions options_;
   Names input_name_, output_name_;
-  Tensors points_;              // what the function is evaluated at; moved about
-  Tensors leaves_;              // the same values, requiring grad
-  std::vector<size_t> active_;  // which inputs are differentiated
+  Tensors points_;              // inputs for the differences; Shift modifies them
+  Tensors leaves_;              // inputs for the backward pass, with the original values
+  std::vector<size_t> active_;  // indices of the inputs that require grad
   Tensors outputs_;             // function(leaves), recorded
-  Values weights_;              // of the measured values in a projection; empty: each by itself
+  Values weights_;              // weights of the output elements in a projection; empty: measure each element
   GradcheckReport report_;
   double worst_ = 0;
   int64_t failures_ = 0;
@@ -110,7 +114,7 @@ Check::Check(const char* op, Function function, const Tensors& inputs, const Gra
   check(!active_.empty(), op, "none of the inputs requires grad");
 }
 
-/// The elements of all outputs end to end, or their projection.
+/// Returns the elements of all outputs, concatenated, or their projection.
 Values Check::measure() const {
   NoGradGuard no_grad;
   const Tensors outputs = floating(function_(points_));
@@ -138,7 +142,7 @@ void Check::record_graph() {
   outputs_ = floating(function_(leaves_));
 }
 
-/// The gradients of the active inputs, zeros where there is no dependence.
+/// Returns the gradients of the active inputs. The gradient of an input on which no output depends is zero.
 Tensors Check::gradients(const Tensors& outputs, const Tensors& grad_outputs) const {
   Tensors inputs, found(active_.size());
   for (size_t i : active_) inputs.push_back(leaves_[i]);
@@ -156,14 +160,14 @@ GradcheckReport Check::run() {
   for (int k = 0; k < options_.projections; ++k) check_projection(k, generator);
   if (report_.passed && report_.checked == 0 && report_.kinks > 0) {
     report_.passed = false;
-    report_.message = concat(op_, ": all ", report_.kinks, " derivatives look kinked; nothing was checked");
+    report_.message = concat(op_, ": all ", report_.kinks, " derivatives were skipped as kinks; nothing was checked");
   }
   if (failures_ > 0) report_.message += concat(" (", failures_, " of ", report_.checked, " derivatives differ)");
   return report_;
 }
 
 void Check::check_elements() {
-  // Row by row of the Jacobian: jacobian[input][output element] holds the gradient of that input.
+  // Compute the Jacobian: jacobian[input][output element] is the gradient of the output element in that input.
   std::vector<std::vector<Values>> jacobian(active_.size());
   std::vector<std::pair<size_t, int64_t>> measured;  // output and position of each measured value
   for (size_t k = 0; k < outputs_.size(); ++k) {
@@ -178,14 +182,15 @@ void Check::check_elements() {
       measured.push_back({k, j});
     }
   }
+  // Compare each column with the differences that a step in one element of the input gives.
   for (size_t a = 0; a < active_.size(); ++a) {
     const Tensor& point = points_[active_[a]];
     for (int64_t i = 0; i < point.numel(); ++i) {
       const Dims index = unravel(i, point.shape());
-      const double centre = point.at(index);
+      const double center = point.at(index);
       Values analytic;
       for (const Values& row : jacobian[a]) analytic.push_back(row[static_cast<size_t>(i)]);
-      compare([&](double step) { point.set(index, centre + step); }, analytic,
+      compare([&](double step) { point.set(index, center + step); }, analytic,
               [&](size_t m) {
                 const auto [k, j] = measured[m];
                 return concat(input_name_(active_[a]), " at ", index, ", ", output_name_(k), " at ",
@@ -197,6 +202,7 @@ void Check::check_elements() {
 
 void Check::check_projection(int number, Generator& generator) {
   const auto draw = [&](const Tensor& like) { return randn(like.shape(), {.dtype = f64}, &generator); };
+  // Draw the weights of the outputs.
   Tensors grad_outputs, recorded;
   weights_.clear();
   for (const Tensor& output : outputs_) {
@@ -207,27 +213,29 @@ void Check::check_projection(int number, Generator& generator) {
     recorded.push_back(output);
     grad_outputs.push_back(weight.to(output.device()));
   }
-  Tensors directions, centres;
+  // Draw a direction in the space of all inputs.
+  Tensors directions, centers;
   double square = 0;
   for (size_t i : active_) {
     directions.push_back(draw(points_[i]));
-    centres.push_back(points_[i].clone());
+    centers.push_back(points_[i].clone());
     const Values values = directions.back().to_vector<double>();
     square += dot(values, values);
   }
   const double length = square > 0 ? std::sqrt(square) : 1;
+  // Compare the derivative along the direction, normalized to length 1.
   const Tensors grads = gradients(recorded, grad_outputs);
   double analytic = 0;
   for (size_t a = 0; a < active_.size(); ++a) {
     analytic += dot(grads[a].to_vector<double>(), directions[a].to_vector<double>()) / length;
     directions[a] = directions[a].to(points_[active_[a]].device());
   }
-  if (weights_.empty()) return;  // no outputs to speak of
+  if (weights_.empty()) return;  // the outputs have no elements
   NoGradGuard no_grad;
   compare(
       [&](double step) {
         for (size_t a = 0; a < active_.size(); ++a)
-          points_[active_[a]].copy_(step == 0 ? centres[a] : centres[a] + directions[a] * (step / length));
+          points_[active_[a]].copy_(step == 0 ? centers[a] : centers[a] + directions[a] * (step / length));
       },
       {analytic}, [&](size_t) { return concat("projection ", number, " of all inputs and outputs"); });
 }
@@ -239,15 +247,17 @@ Values Check::measure_at(const Shift& shift, double step) const {
   return values;
 }
 
-/// `shift(step)` moves the points to centre + step; `analytic` are the slopes of all measured values there.
+/// Compares `analytic`, the derivatives of all measured values along the direction of `shift`, with differences.
+/// place(m) describes measured value m in a message.
 void Check::compare(const Shift& shift, const Values& analytic, const Names& place) {
   NoGradGuard no_grad;
-  const Values centre = measure();
+  const Values center = measure();
   const auto sides = [&](double eps) { return std::pair(measure_at(shift, -eps), measure_at(shift, eps)); };
   const auto quotients = [&](const std::pair<Values, Values>& values, size_t m, double eps) {
-    return Quotients{(centre[m] - values.first[m]) / eps, (values.second[m] - centre[m]) / eps};
+    return Quotients{(center[m] - values.first[m]) / eps, (values.second[m] - center[m]) / eps};
   };
-  // The gap between the sides shrinks with the step where it comes from curvature, and stays where it is a kink.
+  // If the one-sided quotients differ because of curvature, a smaller step reduces the difference. At a kink, the
+  // difference stays.
   const double near_eps = options_.eps / 4;
   const auto wide = sides(options_.eps);
   std::optional<std::pair<Values, Values>> near;
@@ -266,6 +276,7 @@ void Check::compare(const Shift& shift, const Values& analytic, const Names& pla
   }
 }
 
+/// Compares one derivative and updates the report. The message describes the largest failure so far.
 void Check::judge(double analytic, double numeric, const std::function<std::string()>& place) {
   ++report_.checked;
   const double error = std::abs(analytic - numeric);
@@ -317,22 +328,22 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
   const size_t count = inputs.size();
   check(arguments.size() > count, kOp, "no output requires grad");
 
-  // Recorded for the backward pass, but measured from an ordinary one: operators whose gradient takes another way
-  // when it is to be differentiated have to give the same there. (A difference is linear in the grad_outputs, so it
-  // shows in their derivatives.)
+  // The backward pass uses gradients that were computed with create_graph; the differences use gradients that were
+  // computed without. Operators that compute the two in different ways must agree. (A disagreement is linear in the
+  // grad_outputs, so that it appears in their derivatives.)
   const Function gradients = [=](const Tensors& points) {
     const bool create_graph = grad_enabled();
     GradModeGuard recording(true);
     const auto middle = points.begin() + static_cast<std::ptrdiff_t>(count);
-    Tensors leaves(points.begin(), middle), wanted;
+    Tensors leaves(points.begin(), middle), differentiated;
     for (size_t i : active) {
       if (!leaves[i].requires_grad()) leaves[i] = leaves[i].detach().requires_grad_();
-      wanted.push_back(leaves[i]);
+      differentiated.push_back(leaves[i]);
     }
-    Tensors grads =
-        autograd::grad(differentiable(leaves), wanted, Tensors(middle, points.end()), false, create_graph, true);
+    Tensors grads = autograd::grad(differentiable(leaves), differentiated, Tensors(middle, points.end()), false,
+                                   create_graph, true);
     for (size_t i = 0; i < grads.size(); ++i)
-      if (!grads[i].defined()) grads[i] = zeros(wanted[i].shape(), wanted[i].options());
+      if (!grads[i].defined()) grads[i] = zeros(differentiated[i].shape(), differentiated[i].options());
     return grads;
   };
   const Names argument = [count](size_t i) {

@@ -1,4 +1,4 @@
-// Gradients checked against central differences.
+// Checks of gradients against central differences.
 #pragma once
 
 #include <functional>
@@ -9,33 +9,33 @@
 namespace voxgrad {
 
 struct GradcheckOptions {
-  double eps = 1e-6;  ///< half the step of the difference
-  double atol = 1e-5;
-  double rtol = 1e-3;
-  /// 0: every element of every input. k > 0: k random directions through all inputs at once, for large ones.
+  double eps = 1e-6;   ///< the function is evaluated at x - eps and x + eps
+  double atol = 1e-5;  ///< absolute tolerance
+  double rtol = 1e-3;  ///< tolerance relative to the numeric derivative
+  /// 0: check the derivative in every element of every input. k > 0: check the derivatives along k random directions
+  /// through all inputs, which is faster for large inputs.
   int projections = 0;
-  /// Elements at which the function looks kinked (one-sided differences disagree) are left out and counted,
-  /// if true; else they count as they are.
+  /// Skip and count derivatives at points where the function seems to have a kink, which means that the one-sided
+  /// differences disagree. If false, compare these derivatives too.
   bool skip_kinks = true;
   uint64_t seed = 0;
 };
 
 struct GradcheckReport {
   bool passed = true;
-  int64_t checked = 0;   ///< derivatives compared
-  int64_t kinks = 0;     ///< left out because of a kink
+  int64_t checked = 0;   ///< number of derivatives that were compared
+  int64_t kinks = 0;     ///< number of derivatives that were skipped because of a kink
   double max_error = 0;  ///< largest |analytic - numeric|
-  std::string message;   ///< the worst failure: input, index, output, analytic and numeric value
+  std::string message;   ///< the largest failure: input, index, output, analytic and numeric value
   explicit operator bool() const { return passed; }
 };
 
-/// Compares the gradients of `function` with central differences, for every input that requires grad.
-/// Inputs must be f64. Throws for other dtypes, for none that requires grad, and for an output that
-/// changes between two identical calls.
+/// Compares the gradients of `function` with central differences for every input that requires grad. Throws Error if a
+/// floating input is not f64, if no input requires grad, or if an output changes between two identical calls.
 GradcheckReport gradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                           const GradcheckOptions& options = {});
-/// gradcheck of the gradients themselves, in the inputs and in random grad_outputs. Also finds a gradient that
-/// depends on whether it is recorded (create_graph).
+/// Checks second derivatives: applies gradcheck to the gradients of `function` as functions of the inputs and of random
+/// grad_outputs. Also fails if a gradient changes when it is recorded (create_graph).
 GradcheckReport gradgradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                               const GradcheckOptions& options = {});
 

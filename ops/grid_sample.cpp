@@ -1,5 +1,5 @@
-// Reading at the positions of a grid. Gradients have a kernel; where they have to be differentiated themselves, they
-// are taken through the same function made of other operators.
+// Sampling at the positions of a grid. One kernel computes the result and one the gradients. If the gradients are
+// differentiated again, they are computed from a composition of differentiable operators instead.
 #include "ops/grid_sample.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kOp = "grid_sample";
 
-/// The positions along an axis of n voxels, from grid coordinates: grid_position() of ops/detail/grid_position.h.
+/// Converts grid coordinates to positions on an axis with n voxels, as grid_position() in ops/detail/grid_position.h.
 Tensor composed_position(const Tensor& g, int64_t n, const GridSampleOptions& how) {
   const auto size = static_cast<double>(n), last = size - 1;
   Tensor at = how.align_corners ? affine(g, last / 2, last / 2) : affine(g, size / 2, last / 2);
@@ -33,13 +33,15 @@ Tensor composed_position(const Tensor& g, int64_t n, const GridSampleOptions& ho
   return clamp(at, -2, size + 1);
 }
 
-/// What is read along an axis at one end of the positions: voxels, inside, and their weights, 0 for those outside.
+/// One of the two neighboring voxels of each position along an axis.
 struct ComposedEnd {
-  Tensor index, weight;
+  Tensor index;   // index of the voxel, clamped to the axis
+  Tensor weight;  // weight of the voxel, 0 if it is outside of the axis
 };
 
+/// Returns the lower (end = 0) or upper (end = 1) neighbors of the positions `at`, or the nearest voxels if not linear.
 ComposedEnd composed_end(const Tensor& at, int64_t n, bool linear, int end) {
-  constexpr double kRound = 0x1.8p52;  // beside it, numbers have no fraction; halfway between two, the even one is next
+  constexpr double kRound = 0x1.8p52;  // x + kRound - kRound rounds a double x to the nearest integer, ties to even
   const Tensor below = linear ? affine(at.detach(), 1, 2).to(i64) - 2 : (at.detach().to(f64) + kRound - kRound).to(i64);
   const Tensor index = below + end, fraction = at - below.to(at.dtype());
   const Tensor weight = !linear ? ones_like(at) : end ? fraction : affine(fraction, -1, 1);
@@ -47,7 +49,7 @@ ComposedEnd composed_end(const Tensor& at, int64_t n, bool linear, int end) {
   return {clamp(index, 0, static_cast<double>(n - 1)), weight * inside.to(at.dtype())};
 }
 
-/// grid_sample of volumes in operators that are differentiable any number of times.
+/// Computes grid_sample of volumes with operators that can be differentiated any number of times.
 Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how) {
   const Triple size = spatial_size(x);
   const int ends = !how.nearest ? 2 : 1;
@@ -71,6 +73,7 @@ Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSampleOpti
   return reshape(sum.to(x.dtype()), {x.size(0), x.size(1), grid.size(1), grid.size(2), grid.size(3)});
 }
 
+/// Computes grid_sample of volumes with kernels, and records it.
 Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how) {
   const Tensor y = empty_volume(x, x.size(1), {grid.size(1), grid.size(2), grid.size(3)}, x.dtype());
   kernels(x.device()).grid_sample(y.view_out(), x.view_in(), grid.view_in(), how);
@@ -79,20 +82,22 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how)
       [=, x_saved = Saved(x), grid_saved = Saved(grid), wants_x = wants_grad(x),
        wants_grid = wants_grad(grid) && !how.nearest, is_constant = wants_grad(grid) && how.nearest](const Tensor& dy) {
         const Tensor &input = x_saved(), &positions = grid_saved();
-        // The nearest voxel stays the same for small steps of the grid.
+        // With nearest sampling, the gradient in the grid is 0, because a small step does not change the voxel.
         const Tensor zero = is_constant ? zeros_like(positions) : Tensor();
         if (!wants_x && !wants_grid) return Tensors{Tensor(), zero};
         if (grad_enabled()) {
-          // Through tensors of their own: what one of the two is computed from may be the other.
+          // Differentiate with respect to aliases: if one operand was computed from the other, grad() with the operands
+          // themselves would also follow that dependence.
           const auto alias = [](const Tensor& t) {
             return record("alias", t.detach(), {t}, [](const Tensor& g) { return Tensors{g}; });
           };
-          const Tensor own_input = alias(input), own_positions = alias(positions);
-          Tensors wanted;
-          if (wants_x) wanted.push_back(own_input);
-          if (wants_grid) wanted.push_back(own_positions);
-          const Tensors found = grad({composed_sample(own_input, own_positions, how)}, wanted, {dy}, false, true, true);
-          return Tensors{wants_x ? found.front() : Tensor(), wants_grid ? found.back() : zero};
+          const Tensor input_alias = alias(input), positions_alias = alias(positions);
+          Tensors leaves;
+          if (wants_x) leaves.push_back(input_alias);
+          if (wants_grid) leaves.push_back(positions_alias);
+          const Tensor composed = composed_sample(input_alias, positions_alias, how);
+          const Tensors grads = grad({composed}, leaves, {dy}, false, true, true);
+          return Tensors{wants_x ? grads.front() : Tensor(), wants_grid ? grads.back() : zero};
         }
         const Tensor dx = wants_x ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
         const Tensor dgrid = wants_grid ? empty(positions.shape(), positions.options()) : Tensor();
@@ -111,11 +116,11 @@ void check_operands(const Tensor& x, const Tensor& grid) {
   check_floating(kOp, x);
   const Operand input{"input", x}, positions{"grid", grid};
   check((x.dim() == 4 || x.dim() == 5) && grid.dim() == x.dim(), kOp,
-        "takes input (N, C, D, H, W) and grid (N, D', H', W', 3), or (N, C, H, W) and (N, H', W', 2), got ", input,
+        "requires input (N, C, D, H, W) and grid (N, D', H', W', 3), or (N, C, H, W) and (N, H', W', 2), got ", input,
         " and ", positions);
   check(grid.size(0) == x.size(0) && grid.size(-1) == x.dim() - 2, kOp, "grid must be (", x.size(0), ", ..., ",
         x.dim() - 2, ") for ", input, ", got ", positions);
-  check(grid.device() == x.device(), kOp, "tensors lie on different devices: ", input, " and ", positions);
+  check_same_device(kOp, input, positions);
   check(grid.dtype() == x.dtype() || (x.dtype() != f64 && grid.dtype() != f64 && is_floating(grid.dtype())), kOp,
         "dtypes differ: ", input, " and ", positions);
   for (int64_t i = 1; i < x.dim(); ++i)
@@ -126,10 +131,10 @@ void check_operands(const Tensor& x, const Tensor& grid) {
 
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options) {
   check_operands(x, grid);
-  Tensor positions = is_half(grid.dtype()) ? grid.to(f32) : grid;
+  Tensor positions = widened(grid);
   check_within_slab(kOp, x.dim() == 4);
   if (x.dim() == 5) return sample(x, positions, options);
-  // An image is a volume of depth 1, whose plane lies at 0.
+  // Treat an image as a volume of depth 1, and sample it at z = 0.
   positions = unsqueeze(positions, 1);
   Shape plane = positions.shape();
   plane[4] = 1;
@@ -142,12 +147,12 @@ Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {
   check_floating(op, theta);
   const int64_t axes = size.size() - 2;
   check((axes == 2 || axes == 3) && theta.shape() == Shape{size[0], axes, axes + 1}, op,
-        "takes theta (N, 3, 4) and size (N, C, D, H, W), or (N, 2, 3) and (N, C, H, W), got ", describe(theta), " and ",
-        size);
+        "requires theta (N, 3, 4) and size (N, C, D, H, W), or (N, 2, 3) and (N, C, H, W), got ", describe(theta),
+        " and ", size);
   for (int64_t i = 1; i < size.size(); ++i)
     check(size[i] > 0, op, "size has an empty axis other than the batch: ", size);
-  const TensorOptions kind{is_half(theta.dtype()) ? f32 : theta.dtype(), theta.device()};
-  /// Column i of theta, to broadcast over the grid.
+  const TensorOptions kind{widened(theta.dtype()), theta.device()};
+  // Returns column i of theta in a shape that broadcasts over the grid.
   const auto column = [&](int64_t i) {
     Shape shape = Dims::filled(axes + 2, 1);
     shape[0] = size[0];
@@ -155,7 +160,7 @@ Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {
     return reshape(select(theta.to(kind.dtype), 2, i), shape);
   };
   Tensor grid = column(axes);
-  for (int64_t i = 0; i < axes; ++i) {  // x, y, z: the small sums first
+  for (int64_t i = 0; i < axes; ++i) {  // x, y, z, so that the first sums broadcast to small tensors
     const int64_t n = size[size.size() - 1 - i];
     const double end = align_corners ? n > 1 : 1 - 1 / static_cast<double>(n);
     Shape shape = Dims::filled(axes + 2, 1);

@@ -1,30 +1,33 @@
-// Reading images and volumes at the positions of a grid: spatial transformers, warping by a displacement field.
+// Sampling of images and volumes at the positions of a grid, as in spatial transformers and image registration.
 #pragma once
 
 #include "../core/tensor.h"
 
 namespace voxgrad {
 
+/// Options of grid_sample, with the meaning of PyTorch.
 struct GridSampleOptions {
-  bool nearest = false;  ///< the nearest voxel, rather than bilinear or trilinear
+  bool nearest = false;  ///< reads the nearest voxel instead of bilinear or trilinear interpolation
   enum class Padding : uint8_t { zeros, border, reflection };
-  Padding padding_mode = Padding::zeros;
-  bool align_corners = false;
+  Padding padding_mode = Padding::zeros;  ///< values outside of x
+  bool align_corners = false;  ///< -1 and 1 are the centers of the outermost voxels instead of their outer edges
 };
 
-/// y[n, :, d, h, w] = x at grid[n, d, h, w] = (x, y, z), positions along W, H and D: -1 and 1 are the centres of the
-/// outer voxels (align_corners), or their outer edges. x (N, C, D, H, W) and grid (N, D', H', W', 3), or x (N, C, H, W)
-/// and grid (N, H', W', 2); the result is (N, C, D', H', W') or (N, C, H', W'), in x's memory format. Halves of x may
-/// come with a grid of float32, in which positions are computed. With `nearest` the gradient in the grid is zero.
+/// Samples x (N, C, D, H, W) at the positions of grid (N, D', H', W', 3), or x (N, C, H, W) at those of grid
+/// (N, H', W', 2). A position is (x, y, z) along W, H and D, or (x, y); the axes of x extend from -1 to 1. Returns
+/// (N, C, D', H', W') or (N, C, H', W') in the memory format of x. The grid has the dtype of x; for x in bf16 or f16 it
+/// may be f32, which keeps the precision of the positions. With `nearest`, the gradient in the grid is zero.
 ///
-/// Gradients of any order; those of second and higher order are composed of other operators, slower, and take a few
-/// tensors of the result's size for each of the eight corners. The gradient in x is summed on CUDA in 64-bit integers,
-/// whose sum does not depend on its order: their unit is a power of two, at most max|dy| * D'H'W' * 2^-59, and 8 bytes
-/// are taken for each element of x. Where dy is not finite, all of that gradient is NaN.
+/// Can be differentiated any number of times. Second and higher derivatives are composed of other operators: they are
+/// slower and need a few tensors of the size of the result for each of the eight corners. On CUDA, the gradient in x is
+/// summed in 64-bit integers, so that it does not depend on the order of summation. The unit of the integers is a power
+/// of two, at most max|dy| * D'H'W' * 2^-59, and they need 8 bytes per element of x. If an element of the gradient dy
+/// of the result is not finite, the whole gradient in x is NaN.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
-/// The grid that reads an image or a volume of `size` (N, C, D, H, W) through the maps theta (N, 3, 4), respectively
-/// (N, C, H, W) through theta (N, 2, 3): grid[n, d, h, w] = theta[n] (x, y, z, 1), with positions as above.
+/// Returns the grid (N, D, H, W, 3) of the affine maps theta (N, 3, 4) for a volume of `size` (N, C, D, H, W), or the
+/// grid (N, H, W, 2) of theta (N, 2, 3) for an image of `size` (N, C, H, W): grid[n, d, h, w] = theta[n] (x, y, z, 1),
+/// where (x, y, z) is the position of voxel (d, h, w).
 Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners = false);
 
 }  // namespace voxgrad

@@ -1,13 +1,13 @@
 #include "ops/detail/halves.h"
 
 #include "ops/detail/kernels.h"
+#include "ops/detail/volume.h"
 
 namespace voxgrad {
 namespace {
 
 Tensor empty_float32(const View& like) {
-  const Device device = like.device < 0 ? Device::cpu() : Device::cuda(like.device);
-  return empty(Shape(std::span(like.size, static_cast<size_t>(like.rank))), {DType::f32, device});
+  return empty(Shape(std::span(like.size, static_cast<size_t>(like.rank))), {DType::f32, device_of(like)});
 }
 
 }  // namespace
@@ -17,7 +17,7 @@ Tensor widened(const Tensor& x) { return is_half(x.dtype()) ? x.to(f32) : x; }
 void through_float32(
     const View& out, const View& a, const View& b, const View* bias,
     const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel) {
-  const Kernels& k = kernels(out.device < 0 ? Device::cpu() : Device::cuda(out.device));
+  const Kernels& k = kernels(device_of(out));
   const auto widened = [&](const View& view) {
     const Tensor wide = empty_float32(view);
     k.copy(wide.view_out(), view);

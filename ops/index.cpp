@@ -1,4 +1,4 @@
-// Picking and scattering by index.
+// Gathering and scattering by index.
 #include "ops/detail/index.h"
 
 #include <limits>
@@ -13,13 +13,13 @@
 namespace voxgrad {
 namespace {
 
+/// Checks the operands. Returns the axis, counted from the first.
 int64_t check_index(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
   check_defined(op, "input", x);
   check_defined(op, "index", index);
   check(x.dim() > 0, op, "the tensor has no axes");
   check(index.dtype() == i64, op, "index must be i64, got ", describe(index));
-  check(index.device() == x.device(), op, "tensors lie on different devices: ", describe(x), " and index ",
-        describe(index));
+  check_same_device(op, {"input", x}, {"index", index});
   return normalize_axis(axis, x.dim(), op);
 }
 
@@ -71,7 +71,7 @@ Tensor one_hot(const Tensor& index, int64_t num_classes) {
   check_defined("one_hot", "index", index);
   check(index.dtype() == i64, "one_hot", "index must be i64, got ", describe(index));
   if (num_classes == -1) {
-    check(index.numel() > 0, "one_hot", "an empty index does not tell the number of classes");
+    check(index.numel() > 0, "one_hot", "an empty index requires num_classes");
     const auto largest = amax(index).item<int64_t>();
     check(largest < std::numeric_limits<int64_t>::max(), "one_hot", "index ", largest, " is too large for a class");
     num_classes = largest + 1;

@@ -1,5 +1,5 @@
-// Interpolation, and what it has in common with pooling and padding: a linear map along each axis, all of them in one
-// pass, whose gradient is the transposed map.
+// Interpolation, and resample(), which interpolation, pooling and padding share: one kernel applies a linear map along
+// each axis, and its gradient is the transposed map.
 #include "ops/interpolate.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr const char* kOp = "interpolate";
 struct ModeRow {
   const char* name;
   Resample::Mode map;
-  int64_t axes;  // that the mode is for; 0: any number
+  int64_t axes;  // number of spatial axes that the mode requires; 0: any number
 };
 const ModeRow& row_of(InterpolateMode mode) {
   using enum Resample::Mode;
@@ -30,11 +30,10 @@ const ModeRow& row_of(InterpolateMode mode) {
 void check_input(const Tensor& x, const InterpolateOptions& options) {
   check_defined(kOp, "input", x);
   check_floating(kOp, x);
-  check(x.dim() >= 3 && x.dim() <= 5, kOp, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
-        describe(x));
-  const int64_t axes = x.dim() - 2, wanted = row_of(options.mode).axes;
-  check(wanted == 0 || wanted == axes, kOp, "mode ", options.mode, " is for ", wanted, " spatial axes, the input ",
-        x.shape(), " has ", axes);
+  check_batched(kOp, x);
+  const int64_t axes = x.dim() - 2, required = row_of(options.mode).axes;
+  check(required == 0 || required == axes, kOp, "mode ", options.mode, " is for ", required,
+        " spatial axes, the input ", x.shape(), " has ", axes);
   check_axes(kOp, x, axes);
   const int64_t given = options.size ? options.size->values.size() : options.scale_factor->count;
   check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given, " values, the input ",
@@ -59,7 +58,7 @@ Dims result_size(const Tensor& x, const InterpolateOptions& options) {
   return size;
 }
 
-/// Input positions to an output step along spatial axis `axis`, as PyTorch has it.
+/// Returns the distance in input positions between two outputs along spatial axis `axis`, computed as in PyTorch.
 double step_of(const InterpolateOptions& options, int64_t axis, int64_t in, int64_t out) {
   if (options.align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
   return options.scale_factor ? 1 / (*options.scale_factor)[axis] : static_cast<double>(in) / static_cast<double>(out);
@@ -92,7 +91,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   check_input(x, options);
   const Dims size = result_size(x, options);
   const int64_t axes = size.size();
-  if (axes == 3) {  // along D as it is, or each plane some times
+  if (axes == 3) {  // slabs require that D does not change or that each plane is repeated
     const bool same = size[0] == x.size(2) && (!options.scale_factor || (*options.scale_factor)[0] == 1);
     const bool repeats =
         size[0] % x.size(2) == 0 && row_of(options.mode).map < Resample::Mode::linear &&
@@ -110,7 +109,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
                                                .align_corners = options.align_corners,
                                                .scale = step_of(options, i, in, size[i])};
   }
-  return same ? x.clone() : lowered(resample(lifted(x, axes), maps, lifted(size, 1)), axes, true);
+  return same ? x.clone() : resample_axes(x, axes, maps, to_triple(size, 1));
 }
 
 Tensor resample(const Tensor& x, const ResampleMaps& maps, const Triple& size, bool transposed) {

@@ -8,12 +8,12 @@
 
 namespace voxgrad {
 
-/// linear is for (N, C, L), bilinear and bicubic are for (N, C, H, W), trilinear for (N, C, D, H, W), the others for
-/// all.
+/// linear requires an input (N, C, L), bilinear and bicubic (N, C, H, W), and trilinear (N, C, D, H, W). nearest and
+/// nearest_exact accept all three.
 enum class InterpolateMode : uint8_t { nearest, nearest_exact, linear, bilinear, bicubic, trilinear };
 std::ostream& operator<<(std::ostream& out, InterpolateMode mode);
 
-/// Sizes along the spatial axes; one number stands for equal ones.
+/// Sizes of the spatial axes. One number applies to all axes.
 struct InterpolateSize {
   InterpolateSize(int64_t all) : values{all} {}
   InterpolateSize(int all) : values{all} {}
@@ -23,7 +23,7 @@ struct InterpolateSize {
   Dims values;
 };
 
-/// Factors along the spatial axes; one number stands for equal ones.
+/// Scale factors of the spatial axes. One number applies to all axes.
 struct ScaleFactor {
   constexpr ScaleFactor(double all) : values{all}, count(1) {}
   constexpr ScaleFactor(double h, double w) : values{h, w}, count(2) {}
@@ -34,20 +34,22 @@ struct ScaleFactor {
 };
 std::ostream& operator<<(std::ostream& out, const ScaleFactor& scale);
 
+/// Options of interpolate, with the names and defaults of PyTorch. Exactly one of size and scale_factor must be given.
 struct InterpolateOptions {
-  std::optional<InterpolateSize> size{};  ///< exactly one of size and scale_factor
+  std::optional<InterpolateSize> size{};
   std::optional<ScaleFactor> scale_factor{};
   InterpolateMode mode = InterpolateMode::nearest;
-  bool align_corners = false;  ///< not for the nearest ones
+  bool align_corners = false;  ///< must be false for nearest and nearest_exact
 
-  /// Throws Error, with `op` in front, for what fits no input. interpolate does this first.
+  /// Throws Error, with a message that begins with `op`, if the options are invalid for every input. interpolate calls
+  /// it first.
   void validate(const char* op) const;
 };
 
-/// PyTorch's interpolate, with recompute_scale_factor left at its default: a given scale_factor is used as it is.
-/// An axis whose size stays is left as it is, whatever the scale_factor (PyTorch's trilinear mode on the CPU), but by
-/// bicubic. x is (N, C, L), (N, C, H, W) or (N, C, D, H, W); it must have no empty axis but the batch, and the result
-/// must have voxels.
+/// Resizes x (N, C, L), (N, C, H, W) or (N, C, D, H, W) as PyTorch's interpolate does with its default
+/// recompute_scale_factor: positions are computed from scale_factor if it is given. Except in mode bicubic, an axis
+/// whose size does not change is copied for every scale_factor, as in PyTorch's trilinear mode on the CPU. Floating
+/// dtypes. Throws Error if an axis of x other than the batch is empty or if the result has no voxels.
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 }  // namespace voxgrad

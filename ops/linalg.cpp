@@ -1,4 +1,4 @@
-// Matrix products: everything becomes a batch of matrices (batch, rows, columns). Attention is composed of them.
+// Matrix products and attention. All products are computed as batches of matrices (batch, rows, columns).
 #include "ops/linalg.h"
 
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace voxgrad {
 namespace {
 
-/// a (batch, m, k) times b (batch, k, n).
+/// Returns a (batch, m, k) times b (batch, k, n).
 Tensor batched_product(const Tensor& a, const Tensor& b) {
   const Tensor c = empty({a.size(0), a.size(1), b.size(2)}, a.options());
   kernels(a.device()).matmul(c.view_out(), a.view_in(), b.view_in());
@@ -28,7 +28,7 @@ Tensor batched_product(const Tensor& a, const Tensor& b) {
                 });
 }
 
-/// The axes in front of the matrix.
+/// Returns the sizes of the axes before the matrix.
 Shape batch_of(const Tensor& t) { return Shape(std::span(t.shape().data(), static_cast<size_t>(t.dim() - 2))); }
 
 Shape with_matrix(Shape batch, int64_t rows, int64_t columns) {
@@ -37,7 +37,7 @@ Shape with_matrix(Shape batch, int64_t rows, int64_t columns) {
   return batch;
 }
 
-/// `t` broadcast to the batch and flattened to three axes. One matrix for the whole batch stays one in memory.
+/// Broadcasts t to the batch and flattens it to three axes. A single matrix is not copied.
 Tensor flattened(const Tensor& t, const Shape& batch) {
   const int64_t count = numel(batch), rows = t.size(-2), columns = t.size(-1);
   if (numel(batch_of(t)) == 1) return expand(reshape(t, {1, rows, columns}), {count, rows, columns});
@@ -46,7 +46,7 @@ Tensor flattened(const Tensor& t, const Shape& batch) {
 
 Tensor matrix_product(const Tensor& a, const Tensor& b) {
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
-  if (b.dim() == 2) {  // all rows of the batch at once
+  if (b.dim() == 2) {  // multiply all rows of the batch with one matrix product
     const int64_t rows = numel(batch_of(a)) * m;
     const Tensor c = batched_product(reshape(a, {1, rows, k}), unsqueeze(b, 0));
     return reshape(c, with_matrix(batch_of(a), m, n));
@@ -67,7 +67,7 @@ Tensor matmul(const Tensor& first, const Tensor& second) {
   const int64_t inner = b.size(b.dim() > 1 ? -2 : 0);
   check(a.size(-1) == inner, "matmul", "inner sizes ", a.size(-1), " and ", inner, " differ (shapes ", a.shape(),
         " and ", b.shape(), ')');
-  // A vector is a row on the left and a column on the right; its axis is dropped again.
+  // A vector is a row on the left and a column on the right. That axis is removed from the result.
   if (a.dim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.dim() > 1 ? -2 : 0);
   if (b.dim() == 1) return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
   return matrix_product(a, b);
@@ -110,7 +110,7 @@ void check_attention(const Tensor& query, const Tensor& key, const Tensor& value
         "attn_mask must be bool or floating and on the query's device, got ", describe(mask));
 }
 
-/// softmax of the scores that `mask` does not exclude. Rows whose scores are all excluded become zero.
+/// Returns the softmax of the masked scores. Rows whose scores are all excluded become zero.
 Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const bool broadcasts = broadcast_shapes(mask.shape(), scores.shape(), kAttention) == scores.shape();

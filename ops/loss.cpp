@@ -1,7 +1,9 @@
-// Losses. Those of pairs are composed of elementwise operators and a reduction. Those of classes follow from a few sums
-// over the voxels of every class, which a kernel takes in one pass over the logits, as another makes their gradient; of
-// more classes than kernels hold, and of probabilities for targets, they are composed too. What is left are operators
-// on tensors of the number of classes, in double.
+// Losses.
+//
+// Losses of equal shapes are composed of elementwise operators and a reduction. Losses of classes are computed from
+// five sums over the voxels of each class. One kernel computes the sums in one pass over the logits, another their
+// gradient. The rest of the loss are operators in double on tensors with one element per class. For more than
+// kMaxClasses classes and for targets that are probabilities, the sums are composed of operators too.
 #include "ops/loss.h"
 
 #include <algorithm>
@@ -23,7 +25,7 @@
 namespace voxgrad {
 namespace {
 
-/// Input and target as the loss computes with them, in float32 for halves, and the dtype of its result.
+/// The checked input and target, with bf16 and f16 converted to float32, and the dtype of the result.
 struct Pair {
   Tensor input, target;
   DType dtype;
@@ -39,7 +41,7 @@ Pair checked_pair(const char* op, const Tensor& given_input, const Tensor& given
   return {widened(input), widened(target), input.dtype()};
 }
 
-/// The losses, or their sum or mean, rounded to `dtype`.
+/// Reduces elementwise losses and converts the result to `dtype`.
 Tensor reduced(const Tensor& losses, Reduction reduction, DType dtype) {
   if (reduction == Reduction::none) return losses.to(dtype);
   if (reduction == Reduction::mean) return mean(losses).to(dtype);
@@ -75,15 +77,15 @@ Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& targe
                                         const Tensor& pos_weight) {
   constexpr const char* kOp = "binary_cross_entropy_with_logits";
   const auto [x, y, dtype] = checked_pair(kOp, input, target);
-  // -log sigmoid(x) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x): neither overflows, and as both are
-  // positive their sum cancels nothing. Beyond the threshold softplus(x) is x to the last bit of a double.
+  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither overflows, and their sum has no
+  // cancellation, because both are positive. Above the threshold, softplus(x) equals x in double precision.
   constexpr double kThreshold = 40;
   Tensor as_one = softplus(neg(x), 1, kThreshold);
   const Tensor as_zero = softplus(x, 1, kThreshold);
   if (pos_weight.defined()) {
     check_floating(kOp, pos_weight);
     check(pos_weight.device() == x.device() && broadcast_shapes(pos_weight.shape(), x.shape(), kOp) == x.shape(), kOp,
-          "pos_weight must have the input's device and broadcast to its shape ", x.shape(), ", got ",
+          "pos_weight must be on the device of the input and broadcast to its shape ", x.shape(), ", got ",
           describe(pos_weight));
     as_one = as_one * pos_weight.to(x.dtype());
   }
@@ -100,8 +102,10 @@ Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction, bo
 
 namespace {
 
+/// Returns true if the target holds probabilities instead of class indices.
 bool is_soft(const Tensor& target) { return target.defined() && is_floating(target.dtype()); }
 
+/// Checks the input and target of a loss of classes. On the CPU, also checks the class indices.
 void check_classes(const char* op, const Tensor& input, const Tensor& target, int64_t ignore_index) {
   check_defined(op, "input", input);
   check_defined(op, "target", target);
@@ -110,61 +114,62 @@ void check_classes(const char* op, const Tensor& input, const Tensor& target, in
   Shape expected = input.shape();
   expected.erase(1);
   if (is_soft(target)) {
-    check(target.shape() == input.shape(), op, "a floating target holds probabilities of shape ", input.shape(),
-          "; class numbers have shape ", expected, " and dtype i64, i32 or u8; got ", describe(target));
+    check(target.shape() == input.shape(), op, "a floating target must hold probabilities of shape ", input.shape(),
+          "; class indices must have shape ", expected, " and dtype i64, i32 or u8; got ", describe(target));
     checked_pair(op, widened(input), widened(target));
-    return check(ignore_index < 0, op, "ignore_index ", ignore_index, " has no meaning beside probabilities");
+    return check(ignore_index < 0, op, "ignore_index ", ignore_index,
+                 " cannot be used if the target holds probabilities");
   }
   check(target.dtype() == i64 || target.dtype() == i32 || target.dtype() == u8, op,
-        "target must hold class numbers (i64, i32 or u8) or probabilities, got ", describe(target));
-  check(target.device() == input.device(), op, "tensors lie on different devices: ", describe(input), " and ",
-        describe(target));
+        "target must hold class indices (i64, i32 or u8) or probabilities, got ", describe(target));
+  check_same_device(op, {"input", input}, {"target", target});
   check(target.shape() == expected, op, "target must have shape ", expected, " for input ", input.shape(), ", got ",
         target.shape());
-  if (target.device().is_cuda() || target.numel() == 0) return;  // on a GPU a look would wait for it
-  const Tensor numbers = target.to(i64), counted = where(eq(numbers, ignore_index), 0, numbers);
-  const auto least = amin(counted).item<int64_t>(), most = amax(counted).item<int64_t>();
-  check(least >= 0 && most < input.size(1), op, "target class ", least < 0 ? least : most, " is outside [0, ",
-        input.size(1), ')');
+  if (target.device().is_cuda() || target.numel() == 0) return;  // reading the values would wait for the GPU
+  const Tensor indices = target.to(i64), counted = where(eq(indices, ignore_index), 0, indices);
+  const auto min_index = amin(counted).item<int64_t>(), max_index = amax(counted).item<int64_t>();
+  check(min_index >= 0 && max_index < input.size(1), op, "target class ", min_index < 0 ? min_index : max_index,
+        " is outside [0, ", input.size(1), ')');
 }
 
 void check_weight(const char* op, const Tensor& input, const Tensor& weight) {
   if (!weight.defined()) return;
   check_floating(op, weight);
   check(weight.device() == input.device() && weight.shape() == Shape{input.size(1)}, op, "weight must have shape [",
-        input.size(1), "] and the input's device, got ", describe(weight));
+        input.size(1), "] and be on the device of the input, got ", describe(weight));
 }
 
 void check_smoothing(const char* op, double smoothing) {
   check(smoothing >= 0 && smoothing <= 1, op, "label_smoothing must lie in [0, 1], got ", smoothing);
 }
 
-/// (C) beside (N, C, ...).
+/// Reshapes values (C) so that they broadcast along the classes of `like` (N, C, ...).
 Tensor along_classes(const Tensor& values, const Tensor& like) {
   Shape shape = Dims::filled(like.dim(), 1);
   shape[1] = values.size(0);
   return reshape(values.to(like.dtype()), shape);
 }
 
-/// What a composition begins with: the input, in float32 for halves; beside class numbers also which voxels count and
-/// their classes, (N, 1, ...). Where they do not count the input is 0, whatever it was, and the class too.
+/// The operands of a composed loss. `counted` and `index` are undefined if the target holds probabilities.
 struct Voxels {
-  Tensor x, counted, number;
+  Tensor x;        // the input, with bf16 and f16 converted to float32; 0 for ignored voxels
+  Tensor counted;  // (N, 1, ...), bool: true for voxels that are not ignored
+  Tensor index;    // (N, 1, ...), i64: class indices; 0 for ignored voxels
 };
 Voxels voxels_of(const Tensor& input, const Tensor& target, int64_t ignore_index) {
   if (is_soft(target)) return {widened(input), {}, {}};
-  const Tensor numbers = unsqueeze(target.to(i64), 1), counted = ne(numbers, ignore_index);
-  // The gradient lies in memory as the input does.
+  const Tensor indices = unsqueeze(target.to(i64), 1), counted = ne(indices, ignore_index);
+  // The alias gives the gradient the memory format of the input.
   const Tensor x = record("alias", input.detach(), {input}, [format = input.suggest_memory_format()](const Tensor& g) {
     return Tensors{g.contiguous(format)};
   });
-  return {where(counted, widened(x), 0.0), counted, where(counted, numbers, 0)};
+  return {where(counted, widened(x), 0.0), counted, where(counted, indices, 0)};
 }
 
-/// The sums of ops/detail/kernels.h by their definition, in differentiable operators; also of targets that are
-/// probabilities.
+/// Computes the sums of Kernels::class_sums with differentiable operators. The target may hold probabilities. The
+/// result is (N, C, 5) if `per_sample`, otherwise (1, C, 5).
 Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
-                     bool of_samples) {
+                     bool per_sample) {
   const bool soft = is_soft(target);
   const int64_t n = input.size(0), c = input.size(1), length = input.numel() / std::max<int64_t>(n * c, 1);
   const Shape shape{n, c, length};
@@ -174,58 +179,61 @@ Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, 
   const Tensor t = soft ? reshape(widened(target), shape) : empty_like(x);
   if (!soft)
     kernels(x.device())
-        .scatter_add(op, t.view_out(), voxels.counted.to(x.dtype()).view_in(), voxels.number.view_in(), 1);
+        .scatter_add(op, t.view_out(), voxels.counted.to(x.dtype()).view_in(), voxels.index.view_in(), 1);
   const Tensor logs = options.softmax ? log_softmax(x, 1) : x, p = options.softmax ? exp(logs) : x;
   const auto total = [&](const Tensor& values) {
-    return sum(soft ? values : where(voxels.counted, values, 0.0), of_samples ? Dims{2} : Dims{0, 2}, true).to(f64);
+    return sum(soft ? values : where(voxels.counted, values, 0.0), per_sample ? Dims{2} : Dims{0, 2}, true).to(f64);
   };
   const auto squared = [&](const Tensor& values) { return options.squared ? values * values : values; };
-  const Tensor own_logs = soft ? t * logs : where(ne(t, 0.0), logs, 0.0);  // others may be infinite
+  const Tensor own_logs = soft ? t * logs : where(ne(t, 0.0), logs, 0.0);  // logs of other classes may be infinite
   return cat({total(squared(p)), total(p * t), total(squared(t)), neg(total(own_logs)), neg(total(logs))}, 2);
 }
 
-/// The sum over the ranks that share the volumes of `input`, if there are such.
-Tensor of_all_ranks(const Tensor& sums, const Tensor& input) {
+/// Adds the sums over the ranks that share the volumes of `input`, if any.
+Tensor sum_over_sharing_ranks(const Tensor& sums, const Tensor& input) {
   distributed::Communicator* const ranks = sharing_ranks(input.dim());
   return ranks ? sum_over_ranks(sums, *ranks) : sums;
 }
 
-/// The sums of ops/detail/kernels.h in f64: (N, C, 5), or (1, C, 5) over all samples.
-Tensor class_sums_here(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
-                       bool of_samples) {
-  if (is_soft(target) || input.size(1) > kMaxClasses) return composed_sums(op, input, target, options, of_samples);
+/// Returns the sums of Kernels::class_sums over the voxels of this rank, in f64: (N, C, 5) if `per_sample`, otherwise
+/// (1, C, 5).
+Tensor local_class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
+                        bool per_sample) {
+  if (is_soft(target) || input.size(1) > kMaxClasses) return composed_sums(op, input, target, options, per_sample);
   const int64_t n = input.size(0), c = input.size(1), length = target.numel() / std::max<int64_t>(n, 1);
-  const Tensor x = reshape(input, {n, c, length}), numbers = reshape(target, {n, length});
-  const Tensor sums = empty({of_samples ? n : 1, c, kClassSums}, {f64, x.device()});
-  kernels(x.device()).class_sums(op, sums.view_out(), x.view_in(), numbers.view_in(), options);
-  return record(op, sums, {x}, [=, x = Saved(x), numbers = Saved(numbers)](const Tensor& g) {
-    if (grad_enabled()) return grad({composed_sums(op, x(), numbers(), options, of_samples)}, {x()}, {g}, false, true);
-    const Tensor dx = empty_like(x()), gradients = g.to(x().dtype() == f64 ? f64 : f32).contiguous();
+  const Tensor x = reshape(input, {n, c, length}), indices = reshape(target, {n, length});
+  const Tensor sums = empty({per_sample ? n : 1, c, kClassSums}, {f64, x.device()});
+  kernels(x.device()).class_sums(op, sums.view_out(), x.view_in(), indices.view_in(), options);
+  return record(op, sums, {x}, [=, x = Saved(x), indices = Saved(indices)](const Tensor& g) {
+    if (grad_enabled()) return grad({composed_sums(op, x(), indices(), options, per_sample)}, {x()}, {g}, false, true);
+    const Tensor dx = empty_like(x()), gradients = g.to(widened(x().dtype())).contiguous();
     kernels(dx.device())
-        .class_sums_backward(dx.view_out(), gradients.view_in(), x().view_in(), numbers().view_in(), options);
+        .class_sums_backward(dx.view_out(), gradients.view_in(), x().view_in(), indices().view_in(), options);
     return Tensors{dx};
   });
 }
 
-/// The same over all ranks.
+/// Returns local_class_sums, added over the ranks that share the volumes.
 Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
-                  bool of_samples) {
-  return of_all_ranks(class_sums_here(op, input, target, options, of_samples), input);
+                  bool per_sample) {
+  return sum_over_sharing_ranks(local_class_sums(op, input, target, options, per_sample), input);
 }
 
-/// Of class_sums: number k of all classes, weighted.
+/// Returns sum k of class_sums, weighted and added over all classes.
 Tensor weighted_sum(const Tensor& sums, int64_t k, const Tensor& weight) {
-  const Tensor of_classes = select(sums, 2, k);
-  return sum(weight.defined() ? of_classes * weight.to(f64) : of_classes);
+  const Tensor class_values = select(sums, 2, k);
+  return sum(weight.defined() ? class_values * weight.to(f64) : class_values);
 }
 
+/// Returns the sum of the cross-entropy over all voxels, from class_sums.
 Tensor cross_entropy_of(const Tensor& sums, const Tensor& weight, double smoothing) {
   const Tensor total = weighted_sum(sums, 3, weight);
   if (smoothing == 0) return total;
   return total * (1 - smoothing) + weighted_sum(sums, 4, weight) * (smoothing / static_cast<double>(sums.size(1)));
 }
 
-/// From the losses of all voxels; of those that are passed over, whatever the input is there.
+/// Computes cross_entropy or, without `logits`, nll_loss from the losses of all voxels. The loss of an ignored voxel is
+/// 0 for any input.
 Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
                               bool logits) {
   const bool soft = is_soft(target);
@@ -234,7 +242,7 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
   const Tensor weight = o.weight.defined() ? along_classes(o.weight, logs) : ones({}, logs.options());
   const Tensor terms = o.weight.defined() ? logs * weight : logs;
   const auto picked = [&](const Tensor& values) {
-    return where(voxels.counted, gather_as(op, expand(values, logs.shape()), 1, voxels.number), 0.0);
+    return where(voxels.counted, gather_as(op, expand(values, logs.shape()), 1, voxels.index), 0.0);
   };
   Tensor losses = neg(soft ? sum(widened(target) * terms, {1}, true) : picked(terms));
   if (o.label_smoothing > 0) {
@@ -243,13 +251,14 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
   }
   const DType dtype = autocasted_result(input);
   if (soft || o.reduction == Reduction::none) return reduced(squeeze(losses, 1), o.reduction, dtype);
-  const Tensor total = of_all_ranks(sum(losses), input);
+  const Tensor total = sum_over_sharing_ranks(sum(losses), input);
   if (o.reduction == Reduction::sum) return total.to(dtype);
   if (o.reduction == Reduction::batchmean) return (total / static_cast<double>(input.size(0))).to(dtype);
-  return (total / of_all_ranks(sum(picked(weight)), input)).to(dtype);
+  return (total / sum_over_sharing_ranks(sum(picked(weight)), input)).to(dtype);
 }
 
-/// Matrices (N, C) have one voxel a sample, of which sums are not worth their while.
+/// Computes cross_entropy or, without `logits`, nll_loss. Inputs (N, C) are composed of operators, because the kernels
+/// are made for many voxels per sample.
 Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
                     bool logits) {
   const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMaxClasses;
@@ -261,6 +270,7 @@ Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, c
   return loss.to(autocasted_result(input));
 }
 
+/// Returns the Dice loss from class_sums.
 Tensor dice_of(const Tensor& sums, const DiceOptions& o) {
   const int64_t first = o.include_background ? 0 : 1;
   const Tensor counted = narrow(sums, 1, first, sums.size(1) - first);
@@ -269,11 +279,11 @@ Tensor dice_of(const Tensor& sums, const DiceOptions& o) {
 }
 
 void check_dice(const char* op, const Tensor& input, const DiceOptions& o) {
-  check(o.include_background || input.size(1) > 1, op, "there is no class but the background in input ", input.shape());
+  check(o.include_background || input.size(1) > 1, op, "input ", input.shape(), " has no class except the background");
   check(std::isfinite(o.smooth_nr) && o.smooth_nr >= 0 && std::isfinite(o.smooth_dr) && o.smooth_dr >= 0, op,
         "smooth_nr and smooth_dr must be finite and at least 0, got ", o.smooth_nr, " and ", o.smooth_dr);
   check(!o.softmax || input.size(1) > 1, op, "softmax over the one channel of input ", input.shape(),
-        " is 1 everywhere; use two channels, or sigmoid(input) and softmax = false");
+        " is always 1; use two channels, or sigmoid(input) and softmax = false");
 }
 
 }  // namespace
@@ -292,7 +302,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduct
 
 Tensor nll_loss(const Tensor& input, const Tensor& target, const NLLLossOptions& options) {
   constexpr const char* kOp = "nll_loss";
-  check(!is_soft(target), kOp, "target must hold class numbers, got ", describe(target));
+  check(!is_soft(target), kOp, "target must hold class indices, got ", describe(target));
   check_classes(kOp, input, target, options.ignore_index);
   check_weight(kOp, input, options.weight);
   return entropy_loss(kOp, input, target, {options.weight, options.ignore_index, 0, options.reduction}, false);
@@ -315,7 +325,7 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   check_dice(kOp, input, dice);
   check_finite(kOp, "lambda_dice", options.lambda_dice);
   check_finite(kOp, "lambda_ce", options.lambda_ce);
-  check(dice.softmax, kOp, "takes logits: dice.softmax must be set");
+  check(dice.softmax, kOp, "requires logits: dice.softmax must be true");
   check(dice.reduction == Reduction::mean || dice.reduction == Reduction::sum, kOp, "reduction must be mean or sum");
   const Tensor sums = class_sums(kOp, input, target, {dice.ignore_index, true, dice.squared_pred}, !dice.batch);
   const Tensor overlap = dice_of(sums, dice);
@@ -326,7 +336,7 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
     if (is_soft(target)) {
       entropy = entropy / std::max(voxels, 1.0);
     } else {
-      // The sum of the weights is 0 if every voxel is ignored; x / infinity makes the mean, and its gradient, 0.
+      // If every voxel is ignored, the sum of the weights is 0. Dividing by infinity makes the mean and its gradient 0.
       const Tensor weights = weighted_sum(sums, 2, options.weight);
       entropy = entropy / where(eq(weights, 0), std::numeric_limits<double>::infinity(), weights);
     }
@@ -336,7 +346,7 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
 
 namespace {
 
-/// The voxels of `target` that lie nearest to those of `logits`.
+/// Returns a view of the voxels of `target` that are nearest to the voxels of `logits`, as mode nearest_exact selects.
 Tensor nearest(const Tensor& target, const Tensor& logits) {
   constexpr const char* kOp = "deep_supervision_loss";
   check_defined(kOp, "target", target);
@@ -345,10 +355,10 @@ Tensor nearest(const Tensor& target, const Tensor& logits) {
         "logits must be (N, C, ...) and target (N, ...), got ", describe(logits), " and ", describe(target));
   Tensor result = target;
   for (int64_t axis = 2 - logits.dim(); axis < 0; ++axis) {
-    const int64_t size = target.size(axis), wanted = logits.size(axis);
-    check(wanted > 0 && size % wanted == 0, kOp, "sizes of the logits ", logits.shape(),
+    const int64_t size = target.size(axis), level_size = logits.size(axis);
+    check(level_size > 0 && size % level_size == 0, kOp, "sizes of the logits ", logits.shape(),
           " must divide those of target ", target.shape());
-    result = slice(result, axis, size / wanted / 2, size, size / wanted);
+    result = slice(result, axis, size / level_size / 2, size, size / level_size);
   }
   return result;
 }

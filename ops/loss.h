@@ -1,86 +1,98 @@
-// Losses. Each has the input's dtype; of halves it is computed in float32. Pairs have one shape; losses of classes say
-// theirs.
+// Loss functions. The result has the dtype of the input; losses of bf16 and f16 inputs are computed in float32. Input
+// and target must have the same shape, except for the losses of classes.
 #pragma once
 
 #include "../core/tensor.h"
 
 namespace voxgrad {
 
-/// batchmean: the sum over the size of the first axis.
+/// Reduction of the elementwise losses. batchmean divides the sum by the size of the first axis; none returns the
+/// elementwise losses.
 enum class Reduction : uint8_t { mean, sum, none, batchmean };
 
+/// Squared error (input - target)^2.
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
+/// Absolute error |input - target|.
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
-/// Quadratic below `beta`, linear above (Girshick, "Fast R-CNN", 2015).
+/// With d = |input - target|: d^2 / (2 beta) if d < beta, otherwise d - beta / 2 (Girshick, "Fast R-CNN", 2015).
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
                       double beta = 1.0);
-/// Binary cross entropy of sigmoid(input), computed without overflow. Target in [0, 1]. pos_weight, undefined or of a
-/// shape that broadcasts to the input's, multiplies the part of the positives: -(pos_weight * target * log(p) +
-/// (1 - target) * log(1 - p)). For one weight per channel of (N, C, D, H, W) it is (C, 1, 1, 1).
+/// Binary cross-entropy with p = sigmoid(input): -(pos_weight * target * log(p) + (1 - target) * log(1 - p)). The
+/// computation does not overflow. target is in [0, 1]. pos_weight is undefined (1) or has a shape that broadcasts to
+/// that of the input, for example (C, 1, 1, 1) for one weight per channel of (N, C, D, H, W).
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
                                         Reduction reduction = Reduction::mean, const Tensor& pos_weight = {});
-/// Kullback-Leibler divergence target * (log(target) - input) of log-probabilities `input`; log_target: target holds
-/// logarithms too. Where target is 0, so is the loss.
+/// Kullback-Leibler divergence target * (log(target) - input), where input holds log-probabilities. If log_target,
+/// target holds log-probabilities too. The loss is 0 where target is 0.
 Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
               bool log_target = false);
 
-// ---- losses of classes: input (N, C, ...), target (N, ...) class numbers in [0, C), of i64, i32 or u8. A number
-// outside other than ignore_index throws Error: on the CPU here; on a GPU its voxel is left out, or its loss NaN, and
-// the next wait for the device that happens anyway (item(), to(cpu)) throws. Where `target` is floating it holds
-// probabilities of input's shape (and ignore_index must be negative, and of no effect).
+// ---- losses of classes
 //
-// Sums and means over volumes of up to 12 classes, given by number, read the input once forward and once backward.
+// The input is (N, C, ...). The target is either (N, ...) with class indices in [0, C), of dtype i64, i32 or u8, or it
+// is floating and holds class probabilities in the shape of the input. With probabilities, ignore_index must be
+// negative and has no effect.
+//
+// A class index outside of [0, C) other than ignore_index is an Error. On the CPU, the function throws it. On a GPU,
+// the loss of the voxel is omitted or NaN, and the next operation that waits for the GPU (item(), to(cpu)) throws it.
+//
+// With class indices, up to 12 classes and reduction mean or sum, the input is read once in the forward pass and once
+// in the backward pass.
 
 struct CrossEntropyOptions {
-  Tensor weight{};              ///< (C): factors of the classes, in the mean too: it divides by their sum
-  int64_t ignore_index = -100;  ///< voxels of this class count for nothing
-  double label_smoothing = 0;   ///< in [0, 1]: the part of a voxel's target that all classes share
+  Tensor weight{};              ///< (C): weights of the classes; the mean is divided by the sum of the voxels' weights
+  int64_t ignore_index = -100;  ///< voxels with this class index are ignored
+  double label_smoothing = 0;   ///< in [0, 1]: this part of the target is distributed equally among all classes
   Reduction reduction = Reduction::mean;
 };
-/// -log(softmax(input)) of the target's class; the input holds logits. The mean is over the voxels that count, and NaN
-/// if none does.
+/// Cross-entropy -log(softmax(input)) at the class of the target, where input holds logits. The mean is over the voxels
+/// that are not ignored; it is NaN if all are ignored.
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& options);
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
 
+/// See CrossEntropyOptions.
 struct NLLLossOptions {
   Tensor weight{};
   int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
 };
-/// As cross_entropy, of an input that holds logarithms of probabilities. Targets are class numbers only.
+/// Negative log-likelihood: cross_entropy for an input that holds log-probabilities. The target must hold class
+/// indices.
 Tensor nll_loss(const Tensor& input, const Tensor& target, const NLLLossOptions& options = {});
 
-/// Names are MONAI's.
+/// Options of dice_loss, with the names of MONAI.
 struct DiceOptions {
-  bool softmax = true;             ///< the input holds logits; else probabilities
-  bool batch = false;              ///< one coefficient a class, over all samples; else one for each sample and class
-  bool include_background = true;  ///< class 0 too
-  bool squared_pred = false;       ///< p * p and t * t in the denominator
-  double smooth_nr = 1e-5, smooth_dr = 1e-5;
-  int64_t ignore_index = -100;
-  Reduction reduction = Reduction::mean;  ///< over samples and classes; none: (N, C), or with `batch` (1, C)
+  bool softmax = true;             ///< the input holds logits; if false, probabilities
+  bool batch = false;              ///< sum over the batch: one coefficient per class instead of per sample and class
+  bool include_background = true;  ///< include class 0
+  bool squared_pred = false;       ///< use p * p and t * t in the denominator
+  double smooth_nr = 1e-5;         ///< added to the numerator
+  double smooth_dr = 1e-5;         ///< added to the denominator
+  int64_t ignore_index = -100;     ///< voxels with this class index are ignored
+  Reduction reduction = Reduction::mean;  ///< over samples and classes; none returns (N, C), or (1, C) with `batch`
 };
-/// 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr), sums over the voxels of each class (Milletari, Navab
-/// and Ahmadi, "V-Net", 2016; in this form, with probabilities p, that of nnU-Net: Isensee et al. 2021). Throws Error
-/// for softmax over one channel, which is 1 whatever the logits are.
+/// Dice loss 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr) of probabilities p and target t, where the
+/// sums are over the voxels of each class (Milletari, Navab and Ahmadi, "V-Net", 2016; this form is that of nnU-Net,
+/// Isensee et al. 2021). Throws Error for softmax over one channel, which would always be 1.
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options = {});
 
 struct DiceCEOptions {
-  DiceOptions dice{};  ///< its ignore_index and its reduction, mean or sum, are those of the cross entropy too
-  Tensor weight{};     ///< of the cross entropy, as label_smoothing
-  double label_smoothing = 0;
-  double lambda_dice = 1, lambda_ce = 1;
+  DiceOptions dice{};          ///< ignore_index and reduction (mean or sum) also apply to the cross-entropy
+  Tensor weight{};             ///< class weights (C) of the cross-entropy
+  double label_smoothing = 0;  ///< label smoothing of the cross-entropy
+  double lambda_dice = 1;
+  double lambda_ce = 1;
 };
-/// lambda_dice * dice_loss + lambda_ce * cross_entropy of logits, in the same passes over them. Differs from the sum of
-/// the two functions where no voxel counts, because all are ignored or have a class of weight 0: the cross-entropy is
-/// then 0, as in nnU-Net, whereas cross_entropy returns NaN, as in PyTorch. Dice is 0 there if smooth_nr == smooth_dr.
+/// Returns lambda_dice * dice_loss + lambda_ce * cross_entropy of logits. Both losses are computed in the same passes
+/// over the input. If all voxels are ignored or have a class of weight 0, the cross-entropy is 0, as in nnU-Net,
+/// whereas the function cross_entropy returns NaN, as in PyTorch; the Dice loss is then 0 if smooth_nr == smooth_dr.
 Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptions& options = {});
 
-/// Deep supervision: dice_ce_loss of logits of several sizes, the largest first (nn::UNet::levels), with weights
-/// 1, 1/2, 1/4, ..., of several the last one's 0 and the others' sum 1, as nnU-Net's trainer has them (Isensee et al.
-/// 2021). A level's target is every k-th voxel of `target` along each axis, from k / 2 on (nearest_exact): a view.
-/// A level whose target has ignored voxels only adds 0. Throws if the sizes of a level, the last one included, do not
-/// divide those of the target. Returns dice_ce_loss if there is one level.
+/// Deep supervision as in nnU-Net's trainer (Isensee et al. 2021): the weighted sum of dice_ce_loss over logits of
+/// several sizes, the largest first (nn::UNet::levels). The weights are proportional to 1, 1/2, 1/4, ..., except for
+/// the last level, whose weight is 0; their sum is 1. With one level, the weight is 1. The target of a level is a view
+/// of every k-th voxel of `target` along each axis, starting at k / 2 (nearest_exact). A level whose voxels are all
+/// ignored contributes 0. Throws Error if the sizes of a level, including the last, do not divide those of the target.
 Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options = {});
 
 }  // namespace voxgrad

@@ -1,6 +1,6 @@
-// The operations that Tensor offers as methods.
+// Methods of Tensor that are operators.
 #include "core/autograd.h"
-#include "core/layout_copies.h"
+#include "core/profiler.h"
 #include "ops/detail/checks.h"
 #include "ops/detail/kernels.h"
 #include "ops/elementwise.h"
@@ -11,7 +11,7 @@
 namespace voxgrad {
 namespace {
 
-/// A copy in the given order of axes, recorded.
+/// Returns a copy with the given strides. Recorded by autograd.
 Tensor copy_strided(const char* op, const Tensor& x, const Strides& strides) {
   Tensor out = empty_strided(x.shape(), strides, x.options());
   kernels(x.device()).copy(out.view_out(), x.view_in());
@@ -23,7 +23,7 @@ void check_broadcasts(const char* op, const Tensor& source, const Tensor& target
         " does not broadcast to ", target.shape());
 }
 
-/// The bytes from the first to behind the last that a view's elements take up.
+/// Returns the range of addresses [begin, end) that the elements of a view occupy.
 std::pair<uintptr_t, uintptr_t> bytes_of(const View& view) {
   auto begin = reinterpret_cast<uintptr_t>(view.data), end = begin;
   if (view.numel() == 0) return {begin, end};
@@ -33,14 +33,15 @@ std::pair<uintptr_t, uintptr_t> bytes_of(const View& view) {
   return {begin, end + static_cast<uintptr_t>(item)};
 }
 
-/// Whether a write to one may change the other, on the same device. Two storages may lie over one memory (from_blob).
+/// Returns true if a write to a may change b. Both are on the same device. Compares addresses, because two storages can
+/// refer to the same memory (from_blob).
 bool may_share_memory(const Tensor& a, const Tensor& b) {
   const auto [a_begin, a_end] = bytes_of(a.view_in());
   const auto [b_begin, b_end] = bytes_of(b.view_in());
   return a_begin < b_end && b_begin < a_end;
 }
 
-/// To another device, as dense bytes.
+/// Copies x to another device. A strided tensor is made dense first.
 Tensor transfer(const Tensor& x, Device device) {
   runtime(device).require(device.index);
   const Tensor dense = empty_like_strides(x) == x.strides() ? x : x.contiguous();
@@ -57,18 +58,32 @@ Tensor Tensor::clone() const {
   return copy_strided("clone", *this, empty_like_strides(*this));
 }
 
+namespace {
+
+/// Returns a line for profiler::Session::layout_copies().
+std::string describe_layout_copy(const Tensor& from, MemoryFormat to) {
+  const auto node = from.grad_fn();
+  const profiler::Name gradient = profiler::place().node;
+  return concat(describe(from), " with strides ", from.strides(), " to ",
+                to == MemoryFormat::channels_last ? "channels_last" : "contiguous",
+                node ? ", made by '" + node->name + "'" : "",
+                gradient ? ", in the gradient of '" + *gradient + "'" : "");
+}
+
+}  // namespace
+
 Tensor Tensor::contiguous(MemoryFormat format) const {
-  // Of one channel a tensor may lie in both formats: then it keeps its elements, and takes the strides of the other.
-  const bool lies = is_contiguous(format);
-  if (lies && (dim() < 3 || size(1) != 1 || suggest_memory_format() == format)) return *this;
+  // A tensor with one channel can be contiguous in both formats. Then only the strides change, without a copy.
+  const bool has_format = is_contiguous(format);
+  if (has_format && (dim() < 3 || size(1) != 1 || suggest_memory_format() == format)) return *this;
   const bool last = format == MemoryFormat::channels_last;
-  const Strides wanted = last ? channels_last_strides(shape()) : contiguous_strides(shape());
-  if (strides() == wanted) return *this;
-  if (lies)
-    return record("contiguous", as_strided(*this, shape(), wanted, storage_offset()), {*this},
+  const Strides target = last ? channels_last_strides(shape()) : contiguous_strides(shape());
+  if (strides() == target) return *this;
+  if (has_format)
+    return record("contiguous", as_strided(*this, shape(), target, storage_offset()), {*this},
                   [](const Tensor& g) { return Tensors{g}; });
-  LayoutCopies::note(*this, format);
-  return copy_strided("contiguous", *this, wanted);
+  const profiler::Scope scope(profiler::Kind::layout_copy, [&] { return describe_layout_copy(*this, format); });
+  return copy_strided("contiguous", *this, target);
 }
 
 Tensor Tensor::to(Device target) const {
@@ -86,7 +101,7 @@ Tensor Tensor::to(DType target) const {
 }
 
 Tensor Tensor::to(Device target, DType type) const {
-  // Convert on the side where the element is smaller on the way.
+  // Convert before or after the transfer, so that the smaller elements are transferred.
   return item_size(type) < item_size(dtype()) ? to(type).to(target) : to(target).to(type);
 }
 
@@ -142,7 +157,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   check_broadcasts("copy_", source, *this);
   NoGradGuard no_grad;
   const Tensor here = voxgrad::expand(source.to(device()), shape());
-  // A source that overlaps the target is read before anything is written.
+  // Clone a source that overlaps the target, so that it is read completely before the write.
   kernels(device()).copy(view_out(), (may_share_memory(here, *this) ? here.clone() : here).view_in());
   return *this;
 }
@@ -168,7 +183,7 @@ const Tensor& Tensor::add_(const Tensor& other, double alpha) const {
   NoGradGuard no_grad;
   Tensor term = voxgrad::expand(alpha == 1 ? other : affine(other, alpha, 0), shape());
   const bool same_view = term.raw_data() == raw_data() && term.strides() == strides();
-  if (!same_view && may_share_memory(term, *this)) term = term.clone();  // read before anything is written
+  if (!same_view && may_share_memory(term, *this)) term = term.clone();  // as in copy_
   kernels(device()).binary(BinaryOp::add, view_out(), view_in(), term.view_in(), 0, 0);
   return *this;
 }

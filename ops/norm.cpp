@@ -1,7 +1,6 @@
-// Normalisation: one kernel over the groups of (N, C, L) serves groups, instances, layers and batches.
-//
-// The gradient is a fused kernel too. Where it will itself be differentiated it is composed of operators
-// instead, from the same formula.
+// Normalization. One kernel, over groups of a tensor (N, C, L), computes group, instance, layer and batch norm. Another
+// kernel computes the gradients. If the gradients are differentiated again, they are composed of differentiable
+// operators instead, by the same formula.
 #include "ops/norm.h"
 
 #include "core/autograd.h"
@@ -19,28 +18,18 @@
 namespace voxgrad {
 namespace {
 
-/// What a normalisation's gradient needs to know beside tensors. The dtypes are of the gradients that are wanted.
-struct Request {
-  Shape groups;  // of the statistics: (N, groups), or (1, C)
+/// Arguments of the gradient of a normalization that are not tensors.
+struct GradientRequest {
+  Shape groups;  // shape of the statistics: (N, groups), or (1, C)
   double eps;
   NormActivations activations;
-  bool x;
-  std::optional<DType> weight, bias, added;
-  distributed::Communicator* ranks = nullptr;  // that have parts of the groups
+  bool x;                                      // compute the gradient of x
+  std::optional<DType> weight, bias, added;    // dtypes of the gradients to compute
+  distributed::Communicator* ranks = nullptr;  // the ranks that share the groups, or null
 };
-std::optional<DType> wanted_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
+std::optional<DType> gradient_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
 
-/// The dtype of statistics, and what the parameters of halves may have.
-DType wide(DType dtype) { return dtype == f64 ? f64 : f32; }
-
-/// The axes of (N, C, spatial...) but for the channels'.
-Dims all_but_channels(const Tensor& x) {
-  Dims axes{0};
-  for (int64_t axis = 2; axis < x.dim(); ++axis) axes.push_back(axis);
-  return axes;
-}
-
-/// x with the bias in it recorded.
+/// Records the bias `added` (C), which x contains, as an input of x.
 Tensor record_added(const Tensor& x, const Tensor& added) {
   if (!wants_grad(added)) return x;
   return record("add_bias", x.detach(), {x, added},
@@ -49,21 +38,21 @@ Tensor record_added(const Tensor& x, const Tensor& added) {
                 });
 }
 
-/// In differentiable operators. With v = before(x), n = (v - mean) * rstd and g, the gradient of n * weight + bias:
-/// dbias = sum g, dweight = sum g * n, and with h = g * weight, dv = rstd * (h - mean(h) - n * mean(h * n)) over each
-/// group.
+/// Computes the gradients with differentiable operators. With v = before(x), n = (v - mean) * rstd and g, the gradient
+/// of n * weight + bias: dbias = sum(g), dweight = sum(g * n), and with h = g * weight,
+/// dv = rstd * (h - mean(h) - n * mean(h * n)), where the means are over each group.
 Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor& weight, const Tensor& bias,
-                           const Tensor& added, const Request& r) {
+                           const Tensor& added, const GradientRequest& r) {
   const int64_t n = saved.size(0), c = saved.size(1);
-  const DType dtype = wide(saved.dtype());
+  const DType dtype = widened(saved.dtype());
   const Shape rows{n, c, saved.numel() / (n * c)}, in_groups{n, r.groups[1], saved.numel() / (n * r.groups[1])};
   const Dims axes = r.groups[0] == n ? Dims{2} : Dims{0, 2};
   const auto per_channel = [&](const Tensor& t) { return reshape(t.to(dtype), {c, 1}); };
   const Tensor x = reshape(record_added(saved, added).to(dtype), rows);
   const Tensor values = reshape(activation(r.activations.before, x), in_groups);
-  const Tensor centred = values - mean(values, axes, true);
-  const Tensor rstd = rsqrt(mean(centred * centred, axes, true) + r.eps);
-  const Tensor normal = centred * rstd;
+  const Tensor centered = values - mean(values, axes, true);
+  const Tensor rstd = rsqrt(mean(centered * centered, axes, true) + r.eps);
+  const Tensor normal = centered * rstd;
   Tensor u = reshape(normal, rows);
   if (weight.defined()) u = u * per_channel(weight);
   if (bias.defined()) u = u + per_channel(bias);
@@ -82,18 +71,18 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return grads;
 }
 
-/// For a kernel: what all ranks have, which `all` keeps.
-OverRanks of_all(distributed::Communicator& ranks, Tensor& all) {
-  return [&](const View& of_groups) {
+/// Returns the function with which a kernel gathers the statistics of all ranks. `all` owns the gathered tensor.
+OverRanks gather_from(distributed::Communicator& ranks, Tensor& all) {
+  return [&](const View& local) {
     const NoGradGuard no_grad;
-    const Device device = of_groups.device < 0 ? Device::cpu() : Device::cuda(of_groups.device);
-    all = ranks.all_gather(from_blob(of_groups.data, {of_groups.size[0], of_groups.size[1]}, {f64, device}, {}));
+    all = ranks.all_gather(from_blob(local.data, {local.size[0], local.size[1]}, {f64, device_of(local)}, {}));
     return all.view_in();
   };
 }
 
+/// Computes the gradients of x, weight, bias and the added bias with one kernel.
 Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                        const Tensor& weight, const Tensor& bias, const Request& r) {
+                        const Tensor& weight, const Tensor& bias, const GradientRequest& r) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   const Tensor dx = empty_like(x);
   Tensors grads{r.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
@@ -105,16 +94,17 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   };
   allocate(grads[1], dweight, r.weight);
   allocate(grads[2], dbias, r.bias);
-  // Behind a convolution under autocast a bias may be of the other kind of halves.
-  allocate(grads[3], sums, r.added ? std::optional(wide(x.dtype())) : std::nullopt);
-  // The gradient that has passed a norm of each channel by itself sums to zero there.
+  // The kernel writes this gradient in f32 or f64; convert it below, because a bias that a convolution added under
+  // autocast may have a different half type than x.
+  allocate(grads[3], sums, r.added ? std::optional(widened(x.dtype())) : std::nullopt);
+  // A norm with one group per channel subtracts the mean, so that a bias before it has no effect: its gradient is 0.
   if (r.added && r.groups[1] == x.size(1) && r.activations.before.kind == ActivationKind::none) {
     grads[3].zero_();
     sums.reset();
   }
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   Tensor all;
-  const OverRanks over_ranks = r.ranks ? of_all(*r.ranks, all) : OverRanks();
+  const OverRanks over_ranks = r.ranks ? gather_from(*r.ranks, all) : OverRanks();
   kernels(x.device())
       .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
                            as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
@@ -131,33 +121,34 @@ void check_eps(const char* op, double eps) {
   check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
 
-struct Normalised {
+struct NormResult {
   Tensor y, mean, rstd;
-  Tensor counts;  // (ranks), f64: the elements that each rank has in a group; undefined for one rank alone
+  Tensor counts;  // (ranks), f64: the elements that each rank has in a group; undefined without ranks
 };
 
-/// `groups`: the shape of the statistics, (N, groups), or (1, C): over the samples too. `added`: see
-/// ops/detail/unrecorded.h. `ranks`, or null: the ranks that hold parts of the groups, of any size.
-Normalised normalise(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight, const Tensor& bias,
-                     double eps, const NormActivations& activations = {}, const Tensor& added = {},
-                     distributed::Communicator* ranks = nullptr) {
+/// Normalizes with the statistics of the input, and records the operation. `groups` is the shape of the statistics:
+/// (N, groups), or (1, C) for statistics over the batch. `added`: see ops/detail/unrecorded.h. `ranks`: the ranks that
+/// share the groups, whose parts may differ in size, or null.
+NormResult normalize_groups(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight,
+                            const Tensor& bias, double eps, const NormActivations& activations = {},
+                            const Tensor& added = {}, distributed::Communicator* ranks = nullptr) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x);
-  const Tensor mean = empty(groups, {wide(x.dtype()), x.device()}), rstd = empty_like(mean);
+  const Tensor mean = empty(groups, {widened(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   Tensor all;
-  const OverRanks over_ranks = ranks ? of_all(*ranks, all) : OverRanks();
+  const OverRanks over_ranks = ranks ? gather_from(*ranks, all) : OverRanks();
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
                   pointer(beta), eps, activations, ranks ? &over_ranks : nullptr);
-  const Request r{
-      groups, eps, activations, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), wanted_dtype(added),
+  const GradientRequest r{
+      groups, eps, activations, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), gradient_dtype(added),
       ranks};
   record(op, y, {x, weight, bias, added},
          [op, r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
           added = Saved(added)](const Tensor& grad) {
            if (r.ranks) autograd::once_differentiable(op);
-           // Nothing to normalise, and no means of it: the kernel knows what empty sums are.
+           // Use the kernel for empty tensors: it defines their sums as 0, whereas a mean would be NaN.
            if (!grad_enabled() || x().numel() == 0)
              return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
            return composed_gradients(grad, x(), weight(), bias(), added(), r);
@@ -165,8 +156,8 @@ Normalised normalise(const char* op, const Tensor& input, const Shape& groups, c
   return {y, mean, rstd, all.defined() ? select(select(all, 1, all.size(1) - 1), 1, 0) : Tensor()};
 }
 
-/// Normalisation with a mean and rstd (1, C) that are given, and differentiable in the other three.
-Tensor normalise_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
+/// Normalizes with the given mean and rstd (1, C), which are constants. Differentiable in the input, weight and bias.
+Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
                       const Tensor& bias) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x);
@@ -174,39 +165,38 @@ Tensor normalise_with(const Tensor& mean, const Tensor& rstd, const Tensor& inpu
   kernels(x.device())
       .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma),
                  pointer(beta));
-  const Request wanted{{}, 0, {}, x.requires_grad(), wanted_dtype(weight), wanted_dtype(bias), {}};
+  const GradientRequest r{{}, 0, {}, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), {}};
   return record("batch_norm", y, {x, weight, bias},
                 [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {
-                  const DType dtype = wide(x().dtype());
-                  Dims axes{0};
-                  for (int64_t i = 2; i < x().dim(); ++i) axes.push_back(i);
+                  const DType dtype = widened(x().dtype());
+                  const Dims axes = all_but_channels(x());
                   Tensors grads(3);
-                  if (wanted.x) grads[0] = normalise_with(zeros_like(mean()), rstd(), grad, weight(), {});
-                  if (wanted.weight) {
-                    const Tensor normal = normalise_with(mean(), rstd(), x().to(dtype), {}, {});
-                    grads[1] = sum(grad.to(dtype) * normal, axes).to(*wanted.weight);
+                  if (r.x) grads[0] = normalize_with(zeros_like(mean()), rstd(), grad, weight(), {});
+                  if (r.weight) {
+                    const Tensor normal = normalize_with(mean(), rstd(), x().to(dtype), {}, {});
+                    grads[1] = sum(grad.to(dtype) * normal, axes).to(*r.weight);
                   }
-                  if (wanted.bias) grads[2] = sum(grad.to(dtype), axes).to(*wanted.bias);
+                  if (r.bias) grads[2] = sum(grad.to(dtype), axes).to(*r.bias);
                   return grads;
                 });
 }
 
-void check_input(const char* op, const Tensor& x, int64_t least_rank, const char* form) {
+void check_input(const char* op, const Tensor& x, int64_t min_rank, const char* form) {
   check_defined(op, "input", x);
   check_floating(op, x);
-  check(x.dim() >= least_rank, op, "input must be ", form, ", got ", describe(x));
+  check(x.dim() >= min_rank, op, "input must be ", form, ", got ", describe(x));
 }
 
 void check_parameters(const char* op, const Tensor& x, std::initializer_list<Operand> parameters, const Shape& shape) {
   for (const Operand& parameter : parameters) {
     const Tensor& t = parameter.tensor;
     check_affine(op, parameter.name, t, shape);
-    if (t.defined() && t.device() == x.device() && t.dtype() == wide(x.dtype())) continue;
+    if (t.defined() && t.device() == x.device() && t.dtype() == widened(x.dtype())) continue;
     check_same_kind(op, {{"input", x}, parameter});
   }
 }
 
-/// How many ranks may have elements of each channel.
+/// Returns the number of ranks that share the groups.
 int64_t parts_of(distributed::Communicator* ranks) { return ranks ? ranks->size() : 1; }
 
 void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
@@ -227,8 +217,8 @@ void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   check_input(kOp, x, 3, "(N, C, spatial...)");
   check_eps(kOp, eps);
   check_parameters(kOp, x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
-  const int64_t voxels = numel(Shape(std::span(x.shape().data() + 2, static_cast<size_t>(x.dim() - 2))), kOp);
-  check(voxels != 1 || parts_of(ranks) != 1, kOp, "expected more than 1 value per channel, got input ", x.shape());
+  check(voxel_count(kOp, x) != 1 || parts_of(ranks) != 1, kOp, "expected more than 1 value per channel, got input ",
+        x.shape());
 }
 
 void check_batch_norm(const Tensor& x, const NormArguments& norm) {
@@ -243,12 +233,12 @@ void check_batch_norm(const Tensor& x, const NormArguments& norm) {
                     {"running_var", norm.running_var}},
                    {x.size(1)});
   const bool tracks = norm.running_mean.defined() && norm.running_var.defined();
-  check(norm.training || tracks, kOp, "needs running_mean and running_var where it is not training");
+  check(norm.training || tracks, kOp, "running_mean and running_var are required if training is false");
   check(!norm.training || x.numel() == 0 || x.numel() * parts_of(norm.ranks) != x.size(1), kOp,
         "expected more than 1 value per channel in training, got input ", x.shape());
 }
 
-/// The check of each kind, and the shape of its statistics.
+/// Checks the arguments of a group, instance or batch norm. Returns the shape of its statistics.
 Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
   if (norm.kind == NormKind::group) {
     check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, norm.ranks);
@@ -262,8 +252,8 @@ Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
   return {1, x.size(1)};
 }
 
-/// Moves what is kept between batches, if there is such, towards the values of this one.
-void track(const Tensor& x, const Normalised& result, const NormArguments& norm) {
+/// Updates the running statistics of a batch norm, if defined, with those of this batch.
+void track(const Tensor& x, const NormResult& result, const NormArguments& norm) {
   if ((x.numel() == 0 && !norm.ranks) || x.size(1) == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
   std::optional<View> mean, var;
@@ -279,55 +269,58 @@ void track(const Tensor& x, const Normalised& result, const NormArguments& norm)
 
 }  // namespace
 
-Tensor normalised(const Tensor& x, const NormArguments& given, const NormActivations& activations,
-                  const Tensor& added) {
+Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, const NormActivations& activations,
+                                  const Tensor& added) {
   NormArguments norm = given;
   if (norm.ranks && norm.ranks->size() == 1) norm.ranks = nullptr;
   if (!norm.ranks && x.defined()) norm.ranks = sharing_ranks(x.dim());
   const Shape groups = checked_statistics(x, norm);
-  if (norm.kind == NormKind::batch && x.dim() == 2) {  // one sample, channels innermost: its positions share the work
+  // Treat (N, C) as one channels-last sample with N positions, so that the kernel can split the positions among
+  // threads.
+  if (norm.kind == NormKind::batch && x.dim() == 2) {
     const Tensor rows = unsqueeze(transpose(x, 0, 1), 0);
-    return transpose(squeeze(normalised(rows, norm, activations, added), 0), 0, 1);
+    return transpose(squeeze(normalize_with_activations(rows, norm, activations, added), 0), 0, 1);
   }
   if (norm.kind == NormKind::batch && !norm.training) {
-    const auto row = [&](const Tensor& t) { return reshape(t.detach().to(wide(x.dtype())), groups); };
+    const auto row = [&](const Tensor& t) { return reshape(t.detach().to(widened(x.dtype())), groups); };
     const Tensor mean = row(norm.running_mean), rstd = rsqrt(row(norm.running_var) + norm.eps);
     const Tensor v = activation(activations.before, record_added(x, added));
-    return activation(activations.after, normalise_with(mean, rstd, v, norm.weight, norm.bias));
+    return activation(activations.after, normalize_with(mean, rstd, v, norm.weight, norm.bias));
   }
   const char* op = activations.any()                 ? "norm_activation"
                    : norm.kind == NormKind::group    ? "group_norm"
                    : norm.kind == NormKind::instance ? "instance_norm"
                                                      : "batch_norm";
-  const Normalised result = normalise(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks);
+  const NormResult result =
+      normalize_groups(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks);
   if (norm.kind == NormKind::batch) track(x, result, norm);
   return result.y;
 }
 
 Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps) {
-  return normalised(x, {.kind = NormKind::group, .weight = weight, .bias = bias, .eps = eps, .num_groups = num_groups},
-                    {});
+  return normalize_with_activations(
+      x, {.kind = NormKind::group, .weight = weight, .bias = bias, .eps = eps, .num_groups = num_groups}, {});
 }
 Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  return normalised(x, {.kind = NormKind::instance, .weight = weight, .bias = bias, .eps = eps}, {});
+  return normalize_with_activations(x, {.kind = NormKind::instance, .weight = weight, .bias = bias, .eps = eps}, {});
 }
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
                   const Tensor& bias, bool training, double momentum, double eps) {
-  return normalised(x,
-                    {.kind = NormKind::batch,
-                     .weight = weight,
-                     .bias = bias,
-                     .eps = eps,
-                     .running_mean = running_mean,
-                     .running_var = running_var,
-                     .training = training,
-                     .momentum = momentum},
-                    {});
+  return normalize_with_activations(x,
+                                    {.kind = NormKind::batch,
+                                     .weight = weight,
+                                     .bias = bias,
+                                     .eps = eps,
+                                     .running_mean = running_mean,
+                                     .running_var = running_var,
+                                     .training = training,
+                                     .momentum = momentum},
+                                    {});
 }
 
 namespace {
 
-/// Checks a normalization over the last axes. Returns the number of axes in front of them.
+/// Checks the arguments of a norm over the last axes. Returns the number of axes before them.
 int64_t check_last_axes(const char* op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
                         const Tensor& bias, double eps) {
   check_input(op, x, 1, "(..., normalized_shape)");
@@ -340,7 +333,7 @@ int64_t check_last_axes(const char* op, const Tensor& x, const Shape& normalized
   return lead;
 }
 
-/// The distance from 1 to the next larger number.
+/// Returns the distance from 1 to the next larger number of the dtype.
 double machine_epsilon(DType dtype) {
   return dtype == f64 ? 0x1p-52 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 0x1p-23;
 }
@@ -352,7 +345,7 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   const int64_t lead = check_last_axes("layer_norm", x, normalized_shape, weight, bias, eps);
   const int64_t rows = numel(Shape(std::span(x.shape().data(), static_cast<size_t>(lead))), "layer_norm");
   const Tensor flat = reshape(x, {rows, 1, numel(normalized_shape)});
-  const Tensor y = reshape(normalise("layer_norm", flat, {rows, 1}, {}, {}, eps).y, x.shape());
+  const Tensor y = reshape(normalize_groups("layer_norm", flat, {rows, 1}, {}, {}, eps).y, x.shape());
   const Tensor scaled = weight.defined() ? y * weight.to(y.dtype()) : y;
   return bias.defined() ? scaled + bias.to(y.dtype()) : scaled;
 }

@@ -1,6 +1,7 @@
-// Normalisation over groups of channels, or over a batch. x is (N, C, spatial...); statistics use the biased variance.
-// weight and bias have x's dtype or, where that is bf16 or f16, f32. The functions throw Error if eps is negative or
-// not finite.
+// Normalization over groups of channels, over the batch or over the last axes.
+//
+// x is (N, C, spatial...) unless noted. The statistics use the biased variance. weight and bias may be undefined; they
+// have the dtype of x, or f32 if x is bf16 or f16. All functions throw Error if eps is negative or not finite.
 #pragma once
 
 #include <optional>
@@ -13,42 +14,49 @@ namespace distributed {
 class Communicator;
 }
 
-/// Wu and He, "Group Normalization", ECCV 2018. weight and bias (C), both or either may be undefined.
-/// Throws if num_groups does not divide C, and, as PyTorch does, for one sample with one value in each group.
+/// Normalizes each group of C / num_groups channels of each sample, then multiplies by weight (C) and adds bias (C)
+/// (Wu and He, "Group Normalization", ECCV 2018). Throws Error if num_groups does not divide C and, as PyTorch does, if
+/// x has one sample with one element per group.
 Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
-/// Every channel of every sample by itself. Throws, as PyTorch does, if a channel has one voxel.
+/// Normalizes each channel of each sample; weight and bias are (C). Throws Error, as PyTorch does, if a channel has
+/// only one voxel.
 Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5);
-/// Ioffe and Szegedy, "Batch normalization", ICML 2015: every channel over all samples and voxels. In training with the
-/// batch's own statistics, towards which running_mean and running_var (C), where defined, are moved by `momentum` of
-/// the way in place (the variance unbiased); throws, as PyTorch does, for one value in each channel. Otherwise with the
-/// running ones, which must be given. They have the dtypes that weight and bias may have.
+/// Normalizes each channel over all samples and voxels (Ioffe and Szegedy, "Batch normalization", ICML 2015). weight
+/// and bias are (C). With `training`, it uses the statistics of the batch and updates running_mean and running_var (C)
+/// in place, if defined: running = (1 - momentum) * running + momentum * batch, with the unbiased variance. Throws
+/// Error, as PyTorch does, if a channel has only one element. Without `training`, it uses running_mean and running_var,
+/// which must be defined. Their dtype is that of x, or f32 if x is bf16 or f16.
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight = {},
                   const Tensor& bias = {}, bool training = false, double momentum = 0.1, double eps = 1e-5);
-/// Over the last axes, whose sizes are `normalized_shape`; weight and bias have that shape. The result is contiguous.
+/// Normalizes over the last axes of x, whose sizes must be `normalized_shape`. weight and bias have that shape. The
+/// result is contiguous.
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
-/// x / sqrt(mean(x^2) + eps) over the last axes, whose sizes are `normalized_shape`, times weight, which has that shape
-/// or is undefined. Without eps, it is the machine epsilon of x's dtype. Halves are computed in float32 and rounded
-/// once (Zhang and Sennrich, "Root mean square layer normalization", NeurIPS 2019).
+/// Returns x / sqrt(mean(x^2) + eps) * weight, where the mean is over the last axes of x, whose sizes must be
+/// `normalized_shape` (Zhang and Sennrich, "Root mean square layer normalization", NeurIPS 2019). weight has that shape
+/// or is undefined. The default of eps is the machine epsilon of the dtype of x. bf16 and f16 are computed in float32
+/// and rounded once.
 Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {},
                 std::optional<double> eps = std::nullopt);
 
-// ---- the same as a value, for what takes any of them (ops/fused.h)
+// ---- a normalization as an argument of other functions (ops/fused.h)
 
 enum class NormKind : uint8_t { none, group, instance, batch, layer };
 
-/// A normalisation with its arguments beside the input.
+/// A normalization and all of its arguments except the input.
 struct NormArguments {
   NormKind kind = NormKind::none;
-  Tensor weight{}, bias{};
+  Tensor weight{};
+  Tensor bias{};
   double eps = 1e-5;
-  int64_t num_groups = 1;                ///< of group
-  Shape normalized_shape{};              ///< of layer
-  Tensor running_mean{}, running_var{};  ///< of batch, as training and momentum
+  int64_t num_groups = 1;    ///< for NormKind::group
+  Shape normalized_shape{};  ///< for NormKind::layer
+  Tensor running_mean{};     ///< for NormKind::batch, like the members below
+  Tensor running_var{};
   bool training = true;
   double momentum = 0.1;
-  /// For NormKind::batch in training: the ranks over whose elements the statistics are taken, null for this one alone.
+  /// For NormKind::batch in training: the ranks whose batches contribute to the statistics; null for this rank only.
   distributed::Communicator* ranks = nullptr;
 };
 

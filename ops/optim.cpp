@@ -9,24 +9,25 @@
 namespace voxgrad {
 namespace {
 
-/// One state of all parameters.
+/// A list of tensors with one entry for each parameter.
 struct List {
-  const char* what;
+  const char* what;  // name in error messages
   TensorSpan tensors;
-  bool used = true;
+  bool used = true;  // false: the list must be empty
 };
 
+/// Checks that a list of gradients or of states matches the parameters.
 void check_list(const char* op, TensorSpan params, const List& list, bool is_state) {
   const size_t expected = list.used ? params.size() : 0;
   check(list.tensors.size() == expected, op, "expected ", expected, ' ', list.what, ", got ", list.tensors.size());
   for (size_t i = 0; i < expected; ++i) {
     const Tensor &param = params[i], &tensor = list.tensors[i];
-    const DType dtype = is_state && is_half(param.dtype()) ? f32 : param.dtype();
+    const DType dtype = is_state ? widened(param.dtype()) : param.dtype();
     const bool fits = tensor.defined() && tensor.shape() == param.shape() && tensor.dtype() == dtype &&
                       tensor.device() == param.device();
-    const bool lies = !is_state || !fits || tensor.is_contiguous(param.suggest_memory_format());
-    check(fits && lies, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ",
-          describe(tensor), lies ? "" : ", not in its memory format");
+    const bool has_format = !is_state || !fits || tensor.is_contiguous(param.suggest_memory_format());
+    check(fits && has_format, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ",
+          describe(tensor), has_format ? "" : ", in another memory format");
   }
 }
 
@@ -40,7 +41,7 @@ void check_params(const char* op, TensorSpan params) {
   }
 }
 
-/// The address of the one element of `number`, which may be null.
+/// Checks that `number` has one element of type T on `device`. Returns its address, or null if `number` is null.
 template <class T>
 T* address(const char* op, const char* what, const Tensor* number, Device device) {
   if (!number) return nullptr;
@@ -50,12 +51,17 @@ T* address(const char* op, const char* what, const Tensor* number, Device device
   return (std::is_const_v<T> ? number->view_in() : number->view_out()).template as<T>();
 }
 
-/// Checks all and calls the kernel for every stretch of parameters of one device and dtype. `reads`: it leaves the
-/// parameters as they are.
+/// Returns true if element i of a list is followed by a tensor with the same device and dtype.
+bool is_followed_by_same_kind(TensorSpan list, size_t i) {
+  return i + 1 < list.size() && list[i + 1].device() == list[i].device() && list[i + 1].dtype() == list[i].dtype();
+}
+
+/// Checks all arguments, then calls the kernel for each run of consecutive parameters with the same device and dtype.
+/// `read_only`: the step does not modify the parameters.
 void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_list<List> states, const AnyStep& step,
-         const StepScaling& scaling = {}, bool reads = false) {
-  const auto check_number = [&](const auto& taken) {
-    if constexpr (requires { taken.step; }) check(taken.step > 0, op, "steps count from 1, got ", taken.step);
+         const StepScaling& scaling = {}, bool read_only = false) {
+  const auto check_number = [&](const auto& options) {
+    if constexpr (requires { options.step; }) check(options.step > 0, op, "steps count from 1, got ", options.step);
   };
   std::visit(check_number, step);
   check_params(op, params);
@@ -69,32 +75,31 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
             address<const int64_t>(op, "skipped", scaling.skipped, params[0].device())};
   for (const Tensor& param : params)
     check((!gate.scale && !gate.found_inf && !gate.skipped) || param.device() == params[0].device(), op,
-          "with gradient scaling all parameters must lie on one device, got ", params[0].device(), " and ",
+          "gradient scaling requires all parameters to be on the same device, got ", params[0].device(), " and ",
           param.device());
-  Tensors dense;  // gradients, for as long as the kernels are being called
+  Tensors dense;  // owns the gradients until the kernels have been called
   std::vector<StepViews> list;
   for (size_t i = 0; i < params.size(); ++i) {
     dense.push_back(grads[i].contiguous(params[i].suggest_memory_format()));
-    const View param = reads ? params[i].view_in() : params[i].view_out();
+    const View param = read_only ? params[i].view_in() : params[i].view_out();
     StepViews& views = list.emplace_back(StepViews{param, dense.back().view_in(), {}});
     size_t k = 0;
     for (const List& state : states)
       if (state.used) views.state[k++] = state.tensors[i].view_out();
-    const bool more = i + 1 < params.size() && params[i + 1].device() == params[i].device() &&
-                      params[i + 1].dtype() == params[i].dtype();
-    if (more) continue;
+    if (is_followed_by_same_kind(params, i)) continue;
     kernels(params[i].device()).step(op, list, step, gate);
     list.clear();
   }
 }
 
+/// Returns the tensors, with a dense copy of each tensor that is not dense.
 Tensors dense_copies(TensorSpan tensors) {
   Tensors dense;
   for (const Tensor& tensor : tensors) dense.push_back(tensor.contiguous(tensor.suggest_memory_format()));
   return dense;
 }
 
-/// Calls step(copies) with those that are dense, or copies, which are written back.
+/// Calls step(dense_copies(tensors)), then writes the copies back.
 template <class F>
 void in_place(TensorSpan tensors, const F& step) {
   const Tensors dense = dense_copies(tensors);
@@ -166,9 +171,7 @@ Tensor sum_of_squares(TensorSpan grads) {
   std::vector<View> list;
   for (size_t i = 0; i < dense.size(); ++i) {
     list.push_back(dense[i].view_in());
-    const bool more =
-        i + 1 < dense.size() && dense[i + 1].device() == dense[i].device() && dense[i + 1].dtype() == dense[i].dtype();
-    if (more) continue;
+    if (is_followed_by_same_kind(dense, i)) continue;
     sums.push_back(empty({}, {f64, dense[i].device()}));
     kernels(dense[i].device()).sum_of_squares(sums.back().view_out(), list);
     list.clear();
@@ -181,14 +184,14 @@ Tensor sum_of_squares(TensorSpan grads) {
 void scale_gradients(TensorSpan grads, const Tensor& factor) {
   constexpr const char* kOp = "scale_gradients";
   NoGradGuard no_grad;
-  const auto of_device = [&](TensorSpan some) {
-    const Tensor here = factor.to(some[0].device());
-    const ScaleStep step{address<const double>(kOp, "factor", &here, here.device())};
-    in_place(some, [&](const Tensors& dense) { run(kOp, dense, dense, {}, step); });
+  const auto scale_on_device = [&](TensorSpan part) {
+    const Tensor local_factor = factor.to(part[0].device());
+    const ScaleStep step{address<const double>(kOp, "factor", &local_factor, local_factor.device())};
+    in_place(part, [&](const Tensors& dense) { run(kOp, dense, dense, {}, step); });
   };
   for (size_t begin = 0, end; begin < grads.size(); begin = end) {
     for (end = begin + 1; end < grads.size() && grads[end].device() == grads[begin].device();) ++end;
-    of_device(grads.subspan(begin, end - begin));
+    scale_on_device(grads.subspan(begin, end - begin));
   }
 }
 

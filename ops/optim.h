@@ -1,10 +1,11 @@
-// The steps of optimizers: in place, on lists of parameters with their gradients and their state. What a step does to
-// one element stands in ops/detail/optim_step.h.
+// Optimizer steps on lists of parameters with their gradients and state, in place. ops/detail/optim_step.h contains the
+// update of one element. nn/optim/ contains the optimizers that users construct.
 //
-// All: the lists run in parallel, and one that the options do not use is empty. Gradients and state have their
-// parameter's shape and device, gradients its dtype (a floating one), state too, but f32 for halves; these need not be
-// the same for all parameters. Parameters are contiguous or channels_last, state lies as its parameter. Nothing is
-// recorded by autograd. They throw Error, before anything is changed, for what does not fit.
+// The following holds for all steps: Entry i of each list belongs to parameter i; a list that the options do not use is
+// empty. A gradient has the shape, device and floating dtype of its parameter. So does the state, except that it is f32
+// for parameters in bf16 and f16. Dtype and device may differ between parameters. Parameters are contiguous or
+// channels-last, and their state has the same memory format. Autograd records nothing. If an argument is invalid, the
+// functions throw Error before they modify any tensor.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +16,20 @@ namespace voxgrad {
 
 class Tensor;
 
-/// Options of a step; what each member means is PyTorch's definition.
+// Options of the steps, with the names and definitions of PyTorch. `step` is the number of the step, counted from 1.
+
+/// In step 1, the momentum buffer is initialized with the gradient.
 struct SgdStep {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
-  int64_t step = 1;  ///< 1 for the first: the momentum buffer starts as the gradient
+  int64_t step = 1;
 };
+/// Adam, or AdamW if `decoupled`.
 struct AdamStep {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  bool decoupled = false;  ///< weight decay as in AdamW
+  bool decoupled = false;  ///< decoupled weight decay, as in AdamW
   bool amsgrad = false, maximize = false;
-  int64_t step = 1;  ///< 1 for the first
+  int64_t step = 1;
 };
 struct RmspropStep {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
@@ -40,61 +44,66 @@ struct LionStep {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   bool maximize = false;
 };
-/// average = decay * average + (1 - decay) * parameter; the parameter is only read.
+/// average = decay * average + (1 - decay) * parameter. Does not modify the parameter.
 struct EmaStep {
   double decay = 0.999;
 };
-/// Gradients take the parameters' place: *found_inf becomes 1 if an element divided by the step's scale is not finite.
-/// With `write` the quotients replace the gradients.
+/// Divides gradients, passed as the parameters, by StepScaling::scale. Sets *found_inf to 1 if a quotient is not
+/// finite. Writes the quotients to the gradients if `write`.
 struct UnscaleStep {
   int64_t* found_inf = nullptr;
   bool write = false;
 };
-/// Gradients take the parameters' place: they are multiplied by *factor, on their device.
+/// Multiplies gradients, passed as the parameters, by *factor, which is on the same device.
 struct ScaleStep {
   const double* factor = nullptr;
 };
-/// parameter = factor * gradient: copies of a list.
+/// parameter = factor * gradient. Copies a list of tensors.
 struct CopyStep {
   double factor = 1;
 };
 using AnyStep =
     std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep, ScaleStep, CopyStep>;
 
-/// Gradient scaling (nn/optim/grad_scaler.h): tensors of one element on the parameters' device, or null. Only the
-/// device looks at them.
+/// Gradient scaling (nn/optim/grad_scaler.h). Each member is null or points to a tensor with one element on the device
+/// of the parameters. Only kernels read the values, so that the host does not wait for the GPU.
 struct StepScaling {
-  const Tensor* scale = nullptr;      ///< f32: gradients are divided by it
-  const Tensor* found_inf = nullptr;  ///< i64: where it is not 0, nothing is changed
-  const Tensor* skipped = nullptr;    ///< i64: of the steps counted, so many were skipped
+  const Tensor* scale = nullptr;      ///< f32: the step divides the gradients by this value
+  const Tensor* found_inf = nullptr;  ///< i64: the step changes nothing if this is not 0
+  const Tensor* skipped = nullptr;    ///< i64: number of skipped steps, subtracted from the number of the step
 };
 
 using TensorSpan = std::span<const Tensor>;
 
-/// momentum_buffers: if step.momentum is not 0.
+/// Stochastic gradient descent. Uses momentum_buffers if step.momentum is not 0.
 void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
               const StepScaling& scaling = {});
-/// max_exp_avg_sqs: if step.amsgrad.
+/// Adam or AdamW. Uses max_exp_avg_sqs if step.amsgrad.
 void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
                TensorSpan max_exp_avg_sqs, const AdamStep& step, const StepScaling& scaling = {});
-/// momentum_buffers: if step.momentum is not 0; grad_avgs: if step.centered.
+/// RMSprop. Uses momentum_buffers if step.momentum is not 0, and grad_avgs if step.centered.
 void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
                   TensorSpan grad_avgs, const RmspropStep& step, const StepScaling& scaling = {});
+/// Adagrad.
 void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const AdagradStep& step,
                   const StepScaling& scaling = {});
+/// Lion.
 void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
                const StepScaling& scaling = {});
+/// Updates the exponential moving averages of parameters.
 void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step);
-/// Sets found_inf (i64, one element) to 1 if a quotient of `grads`, which have its device and any strides, and `scale`
-/// (f32, one element) is not finite. With `write` the quotients replace the gradients.
+/// Divides `grads` by `scale` (f32, one element) and sets found_inf (i64, one element) to 1 if a quotient is not
+/// finite. Writes the quotients to the gradients if `write`. All tensors must be on the same device; gradients may have
+/// any strides.
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& scale, bool write = true);
-/// The sum of the squares of all elements of `grads`, floating and with any strides: f64 without axes, on the device of
-/// the first one.
+/// Returns the sum of the squares of all elements of `grads`, as an f64 tensor without axes on the device of the first
+/// gradient. The gradients may have any floating dtypes, devices and strides.
 Tensor sum_of_squares(TensorSpan grads);
-/// Multiplies `grads`, floating and with any strides, by `factor` (f64, one element), in place.
+/// Multiplies `grads`, which may have any floating dtypes, devices and strides, by `factor` (f64, one element) in
+/// place.
 void scale_gradients(TensorSpan grads, const Tensor& factor);
-/// targets = factor * sources, which have their shapes, dtypes and devices and any strides; targets are contiguous or
-/// channels_last.
+/// Computes targets = factor * sources. Each source has the shape, dtype and device of its target, and any strides. The
+/// targets are contiguous or channels-last.
 void scaled_copies(TensorSpan targets, TensorSpan sources, double factor);
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// Padding with what the tensor holds: a linear map along each axis, all of them in one pass.
+// Padding with elements of the tensor: one kernel applies a linear map along each axis.
 #include "ops/pad.h"
 
 #include "ops/detail/checks.h"
@@ -8,15 +8,15 @@
 namespace voxgrad {
 namespace {
 
-/// The map of a padded axis of `in` elements, and its result's size.
+/// Checks the amounts for an axis of `in` elements. Returns its map, and the size of the result in `size`.
 Resample padded_axis(PadMode mode, int64_t in, int64_t before, int64_t after, int64_t& size) {
   using enum Resample::Mode;
   constexpr Resample::Mode modes[] = {reflect, reflect, replicate, circular};
-  const int64_t most = mode == PadMode::reflect ? in - 1 : mode == PadMode::circular ? in : int64_t{1} << 31;
-  check(before <= most && after <= most, "pad", "an axis of ", in, " elements can be padded by at most ", most,
-        ", got ", before, " and ", after);
+  const int64_t max_amount = mode == PadMode::reflect ? in - 1 : mode == PadMode::circular ? in : int64_t{1} << 31;
+  check(before <= max_amount && after <= max_amount, "pad", "an axis of ", in, " elements can be padded by at most ",
+        max_amount, ", got ", before, " and ", after);
   check(before > -in && after > -in && in + before + after > 0, "pad", "amounts ", before, " and ", after,
-        " leave nothing of an axis of ", in, " elements");
+        " remove all of an axis of ", in, " elements");
   size = in + before + after;
   Resample map{.mode = modes[static_cast<int>(mode)]};
   map.padding = before;
@@ -36,8 +36,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, d
   check_floating("pad", x);
   const auto axes = static_cast<int64_t>(amounts.size() / 2);
   check(amounts.size() % 2 == 0 && axes >= 1 && axes <= 3 && (x.dim() == axes + 1 || x.dim() == axes + 2), "pad",
-        amounts.size(), " amounts do not fit shape ", x.shape(), ": two are wanted for each spatial axis of (N, C, ",
-        "spatial...) or (C, spatial...)");
+        amounts.size(), " amounts do not fit shape ", x.shape(),
+        ": expected two for each spatial axis of (N, C, spatial...) or (C, spatial...)");
   ResampleMaps maps;
   Triple size(1);
   for (int64_t i = 0; i < axes; ++i) {
@@ -48,7 +48,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, d
     maps[static_cast<size_t>(2 - i)] =
         padded_axis(mode, in, amounts[at], amounts[at + 1], size[2 - static_cast<int>(i)]);
   }
-  return lowered(resample(lifted(x, axes), maps, size), axes, x.dim() == axes + 2);
+  return resample_axes(x, axes, maps, size);
 }
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// Padding with what the tensor holds.
+// Padding with a constant or with elements of the tensor.
 #pragma once
 
 #include <ostream>
@@ -8,15 +8,17 @@
 
 namespace voxgrad {
 
-/// What stands in front of an axis 0 1 2 3: a value, 2 1, 0 0, 2 3 (of two elements).
+/// Padding modes of PyTorch. Two elements before an axis 0 1 2 3 are: constant: value value; reflect: 2 1; replicate:
+/// 0 0; circular: 2 3. `zeros` is another name for constant.
 enum class PadMode : uint8_t { constant, reflect, replicate, circular, zeros = constant };
 
 std::ostream& operator<<(std::ostream& out, PadMode mode);
 
-/// PyTorch's pad. amounts = {before the last axis, after it, before the second last, ...}; negative ones crop. constant
-/// pads any axes with `value`, as pad(x, amounts, value) of ops/shape.h. The other modes pad the last one to three
-/// axes, all spatial ones, of x (N, C, spatial...) or (C, spatial...), of a floating dtype: reflect by less than the
-/// size of an axis, circular by at most that. Throws Error otherwise, and for a result without elements.
+/// Pads x as in PyTorch. amounts = {before the last axis, after the last axis, before the second last axis, ...};
+/// negative amounts crop. Mode constant pads any axes with `value`, like pad(x, amounts, value) in ops/shape.h. The
+/// other modes require x (N, C, spatial...) or (C, spatial...) with a floating dtype, and amounts for all of its one to
+/// three spatial axes. For reflect, an amount must be less than the size of the axis; for circular, at most the size.
+/// Throws Error otherwise, or if the result has no elements.
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, double value = 0);
 
 }  // namespace voxgrad

@@ -8,19 +8,18 @@
 namespace voxgrad {
 namespace {
 
-/// Checks the input and the factor r. Returns r^axes, the voxels that one channel becomes.
+/// Checks the input and the factor r. Returns r to the power of the number of spatial axes.
 int64_t block_size(const char* op, const char* factor, const Tensor& x, int64_t r) {
   check_defined(op, "input", x);
-  check(x.dim() >= 3 && x.dim() <= 5, op, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
-        describe(x));
+  check_batched(op, x);
   check(r > 0 && r < int64_t{1} << 20, op, factor, " must lie in [1, 2^20), got ", r);
   int64_t size = 1;
   for (int64_t i = 2; i < x.dim(); ++i) size *= r;
   return size;
 }
 
-/// x in shape `split`, its axes in the given order, then in shape `result`, with one copy into x's memory format. The
-/// channels of the result are made of `channel_axes` axes from order[1] on.
+/// Reshapes x to `split`, permutes its axes by `order` and reshapes it to `result`, with one copy. Keeps the memory
+/// format of x. The channels of the result are the axes order[1] to order[channel_axes].
 Tensor rearranged(const Tensor& x, const Shape& split, Dims order, Shape result, int64_t channel_axes) {
   const Tensor parts = reshape(x, split);
   if (x.dim() == 3 || x.suggest_memory_format() != MemoryFormat::channels_last)
@@ -37,7 +36,7 @@ Tensor rearranged(const Tensor& x, const Shape& split, Dims order, Shape result,
 Tensor pixel_shuffle(const Tensor& x, int64_t upscale_factor) {
   constexpr const char* op = "pixel_shuffle";
   const int64_t r = upscale_factor, parts = block_size(op, "upscale_factor", x, r), axes = x.dim() - 2;
-  check(x.size(1) % parts == 0, op, "the ", x.size(1), " channels of ", x.shape(), " are no multiple of ", r, "^",
+  check(x.size(1) % parts == 0, op, "the ", x.size(1), " channels of ", x.shape(), " are not a multiple of ", r, "^",
         axes);
   Shape split{x.size(0), x.size(1) / parts}, result = split;  // split: (N, C, r, r, r, D, H, W)
   Dims order{0, 1};

@@ -1,13 +1,14 @@
-// Pooling of volumes; signals and images are volumes of size 1 along the axes that they lack.
+// Pooling. Signals and images are computed as volumes with leading spatial axes of size 1.
 //
-// An average is a linear map along each axis, all of them in one pass, whose gradient is the transposed map. A maximum
-// is a choice: its gradient puts values back where the indices point, and the gradient of that picks them from there.
+// Average pooling is a linear map along each axis; one kernel applies all three, and the gradient is the transposed
+// map. Maximum pooling saves the indices of the maxima: its gradient scatters to these indices, and the gradient of the
+// gradient gathers from them.
 #include "ops/pool.h"
 
 #include <algorithm>
 
-#include "core/detail/divide.h"
 #include "core/autograd.h"
+#include "core/detail/divide.h"
 #include "ops/create.h"
 #include "ops/detail/checks.h"
 #include "ops/detail/conv_geometry.h"
@@ -26,9 +27,11 @@ void check_input(const char* op, const Tensor& x, int64_t axes) {
   check_axes(op, x, axes);
 }
 
-/// What a caller asked for, for any number of axes.
+/// The options of a pooling function for any number of spatial axes.
 struct Windows {
-  Dims kernel_size, stride, padding, padding_end;
+  Dims kernel_size, stride;
+  Dims padding;      // at the beginning of each axis
+  Dims padding_end;  // at the end
   bool ceil_mode;
   Dims dilation = Dims::filled(kernel_size.size(), 1);
 
@@ -45,20 +48,21 @@ void check_windows(const char* op, const Windows& w) {
             "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", padding);
 }
 
-/// Dilated windows can step over a small input altogether and would have no maximum.
+/// Throws if a window of spatial axis i contains only padding. A dilated window can step over a small input; its
+/// maximum would be undefined. `axis`: the axis of the input; `in` and `out`: the sizes of the input and the result.
 void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, int64_t in, int64_t out) {
   const int64_t k = w.kernel_size[i], d = w.dilation[i], p = w.padding[i];
   if (d == 1 || (p == 0 && w.padding_end[i] == 0)) return;
   for (int64_t o = 0; o < out; ++o) {
     const int64_t start = o * w.stride[i] - p;
     const int64_t first = start < 0 ? start + round_up(-start, d) : start;
-    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis, " holds padding only (size ",
+    check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis, " contains only padding (size ",
           in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
-    if (start >= 0) o = std::max(o, out - 2);  // of the windows that begin inside, the last is the one to look at
+    if (start >= 0) o = std::max(o, out - 2);  // of the windows that begin inside the input, check only the last
   }
 }
 
-/// Checks x, which may lack its batch.
+/// Checks the options and x, which may have no batch axis. Returns the spatial size of the result.
 Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
   check_windows(op, w);
   check_input(op, x, w.axes());
@@ -71,17 +75,17 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
     check(size[i] > 0, op, "the window is larger than the padded input ", x.shape(), ": the result would have ",
           size[i], " elements along axis ", axis, " with kernel_size ", w.kernel_size, ", stride ", w.stride,
           ", padding ", w.padding, ", dilation ", w.dilation);
-    // A last window that would begin in the padding behind the input is left out.
+    // In ceil mode, drop a last window that would begin in the padding after the input.
     if (w.ceil_mode && (size[i] - 1) * stride >= in + w.padding[i]) --size[i];
     check_not_empty(op, w, i, axis, in, size[i]);
   }
   if (w.axes() == 3)
     check_within_slab(op, w.dilation[0] * (w.kernel_size[0] - 1) < w.stride[0] && w.padding[0] == 0 &&
                               w.padding_end[0] == 0 && x.size(x.dim() - 3) % w.stride[0] == 0);
-  return lifted(size, 1);
+  return to_triple(size, 1);
 }
 
-/// Zeros of `size`, with the values of `y` added at `indices`.
+/// Returns zeros (N, C, size...) with the values of y added at `indices`.
 Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, const PoolGeometry& geometry) {
   const Tensor x = empty_volume(y, y.size(1), size, y.dtype());
   kernels(y.device()).max_pool_backward(x.view_out(), y.view_in(), indices.view_in(), geometry);
@@ -90,13 +94,14 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
   });
 }
 
-/// The indices are i32 where the volume allows it, and undefined if neither the caller nor the gradient wants them.
-MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Triple& pooled, bool want_indices) {
+/// Maximum pooling of volumes (N, C, D, H, W). The indices are i32 if the volume has fewer than 2^31 voxels, otherwise
+/// i64. They are undefined if neither the caller (`return_indices`) nor the gradient needs them.
+MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Triple& pooled, bool return_indices) {
   const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype());
   const Triple size = spatial_size(x);
   Tensor indices;
   View view;
-  if (want_indices || needs_grad({x})) {
+  if (return_indices || needs_grad({x})) {
     const double voxels = static_cast<double>(size[0]) * static_cast<double>(size[1]) * static_cast<double>(size[2]);
     indices = empty_volume(x, x.size(1), pooled, voxels < 0x1p31 ? i32 : i64);
     view = indices.view_out();
@@ -109,14 +114,15 @@ MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Trip
   return {y, indices};
 }
 
-MaxPoolResult max_pool(const char* op, const Windows& w, const Tensor& x, bool want_indices) {
+/// Checks the arguments and computes maximum pooling. The result has the axes of x.
+MaxPoolResult max_pool(const char* op, const Windows& w, const Tensor& x, bool return_indices) {
   const Triple size = pooled_size(op, w, x);
-  const PoolGeometry geometry{lifted(w.kernel_size, 1), lifted(w.stride, 1), lifted(w.padding, 0),
-                              lifted(w.dilation, 1)};
-  const MaxPoolResult result = max_pool(lifted(x, w.axes()), geometry, size, want_indices);
+  const PoolGeometry geometry{to_triple(w.kernel_size, 1), to_triple(w.stride, 1), to_triple(w.padding, 0),
+                              to_triple(w.dilation, 1)};
+  const MaxPoolResult result = max_pool(as_volume(x, w.axes()), geometry, size, return_indices);
   const bool batched = x.dim() == w.axes() + 2;
-  return {lowered(result.output, w.axes(), batched),
-          want_indices ? lowered(result.indices.to(i64), w.axes(), batched) : Tensor()};
+  return {from_volume(result.output, w.axes(), batched),
+          return_indices ? from_volume(result.indices.to(i64), w.axes(), batched) : Tensor()};
 }
 
 template <class Options>
@@ -125,11 +131,6 @@ Windows windows_of(const Options& o) {
             Dims(o.padding.end.values), o.ceil_mode};
   if constexpr (requires { o.dilation; }) w.dilation = Dims(o.dilation.values);
   return w;
-}
-
-template <int N>
-Tensor max_pool(const char* op, const Tensor& x, const MaxPoolOptions<N>& o) {
-  return max_pool(op, windows_of(o), x, false).output;
 }
 
 template <int N>
@@ -148,33 +149,35 @@ Tensor avg_pool(const char* op, const Tensor& x, const AvgPoolOptions<N>& o) {
     box.padding_end = w.padding_end[i];
     if (divisor) box.weight = i == 0 ? 1 / static_cast<double>(*divisor) : 1;
   }
-  return lowered(resample(lifted(x, N), maps, size), N, x.dim() == N + 2);
+  return resample_axes(x, N, maps, size);
 }
 
-// ---- to any size
+// ---- adaptive pooling
 
 void check_adaptive(const char* op, const Tensor& x, const Dims& size) {
   check_extent(op, "output_size", size, 1);
   check_input(op, x, size.size());
   check_within_slab(op, size.size() < 3);
   for (int64_t i = x.dim() - size.size(); i < x.dim(); ++i)
-    check(x.size(i) < int64_t{1} << 31, op, "input has an axis of 2^31 or more: ", x.shape());
+    check(x.size(i) < int64_t{1} << 31, op, "input has an axis of 2^31 or more elements: ", x.shape());
 }
 
 Tensor adaptive_avg_pool(const char* op, const Tensor& x, const Dims& size) {
   check_adaptive(op, x, size);
   ResampleMaps maps;
   for (int64_t i = 0; i < size.size(); ++i) {
-    maps[static_cast<size_t>(i + 3 - size.size())] = {.mode = Resample::Mode::adaptive, .count_include_pad = false};
-    maps[static_cast<size_t>(i + 3 - size.size())].outputs = size[i];
+    Resample& map = maps[static_cast<size_t>(i + 3 - size.size())];
+    map = {.mode = Resample::Mode::adaptive, .count_include_pad = false};
+    map.outputs = size[i];
   }
-  return lowered(resample(lifted(x, size.size()), maps, lifted(size, 1)), size.size(), x.dim() == size.size() + 2);
+  return resample_axes(x, size.size(), maps, to_triple(size, 1));
 }
 
-/// Windows of different lengths become windows of one: the shorter ones repeat their last input.
+/// Adaptive maximum pooling by max_pool, which needs windows of equal length. Where the lengths differ, the inputs are
+/// copied so that each shorter window repeats its last input.
 Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
   check_adaptive(op, x, size);
-  Tensor even = x;
+  Tensor padded = x;
   Dims kernel;
   for (int64_t i = 0; i < size.size(); ++i) {
     const int64_t axis = x.dim() - size.size() + i, in = x.size(axis), out = size[i];
@@ -186,10 +189,10 @@ Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
     std::vector<int64_t> taken;
     for (int64_t o = 0; o < out; ++o)
       for (int64_t k = 0; k < kernel[i]; ++k) taken.push_back(std::min(begin(o) + k, end(o) - 1));
-    even = index_select(even, axis, from_span<int64_t>(taken, {static_cast<int64_t>(taken.size())}, x.device()));
+    padded = index_select(padded, axis, from_span<int64_t>(taken, {static_cast<int64_t>(taken.size())}, x.device()));
   }
   const Dims none = Dims::filled(size.size(), 0);
-  return max_pool(op, {kernel, kernel, none, none, false}, even, false).output;
+  return max_pool(op, {kernel, kernel, none, none, false}, padded, false).output;
 }
 
 }  // namespace
@@ -203,45 +206,27 @@ void AvgPoolOptions<N>::validate(const char* op) const {
   check_windows(op, windows_of(*this));
   check(!divisor_override || *divisor_override != 0, op, "divisor_override must not be zero");
 }
-template struct MaxPoolOptions<1>;
-template struct MaxPoolOptions<2>;
-template struct MaxPoolOptions<3>;
-template struct AvgPoolOptions<1>;
-template struct AvgPoolOptions<2>;
-template struct AvgPoolOptions<3>;
 
-Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& o) { return max_pool("max_pool3d", x, o); }
-Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& o) { return max_pool("max_pool2d", x, o); }
-Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& o) { return max_pool("max_pool1d", x, o); }
-MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions<3>& o) {
-  return max_pool("max_pool3d", windows_of(o), x, true);
-}
-MaxPoolResult max_pool2d_with_indices(const Tensor& x, const MaxPoolOptions<2>& o) {
-  return max_pool("max_pool2d", windows_of(o), x, true);
-}
-MaxPoolResult max_pool1d_with_indices(const Tensor& x, const MaxPoolOptions<1>& o) {
-  return max_pool("max_pool1d", windows_of(o), x, true);
-}
-Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& o) { return avg_pool("avg_pool3d", x, o); }
-Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& o) { return avg_pool("avg_pool2d", x, o); }
-Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& o) { return avg_pool("avg_pool1d", x, o); }
-Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& size) {
-  return adaptive_avg_pool("adaptive_avg_pool3d", x, size.values);
-}
-Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& size) {
-  return adaptive_avg_pool("adaptive_avg_pool2d", x, size.values);
-}
-Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& size) {
-  return adaptive_avg_pool("adaptive_avg_pool1d", x, size.values);
-}
-Tensor adaptive_max_pool3d(const Tensor& x, const Extent<3>& size) {
-  return adaptive_max_pool("adaptive_max_pool3d", x, size.values);
-}
-Tensor adaptive_max_pool2d(const Tensor& x, const Extent<2>& size) {
-  return adaptive_max_pool("adaptive_max_pool2d", x, size.values);
-}
-Tensor adaptive_max_pool1d(const Tensor& x, const Extent<1>& size) {
-  return adaptive_max_pool("adaptive_max_pool1d", x, size.values);
-}
+/// Defines the public functions for N spatial axes; D is the suffix of their names.
+#define VG_DEFINE(N, D)                                                                                     \
+  template struct MaxPoolOptions<N>;                                                                        \
+  template struct AvgPoolOptions<N>;                                                                        \
+  Tensor max_pool##D(const Tensor& x, const MaxPoolOptions<N>& o) {                                         \
+    return max_pool("max_pool" #D, windows_of(o), x, false).output;                                         \
+  }                                                                                                         \
+  MaxPoolResult max_pool##D##_with_indices(const Tensor& x, const MaxPoolOptions<N>& o) {                   \
+    return max_pool("max_pool" #D, windows_of(o), x, true);                                                 \
+  }                                                                                                         \
+  Tensor avg_pool##D(const Tensor& x, const AvgPoolOptions<N>& o) { return avg_pool("avg_pool" #D, x, o); } \
+  Tensor adaptive_avg_pool##D(const Tensor& x, const Extent<N>& size) {                                     \
+    return adaptive_avg_pool("adaptive_avg_pool" #D, x, size.values);                                       \
+  }                                                                                                         \
+  Tensor adaptive_max_pool##D(const Tensor& x, const Extent<N>& size) {                                     \
+    return adaptive_max_pool("adaptive_max_pool" #D, x, size.values);                                       \
+  }
+VG_DEFINE(1, 1d)
+VG_DEFINE(2, 2d)
+VG_DEFINE(3, 3d)
+#undef VG_DEFINE
 
 }  // namespace voxgrad

@@ -1,8 +1,8 @@
-// Pooling of signals, images and volumes.
+// Maximum and average pooling of signals, images and volumes.
 //
-// x is (N, C, D, H, W), or (C, D, H, W) without a batch; for the 2-D forms without D, for the 1-D forms without D and
-// H. The result has the same axes. All functions throw Error for an empty axis other than the batch, for options that
-// fit no input, and for a result without voxels.
+// The 3-D functions take x (N, C, D, H, W) or (C, D, H, W), the 2-D functions (N, C, H, W) or (C, H, W), and the 1-D
+// functions (N, C, L) or (C, L). The result has the same axes, dtype and memory format. Floating dtypes. All functions
+// throw Error if an axis other than the batch is empty, if an option is invalid, or if the result has no voxels.
 #pragma once
 
 #include <optional>
@@ -12,14 +12,14 @@
 
 namespace voxgrad {
 
-/// In front of the axes and behind them. One number, or one for each axis, is for both: 1, {1, 1, 0}, or
-/// {Triple(0), Triple(1)} where they differ.
+/// Padding before and after each spatial axis. One number applies to all axes and both sides, one number per axis to
+/// both sides: 1, {1, 1, 0}, or {Triple(0), Triple(1)} for 0 before and 1 after each axis.
 template <int N>
 struct Padding {
   constexpr Padding(int64_t all) : begin(all), end(all) {}
   constexpr Padding(int all) : begin(all), end(all) {}
   constexpr Padding(const Extent<N>& both) : begin(both), end(both) {}
-  constexpr Padding(const Extent<N>& in_front, const Extent<N>& behind) : begin(in_front), end(behind) {}
+  constexpr Padding(const Extent<N>& before, const Extent<N>& after) : begin(before), end(after) {}
   template <class... Ints>
   requires(N > 1 && sizeof...(Ints) == N && (std::is_integral_v<Ints> && ...)) constexpr Padding(Ints... both)
       : begin(both...), end(both...) {}
@@ -30,49 +30,59 @@ struct Padding {
   Extent<N> begin, end;
 };
 
+/// Options of maximum pooling with N spatial axes, with the names and defaults of PyTorch.
 template <int N>
 struct MaxPoolOptions {
   Extent<N> kernel_size{1};
-  std::optional<Extent<N>> stride{};  ///< kernel_size if not given
+  std::optional<Extent<N>> stride{};  ///< default: kernel_size
   Padding<N> padding{0};              ///< at most half of kernel_size
   Extent<N> dilation{1};
-  bool ceil_mode = false;
+  bool ceil_mode = false;  ///< rounds the size of the result up instead of down
 
+  /// Prefix of the name of the layer that uses these options: "MaxPool" for nn::MaxPool3d.
   static constexpr const char* kLayer = "MaxPool";
-  /// Throws Error, with `op` in front, for what fits no input. The functions below do this first.
+  /// Throws Error, with a message that begins with `op`, if an option is invalid for every input. The functions below
+  /// call it first.
   void validate(const char* op) const;
 };
+
+/// Options of average pooling with N spatial axes, with the names and defaults of PyTorch.
 template <int N>
 struct AvgPoolOptions {
   Extent<N> kernel_size{1};
-  std::optional<Extent<N>> stride{};
-  Padding<N> padding{0};
-  bool ceil_mode = false;
-  bool count_include_pad = true;
-  std::optional<int64_t> divisor_override{};
+  std::optional<Extent<N>> stride{};          ///< default: kernel_size
+  Padding<N> padding{0};                      ///< at most half of kernel_size
+  bool ceil_mode = false;                     ///< rounds the size of the result up instead of down
+  bool count_include_pad = true;              ///< counts the padding in the divisor
+  std::optional<int64_t> divisor_override{};  ///< divisor of the sums; default: the number of elements of the window
 
   static constexpr const char* kLayer = "AvgPool";
+  /// See MaxPoolOptions::validate.
   void validate(const char* op) const;
 };
 
-/// D' = (D + padding in front and behind - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in
-/// ceil_mode. avg_pool3d: the same.
+/// Return the maximum of each window. The size of the result is
+/// D' = (D + padding before and after - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in ceil_mode.
+/// A maximum over NaN is NaN.
 Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& options);
 Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& options);
 Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& options);
+/// The result of maximum pooling with the positions of the maxima.
 struct MaxPoolResult {
   Tensor output;
-  Tensor indices;  ///< i64, positions in D * H * W
+  Tensor indices;  ///< i64, in the shape of output: positions of the maxima in the flattened axes D * H * W
 };
+/// Like max_pool3d, but also return the index of the first maximum of each window.
 MaxPoolResult max_pool3d_with_indices(const Tensor& x, const MaxPoolOptions<3>& options);
 MaxPoolResult max_pool2d_with_indices(const Tensor& x, const MaxPoolOptions<2>& options);
 MaxPoolResult max_pool1d_with_indices(const Tensor& x, const MaxPoolOptions<1>& options);
+/// Return the mean of each window. The size of the result is that of max_pool3d with dilation 1.
 Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& options);
 Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& options);
 Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& options);
 
-/// To any size: along an axis output o is the mean, or the maximum, of the inputs floor(o * D / D') up to
-/// ceil((o + 1) * D / D').
+/// Pool to a given size. Along an axis of size D, output o of D' is the mean or the maximum of the inputs from
+/// floor(o * D / D') to ceil((o + 1) * D / D') - 1.
 Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& output_size);
 Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& output_size);
 Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& output_size);

@@ -1,4 +1,5 @@
-// prelu, of which each direction is one kernel; its gradient in differentiable operators.
+// prelu: one kernel for the result and one for its gradients. If the gradients are differentiated again, they are
+// composed of differentiable operators instead.
 #include <limits>
 
 #include "core/autograd.h"
@@ -16,12 +17,12 @@
 namespace voxgrad {
 namespace {
 
-/// weight for each channel of x.
+/// Returns the weight expanded to (C), one element per channel of x.
 Tensor by_channels(const Tensor& weight, const Tensor& x) {
   return expand(reshape(weight, {weight.numel()}), {x.size(1)});
 }
 
-/// The gradients in x (N, C, L) and in the weight of every channel.
+/// Computes the gradients in x and in the expanded weight (C) with one kernel.
 Tensors gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   Tensors grads{empty_like(x), empty({x.size(1)}, {widened(x.dtype()), x.device()})};
@@ -31,15 +32,13 @@ Tensors gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   return grads;
 }
 
-/// The same, differentiable.
+/// Computes the same gradients with differentiable operators.
 Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   Shape shape = Dims::filled(x.dim(), 1);
   shape[1] = weight.numel();
-  Dims axes{0};
-  for (int64_t axis = 2; axis < x.dim(); ++axis) axes.push_back(axis);
-  // clamp keeps infinities of x out of the gradient of the weight.
+  // Clamp x: a product with 0 would give NaN in the gradient of the weight where x is infinite.
   const Tensor negative = clamp(x, -std::numeric_limits<double>::infinity(), 0);
-  return {where(gt(x, 0.0), grad, grad * reshape(weight, shape)), sum(grad * negative, axes)};
+  return {where(gt(x, 0.0), grad, grad * reshape(weight, shape)), sum(grad * negative, all_but_channels(x))};
 }
 
 }  // namespace
@@ -53,8 +52,9 @@ Tensor prelu(const Tensor& given, const Tensor& given_weight) {
   const int64_t channels = x.dim() > 1 ? x.shape()[1] : 1;
   check(weight.numel() == 1 || (weight.dim() == 1 && weight.numel() == channels), "prelu",
         "weight must have 1 element or one for each of the ", channels, " channels, got ", weight.shape());
-  if (x.dim() == 2)  // one sample, channels innermost: its positions share the work
-    return transpose(squeeze(prelu(unsqueeze(transpose(x, 0, 1), 0), weight), 0), 0, 1);
+  // Treat (N, C) as one channels-last sample with N positions, so that the kernel can split the positions among
+  // threads.
+  if (x.dim() == 2) return transpose(squeeze(prelu(unsqueeze(transpose(x, 0, 1), 0), weight), 0), 0, 1);
   if (x.dim() < 2) return reshape(prelu(reshape(x, {1, 1, x.numel()}), weight), x.shape());
   const Tensor dense = is_dense_volume(x) ? x : x.contiguous(x.suggest_memory_format());
   const Tensor y = empty_like(dense);
@@ -62,8 +62,8 @@ Tensor prelu(const Tensor& given, const Tensor& given_weight) {
       .prelu(as_rows(dense, y.view_out()), as_rows(dense, dense.view_in()), by_channels(weight, dense).view_in());
   return record("prelu", y, {dense, weight}, [x = Saved(dense), weight = Saved(weight)](const Tensor& grad) {
     Tensors grads = (grad_enabled() ? composed_gradients : gradients)(grad, x(), weight());
-    const Tensor of_weight = weight().numel() == 1 ? sum(grads[1]) : grads[1];
-    grads[1] = reshape(of_weight, weight().shape()).to(weight().dtype());
+    const Tensor weight_grad = weight().numel() == 1 ? sum(grads[1]) : grads[1];
+    grads[1] = reshape(weight_grad, weight().shape()).to(weight().dtype());
     return grads;
   });
 }

@@ -1,10 +1,10 @@
-// The kernel tables as the profiler sees them: each entry calls the device's own, and notes name, shapes and work.
+// The kernel tables while the profiler is active. Each entry runs the kernel of the device and records its name,
+// shapes, bytes and arithmetic.
 #include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "core/memory_snapshot.h"
 #include "ops/detail/conv_geometry.h"
 #include "ops/detail/kernels.h"
 #include "ops/detail/scalar_ops.h"
@@ -12,16 +12,23 @@
 namespace voxgrad {
 namespace {
 
-constexpr size_t kMaxShapes = 8;  // of a call that are noted
+constexpr size_t kMaxShapes = 8;  // shapes recorded per call
 
-/// What the arguments of a call tell.
+/// The arguments of a call, as far as the profiler uses them.
 struct Call {
   const char* name;
-  std::vector<const View*> views{};  // in the order of the arguments
+  std::vector<const View*> views{};  // in the order of the arguments, optional views that are not given as null
   double bytes = 0;
   const ConvGeometry* geometry = nullptr;
 
-  /// An expanded axis counts once.
+  const View& view(size_t i) const { return *views[i]; }
+  /// Index of the GPU, or -1 for the CPU.
+  int device() const {
+    const auto first = std::ranges::find_if(views, [](const View* view) { return view != nullptr; });
+    return first == views.end() ? -1 : (*first)->device;
+  }
+
+  /// Adds a view that the kernel reads or writes `times` times. An expanded axis counts as one element.
   void add(const View& view, int times = 1) {
     views.push_back(&view);
     double count = static_cast<double>(item_size(view.dtype)) * times;
@@ -30,7 +37,10 @@ struct Call {
     bytes += count;
   }
   void add(const View* view) {
-    if (view) add(*view);
+    if (view)
+      add(*view);
+    else
+      views.push_back(nullptr);
   }
   void add(const ConvEpilogue& epilogue) { add(epilogue.bias); }
   void add(const ConvGeometry& g) { geometry = &g; }
@@ -38,7 +48,7 @@ struct Call {
     add(out.dx);
     for (const View* view : {out.dgamma, out.dbeta, out.sums}) add(view);
   }
-  void add(std::span<const StepViews> params) {  // all but the gradient are read and written
+  void add(std::span<const StepViews> params) {  // the kernel reads and writes everything except the gradients
     for (const StepViews& p : params) {
       add(p.param, 2);
       add(p.grad);
@@ -48,10 +58,7 @@ struct Call {
   }
   void add(UnaryOp op) { name = voxgrad::name(op); }
   void add(BinaryOp op) { name = voxgrad::name(op); }
-  void add(ReduceOp op) {
-    constexpr const char* kNames[] = {"sum", "mean", "amax", "amin"};
-    name = kNames[static_cast<size_t>(op)];
-  }
+  void add(ReduceOp op) { name = voxgrad::name(op); }
   void add(const char* op) { name = op; }
   template <class Option>
   void add(const Option&) {}
@@ -59,103 +66,92 @@ struct Call {
 
 struct Work {
   double flop = 0;
-  double floor = 0;  // seconds; 0: not known
+  double floor = 0;  // shortest possible time in seconds; 0 if unknown
 };
 
-Work product(const Kernels&, const Call& call) {
-  const View &c = *call.views[0], &a = *call.views[1];
-  return {2 * static_cast<double>(c.numel()) * static_cast<double>(a.size[a.rank - 1])};
-}
-
-/// x, w and y: the places of these operands among the views.
-template <ConvPass pass, int x, int w, int y>
-Work convolution(const Kernels& table, const Call& call) {
-  const auto view = [&](int i) -> const View& { return *call.views[static_cast<size_t>(i)]; };
-  const double flop = conv_flop(view(x), view(w), view(y), *call.geometry);
-  const ConvExplanation e = table.explain_conv(pass, view(x), view(w), view(y), *call.geometry);
-  if (e.flop_rate <= 0 || e.byte_rate <= 0) return {flop, 0};
-  return {flop, std::max(flop / e.flop_rate, call.bytes / e.byte_rate)};
-}
-
-/// An entry: its name where no argument has a better one, how many of the views are results, and what is known of its
-/// work beside the bytes.
-struct Entry {
-  const char* name;
-  size_t results;
-  Work (*work)(const Kernels& table, const Call& call) = nullptr;
-};
-
-/// Bytes a second that the device reaches at best: of any convolution. 0: not known.
-template <const Kernels& (*real)()>
+/// Returns the memory bandwidth in bytes per second that the planner of convolutions assumes; 0 if unknown.
 double byte_rate(int device) {
+  if (device < 0) return 0;
   static const double rate = [device] {
     View one{.device = device, .rank = 5};
     std::fill_n(one.size, 5, 1);
     std::fill_n(one.stride, 5, 1);
-    return real().explain_conv(ConvPass::fprop, one, one, one, {}).byte_rate;
+    return explain_conv(ConvPass::fprop, one, one, one, {}).byte_rate;
   }();
   return rate;
 }
 
-template <const Kernels& (*real)(), class F, class... Args>
-void run(F kernel, const Entry& entry, const Args&... args) {
-  if (!profiler::active()) return kernel(args...);  // no longer
-  Call call{entry.name};
+/// `x`, `w` and `y` are the positions of these operands among the views of the call.
+Work convolution(ConvPass pass, const Call& call, size_t x, size_t w, size_t y) {
+  const double flop = conv_flop(call.view(x), call.view(w), call.view(y), *call.geometry);
+  const ConvExplanation e = explain_conv(pass, call.view(x), call.view(w), call.view(y), *call.geometry);
+  if (e.flop_rate <= 0 || e.byte_rate <= 0) return {flop, 0};
+  return {flop, std::max(flop / e.flop_rate, call.bytes / e.byte_rate)};
+}
+
+/// Estimates the work of a call. Kernels without a specialization are limited by the memory bandwidth, and their
+/// arithmetic is not counted.
+template <auto kernel>
+Work estimate_work(const Call& call) {
+  const double rate = byte_rate(call.device());
+  return {0, rate > 0 ? call.bytes / rate : 0};
+}
+template <>
+Work estimate_work<&Kernels::matmul>(const Call& call) {
+  const View& c = call.view(0);
+  const View& a = call.view(1);
+  return {2 * static_cast<double>(c.numel()) * static_cast<double>(a.size[a.rank - 1])};
+}
+template <>
+Work estimate_work<&Kernels::conv_forward>(const Call& call) {
+  return convolution(ConvPass::fprop, call, 1, 2, 0);
+}
+template <>
+Work estimate_work<&Kernels::conv_backward_data>(const Call& call) {
+  return convolution(ConvPass::dgrad, call, 0, 2, 1);
+}
+template <>
+Work estimate_work<&Kernels::conv_backward_weight>(const Call& call) {
+  return convolution(ConvPass::wgrad, call, 1, 0, 2);
+}
+
+/// Runs a kernel of the table `real()` and records the call. `name` is recorded if no argument contains the name of the
+/// operator. The first `outputs` views are the results, whose memory is attributed to the operator.
+template <const Kernels& (*real)(), auto kernel, class... Args>
+void run(const char* name, size_t outputs, const Args&... args) {
+  const auto run_kernel = real().*kernel;
+  if (!profiler::active()) return run_kernel(args...);  // recording has stopped since kernels() chose this table
+  Call call{name};
   (call.add(args), ...);
-  const int index = call.views.empty() ? -1 : call.views[0]->device;
-  const Device device = index < 0 ? Device::cpu() : Device::cuda(index);
-  Work work;
-  if (entry.work)
-    work = entry.work(real(), call);
-  else if (const double rate = byte_rate<real>(index); rate > 0)
-    work.floor = call.bytes / rate;
+  const Device device = call.device() < 0 ? Device::cpu() : Device::cuda(call.device());
+  const Work work = estimate_work<kernel>(call);
   std::vector<Shape> shapes;
-  for (size_t i = 0; i < std::min(call.views.size(), kMaxShapes); ++i)
-    shapes.emplace_back(std::span(call.views[i]->size, static_cast<size_t>(call.views[i]->rank)));
+  for (const View* view : call.views)
+    if (view && shapes.size() < kMaxShapes) shapes.emplace_back(std::span(view->size, static_cast<size_t>(view->rank)));
 
   const profiler::Scope scope(profiler::Kind::op, call.name, nullptr, device);
   profiler::Event* const event = scope.event();
-  if (!event) return kernel(args...);
+  if (!event) return run_kernel(args...);
   event->shapes = std::move(shapes);
   event->bytes = call.bytes;
   event->flop = work.flop;
   event->floor = work.floor;
-  for (size_t i = 0; i < std::min(entry.results, call.views.size()); ++i)
-    memory::detail::claim(device, call.views[i]->data);
-  kernel(args...);
+  for (size_t i = 0; i < std::min(outputs, call.views.size()); ++i)
+    if (call.views[i]) profiler::detail::claim(device, call.views[i]->data);
+  run_kernel(args...);
 }
-
-// clang-format off
-/// The entries but explain_conv: name, number of results, work.
-#define VG_KERNELS(ROW)                                                                                          \
-  ROW(copy, 1) ROW(fill, 1) ROW(arange, 1) ROW(unary, 1) ROW(binary, 1) ROW(where, 1) ROW(uniform, 1)            \
-  ROW(normal, 1) ROW(reduce, 1) ROW(softmax, 1) ROW(cumsum, 1) ROW(argmax, 1) ROW(sort, 1)                       \
-  ROW(matmul, 1, product)                                                                                        \
-  ROW(conv_forward, 1, convolution<ConvPass::fprop, 1, 2, 0>)                                                    \
-  ROW(conv_backward_data, 1, convolution<ConvPass::dgrad, 0, 2, 1>)                                              \
-  ROW(conv_backward_weight, 1, convolution<ConvPass::wgrad, 1, 0, 2>)                                            \
-  ROW(class_sums, 1) ROW(class_sums_backward, 1) ROW(group_norm, 3) ROW(normalize, 1) ROW(group_norm_backward, 4) \
-  ROW(track_statistics, 2) ROW(prelu, 1) ROW(prelu_backward, 2)                                                  \
-  ROW(relu_bias_backward, 2) ROW(max_pool, 2) ROW(max_pool_backward, 1) ROW(resample, 1) ROW(grid_sample, 1)     \
-  ROW(grid_sample_backward, 2) ROW(gather, 1) ROW(scatter_add, 1) ROW(step, 0)                     \
-  ROW(sum_of_squares, 1)
-// clang-format on
 
 template <const Kernels& (*real)()>
-Kernels profiled() {
-  Kernels table = real();
-#define VG_PROFILED(entry, ...) \
-  table.entry = [](auto... args) { run<real>(real().entry, Entry{#entry, __VA_ARGS__}, args...); };
-  VG_KERNELS(VG_PROFILED)
-#undef VG_PROFILED
-  return table;
-}
+constexpr Kernels kProfiled{
+#define VG_KERNEL(name, outputs, parameters) \
+  .name = [](auto... args) { run<real, &Kernels::name>(#name, outputs, args...); },
+#include "ops/detail/kernels.def"
+};
 
 }  // namespace
 
 const Kernels& profiled_kernels(Device device) {
-  static const Kernels on_cpu = profiled<cpu_kernels>(), on_cuda = profiled<cuda_kernels>();
-  return device.is_cuda() ? on_cuda : on_cpu;
+  return device.is_cuda() ? kProfiled<cuda_kernels> : kProfiled<cpu_kernels>;
 }
 
 }  // namespace voxgrad

@@ -14,7 +14,7 @@
 namespace voxgrad {
 namespace {
 
-/// x's shape with the reduced axes at size 1.
+/// Returns the shape of x with size 1 for the reduced axes.
 Shape kept_shape(const char* op, const Tensor& x, const Dims& axes) {
   check_defined(op, "input", x);
   if (axes.empty()) return Dims::filled(x.dim(), 1);
@@ -29,7 +29,7 @@ Shape kept_shape(const char* op, const Tensor& x, const Dims& axes) {
   return shape;
 }
 
-/// Drops the reduced axes of a result that kept them.
+/// Removes the reduced axes, which have size 1, unless keepdim.
 Tensor drop_axes(Tensor out, const Dims& axes, bool keepdim) {
   if (keepdim) return out;
   if (axes.empty()) return reshape(out, {});
@@ -52,7 +52,7 @@ Tensor sum_keep(const Tensor& x, const Shape& shape) {
                 [from = x.shape()](const Tensor& g) { return Tensors{expand(g, from)}; });
 }
 
-/// sum_keep(x, shape) / count, rounded once.
+/// Returns sum_keep(x, shape) / count, rounded once.
 Tensor mean_keep(const Tensor& x, const Shape& shape, double count) {
   return record("mean", reduce(ReduceOp::mean, x, shape), {x},
                 [from = x.shape(), count](const Tensor& g) { return Tensors{expand(affine(g, 1 / count, 0), from)}; });
@@ -67,32 +67,32 @@ Tensor extremum(ReduceOp op, const char* name, const Tensor& x, const Dims& axes
   const Shape kept = kept_shape(name, x, axes);
   check(x.numel() > 0 || numel(kept) == 0, name, "nothing to reduce in ", x.shape());
   Tensor out = record(name, reduce(op, x, kept), {x}, [x = Saved(x), kept](const Tensor& g, const Tensor& y) {
-    const Tensor share = widened(g);  // halves count no further than their few bits
+    const Tensor share = widened(g);  // bf16 and f16 cannot count many ties exactly
     const Tensor hit = eq(x(), y.detach()).to(share.dtype());
     return Tensors{(hit * (share / sum_to(hit, kept))).to(g.dtype())};
   });
   return drop_axes(out, axes, keepdim);
 }
 
-/// The variance of each group, its axes kept, of halves in float32.
+/// Returns the variance with the reduced axes kept. bf16 and f16 are computed and returned in float32.
 Tensor variance(const char* op, const Tensor& x, const Axes& axes, int64_t correction) {
   const Shape kept = kept_shape(op, x, axes);
   check_floating(op, x);
   const double count = reduced_count(x, kept);
-  check(count > static_cast<double>(correction), op, "needs more than ", correction, " elements to a group, got ",
-        count, " from ", x.shape());
+  check(count > static_cast<double>(correction), op, "needs more than ", correction, " elements per group, got ", count,
+        " from ", x.shape());
   const Tensor wide = widened(x), centered = wide - mean_keep(wide, kept, count);
   return affine(sum_keep(centered * centered, kept), 1 / (count - static_cast<double>(correction)), 0);
 }
 
-/// x to a positive exponent, for x >= 0, with the gradient 0 at 0.
+/// Returns x^exponent for x >= 0 and exponent > 0. The gradient is 0 at x = 0.
 Tensor power(const Tensor& x, double exponent) {
   const Tensor zero = eq(x, 0.0), safe = where(zero, 1.0, x);
   return where(zero, 0.0, exponent == 0.5 ? sqrt(safe) : pow(safe, exponent));
 }
 
-/// The product along an axis, which is kept: halves of it are multiplied, until one element is left. So gradients of
-/// any order are right where factors are 0.
+/// Returns the product along an axis, which is kept. It multiplies the first and the second half of the axis until one
+/// element is left, so that gradients of any order are exact even if factors are 0.
 Tensor product_along(Tensor x, int64_t axis) {
   if (x.shape()[axis] == 0) {
     Shape shape = x.shape();
@@ -129,10 +129,10 @@ Tensor mean(const Tensor& x, const Axes& axes, bool keepdim) {
 }
 
 Tensor amax(const Tensor& x, const Axes& axes, bool keepdim) {
-  return extremum(ReduceOp::amax, "amax", x, axes, keepdim);
+  return extremum(ReduceOp::max, "amax", x, axes, keepdim);
 }
 Tensor amin(const Tensor& x, const Axes& axes, bool keepdim) {
-  return extremum(ReduceOp::amin, "amin", x, axes, keepdim);
+  return extremum(ReduceOp::min, "amin", x, axes, keepdim);
 }
 
 Tensor var(const Tensor& x, const Axes& axes, int64_t correction, bool keepdim) {
@@ -157,7 +157,7 @@ Tensor norm(const Tensor& given, double p, const Axes& axes, bool keepdim) {
   const Shape kept = kept_shape("norm", x, axes);
   check_floating("norm", x);
   check(p > 0, "norm", "p must be positive, got ", p);
-  if (std::isinf(p)) return extremum(ReduceOp::amax, "norm", abs(x), axes, keepdim);
+  if (std::isinf(p)) return extremum(ReduceOp::max, "norm", abs(x), axes, keepdim);
   if (p == 1) return sum(abs(x), axes, keepdim);
   const Tensor wide = widened(x), terms = p == 2 ? wide * wide : power(abs(wide), p);
   return drop_axes(power(sum_keep(terms, kept), 1 / p).to(x.dtype()), axes, keepdim);
@@ -167,8 +167,8 @@ Tensor logsumexp(const Tensor& given, const Axes& axes, bool keepdim) {
   const Tensor x = autocasted("logsumexp", given);
   const Shape kept = kept_shape("logsumexp", x, axes);
   const Tensor wide = is_floating(x.dtype()) ? widened(x) : x.to(f32);
-  const Tensor top = x.numel() == 0 ? zeros(kept, wide.options()) : reduce(ReduceOp::amax, wide, kept);
-  const Tensor shift = where(isfinite(top), top, 0.0);  // infinities are left to exp and log
+  const Tensor top = x.numel() == 0 ? zeros(kept, wide.options()) : reduce(ReduceOp::max, wide, kept);
+  const Tensor shift = where(isfinite(top), top, 0.0);  // exp and log give the right result for infinities
   const Tensor out = log(sum_keep(exp(wide - shift), kept)) + shift;
   return drop_axes(is_half(x.dtype()) ? out.to(x.dtype()) : out, axes, keepdim);
 }

@@ -1,31 +1,40 @@
-// Reductions over any axes (none named: all). Deterministic, differentiable any number of times.
+// Reductions, and functions along one axis.
+//
+// `axes` lists the axes to reduce; an empty list means all axes. With keepdim, the result has size 1 along reduced
+// axes; otherwise they are removed. Results are deterministic, and all functions can be differentiated any number of
+// times.
 #pragma once
 
 #include "../core/tensor.h"
 
 namespace voxgrad {
 
-/// Integers and bool sum to i64, which wraps around.
+/// Returns the sum. The sum of integers and bool is i64 and wraps around.
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
+/// Returns the mean. Floating dtypes only.
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Largest and smallest value. The gradient is shared equally among ties. Empty reductions throw.
+/// Return the maximum or minimum. Equal maxima share the gradient equally. Throw Error if there are no elements.
 Tensor amax(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Sum of squared deviations from the mean over (count - correction), in two passes.
+/// Returns the variance: the sum of squared deviations from the mean, divided by (count - correction). The computation
+/// makes two passes. Throws Error unless count > correction.
 Tensor var(const Tensor& x, const Axes& axes = {}, int64_t correction = 1, bool keepdim = false);
-/// The root of var; the gradient is 0 where it is 0.
+/// Returns the standard deviation, the square root of var. The gradient is 0 where the standard deviation is 0.
 Tensor std(const Tensor& x, const Axes& axes = {}, int64_t correction = 1, bool keepdim = false);
-/// Integers and bool multiply to i64, which wraps around. The gradient is right also where factors are 0.
+/// Returns the product. The product of integers and bool is i64 and wraps around. The gradient is exact even if
+/// elements are 0.
 Tensor prod(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// The p-norm, for p > 0, infinity included: sum(|x|^p)^(1/p). The gradient is 0 where the norm is 0.
+/// Returns the p-norm sum(|x|^p)^(1/p) for p > 0, including infinity. The gradient is 0 where the norm is 0.
 Tensor norm(const Tensor& x, double p = 2, const Axes& axes = {}, bool keepdim = false);
-/// log(sum(exp(x))), without overflow; of integers in f32.
+/// Returns log(sum(exp(x))), computed without overflow. Integers are converted to f32.
 Tensor logsumexp(const Tensor& x, const Axes& axes, bool keepdim = false);
-/// Sums along `axis` of all elements up to each. Integers and bool give i64, which wraps around.
+/// Returns the cumulative sum along `axis`. The sum of integers and bool is i64 and wraps around.
 Tensor cumsum(const Tensor& x, int64_t axis);
-/// Sums the axes that broadcasting `shape` to x's shape would have added or stretched.
+/// Sums x to `shape`, over the axes along which a tensor of that shape would broadcast to the shape of x. This is the
+/// gradient of expand(). Throws Error if `shape` does not broadcast to the shape of x.
 Tensor sum_to(const Tensor& x, const Shape& shape);
 
+/// Return exp(x) / sum(exp(x)) along `axis`, or its logarithm. Floating dtypes only.
 Tensor softmax(const Tensor& x, int64_t axis);
 Tensor log_softmax(const Tensor& x, int64_t axis);
 

@@ -14,7 +14,7 @@
 namespace voxgrad {
 namespace {
 
-/// `shape` with a -1 worked out.
+/// Returns `shape` with -1 replaced by the size that the number of elements of x requires.
 Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   Shape resolved = shape;
   int64_t known = 1, unknown = -1;
@@ -28,20 +28,20 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
     }
   }
   if (unknown >= 0) {
-    check(known > 0 && x.numel() % known == 0, op, "cannot make ", shape, " of ", x.shape());
+    check(known > 0 && x.numel() % known == 0, op, "cannot reshape ", x.shape(), " to ", shape);
     resolved[unknown] = x.numel() / known;
   }
-  check(numel(resolved, op) == x.numel(), op, "cannot make ", shape, " of ", x.shape());
+  check(numel(resolved, op) == x.numel(), op, "cannot reshape ", x.shape(), " to ", shape);
   return resolved;
 }
 
-/// Strides that show x's elements in `shape` without a copy, if there are any: each run of axes that
-/// lies evenly in memory may be cut anew.
+/// Returns the strides of a view of x with `shape`, or nothing if the reshape needs a copy. It divides the axes of x
+/// into runs whose elements are evenly spaced; each run can be divided into any sizes.
 std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
   if (x.numel() == 0) return contiguous_strides(shape);
   Strides strides = Dims::filled(shape.size(), 0);
   int64_t axis = shape.size() - 1;
-  int64_t chunk = 1;  // elements of the evenly spaced run so far
+  int64_t chunk = 1;  // number of elements of the current run
   int64_t step = x.dim() > 0 ? x.strides().back() : 1;
   for (int64_t i = x.dim() - 1; i >= -1; --i) {
     if (i >= 0) chunk *= x.shape()[i];
@@ -64,18 +64,19 @@ std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
   return strides;
 }
 
-/// A view recorded with the gradient `back`.
+/// Returns a view of x and records it with the gradient function `back`.
 template <class F>
 Tensor make_view(const char* op, const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset, F back) {
   return record(op, as_strided(x, shape, strides, offset), {x}, std::move(back));
 }
 
-/// Copies `source` into a part of `target` without a record.
+/// Copies `source` to `target`, usually a view of the result. Not recorded by autograd.
 void place(const Tensor& target, const Tensor& source) {
   kernels(target.device()).copy(target.view_out(), source.view_in());
 }
 
-/// Zeros of `shape` with `part` in the slice: the gradient of narrow and slice, and itself differentiable.
+/// Returns zeros of `shape` with `part` in the slice that begins at `start`: the gradient of narrow and slice.
+/// Differentiable.
 Tensor embed(const Tensor& part, const Shape& shape, int64_t axis, int64_t start, int64_t step) {
   const Tensor out = empty(shape, part.options(), part.suggest_memory_format());
   out.zero_();
@@ -290,14 +291,13 @@ Tensor cat(const Tensors& given, int64_t axis) {
   shape[axis] = 0;
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) {
-    check(tensor.device() == first.device(), "cat", "tensors lie on different devices: ", describe(first), " and ",
-          describe(tensor));
+    check_same_device("cat", {"the first tensor", first}, {"another", tensor});
     bool fits = tensor.dim() == first.dim();
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);
     sizes.push_back(tensor.shape()[axis]);
     check(!__builtin_add_overflow(shape[axis], sizes.back(), &shape[axis]), "cat", "the sizes along axis ", axis,
-          " add up to more than 64 bits hold");
+          " add up to more than fits in 64 bits");
   }
   Tensor out = empty(shape, first.options(), first.suggest_memory_format());
   int64_t start = 0;
@@ -326,7 +326,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
   check(amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * x.dim(), "pad", amounts.size(),
         " amounts do not fit shape ", x.shape());
   Shape shape = x.shape();
-  Tensor inside = x;  // x without what is cropped
+  Tensor inside = x;  // x without the cropped elements
   Dims start = Dims::filled(x.dim(), 0);
   for (size_t i = 0; i < amounts.size(); i += 2) {
     const int64_t axis = x.dim() - 1 - static_cast<int64_t>(i / 2);
@@ -385,7 +385,7 @@ Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes) {
   for (int64_t i = 0; i < axes.size(); ++i) {
     const int64_t axis = normalize_axis(axes[i], x.dim(), "roll");
     const int64_t size = x.size(axis), shift = size > 0 ? shifts[i] % size : 0;
-    const int64_t start = shift > 0 ? size - shift : -shift;  // the element that comes first
+    const int64_t start = shift > 0 ? size - shift : -shift;  // index of the element that becomes the first
     if (start > 0) rolled = cat({narrow(rolled, axis, start, size - start), narrow(rolled, axis, 0, start)}, axis);
   }
   return rolled.is_same(x) ? x.clone() : rolled;
@@ -402,7 +402,7 @@ Tensor repeat(const Tensor& x, const Dims& repeats) {
   }
   if (numel(result, "repeat") == 0) return reshape(narrow(flatten(x), 0, 0, 0), result);
   Tensor repeated = reshape(x, shape);
-  for (int64_t i = shape.size() - 1; i >= 0; --i) {  // from the last axis on, so that the first copies are the smallest
+  for (int64_t i = shape.size() - 1; i >= 0; --i) {  // from the last axis to the first, so that early copies are small
     if (repeats[i] == 1) continue;
     const int64_t inner = numel(Shape(std::span(shape.data() + i, static_cast<size_t>(shape.size() - i))));
     const Tensor rows = reshape(repeated, {-1, 1, inner});

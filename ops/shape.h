@@ -1,62 +1,80 @@
-// Views and rearrangements. Views share storage; their gradients go back through the same geometry.
+// Views, concatenation, padding, reordering and indexing.
+//
+// A view shares its storage with x. Negative axes count from the end. All functions except one_hot can be
+// differentiated any number of times.
 #pragma once
 
 #include "../core/tensor.h"
 
 namespace voxgrad {
 
-/// A view if the strides allow it, else a copy. One size may be -1.
+/// Returns x in another shape: a view if the strides allow it, otherwise a contiguous copy. One size may be -1 and is
+/// computed from the others. Throws Error if the number of elements differs.
 Tensor reshape(const Tensor& x, const Shape& shape);
-/// Like reshape, but throws where a copy would be needed.
+/// Returns a view of x in another shape. Throws Error if the strides of x do not allow it.
 Tensor view(const Tensor& x, const Shape& shape);
+/// Returns a view whose axis i is axis order[i] of x.
 Tensor permute(const Tensor& x, const Dims& order);
+/// Returns a view with axes a and b exchanged.
 Tensor transpose(const Tensor& x, int64_t a, int64_t b);
-/// Drops an axis of size 1 (left as it is if larger).
+/// Returns a view without `axis` if its size is 1; otherwise returns x.
 Tensor squeeze(const Tensor& x, int64_t axis);
-/// Drops all axes of size 1.
+/// Returns a view without all axes of size 1.
 Tensor squeeze(const Tensor& x);
+/// Returns a view with a new axis of size 1 at position `axis`.
 Tensor unsqueeze(const Tensor& x, int64_t axis);
-/// Broadcasts to `shape` without a copy; -1 keeps a size.
+/// Returns a view that is broadcast to `shape`. A size of -1 keeps the size of x.
 Tensor expand(const Tensor& x, const Shape& shape);
+/// Returns a view of the elements [start, start + length) along `axis`. Throws Error if they are out of range.
 Tensor narrow(const Tensor& x, int64_t axis, int64_t start, int64_t length);
-/// [start, stop) with a positive step; negative bounds count from the end, bounds are clipped as in Python.
+/// Returns a view of every step-th element of [start, stop) along `axis`, with step > 0. Negative bounds count from the
+/// end, and bounds are clipped, as in Python.
 Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t step = 1);
-/// One index of an axis, which is dropped.
+/// Returns a view of one index of `axis`, without that axis.
 Tensor select(const Tensor& x, int64_t axis, int64_t index);
-/// Axes start_axis .. end_axis made one.
+/// Merges the axes from start_axis to end_axis, both included. Returns a view or a copy like reshape.
 Tensor flatten(const Tensor& x, int64_t start_axis = 0, int64_t end_axis = -1);
 
-/// Views of parts along `axis`: of these sizes, which add up to the axis; of `size`, but for a smaller last one;
-/// `count` of one size, but for a smaller last one (fewer, where their sizes say so, as in PyTorch).
+/// Returns views of consecutive parts along `axis` with the given sizes, whose sum must be the size of the axis.
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis = 0);
+/// Returns views of consecutive parts of `size` along `axis`; the last part may be smaller.
 Tensors split(const Tensor& x, int64_t size, int64_t axis = 0);
+/// Returns views of `count` consecutive parts of equal size along `axis`; the last part may be smaller. As in PyTorch,
+/// there may be fewer parts: chunk of 5 elements into 4 gives sizes 2, 2, 1.
 Tensors chunk(const Tensor& x, int64_t count, int64_t axis = 0);
+/// Concatenates tensors along an existing axis. Different dtypes are promoted. Throws Error if the sizes of other axes
+/// or the devices differ.
 Tensor cat(const Tensors& tensors, int64_t axis = 0);
+/// Concatenates tensors of equal shape along a new axis at position `axis`.
 Tensor stack(const Tensors& tensors, int64_t axis = 0);
-/// Adds `amounts` = {before last axis, after last axis, before second last, ...} elements of `value`;
-/// negative amounts crop. PyTorch's pad(mode='constant').
+/// Pads with `value`, as PyTorch's pad(mode='constant'): amounts = {before the last axis, after the last axis, before
+/// the second last axis, ...}. Negative amounts crop.
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value = 0);
 /// Reverses the order along each of `axes`.
 Tensor flip(const Tensor& x, const Dims& axes);
-/// Moves the elements along each of `axes` by the shift of the same place, towards the end if it is positive; elements
-/// beyond an end come in again at the other. Without axes, one shift in row-major order. Throws Error if the numbers of
-/// shifts and axes differ.
+/// Moves the elements along axes[i] by shifts[i] positions, towards the end if the shift is positive. Elements that
+/// leave one end enter at the other. Without axes, moves the elements of the flattened tensor by the only shift. Throws
+/// Error if the numbers of shifts and axes differ.
 Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes = {});
-/// Copies x repeats[i] times along axis i, one copy after another; PyTorch's x.repeat and numpy's tile. With more
-/// repeats than axes, x gets axes of size 1 in front. The result is contiguous. Throws Error for negative repeats and
-/// fewer repeats than axes.
+/// Repeats x repeats[i] times along axis i, like PyTorch's x.repeat and numpy.tile. If there are more repeats than
+/// axes, axes of size 1 are prepended to x. The result is contiguous. Throws Error for negative repeats and for fewer
+/// repeats than axes.
 Tensor repeat(const Tensor& x, const Dims& repeats);
 
-/// Picks by an i64 tensor: index_select takes a list of positions along `axis`; gather has an index for each
-/// element of the result. An index out of range throws: on the CPU here, on CUDA at the next wait for the device that
-/// happens anyway (item(), to(cpu), synchronize()); until then NaN or 0 stands in its place.
+// In the functions below, the index is i64, and an index out of range is an Error. On the CPU, the function throws it.
+// On CUDA, the element of the result is NaN or 0, and the next operation that waits for the GPU (item(), to(cpu),
+// synchronize()) throws it.
+
+/// Returns the elements of x at the positions index (n) along `axis`.
 Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
+/// Returns out[..., i, ...] = x[..., index[..., i, ...], ...] along `axis`, in the shape of index. Outside of `axis`,
+/// index must have the sizes of x.
 Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
-/// A new last axis of `num_classes` (-1: the largest index and one, for which a GPU is waited for), i64: 1 at the
-/// index, else 0. An index out of range throws as above.
+/// Returns an i64 tensor with a new last axis of size num_classes that is 1 at the index and 0 elsewhere. If
+/// num_classes is -1, it is the largest index plus 1, and the function waits for the GPU.
 Tensor one_hot(const Tensor& index, int64_t num_classes = -1);
-/// Zeros of size `size` along `axis`, with source added at `index` (deterministic): gather's gradient. An index out of
-/// range throws as above.
+/// Returns a tensor of `size` along `axis` that is zero except that each element of source is added at its index along
+/// `axis`. The order of the additions is deterministic. This is the gradient of gather.
 Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size);
 
 }  // namespace voxgrad

@@ -1,5 +1,5 @@
-// What is largest or smallest along an axis, and where. Positions are i64 and count along the axis; NaN is larger than
-// any number, except that argmin and min find it first too.
+// Maxima, minima and sorted order along an axis, with their positions. Positions are i64 and count along the axis. NaN
+// is larger than any number, but min and argmin also return NaN if there is one.
 #pragma once
 
 #include <optional>
@@ -8,16 +8,18 @@
 
 namespace voxgrad {
 
-/// The first position of the largest, or smallest, element along `axis`; without an axis, in the whole tensor in
-/// row-major order. Throws where there is nothing to choose from.
+/// Return the position of the first largest or smallest element along `axis`. Without an axis, the position is in the
+/// flattened tensor, in row-major order. Throw Error if there are no elements.
 Tensor argmax(const Tensor& x, std::optional<int64_t> axis = {}, bool keepdim = false);
 Tensor argmin(const Tensor& x, std::optional<int64_t> axis = {}, bool keepdim = false);
-/// The same with the elements there, to which alone gradients go; amax and amin share them among ties.
+/// Return the largest or smallest elements along `axis` and their positions. The gradient goes to the element at the
+/// position only, whereas amax and amin share it among equal elements.
 Selection max(const Tensor& x, int64_t axis, bool keepdim = false);
 Selection min(const Tensor& x, int64_t axis, bool keepdim = false);
-/// All elements in order; those that are equal stay in theirs.
+/// Returns the elements sorted along `axis` and their positions. The sort is stable.
 Selection sort(const Tensor& x, int64_t axis = -1, bool descending = false);
-/// The k largest, or smallest, elements in order, the first of ties first.
+/// Returns the k largest or smallest elements along `axis`, in order, and their positions. Equal elements keep their
+/// order.
 Selection topk(const Tensor& x, int64_t k, int64_t axis = -1, bool largest = true);
 
 }  // namespace voxgrad

@@ -39,16 +39,16 @@ namespace distributed {
 
 Tensor SpatialParallel::slab(const Tensor& whole) const {
   constexpr const char* kOp = "SpatialParallel::slab";
-  check(whole.defined() && whole.dim() >= 3, kOp, "takes (..., D, H, W)");
+  check(whole.defined() && whole.dim() >= 3, kOp, "the volume must be (..., D, H, W)");
   const int64_t axis = whole.dim() - 3, depth = whole.size(axis), ranks = group_.size();
-  check(depth % ranks == 0, kOp, ranks, " ranks cannot have equal parts of the ", depth, " planes of ",
-        describe(whole));
+  check(depth % ranks == 0, kOp, "the ", depth, " planes of ", describe(whole), " cannot be divided equally among ",
+        ranks, " ranks");
   return narrow(whole, axis, group_.rank() * depth / ranks, depth / ranks).contiguous(whole.suggest_memory_format());
 }
 
 Tensor SpatialParallel::gather(const Tensor& slab) const {
   constexpr const char* kOp = "SpatialParallel::gather";
-  check(slab.defined() && slab.dim() >= 3, kOp, "takes (..., D, H, W)");
+  check(slab.defined() && slab.dim() >= 3, kOp, "the slab must be (..., D, H, W)");
   const NoGradGuard no_grad;
   const Tensor all = group_.all_gather(slab);
   Tensors slabs;

@@ -1,4 +1,4 @@
-// One volume over several ranks: each has a slab of it, and holds the activations of that alone.
+// Spatial parallelism: several ranks share a volume. Each rank stores one slab of it and the activations of that slab.
 #pragma once
 
 #include "../core/communicator.h"
@@ -6,36 +6,37 @@
 
 namespace voxgrad::distributed {
 
-/// While it lives, volumes (N, C, D, H, W) that operators of this thread take are slabs: rank r of `group` has the r-th
-/// of size() equal parts of the planes along D. A model is used as on one rank:
+/// While an object of this class exists, operators of this thread treat volumes (N, C, D, H, W) as slabs: rank r of
+/// `group` has the r-th of size() equal parts of the planes along D. A model is used as on one rank:
 ///
 ///   nn::DataParallel parallel(model, world);
 ///   const distributed::SpatialParallel spatial(world);
 ///   const Tensor loss = dice_ce_loss(model(spatial.slab(volume)), spatial.slab(labels));
 ///   loss.backward();
 ///
-/// - conv3d and conv_transpose3d exchange the planes that they read beyond the slab (halos) with the ranks in front and
-///   behind, while they compute what needs none. Their depth must change by the stride alone ("same" padding), and by a
-///   stride that divides that of the slab.
-/// - group_norm, instance_norm and batch_norm take the statistics of the whole volume.
-/// - cross_entropy and nll_loss with class maps, dice_loss and dice_ce_loss are those of the whole volume, on all
-///   ranks, but with Reduction::none. Others are those of the slab: their mean over the ranks is the whole volume's.
-/// - Pooling and interpolation work where no window reaches from one slab into the next, and throw where one would, as
-///   padding along D and grid_sample do.
-/// - What else reaches along D (sums, softmax, flip, cumsum, layer_norm over D) sees the slab alone, and ranks with
-///   equal generators draw equal numbers (dropout).
+/// - conv3d and conv_transpose3d exchange the planes that they need from other slabs (halos) with the previous and the
+///   next rank, while they compute the rest. The depth of the volume must change by the stride alone ("same" padding),
+///   and the stride must divide the depth of a slab.
+/// - group_norm, instance_norm and batch_norm use the statistics of the whole volume.
+/// - cross_entropy and nll_loss with class indices, dice_loss and dice_ce_loss return the loss of the whole volume on
+///   all ranks, except with Reduction::none. Other losses are those of the slab; their mean over the ranks is the loss
+///   of the whole volume.
+/// - Pooling and interpolation throw Error if a window contains planes of two slabs. Padding along D and grid_sample
+///   throw Error.
+/// - All other operators that combine elements along D (sums, softmax, flip, cumsum, layer_norm over D) use the slab
+///   only. Ranks with equal generators draw equal random numbers (dropout).
 ///
-/// Gradients are those of the sum of all ranks' losses: with nn::DataParallel on the same group, which divides by
-/// size(), those of the whole volume in the parameters. All ranks call the same operators in the same order. Gradients
-/// of such convolutions and norms cannot be differentiated again. Backward passes may run after it is gone; `group`
-/// must live until then. With one rank everything is as without it.
+/// Gradients are those of the sum of the losses of all ranks. nn::DataParallel on the same group divides them by
+/// size(), which gives the gradients of the whole volume in the parameters. All ranks must call the same operators in
+/// the same order. The gradients of convolutions and norms of slabs cannot be differentiated again. A backward pass may
+/// run after the object is destroyed, but `group` must outlive it. With one rank, the object has no effect.
 class [[nodiscard]] SpatialParallel {
  public:
   explicit SpatialParallel(Communicator& group) : group_(group), guard_(group.size() > 1 ? &group : nullptr) {}
 
-  /// This rank's part of (..., D, H, W), contiguous. Throws Error unless size() divides D.
+  /// Returns this rank's slab of `whole` (..., D, H, W) as a dense tensor. Throws Error unless size() divides D.
   Tensor slab(const Tensor& whole) const;
-  /// The whole from all ranks' slabs (..., D, H, W), on all ranks, without gradients.
+  /// Concatenates the slabs (..., D, H, W) of all ranks along D. All ranks get the result. Not differentiable.
   Tensor gather(const Tensor& slab) const;
 
  private:

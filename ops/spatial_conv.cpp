@@ -1,10 +1,10 @@
-// Convolutions of slabs. Most of a result needs this rank's planes alone: it is computed while the planes of the
-// neighbours (halos) are on their way. Convolutions are linear: what a halo adds to the planes of the result that read
-// it is a convolution of the halo alone, added to what is there. The input is not copied.
+// Convolutions of a volume that several ranks share in slabs. Each rank convolves its own slab while it receives the
+// planes that it needs from its neighbors (halos). Since convolutions are linear, it then convolves each halo on its
+// own and adds the result to the planes that depend on the halo. The slab is not copied.
 #include <algorithm>
 
-#include "core/detail/divide.h"
 #include "core/autograd.h"
+#include "core/detail/divide.h"
 #include "ops/create.h"
 #include "ops/detail/conv_maps.h"
 #include "ops/detail/halo.h"
@@ -13,38 +13,40 @@
 namespace voxgrad {
 namespace {
 
-/// The halo of one side, and the planes of the result that read it.
+/// The halo of one side, and the planes of the result that depend on it.
 struct Side {
-  int64_t halo = 0;               // planes of the neighbour
-  int64_t start = 0, planes = 0;  // of the result
-  int64_t padding = 0;            // along D of the convolution from the halo to these planes
+  int64_t halo = 0;     // planes of the neighbor
+  int64_t start = 0;    // first plane of the result that depends on the halo
+  int64_t planes = 0;   // number of these planes
+  int64_t padding = 0;  // padding along D of the convolution from the halo to these planes
 };
 
+/// The convolution of a slab along D.
 struct Axis {
-  int64_t in, out, kernel, stride, padding, dilation;  // along D
+  int64_t in;   // planes of the input slab
+  int64_t out;  // planes of the result
+  int64_t kernel, stride, padding, dilation;
 };
 
-int64_t ceil_quotient(int64_t a, int64_t b) { return a <= 0 ? 0 : divide_up(a, b); }
+// A product combines input plane i, output plane o and tap k if i + padding = o * stride + k * dilation
+// (ops/detail/conv_geometry.h). Counting the halo from its first plane and the result from plane `start` changes only
+// the padding, so that the same kernels compute the contribution of a halo.
 
-// Position i of the volume and o of the strided side meet at tap k where i + padding = o * stride + k * dilation
-// (ops/detail/conv_geometry.h). For a halo that begins at plane a, and planes of the result from b on, that is the same
-// with another padding.
+using Sides = std::array<Side, 2>;  // towards the previous and the next rank
 
-using Sides = std::array<Side, 2>;  // front and behind
-
-/// The result is the strided side.
+/// Returns the halos of a convolution.
 Sides forward_sides(const Axis& a) {
   const int64_t reach = a.dilation * (a.kernel - 1);
   Sides sides;
-  if (a.padding > 0) sides[0] = {a.padding, 0, ceil_quotient(a.padding, a.stride), 0};
+  if (a.padding > 0) sides[0] = {a.padding, 0, divide_up(a.padding, a.stride), 0};
   if (const int64_t halo = reach - a.padding - a.stride + 1; halo > 0) {
-    const int64_t start = ceil_quotient(a.in + a.padding - reach, a.stride);
+    const int64_t start = divide_up(std::max<int64_t>(a.in + a.padding - reach, 0), a.stride);
     sides[1] = {halo, start, a.out - start, a.in + a.padding - start * a.stride};
   }
   return sides;
 }
 
-/// The input is the strided side.
+/// Returns the halos of a transposed convolution.
 Sides transposed_sides(const Axis& a) {
   const int64_t reach = a.dilation * (a.kernel - 1);
   Sides sides;
@@ -52,31 +54,32 @@ Sides transposed_sides(const Axis& a) {
     sides[0] = {halo, 0, std::min(a.out, reach - a.padding - a.stride + 1), a.padding + halo * a.stride};
   if (a.padding > 0) {
     const int64_t start = std::max<int64_t>(a.out - a.padding, 0);
-    sides[1] = {ceil_quotient(a.padding, a.stride), start, a.out - start, a.padding + start - a.in * a.stride};
+    sides[1] = {divide_up(a.padding, a.stride), start, a.out - start, a.padding + start - a.in * a.stride};
   }
   return sides;
 }
 
 void check_slab(const char* op, bool transposed, const Axis& a, const Sides& sides) {
   check(transposed ? a.out == a.in * a.stride : a.out * a.stride == a.in, op,
-        "where ranks share a volume its depth must ", transposed ? "grow" : "shrink",
-        " by the stride alone; a slab of ", a.in, " planes gives ", a.out, " with kernel_size ", a.kernel, ", stride ",
-        a.stride, ", padding ", a.padding, ", dilation ", a.dilation, " along D");
+        "if ranks share a volume, its depth must ", transposed ? "grow" : "shrink", " by the stride alone; a slab of ",
+        a.in, " planes gives ", a.out, " with kernel_size ", a.kernel, ", stride ", a.stride, ", padding ", a.padding,
+        ", dilation ", a.dilation, " along D");
   const int64_t halo = std::max(sides[0].halo, sides[1].halo);
   check(halo <= a.in, op, "reads ", halo, " planes of the next slab, which has only ", a.in,
-        ": fewer ranks can share this volume");
+        "; share the volume among fewer ranks");
 }
 
-/// A convolution of slabs: the map, and what its halos do.
+/// A convolution or transposed convolution of slabs.
 struct SlabMap {
   bool transposed;
   ConvGeometry geometry;
   Sides sides;
-  Triple x_size, size;  // of the input and of the result
+  Triple x_size;  // of the input
+  Triple size;    // of the result
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Triple& to, const ConvGeometry& g,
-                 Behind behind = {}) const {
-    return (transposed ? convolve_transposed : convolve)(x, w, bias, to, g, behind);
+                 FusedEpilogue epilogue = {}) const {
+    return (transposed ? convolve_transposed : convolve)(x, w, bias, to, g, epilogue);
   }
   Tensor gradient(const Tensor& grad, const Tensor& w, const Triple& to, const ConvGeometry& g) const {
     return (transposed ? convolve : convolve_transposed)(grad, w, {}, to, g, {});
@@ -85,6 +88,7 @@ struct SlabMap {
     return transposed ? convolve_weight(grad, x, form, g) : convolve_weight(x, grad, form, g);
   }
 
+  /// Returns the geometry of the convolution from a halo to the planes that depend on it.
   ConvGeometry geometry_of(const Side& side) const {
     ConvGeometry g = geometry;
     g.padding[0] = side.padding;
@@ -96,25 +100,27 @@ struct SlabMap {
   }
   static Tensor planes_of(const Tensor& result, const Side& side) { return narrow(result, 2, side.start, side.planes); }
 
-  /// How many planes of a neighbour this rank reads, and how many of its own it gives, in front and behind.
-  std::array<int64_t, 2> wanted() const { return {sides[0].halo, sides[1].halo}; }
-  std::array<int64_t, 2> given() const { return {sides[1].halo, sides[0].halo}; }
+  /// Returns the number of planes that this rank receives from the previous and the next rank.
+  std::array<int64_t, 2> received() const { return {sides[0].halo, sides[1].halo}; }
+  /// Returns the number of planes that this rank sends to the previous and the next rank.
+  std::array<int64_t, 2> sent() const { return {sides[1].halo, sides[0].halo}; }
 
-  /// Of the slab, with what the neighbours' results contribute. Halos that are undefined came from nobody.
+  /// Returns the gradient of the input slab, including the contributions of the neighbors' results. `halos`: as
+  /// received in the forward pass, undefined if there is no neighbor.
   Tensor input_gradient(distributed::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
                         const Planes& halos) const {
-    Planes of_halos;
+    Planes halo_gradients;
     for (size_t i = 0; i < 2; ++i)
       if (const Side& side = sides[i]; halos[i].defined())
-        of_halos[i] = gradient(planes_of(grad, side), w, with_depth(x_size, side.halo), geometry_of(side));
-    PlaneExchange exchange(group, form, of_halos, given());
+        halo_gradients[i] = gradient(planes_of(grad, side), w, with_depth(x_size, side.halo), geometry_of(side));
+    PlaneExchange exchange(group, form, halo_gradients, sent());
     const Tensor dx = gradient(grad, w, x_size, geometry);
     const Planes& added = exchange.wait();
     for (size_t i = 0; i < 2; ++i)
-      if (added[i].defined()) narrow(dx, 2, i == 0 ? 0 : x_size[0] - given()[1], given()[i]).add_(added[i]);
+      if (added[i].defined()) narrow(dx, 2, i == 0 ? 0 : x_size[0] - sent()[1], sent()[i]).add_(added[i]);
     return dx;
   }
-  /// From the slab and its halos.
+  /// Returns this rank's gradient of the weight, from its slab and halos.
   Tensor whole_weight_gradient(const Tensor& x, const Planes& halos, const Tensor& grad, const WeightForm& form) const {
     const Tensor dw = weight_gradient(x, grad, form, geometry);
     for (size_t i = 0; i < 2; ++i)
@@ -128,13 +134,13 @@ struct SlabMap {
 
 Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
-                     Behind behind) {
+                     FusedEpilogue epilogue) {
   const Axis axis{x.size(2), size[0], weight.size(2), geometry.stride[0], geometry.padding[0], geometry.dilation[0]};
   const SlabMap map{transposed, geometry, transposed ? transposed_sides(axis) : forward_sides(axis), spatial_size(x),
                     size};
   check_slab(op, transposed, axis, map.sides);
-  const auto wanted = map.wanted(), given = map.given();
-  if (wanted[0] == 0 && wanted[1] == 0) return map.forward(x, weight, bias, size, geometry, behind);
+  const auto received = map.received(), sent = map.sent();
+  if (received[0] == 0 && received[1] == 0) return map.forward(x, weight, bias, size, geometry, epilogue);
 
   const PlaneForm form(x);
   Tensor y;
@@ -142,21 +148,21 @@ Tensor convolve_slab(const char* op, distributed::Communicator& group, bool tran
   {
     const NoGradGuard no_grad;
     PlaneExchange exchange(group, form,
-                           {given[0] > 0 ? narrow(x, 2, 0, given[0]) : Tensor(),
-                            given[1] > 0 ? narrow(x, 2, axis.in - given[1], given[1]) : Tensor()},
-                           wanted);
+                           {sent[0] > 0 ? narrow(x, 2, 0, sent[0]) : Tensor(),
+                            sent[1] > 0 ? narrow(x, 2, axis.in - sent[1], sent[1]) : Tensor()},
+                           received);
     y = map.forward(x, weight, bias, size, geometry);
     halos = exchange.wait();
     for (size_t i = 0; i < 2; ++i)
       if (const Side& side = map.sides[i]; halos[i].defined())
         SlabMap::planes_of(y, side).add_(
             map.forward(halos[i], weight, {}, SlabMap::with_depth(size, side.planes), map.geometry_of(side)));
-    if (behind.relu) y.copy_(relu(y));
+    if (epilogue.relu) y.copy_(relu(y));
   }
-  const bool dx = wants_grad(x), dw = wants_grad(weight), db = behind.bias_recorded && wants_grad(bias);
-  // All ranks save as many tensors, so that a recomputation saves them at the same place.
+  const bool dx = wants_grad(x), dw = wants_grad(weight), db = epilogue.bias_recorded && wants_grad(bias);
+  // A missing halo is saved as an empty tensor, so that all ranks save the same number of tensors.
   const auto kept = [&](const Tensor& halo) { return Saved(halo.defined() ? halo : empty({0}, form.options)); };
-  return record(op, y, {x, weight, behind.bias_recorded ? bias : Tensor()},
+  return record(op, y, {x, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), front = kept(halos[0]),
                  back = kept(halos[1]), w_form = form_of(weight)](const Tensor& grad) {
                   autograd::once_differentiable(op);

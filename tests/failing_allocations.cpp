@@ -1,3 +1,4 @@
+// Replaces the global operator new and delete of the test programs.
 #include "tests/failing_allocations.h"
 
 #include <cstdlib>
@@ -8,14 +9,16 @@ namespace {
 
 struct Failures {
   bool on = false;
-  long next = 0, period = 0, failed = 0;
+  long next = 0;    // successful allocations before the next failure
+  long period = 0;  // distance between failures; 0: fail once
+  long failed = 0;  // allocations that have failed
 };
 thread_local Failures failures;
 
 bool fail_now() {
   if (!failures.on || failures.next-- != 0) return false;
   ++failures.failed;
-  failures.next = failures.period - 1;  // never again if the period is 0
+  failures.next = failures.period - 1;  // -1 if the period is 0: never reaches 0 again
   return true;
 }
 
@@ -27,8 +30,8 @@ long FailingAllocations::failed() const { return failures.failed; }
 
 }  // namespace voxgrad
 
-// The forms that the standard library's others call. Not inlined: GCC would take new and free() for a pair that does
-// not belong together.
+// The other forms of operator new and delete call these four. noinline keeps GCC from warning of a mismatch between
+// operator new and free().
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* data = voxgrad::fail_now() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
   return data ? data : throw std::bad_alloc();

@@ -1,4 +1,4 @@
-// Memory that runs out: allocations of this thread that fail on purpose.
+// Helpers that make memory allocations of the current thread fail.
 #pragma once
 
 #include <exception>
@@ -6,21 +6,23 @@
 
 namespace voxgrad {
 
-/// While it lives, operator new throws std::bad_alloc on this thread: for one allocation, or for every one of a period.
+/// Makes one allocation or every period-th allocation of this thread fail while the object exists. A failing operator
+/// new throws std::bad_alloc; the nothrow form returns a null pointer.
 class FailingAllocations {
  public:
-  /// Allocations fail whose number, counted from 0, is first + i * period, i >= 0; just the first one if period is 0.
+  /// Counts allocations from 0. Allocation number first + i * period fails for each i >= 0. If period is 0, only
+  /// allocation number `first` fails.
   explicit FailingAllocations(long first, long period = 0);
   ~FailingAllocations();
   FailingAllocations(const FailingAllocations&) = delete;
   FailingAllocations& operator=(const FailingAllocations&) = delete;
-  /// How many have failed so far.
+  /// Returns the number of allocations that have failed so far.
   long failed() const;
 };
 
-/// Calls `function` with the first allocation failing, then the second, and so on until one run meets no failure, and
-/// then with every 2nd, 3rd, 5th failing. What `function` throws is passed over: what is tested is that the program
-/// goes on.
+/// Calls `function` repeatedly: first with its first allocation failing, then with its second, and so on until a call
+/// runs without a failure. Then calls it with every 2nd, 3rd and 5th allocation failing. `function` may throw: the
+/// tests check that the program can continue after the exception.
 template <class F>
 void with_each_allocation_failing(const F& function) {
   const auto fails = [&](long first, long period) {

@@ -1,6 +1,5 @@
-// Runs the tests of one program. Ends with 77, which ctest shows as "Skipped", if all of those chosen skipped
-// themselves: tests of a GPU are never counted as passed where there is none. A filter that chooses no test is a
-// failure.
+// The main function of the test programs. Returns 77, which ctest reports as "Skipped", if every selected test was
+// skipped, so that GPU tests do not count as passed on a machine without a GPU. Fails if the filter selects no test.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -10,7 +9,7 @@ int main(int argc, char** argv) {
   const int code = RUN_ALL_TESTS();
   const testing::UnitTest& run = *testing::UnitTest::GetInstance();
   if (run.test_to_run_count() == 0) {
-    std::fprintf(stderr, "no test chosen by --gtest_filter=%s\n", GTEST_FLAG_GET(filter).c_str());
+    std::fprintf(stderr, "--gtest_filter=%s selects no test\n", GTEST_FLAG_GET(filter).c_str());
     return 1;
   }
   constexpr int kSkipped = 77;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tests the arguments that ./run passes on and the output that it shows: run_test.sh PATH_OF_RUN. The test runs a copy of
-# the script, with stand-ins for the programs that the script calls. They record their arguments.
+# Tests ./run: the arguments that it passes to other programs and the output that it shows. The test runs a copy of the
+# script and replaces the programs that it calls with stand-ins, which log their arguments. Usage: run_test.sh PATH_OF_RUN
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -21,7 +21,7 @@ stand_in "$root/build/release/examples/superres" "echo \"\$(pwd) \$*\" >>'$work/
 PATH=$work/bin:$PATH
 unset VOXGRAD_CUDA VOXGRAD_WERROR
 
-# expect TEXT COMMAND...: the log of the command holds the text.
+# expect TEXT COMMAND... runs the command and fails unless the log of the stand-ins contains TEXT.
 expect() {
   text=$1
   shift
@@ -41,9 +41,9 @@ expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
 
 code=0
 "$root/run" nonsense >/dev/null 2>&1 || code=$?
-[ $code -eq 2 ] || { echo "an unknown command ended with $code"; exit 1; }
+[ $code -eq 2 ] || { echo "'run nonsense' exited with $code, expected 2"; exit 1; }
 
-# The output of the tools is kept in a log, whose end and path are printed after a failure.
+# The output of the tools goes to a log file. After a failure, ./run prints the end of the log and its path.
 output=$("$root/run" build 2>&1)
 case $output in *noise*) echo "'run build' prints the output of cmake: $output"; exit 1 ;; esac
 touch "$work/broken"

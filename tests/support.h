@@ -1,4 +1,4 @@
-// What all tests share.
+// Helpers shared by all tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace voxgrad {
 
-/// The statement throws voxgrad::Error with a message that contains `fragment`.
+/// Expects that the statement throws voxgrad::Error with a message that contains `fragment`.
 #define EXPECT_ERROR(statement, fragment)                                                                          \
   try {                                                                                                            \
     static_cast<void>(statement);                                                                                  \
@@ -21,7 +21,7 @@ namespace voxgrad {
     EXPECT_NE(std::string(error.what()).find(fragment), std::string::npos) << "the message was: " << error.what(); \
   }
 
-/// The devices of this machine: tests that run on each loop over these.
+/// Returns the CPU and, if there is one, the current GPU. Tests that run on every device loop over this list.
 inline std::vector<Device> devices() {
   std::vector<Device> all{Device::cpu()};
   if (cuda::is_available()) all.push_back(Device::cuda());

@@ -1,4 +1,4 @@
-// A group of ranks that are measured, and how times become rows.
+// The context of a measurement on a group of ranks, and helpers for timing and reporting.
 #pragma once
 
 #include <algorithm>
@@ -15,21 +15,23 @@ namespace scaling {
 
 using nlohmann::ordered_json;
 
+/// The options, the ranks, and the fields that all reports share.
 struct Bench {
   const Options& options;
   voxgrad::distributed::Communicator& world;
-  ordered_json about;  ///< of all rows: the GPUs, the simulation
+  ordered_json about;  ///< fields of every row: the GPU, the number of ranks, the simulation
 
   voxgrad::Device device() const { return world.device(); }
-  /// A line of JSON; on rank 0 only, and at once, so that a run that is cut off has told what it did.
+  /// Prints a line of JSON on rank 0. Flushes the output, so that an aborted run keeps the rows that it completed.
   void report(const char* what, const ordered_json& row) const;
-  /// The numbers of all ranks.
+  /// Returns the values of all ranks.
   std::vector<double> gather(double value) const;
 };
 
-/// Milliseconds of a call.
+/// Milliseconds per call, medians over the rounds.
 struct Times {
-  double slowest = 0, fastest = 0;  ///< of the ranks, medians over the rounds
+  double slowest = 0;  ///< time of the slowest rank
+  double fastest = 0;  ///< time of the fastest rank
 };
 
 inline double median(std::vector<double> values) {
@@ -38,7 +40,8 @@ inline double median(std::vector<double> values) {
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Rounds of `calls` calls, between waits for the device; all ranks begin each round together.
+/// Times rounds of `calls` calls. All ranks start a round together. At the end of the round, each rank waits for its
+/// device.
 template <class F>
 Times time_rounds(const Bench& bench, int calls, F&& call) {
   std::vector<double> slowest, fastest;
@@ -55,16 +58,17 @@ Times time_rounds(const Bench& bench, int calls, F&& call) {
   return {median(slowest), median(fastest)};
 }
 
-// The measurements, by their names on the command line:
+// The measurements of --what.
 void measure_step(const Bench& bench);
 void measure_overlap(const Bench& bench);
 void measure_buckets(const Bench& bench);
 void measure_all_reduce(const Bench& bench);
 void measure_spatial(const Bench& bench);
 
-/// Memory of the size of DataParallel's buckets, in their order.
+/// Allocates tensors with the sizes and dtypes of the reductions in a step of DataParallel, in the order of the
+/// reductions: a tensor of flags (one per parameter) and the buckets.
 voxgrad::Tensors make_buckets(const Bench& bench);
-/// Of reducing them one after the other, with nothing beside.
+/// Times the reduction of the buckets one after another, with no other work running.
 Times time_buckets(const Bench& bench, const voxgrad::Tensors& buckets);
 
 }  // namespace scaling

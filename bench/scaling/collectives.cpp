@@ -1,4 +1,4 @@
-// Reductions with nothing beside them: ours, NCCL's own, and those of a step's buckets.
+// Measurements of all-reduces while no other work runs: voxgrad's, NCCL's without voxgrad, and those of a step.
 #include "bench/scaling/observed.h"
 #include "bench/scaling/raw_nccl.h"
 #include "bench/scaling/stepper.h"
@@ -8,8 +8,7 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-/// What each rank's link carries in a ring that moves as little as possible, which is what the time is compared with:
-/// 2 (n - 1) / n of the bytes.
+/// Returns the bus bandwidth of an all-reduce in GB/s. In an optimal ring, each rank sends 2 (n - 1) / n times `bytes`.
 double bus_gb_s(const Bench& bench, double bytes, double ms) {
   const double n = bench.world.size();
   return 2 * (n - 1) / n * bytes / ms * 1e-6;
@@ -19,7 +18,7 @@ vg::Tensor buffer(const Bench& bench, int64_t bytes, vg::DType dtype) {
   return vg::zeros({bytes / vg::item_size(dtype)}, {.dtype = dtype, .device = bench.device()});
 }
 
-Times time_ours(const Bench& bench, const vg::Tensor& values, int calls) {
+Times time_voxgrad(const Bench& bench, const vg::Tensor& values, int calls) {
   const auto call = [&] { bench.world.all_reduce_async(values)->wait(); };
   call();
   return time_rounds(bench, calls, call);
@@ -28,7 +27,7 @@ Times time_ours(const Bench& bench, const vg::Tensor& values, int calls) {
 void measure(const Bench& bench, RawNccl* raw, int64_t bytes, vg::DType dtype) {
   constexpr int kCalls = 20;
   const vg::Tensor values = buffer(bench, bytes, dtype), copy = buffer(bench, bytes, dtype);
-  const double ms = time_ours(bench, values, kCalls).slowest, size = static_cast<double>(bytes);
+  const double ms = time_voxgrad(bench, values, kCalls).slowest, size = static_cast<double>(bytes);
   ordered_json row{{"dtype", vg::name(dtype)}, {"bytes", bytes}, {"ms", ms}, {"alg_gb_s", size / ms * 1e-6}};
   row["bus_gb_s"] = bus_gb_s(bench, size, ms);
   if (raw) {
@@ -46,7 +45,7 @@ void measure(const Bench& bench, RawNccl* raw, int64_t bytes, vg::DType dtype) {
 
 }  // namespace
 
-/// By a step of a small patch.
+// Runs a training step on a small patch and records its reductions.
 vg::Tensors make_buckets(const Bench& bench) {
   Options small = bench.options;
   small.batch = 1;
@@ -72,7 +71,7 @@ Times time_buckets(const Bench& bench, const vg::Tensors& buckets) {
 }
 
 void measure_all_reduce(const Bench& bench) {
-  if (bench.world.size() == 1) return bench.report("allreduce", {{"skipped", "one rank reduces nothing"}});
+  if (bench.world.size() == 1) return bench.report("allreduce", {{"skipped", "a single rank has no reductions"}});
   int64_t parameters = 0, bytes = 0;
   const vg::Tensors buckets = make_buckets(bench);
   for (const vg::Tensor& bucket : buckets) {

@@ -10,8 +10,8 @@ namespace scaling {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kInFlight = 4;
-// About what a block of NCCL's takes: no block of a convolution fits beside it.
+constexpr int kInFlight = 4;  // loads of 16 bytes that each thread has in flight
+// Approximately the shared memory of NCCL's CTAs. No CTA of a convolution fits on the same SM.
 constexpr int kSharedBytes = 64 * 1024;
 
 void check_cuda(cudaError_t code) { voxgrad::check(code == cudaSuccess, "scaling", cudaGetErrorString(code)); }
@@ -28,7 +28,8 @@ struct alignas(16) Wide {
   T values[kCount];
 };
 
-/// Of `count` groups of 16 bytes; several loads of a thread are under way at once, so that few blocks keep up.
+/// Multiplies `count` groups of 16 bytes by `factor`. Each thread has kInFlight loads in flight, so that a few CTAs can
+/// saturate the memory bandwidth.
 template <class T>
 __device__ void scale(Wide<T>* groups, int64_t count, float factor) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
@@ -46,7 +47,8 @@ __device__ void scale(Wide<T>* groups, int64_t count, float factor) {
   }
 }
 
-/// The values behind the last group of 16 bytes are left as they are.
+/// Multiplies `values` by `factor`, except for the remainder after the last group of 16 bytes, and runs for at least
+/// `time` nanoseconds.
 template <class T>
 __global__ void __launch_bounds__(kThreads) reduce(T* values, int64_t count, float factor, uint64_t time) {
   const uint64_t begin = nanoseconds();

@@ -1,4 +1,4 @@
-// What scaling runs on the GPU itself.
+// A kernel that simulates a reduction, and a query of the GPU's name.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace scaling {
 
-/// Queues a kernel of `blocks` thread blocks that multiplies a tensor, f32 or bf16, by `factor` (others and 1: leaves
-/// it), and does not end before `microseconds` are over.
+/// Queues a kernel of `blocks` CTAs that multiplies a tensor by `factor` and runs for at least `microseconds`. Tensors
+/// of dtypes other than f32 and bf16 keep their values.
 void queue_reduction(const voxgrad::Tensor& tensor, float factor, double microseconds, int blocks,
                      const voxgrad::cuda::Stream& stream);
-/// "NVIDIA H100 80GB HBM3"
+/// Returns the name of a GPU: "NVIDIA H100 80GB HBM3".
 std::string gpu_name(int device);
 
 }  // namespace scaling

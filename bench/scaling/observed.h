@@ -1,4 +1,4 @@
-// A communicator that notes what is reduced, and when it was ready.
+// A communicator that records the size of each reduction and the time at which its values were ready.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,18 @@
 
 namespace scaling {
 
-/// Passes everything on to another one.
+/// Forwards all collectives to another communicator and records the all-reduces.
 class ObservedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   struct Reduction {
     int64_t numel = 0;
     voxgrad::DType dtype{};
-    std::unique_ptr<voxgrad::cuda::Event> ready;  ///< in the stream that made the values
+    std::unique_ptr<voxgrad::cuda::Event> ready;  ///< recorded on the stream that computes the values
   };
 
   explicit ObservedCommunicator(voxgrad::distributed::Communicator& base)
       : Communicator(base.rank(), base.size(), base.local_rank(), base.device()), base_(base) {}
-  /// Of all reductions since the last call.
+  /// Returns the reductions since the last call.
   std::vector<Reduction> take() { return std::exchange(reductions_, {}); }
 
   std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override {

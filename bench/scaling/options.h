@@ -1,4 +1,4 @@
-// What scaling is asked to measure.
+// Command-line options of scaling.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +7,26 @@
 
 namespace scaling {
 
+/// The options, described by `scaling --help`.
 struct Options {
   std::vector<std::string> what{"step"};
   int gpus = 1;
-  bool launcher = false;  ///< the ranks are processes that mpirun or torchrun started
+  bool launcher = false;  ///< ranks are processes that mpirun or torchrun started
   std::vector<std::string> modes{"bf16"}, schemes{"ddp"};
-  bool graph = false;  ///< the step as a CUDA graph, too
+  bool graph = false;  ///< also measure the step as a CUDA graph
   std::string wire = "f32";
   double bucket_mb = 25;
   int64_t batch = 2, size = 128;
-  int64_t depth = 0;  ///< of the volume of `spatial`; 0: size
+  int64_t depth = 0;  ///< voxels along D of the volume of --what spatial; 0: same as size
   int warmup = 3, rounds = 3, steps = 20;
   std::string trace;
 
-  // Ranks that are not there:
+  // Options of --simulate:
   std::vector<int> simulate;
   std::string algorithm = "tree";
-  double latency_us = 5, bandwidth = 300;  ///< of one step of the algorithm; of the bus, in GB/s
-  int blocks = 16;
+  double latency_us = 5;   ///< per step of the algorithm
+  double bandwidth = 300;  ///< bus bandwidth in GB/s
+  int blocks = 16;         ///< CTAs that a reduction occupies
 };
 
 }  // namespace scaling

@@ -33,8 +33,8 @@ class Raw final : public RawNccl {
     vg::check(cudaSetDevice(world.device().index) == cudaSuccess, "scaling", "cudaSetDevice failed");
     check_nccl(ncclCommInitRank(&comm_, world.size(), id, world.rank()));
   }
-  /// The communicator stays until the process ends: NCCL frees those of all ranks of a process in one of its threads,
-  /// which waits for GPUs that wait for other ranks by then.
+  /// Does not destroy the NCCL communicator, because this can deadlock: NCCL destroys the communicators of all ranks of
+  /// a process in one thread, which waits for GPUs that may wait for other ranks.
   ~Raw() override { cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle())); }
   Raw(const Raw&) = delete;
   Raw& operator=(const Raw&) = delete;

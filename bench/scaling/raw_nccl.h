@@ -1,4 +1,4 @@
-// NCCL without voxgrad, on a communicator of its own: what nccl-tests times.
+// NCCL's all-reduce, called without voxgrad, as in nccl-tests.
 #pragma once
 
 #include <memory>
@@ -7,12 +7,14 @@
 
 namespace scaling {
 
+/// An NCCL communicator with its own stream.
 class RawNccl {
  public:
-  /// All ranks call it. Null in a build without NCCL.
+  /// Creates a communicator for the ranks of `world`. All ranks must call this function. Returns null in a build
+  /// without NCCL.
   static std::unique_ptr<RawNccl> make(voxgrad::distributed::Communicator& world);
   virtual ~RawNccl() = default;
-  /// Queues the sum of `from`, which may be `to`, on a stream of its own, which waits for nothing.
+  /// Queues the sum of `from` over all ranks into `to`, which may be the same tensor. Does not wait for other streams.
   virtual void all_reduce(const voxgrad::Tensor& from, const voxgrad::Tensor& to) = 0;
 };
 

@@ -13,19 +13,19 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-/// What is queued behind wait() comes after the reduction; the host does not wait.
+/// wait() makes the current stream wait for the reduction; the host does not wait.
 class SimulatedWork final : public vg::distributed::Work {
  public:
-  SimulatedWork(const vg::Tensor& tensor, int device) : over(device), tensor_(tensor) {}
+  SimulatedWork(const vg::Tensor& tensor, int device) : done(device), tensor_(tensor) {}
   ~SimulatedWork() override { SimulatedWork::wait(); }
   SimulatedWork(const SimulatedWork&) = delete;
   SimulatedWork& operator=(const SimulatedWork&) = delete;
   bool test() override { return false; }
   void wait() override {
-    if (!std::exchange(waited_, true)) over.wait();
+    if (!std::exchange(waited_, true)) done.wait();
   }
 
-  vg::cuda::Event over;
+  vg::cuda::Event done;
 
  private:
   vg::Tensor tensor_;
@@ -57,7 +57,7 @@ std::unique_ptr<vg::distributed::Work> SimulatedCommunicator::queue(const vg::Te
   const vg::cuda::StreamGuard guard(stream_);
   ready.wait();
   queue_reduction(tensor, static_cast<float>(factor), microseconds, simulation_.blocks, stream_);
-  work->over.record();
+  work->done.record();
   return work;
 }
 
@@ -65,7 +65,7 @@ std::unique_ptr<vg::distributed::Work> SimulatedCommunicator::start(const vg::di
   using enum vg::distributed::Collective::Kind;
   const vg::NoGradGuard no_grad;
   const double n = size(), us_of_byte = 1e-3 / simulation_.bandwidth;
-  const double sum = c.op == vg::distributed::ReduceOp::sum ? n : 1;
+  const double sum = c.op == vg::ReduceOp::sum ? n : 1;
   switch (c.kind) {
     case all_reduce:
       return queue(c.in, latency_us() + 2 * (n - 1) / n * bytes_of(c.in) * us_of_byte, sum);

@@ -1,4 +1,5 @@
-// Many ranks on one GPU: reductions that take the time they would take, beside the real step.
+// Simulation of many ranks on one GPU: real training steps with simulated collectives, which take the time that real
+// collectives would take.
 #pragma once
 
 #include <cstdlib>
@@ -9,25 +10,27 @@
 
 namespace scaling {
 
-/// The ranks and what connects them. A reduction of `bytes` takes
+/// The simulated ranks and their network. A reduction of `bytes` over n ranks takes
 ///   steps * latency + 2 (n - 1) / n * bytes / bandwidth
-/// where the algorithm has 2 ceil(log2 n) steps ("tree") or 2 (n - 1) ("ring").
+/// where the algorithm has 2 ceil(log2 n) steps ("tree") or 2 (n - 1) steps ("ring").
 struct Simulation {
   int ranks = 2;
   std::string algorithm = "tree";
-  double latency_us = 0;
+  double latency_us = 0;   ///< per step of the algorithm
   double bandwidth = 1e6;  ///< GB/s
-  int blocks = 16;         ///< thread blocks that a reduction occupies
+  int blocks = 16;         ///< CTAs that a reduction occupies
 };
 
-/// Rank 0 of ranks that all hold the same. As NCCL's, reductions of tensors on the GPU are queued in a stream of their
-/// own, behind the current one: a kernel multiplies the values by the number of ranks, and ends when its time is over.
+/// A communicator that acts as rank 0 of many ranks that all hold equal values. As with NCCL, a collective runs on a
+/// separate stream, which waits for the current stream. A kernel multiplies the values by the number of ranks and ends
+/// after the simulated time.
 class SimulatedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
 
-  /// Broadcasts, all_gather and reduce_scatter take half the steps and the time of the bytes once; of messages zeros
-  /// come, after one step. Sums of f32 and bf16 are multiplied, others are rank 0's numbers.
+  /// broadcast, all_gather and reduce_scatter take half the steps and transfer the bytes once. send_receive takes one
+  /// step and receives zeros. Sums of f32 and bf16 are multiplied by the number of ranks; sums of other dtypes keep the
+  /// values of rank 0.
   std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override;
   void abort(int code) override { std::_Exit(code); }
 

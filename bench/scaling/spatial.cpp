@@ -1,4 +1,5 @@
-// One volume over all ranks, beside the whole of it on each by itself: time, memory and losses of training steps.
+// Measurements of training steps on a volume that is divided among all ranks and, for comparison, on the whole volume
+// on each rank: time, memory and losses.
 #include "ops/spatial.h"
 #include "bench/scaling/stepper.h"
 #include "core/random.h"
@@ -8,7 +9,7 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-/// The whole volume, equal on all ranks, or this rank's slab of it.
+/// Returns the volume, which is equal on all ranks, or, with `shared`, this rank's slab of the volume.
 vg::Tensor volume_of(const Bench& bench, bool shared) {
   const int64_t size = bench.options.size, depth = bench.options.depth > 0 ? bench.options.depth : size;
   vg::Generator random(1);
@@ -19,7 +20,7 @@ vg::Tensor volume_of(const Bench& bench, bool shared) {
 void measure(const Bench& bench, const std::string& mode, bool shared, bool graph) {
   ordered_json row{{"mode", mode}, {"graph", graph}, {"shared", shared}, {"depth", bench.options.depth}};
   try {
-    Options small = bench.options;  // until the volume is there
+    Options small = bench.options;  // Stepper runs a step on a small patch; set_volumes() replaces this patch
     small.batch = 1;
     small.size = 64;
     Stepper stepper({small, bench.world, {}}, bench.world, mode, shared ? "ddp" : "none");
@@ -42,7 +43,7 @@ void measure(const Bench& bench, const std::string& mode, bool shared, bool grap
     row.update(
         {{"ms", times.slowest}, {"peak_gb", *std::max_element(peaks.begin(), peaks.end()) / 1e9}, {"losses", losses}});
   } catch (const vg::OutOfMemoryError& error) {
-    if (shared) throw;  // not all ranks need have come here
+    if (shared) throw;  // other ranks may not have run out of memory
     row["error"] = "does not fit on one GPU";
   }
   bench.report("spatial", row);

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kStages = 6, kChannels = 32, kMaxChannels = 320, kClasses = 3;
 
-/// For all ranks of a process, none of which is within a step then.
+/// Sets the precision of all ranks of this process. The barriers ensure that no rank runs a step while the
+/// precision changes.
 void set_precision(const Bench& bench, const std::string& mode) {
   bench.world.barrier();
   vg::set_float32_precision(mode == "highest" ? vg::Float32Precision::highest : vg::Float32Precision::high);
@@ -32,8 +33,8 @@ std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::s
   return training;
 }
 
-/// Kernels are loaded when they are first called, which may wait for the device: that must not happen while a rank
-/// waits for others there. So a step by itself comes first.
+/// Runs a step without other ranks, to load all kernels. CUDA loads a kernel at its first call and may then wait for
+/// the device, which would deadlock while a collective on this device waits for other ranks.
 void load_kernels(const Bench& bench, const std::string& mode, const vg::nn::DataParallelOptions& parallel_options) {
   SimulatedCommunicator alone(bench.device(), {.ranks = 2});
   const auto training = make_training(bench, mode);
@@ -73,7 +74,7 @@ int64_t Stepper::parameters() const {
   return count;
 }
 
-/// FNV-1a of 32-bit words.
+// FNV-1a over 32-bit words.
 uint64_t Stepper::checksum() const {
   uint64_t hash = 0xcbf29ce484222325;
   for (const vg::Tensor& parameter : training->model.parameters()) {
@@ -86,12 +87,12 @@ uint64_t Stepper::checksum() const {
 
 Execution::Execution(const Bench& bench, bool graph, std::function<void()> step) : step_(std::move(step)) {
   for (int i = 0; i < bench.options.warmup; ++i) step_();
-  if (graph) {  // a capture frees memory, which waits for the device: no rank may wait for another one meanwhile
+  if (graph) {  // a capture frees memory and so waits for the device; a pending collective would cause a deadlock
     bench.world.barrier();
     graph_.emplace(bench.device().index).capture(step_);
     bench.world.barrier();
   }
-  (*this)();  // either way, so that both take the same number of steps
+  (*this)();  // also without a graph, so that both kinds of execution take the same number of steps
 }
 
 void each_execution(const Bench& bench, const std::function<void(bool graph)>& f) {

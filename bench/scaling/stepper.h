@@ -1,4 +1,4 @@
-// The step that is measured: nnU-Net's standard network on one of the ranks.
+// Training steps of nnU-Net's standard network on one rank.
 #pragma once
 
 #include <functional>
@@ -14,18 +14,19 @@
 
 namespace scaling {
 
-/// Steps are on `x` (N, 1, D, H, W) from now on, with labels that follow from it.
+/// Sets the input of later steps to `x` (N, 1, D, H, W). Derives the labels from `x`.
 void set_volumes(voxgrad::UNetTraining& training, const voxgrad::Tensor& x);
 
-/// Equal parameters and data of its own on each rank.
+/// A training run with the same initial parameters and different data on each rank.
 struct Stepper {
-  /// scheme: "ddp", "zero" (with DataParallel, too) or "none", each rank by itself.
+  /// scheme: "ddp" (DataParallel), "zero" (DataParallel with ZeroRedundancy) or "none" (independent ranks).
   Stepper(const Bench& bench, voxgrad::distributed::Communicator& world, const std::string& mode,
           const std::string& scheme);
-  /// `reduce` false: the gradients stay on each rank.
+  /// Runs a step. If `reduce` is false, does not reduce the gradients.
   void step(bool reduce = true);
+  /// Returns the number of parameters.
   int64_t parameters() const;
-  /// Of the parameters' bits.
+  /// Returns a hash of the bits of the parameters.
   uint64_t checksum() const;
 
   std::unique_ptr<voxgrad::UNetTraining> training;
@@ -33,7 +34,7 @@ struct Stepper {
   std::optional<voxgrad::nn::ZeroRedundancy> zero;
 };
 
-/// A step that was warmed up, to be called: itself, or replays of what was captured.
+/// A callable step after its warm-up: either the eager step, or replays of a CUDA graph of the step.
 class Execution {
  public:
   Execution(const Bench& bench, bool graph, std::function<void()> step);
@@ -44,7 +45,7 @@ class Execution {
   std::optional<voxgrad::cuda::CUDAGraph> graph_;
 };
 
-/// f(false) for eager steps and, with --graph, f(true).
+/// Calls f(false) for eager steps and, with --graph, f(true) for a CUDA graph.
 void each_execution(const Bench& bench, const std::function<void(bool graph)>& f);
 
 }  // namespace scaling

@@ -1,4 +1,5 @@
-// Whole training steps: their time, what of the reductions they hide, and when gradients are ready within them.
+// Measurements of whole training steps: time, overlap of reductions with the backward pass, and times at which buckets
+// are ready.
 #include <cmath>
 #include <cstdio>
 #include <deque>
@@ -14,9 +15,9 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-using Events = std::deque<vg::cuda::Event>;  // which cannot be moved
+using Events = std::deque<vg::cuda::Event>;  // a deque, because events cannot be moved
 
-/// The standard deviation of single steps, in ms, on this rank: what the others wait for.
+/// Returns the standard deviation of the duration of single steps on this rank, in ms.
 double jitter_of(const Bench& bench, Execution& step) {
   Events events;
   for (int i = 0; i <= bench.options.steps; ++i) events.emplace_back(bench.device().index);
@@ -25,7 +26,7 @@ double jitter_of(const Bench& bench, Execution& step) {
     step();
     events[static_cast<size_t>(i)].record();
   }
-  std::vector<double> ms;  // without the first, which the host did not queue ahead
+  std::vector<double> ms;  // without the first step, which the host did not queue in advance
   for (size_t i = 2; i < events.size(); ++i) ms.push_back(events[i].elapsed_ms_since(events[i - 1]));
   if (ms.size() < 2) return 0;
   const double mean = std::accumulate(ms.begin(), ms.end(), 0.0) / static_cast<double>(ms.size());
@@ -34,18 +35,19 @@ double jitter_of(const Bench& bench, Execution& step) {
   return std::sqrt(squares / static_cast<double>(ms.size() - 1));
 }
 
-/// Whether all ranks hold the same number.
+/// Returns true if `value` is equal on all ranks.
 bool same_on_all_ranks(const Bench& bench, uint64_t value) {
-  const auto own = static_cast<int64_t>(value);
-  const vg::Tensor all = bench.world.all_gather(vg::from_span<int64_t>(std::span(&own, 1), {1}));
+  const auto expected = static_cast<int64_t>(value);
+  const vg::Tensor all = bench.world.all_gather(vg::from_span<int64_t>(std::span(&expected, 1), {1}));
   for (const int64_t other : all.to_vector<int64_t>())
-    if (other != own) return false;
+    if (other != expected) return false;
   return true;
 }
 
-/// A trace of three steps of all ranks that are threads of this process.
+/// Writes a trace of three steps of all ranks that are threads of this process.
 void write_trace(const Bench& bench, Stepper& stepper) {
-  // stop() waits for all their GPUs, none of which may wait for rank 0 meanwhile.
+  // stop() waits for the GPUs of all ranks. Until stop() returns, the mutex keeps the other ranks from starting a
+  // collective.
   static std::mutex stopping;
   std::unique_lock lock(stopping, std::defer_lock);
   std::optional<vg::profiler::Session> session;
@@ -91,20 +93,23 @@ void measure_step(const Bench& bench, const std::string& mode, const std::string
   if (!bench.options.trace.empty() && !graph && scheme == "ddp") write_trace(bench, stepper);
 }
 
-/// From the beginning of the backward pass; a step's other parts behind it.
+/// The times of a step in ms.
 struct Timeline {
-  std::vector<double> ready;  ///< by bucket
-  double forward = 0, wait = 0, update = 0;
+  std::vector<double> ready;  ///< per bucket: from the start of the backward pass until the bucket is full
+  double forward = 0;         ///< duration of the forward pass
+  double wait = 0;            ///< from the last full bucket to the end of the backward pass
+  double update = 0;          ///< duration of the optimizer step
 };
 
-/// The sizes of the buckets, by the reductions of one step.
+/// Returns the bytes of each reduction of a step.
 ordered_json describe(const std::vector<ObservedCommunicator::Reduction>& reductions) {
   ordered_json sizes = ordered_json::array();
   for (const auto& reduction : reductions) sizes.push_back(reduction.numel * vg::item_size(reduction.dtype));
   return sizes;
 }
 
-/// Steps that the host queues without a wait, as in training.
+/// Runs steps without waiting between them, as in training, and returns their timelines. `sizes` receives the bytes of
+/// the buckets.
 std::vector<Timeline> observe(const Bench& bench, Stepper& stepper, ObservedCommunicator& world, ordered_json& sizes) {
   std::vector<std::vector<ObservedCommunicator::Reduction>> reductions;
   std::deque<Events> marks;
@@ -145,13 +150,13 @@ void measure_step(const Bench& bench) {
   for (const std::string& mode : bench.options.modes)
     for (const std::string& scheme : bench.options.schemes)
       each_execution(bench, [&](bool graph) {
-        if (graph && scheme == "zero") return;  // its step cannot be captured
+        if (graph && scheme == "zero") return;  // a step with ZeroRedundancy cannot be captured
         measure_step(bench, mode, scheme, graph);
       });
 }
 
 void measure_overlap(const Bench& bench) {
-  if (bench.world.size() == 1) return bench.report("overlap", {{"skipped", "one rank reduces nothing"}});
+  if (bench.world.size() == 1) return bench.report("overlap", {{"skipped", "a single rank has no reductions"}});
   const double alone = time_buckets(bench, make_buckets(bench)).slowest;
   for (const std::string& mode : bench.options.modes)
     each_execution(bench, [&](bool graph) {
@@ -171,7 +176,8 @@ void measure_overlap(const Bench& bench) {
 }
 
 void measure_buckets(const Bench& bench) {
-  if (bench.world.size() == 1) return bench.report("buckets", {{"skipped", "one rank has none: --simulate"}});
+  if (bench.world.size() == 1)
+    return bench.report("buckets", {{"skipped", "a single rank has no buckets; use --simulate"}});
   for (const std::string& mode : bench.options.modes) {
     ObservedCommunicator world(bench.world);
     Stepper stepper(bench, world, mode, "ddp");
@@ -179,7 +185,7 @@ void measure_buckets(const Bench& bench) {
     world.take();
     ordered_json sizes;
     std::vector<Timeline> timelines = observe(bench, stepper, world, sizes);
-    if (timelines.size() > 1) timelines.erase(timelines.begin());  // which the host did not queue ahead
+    if (timelines.size() > 1) timelines.erase(timelines.begin());  // the host did not queue the first step in advance
     ordered_json ready = ordered_json::array();
     for (size_t b = 0; b < sizes.size(); ++b)
       ready.push_back(median_of(timelines, [b](const Timeline& t) { return t.ready[b]; }));

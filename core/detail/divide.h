@@ -1,4 +1,4 @@
-// Integer division that rounds up. For values that are not negative and positive divisors.
+// Integer division that rounds up. Values must not be negative, and divisors must be positive.
 #pragma once
 
 #include <type_traits>

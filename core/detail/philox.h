@@ -13,7 +13,7 @@ struct Philox4 {
   uint32_t v[4];
 };
 
-/// Four random words from a key (the seed) and a counter.
+/// Returns four random words for a key (the seed) and a counter.
 VG_HOST_DEVICE inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t stream = 0) {
   uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
   uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
@@ -33,19 +33,20 @@ VG_HOST_DEVICE inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t s
   return {{c0, c1, c2, c3}};
 }
 
-/// [0, 1) with 24 bits.
+/// Returns a uniform number in [0, 1) with 24 random bits.
 VG_HOST_DEVICE inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
-/// [0, 1) with 53 bits.
+/// Returns a uniform number in [0, 1) with 53 random bits.
 VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
   const uint64_t bits = (static_cast<uint64_t>(high) << 32 | low) >> 11;
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-/// Uniforms on [0, 1) that one counter gives: four floats or two doubles. Halves are floats, rounded.
+/// The number of uniform numbers per counter value: four floats or two doubles. Numbers of type bf16 and f16 are
+/// rounded floats.
 template <class T>
 inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(compute_t<T>);
 
-/// Number `j` of these.
+/// Returns uniform number `j` of one counter value.
 template <class T>
 VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
   if constexpr (sizeof(T) == 8)
@@ -54,17 +55,18 @@ VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
     return uniform_float(r.v[j]);
 }
 
-/// A uniform rounded to T: to the largest number below 1 where it would become 1.
+/// Rounds a uniform number to T. Returns the largest value below 1 if it would round to 1.
 template <class T>
 VG_HOST_DEVICE T rounded_uniform(compute_t<T> u) {
-  constexpr compute_t<T> kMost = std::is_same_v<T, Float16> ? 1 - 0x1p-11f : 1 - 0x1p-8f;
+  constexpr compute_t<T> kMaxBelowOne = std::is_same_v<T, Float16> ? 1 - 0x1p-11f : 1 - 0x1p-8f;
   if constexpr (std::is_same_v<T, compute_t<T>>)
     return u;
   else
-    return T(u < kMost ? u : kMost);
+    return T(u < kMaxBelowOne ? u : kMaxBelowOne);
 }
 
-/// One of the two standard normals that a pair of uniforms gives (Box and Muller 1958).
+/// Converts two uniform numbers to a pair of standard normal numbers (Box and Muller 1958). Returns the first or the
+/// second number of the pair.
 template <class T>
 VG_HOST_DEVICE T normal_of(T u, T v, bool second) {
   // 1 - u lies in (0, 1], where the logarithm is finite.
@@ -73,14 +75,14 @@ VG_HOST_DEVICE T normal_of(T u, T v, bool second) {
   return radius * (second ? std::sin(angle) : std::cos(angle));
 }
 
-/// Element `i` of a stream of uniforms on [0, 1).
+/// Returns element `i` of a stream of uniform numbers in [0, 1).
 template <class T>
 VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
   constexpr uint64_t n = kUniformsPerCounter<T>;
   return rounded_uniform<T>(uniform_of<compute_t<T>>(philox(seed, offset + i / n), i % n));
 }
 
-/// Element `i` of a stream of standard normals.
+/// Returns element `i` of a stream of standard normal numbers.
 template <class T>
 VG_HOST_DEVICE T philox_normal(uint64_t seed, uint64_t offset, uint64_t i) {
   const uint64_t pair = i & ~uint64_t{1};

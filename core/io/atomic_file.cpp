@@ -1,11 +1,11 @@
-// The order of the system calls is what makes the write atomic: data to disk, then the rename, then the
-// directory, so that after a power cut the name leads to the old bytes or to all of the new ones.
+// The order of the system calls makes the write atomic: the data is flushed to the disk, then the file is renamed, then
+// the directory is flushed. After a power failure, the name refers either to the old bytes or to all new ones.
 //
-// A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Which
-// files are abandoned is told by an flock that each writer holds on its file: the system drops it with the process,
-// however that ends, and no process number or clock has to be trusted; Linux carries it to the other hosts of an NFS
-// mount too. Where a file system has no flock, nothing is removed. (One that keeps the locks within each host must
-// not have writers of one path on two.)
+// A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Each
+// writer holds an flock on its file, so a file without a lock is abandoned. The system releases the lock when the
+// process ends in any way, so no process numbers or clocks are needed. Linux forwards the lock to other hosts of an NFS
+// mount. On a file system without flock, nothing is removed. On a file system whose locks are local to each host,
+// writers of one path must run on the same host.
 #include "core/io/atomic_file.h"
 
 #include <fcntl.h>
@@ -35,8 +35,8 @@ std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Makes the rename durable. A directory that may be written but not read, or a file system without
-/// fsync for directories, leaves that to the system: the file itself is complete either way.
+/// Makes the rename durable. Does nothing if the directory cannot be read or the file system has no fsync for
+/// directories; the file itself is complete in any case.
 int sync_directory(const std::filesystem::path& directory) {
   const int descriptor = retry_interrupted([&] { return open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) return errno == EACCES ? 0 : errno;
@@ -45,26 +45,25 @@ int sync_directory(const std::filesystem::path& directory) {
   return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
-/// Whether `path` leads to the open file, and not to another one by now.
-bool leads_to(const std::filesystem::path& path, int descriptor) {
+/// Returns whether `path` still refers to the open file.
+bool refers_to(const std::filesystem::path& path, int descriptor) {
   struct stat opened, named;
   return fstat(descriptor, &opened) == 0 && lstat(path.c_str(), &named) == 0 && S_ISREG(named.st_mode) &&
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-/// Removes the temporary file of a writer that is gone. Who has the lock has the name too: nobody else removes the
-/// file, and a new one is only made under a free name.
+/// Removes the temporary file of a writer that has ended. The lock ensures that no running writer uses the file.
 void remove_abandoned(const std::filesystem::path& temporary) {
   const int descriptor = open(temporary.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) return;
-  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && leads_to(temporary, descriptor)) unlink(temporary.c_str());
+  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && refers_to(temporary, descriptor)) unlink(temporary.c_str());
   close(descriptor);
 }
 
 }  // namespace
 
 AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path_(path), op_(op) {
-  check(path.has_filename(), op, "cannot write '", path.string(), "': it names no file");
+  check(path.has_filename(), op, "cannot write '", path.string(), "': the path has no file name");
   std::error_code ignored;
   if (std::filesystem::is_symlink(path, ignored)) {
     const auto target = std::filesystem::canonical(path, ignored);
@@ -75,7 +74,7 @@ AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path
   if (exists) {
     check(!S_ISDIR(existing.st_mode), op, "cannot write '", path.string(), "': it is a directory");
     check(S_ISREG(existing.st_mode), op, "cannot write '", path.string(), "': it is not a regular file");
-    // The rename would not ask: a file that its owner made read-only would be lost.
+    // The rename would replace a read-only file without an error.
     if (access(path_.c_str(), W_OK) != 0) fail_with(errno);
   }
   try {
@@ -93,12 +92,12 @@ void AtomicFile::fail_with(int error) const {
   fail(op_, "cannot write '", path_.string(), "': ", std::generic_category().message(error));
 }
 
-/// Temporary files have the numbers 0, 1, ...: the first that no other writer of the same path has. So those that are
-/// abandoned are found without a search of the directory.
+/// Creates the temporary file with the first number 0, 1, ... that no other writer of the same path uses. This
+/// numbering finds abandoned files without a search of the directory.
 void AtomicFile::create_temporary() {
-  constexpr size_t kLongestStem = 200;  // file names end at 255 bytes
-  constexpr int kMaxWriters = 8;       // what more of them at once leave, the next as many at once clean up
-  const std::string stem = path_.filename().string().substr(0, kLongestStem);
+  constexpr size_t kMaxStem = 200;  // bytes; file names have at most 255
+  constexpr int kMaxWriters = 8;    // numbers of temporary files that are searched for abandoned files
+  const std::string stem = path_.filename().string().substr(0, kMaxStem);
   for (int number = 0; descriptor_ < 0 || number < kMaxWriters; ++number) {
     auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");
     remove_abandoned(name);
@@ -108,7 +107,8 @@ void AtomicFile::create_temporary() {
     if (descriptor_ < 0) continue;
     temporary_ = std::move(name);
     const bool locked_by_other = flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (locked_by_other || !leads_to(temporary_, descriptor_)) {  // taken for abandoned in the moment without a lock
+    // Another writer may have removed the file before this writer locked it.
+    if (locked_by_other || !refers_to(temporary_, descriptor_)) {
       close(descriptor_);
       descriptor_ = -1;
       temporary_.clear();
@@ -117,7 +117,7 @@ void AtomicFile::create_temporary() {
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
-  check(descriptor_ >= 0, op_, "'", path_.string(), "' is closed already");
+  check(descriptor_ >= 0, op_, "'", path_.string(), "' is already closed");
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t written = retry_interrupted([&] { return ::write(descriptor_, from, bytes); });
@@ -128,21 +128,21 @@ void AtomicFile::write(const void* data, size_t bytes) {
 }
 
 void AtomicFile::seek(int64_t position) {
-  check(descriptor_ >= 0, op_, "'", path_.string(), "' is closed already");
+  check(descriptor_ >= 0, op_, "'", path_.string(), "' is already closed");
   if (lseek(descriptor_, position, SEEK_SET) < 0) fail_with(errno);
 }
 
 void AtomicFile::commit() {
-  check(descriptor_ >= 0, op_, "'", path_.string(), "' is closed already");
+  check(descriptor_ >= 0, op_, "'", path_.string(), "' is already closed");
   if (retry_interrupted([&] { return fsync(descriptor_); }) != 0) fail_with(errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_with(errno);
   temporary_.clear();
-  discard();  // only now: the lock goes with the descriptor
+  discard();  // after the rename, because closing the descriptor releases the lock
   if (const int error = sync_directory(directory_of(path_))) fail_with(error);
 }
 
 void AtomicFile::discard() noexcept {
-  if (!temporary_.empty()) unlink(temporary_.c_str());  // while the lock still says whose it is
+  if (!temporary_.empty()) unlink(temporary_.c_str());  // while this writer still holds the lock
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
 }

@@ -1,5 +1,5 @@
-// Files that appear whole or not at all: checkpoints and results survive a crash, a full disk or a Ctrl-C
-// in the middle of a write, because the old file stays in place until the new one is safe on the disk.
+// AtomicFile: replaces a file completely or not at all. Checkpoints and results survive a crash, a full disk or a
+// Ctrl-C during a write, because the old file stays in place until the new one is on the disk.
 #pragma once
 
 #include <cstddef>
@@ -9,27 +9,27 @@
 
 namespace voxgrad {
 
-/// A file being written beside `path`, which takes its name in commit(). Without a commit() nothing
-/// happens to `path`, and the temporary file ".<name>.voxgrad-<number>.tmp" is removed: by the destructor, or, if
-/// the process was killed, by the next AtomicFile of the same path. That of a writer still at work is never touched.
+/// A temporary file ".<name>.voxgrad-<number>.tmp" beside `path` that commit() renames to `path`. Without commit(),
+/// `path` does not change, and the destructor removes the temporary file. If the process was killed, the next
+/// AtomicFile of the same path removes it. Temporary files of running writers are never removed.
 class AtomicFile {
  public:
-  /// Creates the temporary file in the directory of `path`; a symbolic link is followed. `op` begins the
-  /// error messages. Throws if the directory is missing or not writable, or if `path` is a directory,
-  /// a device or a file that may not be written.
+  /// Creates the temporary file in the directory of `path`. Follows symbolic links. `op` is the prefix of error
+  /// messages. Throws Error if the directory does not exist or is not writable, or if `path` is a directory, a device
+  /// or a file that may not be written.
   AtomicFile(const std::filesystem::path& path, const char* op);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Writes at the end of what was written before. Throws if the disk is full or fails.
+  /// Writes at the current position. Throws Error if the disk is full or fails.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// Goes to `position` bytes from the start, to write there again.
+  /// Sets the position, in bytes from the start, to overwrite earlier bytes.
   void seek(int64_t position);
-  /// The open file, for libraries that write by themselves.
+  /// Returns the file descriptor, for libraries that write to it themselves.
   int descriptor() const { return descriptor_; }
-  /// Forces the bytes to the disk and gives the file its name.
+  /// Flushes the bytes to the disk and renames the file to `path`.
   void commit();
 
  private:
@@ -43,7 +43,7 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-/// Replaces the file `path` by `bytes`, or leaves it as it was and throws.
+/// Replaces the contents of the file `path` atomically. If it throws, the file is unchanged.
 void write_file(const std::filesystem::path& path, std::string_view bytes, const char* op = "write_file");
 
 }  // namespace voxgrad

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kChunk = 1 << 16;
 
-/// What zlib says, without the descriptor that it puts in front: "<fd:5>: incorrect data check".
+/// Returns zlib's error message without its prefix, the file descriptor: "<fd:5>: incorrect data check".
 std::string_view without_source(std::string_view message) {
   const size_t end = message.starts_with("<fd:") ? message.find(": ") : std::string_view::npos;
   return end == std::string_view::npos ? message : message.substr(end + 2);
@@ -62,11 +62,11 @@ void UnpackedFile::seek(int64_t position) {
   std::vector<char> chunk(kChunk);
   while (position > 0) {
     const size_t want = std::min<size_t>(chunk.size(), static_cast<size_t>(position));
-    file_.check(read(chunk.data(), want) == want, "truncated: ends before the data that it should hold");
+    file_.check(read(chunk.data(), want) == want, "truncated: the file ends before the expected data");
     position -= static_cast<int64_t>(want);
   }
 }
 
-void UnpackedFile::rewind() { file_.check(gzrewind(handle_.get()) == 0, "cannot be read twice"); }
+void UnpackedFile::rewind() { file_.check(gzrewind(handle_.get()) == 0, "cannot be rewound"); }
 
 }  // namespace voxgrad

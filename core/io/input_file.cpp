@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-/// How files of well-known formats begin.
+/// The first bytes of files of well-known formats.
 constexpr std::pair<std::string_view, const char*> kFormats[] = {
     {"PK\x03\x04"sv, "a zip archive, as torch.save and numpy.savez write"},
     {"\x80\x02"sv, "a Python pickle, as torch.save wrote before PyTorch 1.6"},
@@ -33,7 +33,7 @@ InputFile::InputFile(const std::filesystem::path& path, const char* op, int64_t 
   const auto fail_with = [&](int error) {
     voxgrad::fail(op, "cannot read '", name_, "': ", std::generic_category().message(error));
   };
-  // Without O_NONBLOCK, opening a pipe would wait for its writer before it can be refused.
+  // Without O_NONBLOCK, open() would wait for the writer of a pipe.
   descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) fail_with(errno);
   struct stat status;
@@ -76,11 +76,11 @@ void InputFile::read_at(int64_t position, void* to, size_t bytes) const {
 }
 
 std::string in_quotes(std::string_view text) {
-  constexpr size_t kLongest = 80;
-  std::string shown(text.substr(0, kLongest));
+  constexpr size_t kMaxShown = 80;
+  std::string shown(text.substr(0, kMaxShown));
   std::replace_if(
       shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return concat("'", shown, text.size() > kLongest ? "...'" : "'");
+  return concat("'", shown, text.size() > kMaxShown ? "...'" : "'");
 }
 
 int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
@@ -93,7 +93,7 @@ int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shap
     overflow |= __builtin_mul_overflow(bits, std::max<int64_t>(size, 1), &bits);
   }
   file.check(!overflow, what, "the bits of shape ", shape, ' ', dtype, " do not fit in 64 bits");
-  file.check(empty || bits % 8 == 0, what, shape, ' ', dtype, " takes ", bits, " bits, which are no whole bytes");
+  file.check(empty || bits % 8 == 0, what, shape, ' ', dtype, " takes ", bits, " bits, not a whole number of bytes");
   return empty ? 0 : bits / 8;
 }
 

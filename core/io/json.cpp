@@ -7,7 +7,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The interface of nlohmann::json_sax. Functions return true to continue; errors are thrown.
+/// Implements nlohmann::json_sax. Functions return true to continue, and throw in case of an error.
 class Reader {
  public:
   Reader(const InputFile& file, const char* what, const std::function<void(const JsonPath&, const JsonValue&)>& visit)
@@ -20,9 +20,9 @@ class Reader {
     if (value > INT64_MAX) return take({"a number that does not fit in 64 bits"});
     return take({.type = "a number", .integer = static_cast<int64_t>(value)});
   }
-  bool number_float(double, const std::string&) { return take({"a number that is no 64-bit integer"}); }
+  bool number_float(double, const std::string&) { return take({"a number that is not a 64-bit integer"}); }
   bool string(std::string& text) { return take({.type = "a string", .text = std::move(text)}); }
-  bool binary(std::vector<uint8_t>&) { return false; }  // not in texts
+  bool binary(std::vector<uint8_t>&) { return false; }  // does not occur in JSON text
   bool start_object(size_t) { return open("an object"); }
   bool start_array(size_t) { return open("an array"); }
   bool key(std::string& key) {

@@ -1,5 +1,5 @@
-// A packed file says nothing reliable about its unpacked size, so it is unpacked twice: once to count what
-// it holds, in constant memory, and once into the tensor that the header asks for.
+// The unpacked size of a gzip file is not known in advance, so the file is unpacked twice: first in constant memory, to
+// compare its size with the header, and then into the tensor.
 #include "core/io/nifti.h"
 
 #include <algorithm>
@@ -20,9 +20,9 @@
 namespace voxgrad {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "headers are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "headers are written in the byte order of memory");
 
-// Bytes from the start of the header to each field (nifti1.h).
+// Byte offsets of the header's fields (nifti1.h).
 namespace field {
 constexpr size_t kSizeofHdr = 0, kDim = 40, kDatatype = 70, kBitpix = 72, kPixdim = 76, kVoxOffset = 108,
                  kSclSlope = 112, kSclInter = 116, kXyztUnits = 123, kDescrip = 148, kQformCode = 252, kSformCode = 254,
@@ -30,9 +30,9 @@ constexpr size_t kSizeofHdr = 0, kDim = 40, kDatatype = 70, kBitpix = 72, kPixdi
 }
 constexpr size_t kHeaderBytes = 348;
 constexpr size_t kDescripBytes = 80;
-constexpr int64_t kDataStart = 352;  // the header and four bytes that announce extensions
+constexpr int64_t kDataStart = 352;  // bytes of the header and the extension flags
 constexpr size_t kChunk = 1 << 16;
-constexpr char kMillimetres = 2;
+constexpr char kMillimeters = 2;
 
 template <class T>
 T swap_bytes(T value) {
@@ -43,7 +43,7 @@ T swap_bytes(T value) {
   return value;
 }
 
-/// The 348 bytes at the start, and the byte order they are in.
+/// The 348 bytes of the header and their byte order.
 struct RawHeader {
   std::array<char, kHeaderBytes> bytes{};
   bool swapped = false;
@@ -65,21 +65,20 @@ struct Scaling {
   double intercept = 0;
 };
 
-/// Throws Error if a value is an integer that i32 does not hold: wider integers are read because NumPy's default dtype
-/// is i64, not for their range, which float32 does not have.
+/// Converts `count` voxels at `from` to f32. Throws Error if a 64-bit integer does not fit in i32. i64 and u64 are
+/// supported because i64 is NumPy's default dtype, although f32 cannot represent their full range.
 using Decode = void (*)(const InputFile& file, const char* from, float* to, int64_t count, bool swapped,
                         Scaling scaling);
 
 template <class T>
 void decode(const InputFile& file, const char* from, float* to, int64_t count, bool swapped, Scaling scaling) {
-  const bool scaled = scaling.slope != 1 || scaling.intercept != 0;  // else -0.0f would lose its sign
+  const bool scaled = scaling.slope != 1 || scaling.intercept != 0;  // adding 0 would change -0.0f
   for (int64_t i = 0; i < count; ++i) {
     T value;
     std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
     if (swapped) value = swap_bytes(value);
     if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
-      file.check(std::in_range<int32_t>(value), "a voxel is ", value,
-                 ", which i32 does not hold; convert the file to f32");
+      file.check(std::in_range<int32_t>(value), "voxel value ", value, " does not fit in i32; convert the file to f32");
     to[i] = static_cast<float>(scaled ? scaling.slope * static_cast<double>(value) + scaling.intercept
                                       : static_cast<double>(value));
   }
@@ -89,7 +88,7 @@ struct VoxelType {
   int code;
   const char* name;
   int64_t bytes;
-  Decode decode;  ///< null: of the format, but not read here
+  Decode decode;  ///< null if the format defines the type but voxgrad does not read it
 };
 constexpr VoxelType kVoxelTypes[] = {
     {2, "u8", 1, decode<uint8_t>},      {4, "i16", 2, decode<int16_t>},    {8, "i32", 4, decode<int32_t>},
@@ -100,7 +99,7 @@ constexpr VoxelType kVoxelTypes[] = {
     {2048, "complex256", 32, nullptr},  {2304, "rgba32", 4, nullptr},
 };
 
-/// What the header says, checked.
+/// The checked contents of the header.
 struct Layout {
   Shape shape;
   const VoxelType* type = nullptr;
@@ -111,7 +110,7 @@ struct Layout {
 RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
   RawHeader header;
   const size_t got = unpacked.read(header.bytes.data(), kHeaderBytes);
-  file.check(got == kHeaderBytes, "truncated: ", got, " bytes hold no NIfTI-1 header");
+  file.check(got == kHeaderBytes, "truncated: ", got, " bytes are too few for a NIfTI-1 header");
   const auto size = header.get<int32_t>(field::kSizeofHdr);
   header.swapped = size != static_cast<int32_t>(kHeaderBytes);
   const auto other = header.get<int32_t>(field::kSizeofHdr);
@@ -125,15 +124,15 @@ RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
   return header;
 }
 
-/// (D, H, W), or (T, D, H, W) for more than one volume.
+/// Returns (D, H, W), or (T, D, H, W) if there are several volumes.
 Shape read_shape(const InputFile& file, const RawHeader& header) {
   const int rank = header.get<int16_t>(field::kDim);
-  file.check(rank >= 1 && rank <= 7, "dim[0] must be 1 to 7, is ", rank);
+  file.check(rank >= 1 && rank <= 7, "dim[0] must be 1 to 7, got ", rank);
   std::array<int64_t, 7> sizes;
   sizes.fill(1);
   for (int i = 0; i < rank; ++i) {
     sizes[i] = header.get<int16_t>(field::kDim, i + 1);
-    file.check(sizes[i] > 0, "dim[", i + 1, "] must be positive, is ", sizes[i]);
+    file.check(sizes[i] > 0, "dim[", i + 1, "] must be positive, got ", sizes[i]);
     file.check(i < 4 || sizes[i] == 1, "dim[", i + 1, "] is ", sizes[i], "; more than four axes are not supported");
   }
   if (sizes[3] > 1) return {sizes[3], sizes[2], sizes[1], sizes[0]};
@@ -148,15 +147,15 @@ Layout read_layout(const InputFile& file, const RawHeader& header) {
   file.check(layout.type != std::end(kVoxelTypes), "unknown datatype ", code);
   file.check(layout.type->decode != nullptr, "voxels of ", layout.type->name, " are not supported");
   const int bits = header.get<int16_t>(field::kBitpix);
-  file.check(bits == 8 * layout.type->bytes, "bitpix is ", bits, ", voxels of ", layout.type->name, " have ",
+  file.check(bits == 8 * layout.type->bytes, "bitpix is ", bits, ", but voxels of ", layout.type->name, " have ",
              8 * layout.type->bytes);
 
   const auto offset = header.get<float>(field::kVoxOffset);
   const bool whole = offset >= kDataStart && offset < 0x1p53f && offset == std::floor(offset);
-  file.check(whole, "vox_offset must be a whole number from ", kDataStart, " on, is ", offset);
+  file.check(whole, "vox_offset must be a whole number of at least ", kDataStart, ", is ", offset);
   layout.offset = static_cast<int64_t>(offset);
 
-  // The reference reader takes a slope that is 0 or not finite for "not scaled".
+  // As in the reference implementation, a slope that is 0 or not finite means that there is no scaling.
   const auto slope = header.get<float>(field::kSclSlope), intercept = header.get<float>(field::kSclInter);
   if (slope != 0 && std::isfinite(slope)) {
     file.check(std::isfinite(intercept), "scl_inter is not finite");
@@ -165,29 +164,31 @@ Layout read_layout(const InputFile& file, const RawHeader& header) {
   return layout;
 }
 
-/// Along the file's axes i, j, k, without the sign that some writers give.
+/// Returns the spacing along the axes i, j, k of the file. Some programs write negative values, of which the absolute
+/// value is used.
 std::array<double, 3> read_pixdim(const InputFile& file, const RawHeader& header) {
   std::array<double, 3> pixdim;
   const int rank = header.get<int16_t>(field::kDim);
   for (int i = 0; i < 3; ++i) {
     pixdim[i] = std::abs(header.get<float>(field::kPixdim, i + 1));
     const bool single = i >= rank || header.get<int16_t>(field::kDim, i + 1) == 1;
-    if (single && !(pixdim[i] > 0 && std::isfinite(pixdim[i]))) pixdim[i] = 1;  // an axis that nobody measured
+    if (single && !(pixdim[i] > 0 && std::isfinite(pixdim[i]))) pixdim[i] = 1;  // an axis of size 1 may lack a spacing
     file.check(std::isfinite(pixdim[i]), "pixdim[", i + 1, "] is not finite");
     file.check(pixdim[i] > 0, "pixdim[", i + 1, "] is 0");
   }
   return pixdim;
 }
 
-/// Method 2 of nifti1.h: a unit quaternion, of which the header stores the imaginary part, and an offset.
+/// Computes the qform (method 2 of nifti1.h) from a unit quaternion and an offset. The header stores the imaginary part
+/// of the quaternion.
 void set_from_qform(const InputFile& file, const RawHeader& header, const std::array<double, 3>& pixdim,
                     NiftiImage& image) {
   double b = header.get<float>(field::kQuatern, 0), c = header.get<float>(field::kQuatern, 1),
          d = header.get<float>(field::kQuatern, 2);
   double rest = 1 - (b * b + c * c + d * d);
   file.check(rest >= -1e-5, "the quaternion of the qform (", b, ", ", c, ", ", d, ") is longer than 1 or not finite");
-  // Rounded to float32, a half turn (a = 0) leaves a rest of up to 1e-7, whose root would be 3e-4. The reference
-  // implementation (nifti_quatern_to_mat44) takes such a rest as 0, too.
+  // For a rotation by 180 degrees, a is 0. Rounding to float32 can leave a^2 = 1e-7, whose root is 3e-4, so smaller
+  // values of a^2 are set to 0, as in the reference implementation (nifti_quatern_to_mat44).
   if (rest < 1e-7) {
     const double length = std::sqrt(b * b + c * c + d * d);
     for (double* x : {&b, &c, &d}) *x /= length;
@@ -218,7 +219,7 @@ void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& i
   }
 
   const int unit = header.bytes[field::kXyztUnits] & 7;
-  const double to_mm = unit == 1 ? 1000 : unit == 3 ? 0.001 : 1;  // metres, micrometres, millimetres or unknown
+  const double to_mm = unit == 1 ? 1000 : unit == 3 ? 0.001 : 1;  // meters, micrometers, millimeters or unknown
   for (size_t i = 0; i < 3; ++i) image.spacing[i] = pixdim[2 - i] * to_mm;
   for (size_t row = 0; row < 3; ++row) {
     for (double& value : image.affine[row]) {
@@ -228,20 +229,21 @@ void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& i
   }
 }
 
-/// Compares what the header says with what the file holds.
+/// Throws unless the file has the size that the header requires.
 void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout) {
-  // Four axes below 2^15 and 8 bytes a voxel stay below 2^63.
+  // The product cannot overflow: four axes are below 2^15 each, and a voxel has at most 8 bytes.
   const int64_t bytes = numel(layout.shape) * layout.type->bytes;
   int64_t end = 0;
-  file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX, "more voxels than 64 bits hold");
+  file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX,
+             "the size of the file does not fit in 64 bits");
   const int64_t held = unpacked.count(end + 1);
   file.check(held >= end, "truncated: ", layout.shape, " ", layout.type->name, " end at byte ", end,
-             ", the file holds ", held);
+             ", but the file has ", held);
   file.check(held == end, "trailing bytes: ", layout.shape, " ", layout.type->name, " end at byte ", end,
-             ", the file goes on");
+             ", but the file is longer");
 }
 
-/// Decodes `count` voxels that read(bytes) hands out.
+/// Decodes `count` voxels. read(to, bytes) must copy their next bytes to the buffer `to`.
 template <class Read>
 void read_voxels(const InputFile& file, const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
   const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
@@ -254,7 +256,7 @@ void read_voxels(const InputFile& file, const Layout& layout, bool swapped, floa
   }
 }
 
-/// A file whose header is right.
+/// An open file with a valid header.
 struct OpenNifti {
   OpenNifti(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
       : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, *unpacked)) {
@@ -305,7 +307,7 @@ void check_image(const std::filesystem::path& path, const NiftiImage& image) {
         kDescripBytes - 1, " fit");
 }
 
-/// The dtype of the voxels in a file, and its code.
+/// Returns the dtype in which a tensor of `dtype` is saved, and the code of that dtype in the header.
 std::pair<DType, int16_t> voxel_type_for(DType dtype) {
   if (dtype == u8) return {u8, 2};
   return dtype == i32 ? std::pair{i32, int16_t{8}} : std::pair{f32, int16_t{16}};
@@ -328,7 +330,7 @@ RawHeader make_header(const NiftiImage& image) {
   header.set<int16_t>(field::kBitpix, static_cast<int16_t>(8 * item_size(dtype)));
   header.set<float>(field::kVoxOffset, kDataStart);
   header.set<float>(field::kSclSlope, 1);
-  header.bytes[field::kXyztUnits] = kMillimetres;
+  header.bytes[field::kXyztUnits] = kMillimeters;
   std::copy(image.descrip.begin(), image.descrip.end(), header.bytes.begin() + field::kDescrip);
   header.set<int16_t>(field::kSformCode, 1);  // scanner coordinates
   for (size_t row = 0; row < 3; ++row)
@@ -338,7 +340,7 @@ RawHeader make_header(const NiftiImage& image) {
   return header;
 }
 
-/// Passes the parts to `write` one after the other.
+/// Calls `write` with the parts of the file in order.
 template <class Write>
 void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
   write(header.bytes.data(), kHeaderBytes);
@@ -366,9 +368,9 @@ struct NiftiFile::Body : OpenNifti {
       whole = read_all();
     else
       check_voxels(file, *unpacked, layout);
-    unpacked.reset();  // parts are read from the file itself
+    unpacked.reset();  // files without compression are read through `file`
   }
-  Tensor whole;  ///< of a packed file
+  Tensor whole;  ///< the volume, if the file is packed
 };
 
 NiftiFile::NiftiFile(const std::filesystem::path& path, const NiftiOptions& options)

@@ -11,44 +11,45 @@
 
 namespace voxgrad {
 
-/// A volume, and where its voxels lie in space.
+/// A volume and its position in space.
 struct NiftiImage {
-  /// Intensities, scaled as the file says: f32 of shape (D, H, W), or (T, D, H, W) for a series. W is the
-  /// file's first axis (i, x in the file's order), H its second (j), D its third (k).
+  /// Intensities with the scaling of the file applied: f32 of shape (D, H, W), or (T, D, H, W) for a series. W is the
+  /// first axis of the file (i), H the second (j), D the third (k).
   Tensor data;
   /// Size of a voxel in mm along D, H, W.
   std::array<double, 3> spacing{1, 1, 1};
-  /// From a voxel (i, j, k, 1), that is data[k][j][i], to the world (x, y, z, 1) in mm, where x grows to
-  /// the subject's right, y to the front, z upwards.
+  /// Maps a voxel (i, j, k, 1), which is data[k][j][i], to world coordinates (x, y, z, 1) in mm. x increases to the
+  /// right of the subject, y to the front, z upwards.
   std::array<std::array<double, 4>, 4> affine{{{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}};
   /// Free text, at most 79 bytes.
   std::string descrip;
 };
 
 struct NiftiOptions {
-  int64_t max_bytes = INT64_MAX;  ///< volumes that take more, as f32, are refused before they are unpacked
+  int64_t max_bytes = INT64_MAX;  ///< maximum size of the volume as f32; checked before the file is unpacked
 };
 
-/// Reads .nii or .nii.gz (told apart by content) in either byte order; voxels of u8 i8 i16 u16 i32 u32
-/// f32 f64, and i64 u64 whose values i32 holds. The affine is the sform, else the qform, else the spacing alone. Throws
-/// Error if the file cannot be read, breaks a rule of the format or ends early, and for .hdr/.img pairs, NIfTI-2, other
-/// voxel types and more than four axes. Sizes are compared with what the file holds, unpacked, before memory is taken.
-/// gzip packs zeros by a thousand: for files from strangers set max_bytes.
+/// Reads .nii or .nii.gz, which are distinguished by content, in either byte order. Voxels may be u8, i8, i16, u16,
+/// i32, u32, f32, f64, and i64 or u64 if all values fit in i32. The affine is taken from the sform if present,
+/// otherwise from the qform, otherwise from the spacing. Throws Error if the file cannot be read, violates the format
+/// or ends early, and for .hdr/.img pairs, NIfTI-2, other voxel types and more than four axes. The size in the header
+/// is compared with the unpacked size of the file before memory is allocated. gzip compresses zeros by a factor of
+/// 1000, so set max_bytes for untrusted files.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
 
-/// A file open for reading in parts, by several threads at once if need be: a volume may be larger than memory. Of .nii
-/// files just the parts are read; .nii.gz files are unpacked whole, once.
+/// A file that is read in parts, so that volumes may be larger than memory. Several threads may read at the same time.
+/// In .nii files, only the requested parts are read. The constructor unpacks .nii.gz files completely.
 class NiftiFile {
  public:
-  /// Throws as load_nifti does; `max_bytes` is for a .nii.gz, and for what one call of read() takes.
+  /// Throws as load_nifti does. `max_bytes` limits an unpacked .nii.gz and the result of one call of read().
   explicit NiftiFile(const std::filesystem::path& path, const NiftiOptions& options = {});
-  /// (D, H, W) or (T, D, H, W).
+  /// Returns (D, H, W) or (T, D, H, W).
   const Shape& shape() const;
-  /// All but the voxels: `data` is undefined.
+  /// Returns spacing, affine and description; `data` is undefined.
   const NiftiImage& header() const;
-  /// The part of `size` voxels from `start` on as f32, scaled as the file says, on the CPU. Throws unless it lies
-  /// within shape().
+  /// Returns the voxels start .. start + size as f32 on the CPU, with the scaling of the file applied. Throws unless
+  /// these voxels lie within shape().
   Tensor read(const Dims& start, const Shape& size) const;
 
  private:
@@ -56,9 +57,9 @@ class NiftiFile {
   std::shared_ptr<const Body> body_;
 };
 
-/// Writes voxels with `affine` as the sform, atomically; `path` ends with .nii or .nii.gz. `data` may be on any device:
-/// u8 and i32 stay what they are, other dtypes become float32. Throws for other ranks than 3 and 4, axes above 32767,
-/// spacing that is not positive and values of the affine that are not finite.
+/// Writes a file atomically, with `affine` as the sform. `path` must end with .nii or .nii.gz. `data` may be on any
+/// device. u8 and i32 keep their dtype, other dtypes are converted to f32. Throws if `data` is not of rank 3 or 4, if
+/// an axis is longer than 32767, if a spacing is not positive, or if a value of the affine is not finite.
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// The header is a Python literal. It is read by a parser for the one form that NumPy writes, never evaluated.
+// The header is a Python literal. It is never evaluated: a parser accepts only the form that NumPy writes.
 #include "core/io/npy.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace voxgrad {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-// Only structured dtypes need more; NumPy itself stops at 10,000 bytes.
-constexpr uint32_t kLongestHeader = 65'535;
+// Only structured dtypes need longer headers. NumPy itself accepts 10,000 bytes.
+constexpr uint32_t kMaxHeader = 65'535;
 constexpr char kNativeOrder = std::endian::native == std::endian::little ? '<' : '>';
 
 struct TypeCode {
@@ -33,7 +33,7 @@ struct Header {
   std::optional<Shape> shape;
 };
 
-/// Reads {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+/// Parses a header such as {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
 class HeaderParser {
  public:
   HeaderParser(const InputFile& file, std::string_view text) : file_(file), text_(text) {}
@@ -59,16 +59,16 @@ class HeaderParser {
       }
     }
     skip_space();
-    file_.check(position_ == text_.size(), "text after the header's dict");
+    file_.check(position_ == text_.size(), "unexpected text after the dict of the header");
     file_.check(header.descr && header.fortran_order && header.shape,
-                "the header needs descr, fortran_order and shape");
+                "the header must contain descr, fortran_order and shape");
     return header;
   }
 
  private:
   template <class T>
   void set(const std::string& key, std::optional<T>& field, T value) {
-    file_.check(!field.has_value(), "header key '", key, "' is there twice");
+    file_.check(!field.has_value(), "header key '", key, "' occurs twice");
     field = std::move(value);
   }
 
@@ -148,10 +148,10 @@ class HeaderParser {
   size_t position_ = 0;
 };
 
-/// The text of the header; the file then stands at the first element.
+/// Reads the text of the header, and leaves the file at the position of the first element.
 std::string read_header(InputFile& file) {
-  char magic[8];  // with the version
-  file.check(file.size() >= 10, "truncated: ", file.size(), " bytes hold no .npy header");
+  char magic[8];  // including the version
+  file.check(file.size() >= 10, "truncated: ", file.size(), " bytes are too few for a .npy header");
   file.read(magic, sizeof(magic));
   file.check(std::string_view(magic, 6) == kMagic, "not a .npy file: the magic string is missing", file.other_format());
   const int major = static_cast<unsigned char>(magic[6]), minor = static_cast<unsigned char>(magic[7]);
@@ -160,7 +160,7 @@ std::string read_header(InputFile& file) {
   const size_t length_bytes = major == 1 ? 2 : 4;
   file.read(bytes, length_bytes);
   const uint32_t length = bytes[0] | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24;
-  file.check(length <= kLongestHeader, "header length ", length, " exceeds ", kLongestHeader, " bytes");
+  file.check(length <= kMaxHeader, "header length ", length, " exceeds ", kMaxHeader, " bytes");
   const int64_t available = file.size() - static_cast<int64_t>(sizeof(magic) + length_bytes);
   file.check(length <= available, "truncated: header length ", length, " exceeds the ", available,
              " bytes that follow");
@@ -175,7 +175,8 @@ struct ElementType {
 };
 
 ElementType parse_type(const InputFile& file, const std::string& descr) {
-  file.check(descr.find('O') == std::string::npos, "object arrays are pickled Python, which is not read");
+  file.check(descr.find('O') == std::string::npos,
+             "object arrays contain pickled Python objects, which are not supported");
   const std::string_view code = std::string_view(descr).substr(std::min<size_t>(descr.size(), 1));
   const auto* known =
       std::find_if(std::begin(kTypeCodes), std::end(kTypeCodes), [&](auto& entry) { return entry.code == code; });
@@ -209,12 +210,12 @@ const char* type_code(DType dtype) {
   return known->code;
 }
 
-/// What the header says, compared with what the file holds.
+/// The checked contents of the header.
 struct Layout {
   ElementType type;
   Shape shape;
   bool fortran_order;
-  int64_t offset;  ///< of the elements
+  int64_t offset;  ///< bytes before the first element
 };
 
 Layout read_layout(InputFile& file) {
@@ -225,8 +226,9 @@ Layout read_layout(InputFile& file) {
   const Shape& shape = *header.shape;
   const int64_t expected = claimed_bytes(file, "", shape, name(dtype), 8 * item_size(dtype));
   const int64_t held = file.remaining();
-  file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", expected, " bytes, the file holds ", held);
-  file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", expected, " bytes, the file holds ",
+  file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", expected, " bytes, but the file has ",
+             held);
+  file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", expected, " bytes, but the file has ",
              held);
   return {type, shape, *header.fortran_order, file.size() - held};
 }
@@ -267,7 +269,7 @@ Tensor NpyFile::read(const Dims& start, const Shape& size) const {
   file.check_limit(numel(size) * item, size, ' ', dtype());
   Shape whole = shape(), part = size;
   Dims first = start, order;
-  if (layout.fortran_order)  // a file in row-major order whose axes are reversed
+  if (layout.fortran_order)  // equivalent to row-major order with reversed axes
     for (Dims* dims : {&whole, &part, &first}) std::reverse(dims->begin(), dims->end());
   Tensor tensor = empty(part, {.dtype = dtype()});
   auto* data = static_cast<char*>(tensor.mutable_raw_data());
@@ -288,7 +290,7 @@ void save_npy(const std::filesystem::path& path, const Tensor& tensor) {
   for (int64_t size : tensor.shape()) text += concat(size, tensor.dim() == 1 ? "," : ", ");
   if (tensor.dim() > 1) text.resize(text.size() - 2);
   text += "), }";
-  // As NumPy does: the elements begin at a multiple of 64, after a newline.
+  // As in NumPy, the header ends with a newline, and the elements begin at a multiple of 64 bytes.
   constexpr size_t kPrefix = 10, kAlignment = 64;
   const size_t total = round_up(kPrefix + text.size() + 1, kAlignment);
   text.resize(total - kPrefix - 1, ' ');

@@ -1,4 +1,4 @@
-// NumPy's .npy format (numpy.lib.format): a magic string, a Python dict literal with dtype, order and
+// Reads and writes NumPy's .npy format (numpy.lib.format): a magic string, a Python dict literal with dtype, order and
 // shape, then the elements. Pickled objects are never read.
 #pragma once
 
@@ -11,23 +11,25 @@
 namespace voxgrad {
 
 struct NpyOptions {
-  int64_t max_bytes = INT64_MAX;  ///< larger arrays are refused before memory is taken for them
+  int64_t max_bytes = INT64_MAX;  ///< maximum size of the array; checked before memory is allocated
 };
 
-/// The array of the file, contiguous, on `device`. Reads versions 1.0, 2.0 and 3.0, either byte order,
-/// C and Fortran order; dtypes f2 f4 f8 i4 i8 u1 b1. Throws Error if the file cannot be read or breaks a
-/// rule of the format, for object and structured dtypes, and for more than 8 axes. Elements in Fortran order are copied
-/// once, so that for a moment there are two of them.
+/// Returns the array in the file, contiguous, on `device`. Supports versions 1.0, 2.0 and 3.0, both byte orders, C and
+/// Fortran order, and the dtypes f2, f4, f8, i4, i8, u1 and b1. Throws Error if the file cannot be read or violates the
+/// format, for object and structured dtypes, and for more than 8 axes. Reading Fortran order temporarily takes twice
+/// the memory of the array.
 Tensor load_npy(const std::filesystem::path& path, Device device = Device::cpu(), const NpyOptions& options = {});
 
-/// A .npy file open for reading in parts, by several threads at once if need be: an array may be larger than memory.
+/// A .npy file that is read in parts, so that arrays may be larger than memory. Several threads may read at the same
+/// time.
 class NpyFile {
  public:
-  /// Reads the header. Throws as load_npy does; `max_bytes` is for what one call of read() takes.
+  /// Reads the header. Throws as load_npy does. `max_bytes` limits the result of one call of read().
   explicit NpyFile(const std::filesystem::path& path, const NpyOptions& options = {});
   const Shape& shape() const;
   DType dtype() const;
-  /// The part of `size` elements from `start` on, contiguous, on the CPU. Throws unless it lies within shape().
+  /// Returns the elements start .. start + size, contiguous, on the CPU. Throws unless these elements lie within
+  /// shape().
   Tensor read(const Dims& start, const Shape& size) const;
 
  private:
@@ -35,8 +37,7 @@ class NpyFile {
   std::shared_ptr<const Body> body_;
 };
 
-/// Writes `tensor`, from any device and with any strides, atomically as version 1.0 in C order.
-/// Throws for bf16, which NumPy does not have.
+/// Writes a tensor on any device atomically, as version 1.0 in C order. Throws for bf16, which NumPy does not support.
 void save_npy(const std::filesystem::path& path, const Tensor& tensor);
 
 }  // namespace voxgrad

@@ -1,5 +1,5 @@
-// The header is read value by value, because a JSON document keeps only the last of two equal keys and so would hide a
-// file that two readers understand differently.
+// The header is parsed value by value. A JSON document would keep only the last of two equal keys, so repeated keys,
+// which other readers may interpret differently, could not be detected.
 #include "core/io/safetensors.h"
 
 #include <zlib.h>
@@ -20,7 +20,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors elements are little-endian");
 
-constexpr int64_t kLongestHeader = 100'000'000;
+constexpr int64_t kMaxHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8;
 constexpr const char* kMetadataKey = "__metadata__";
 
@@ -29,7 +29,7 @@ constexpr const char* kChecksumKey = "voxgrad.crc32";
 struct DTypeName {
   const char* name;
   int64_t bits;
-  std::optional<DType> dtype{};  ///< empty: of the format, but not of voxgrad
+  std::optional<DType> dtype{};  ///< empty if voxgrad does not support the dtype
 };
 constexpr DTypeName kDTypes[] = {
     {"F32", 32, f32},   {"F64", 64, f64}, {"BF16", 16, bf16}, {"F16", 16, f16}, {"I64", 64, i64}, {"I32", 32, i32},
@@ -56,8 +56,8 @@ std::string json_of(const Metadata& metadata) {
   return json_object(members);
 }
 
-/// The checksum of a file's contents: CRC-32 of a JSON text of the metadata and of each tensor's dtype, shape and
-/// CRC-32 of its bytes, with all names in their order. So it does not depend on where the file has its tensors.
+/// Computes the checksum of a file: the CRC-32 of a JSON text that contains the metadata and, sorted by name, the
+/// dtype, shape and CRC-32 of each tensor. It does not depend on the order of the tensors in the file.
 class Checksum {
  public:
   void add(const std::string& name, const Tensor& host) {
@@ -65,7 +65,7 @@ class Checksum {
     const uLong crc = crc32_z(0, static_cast<const Bytef*>(host.raw_data()), bytes);
     tensors_[name] = json_array({to_json(format_name(host.dtype())), json_of(host.shape()), to_json(crc)});
   }
-  /// Eight hexadecimal digits.
+  /// Returns eight hexadecimal digits.
   std::string text(const Metadata& metadata) const {
     const std::string all = json_array({json_of(metadata), json_object({tensors_.begin(), tensors_.end()})});
     const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(all.data()), all.size());
@@ -76,14 +76,14 @@ class Checksum {
   std::map<std::string, std::string> tensors_;  ///< JSON by name
 };
 
-/// What the header says of one tensor.
+/// The description of a tensor in the header, before the description is checked.
 struct Claim {
   const DTypeName* dtype = nullptr;
   std::optional<Shape> shape;
   std::optional<std::vector<int64_t>> offsets;
 };
 
-/// Takes the values of a header and refuses whatever is not {name: claim} or metadata.
+/// Collects the values of a header. Throws unless the header consists of metadata and descriptions of tensors.
 class HeaderReader {
  public:
   explicit HeaderReader(const InputFile& file) : file_(file) {}
@@ -96,7 +96,7 @@ class HeaderReader {
     if (path.size() <= 1) return;
     if (path[0] == kMetadataKey) {
       file_.check(value.type == "a string", "metadata ", in_quotes(path[1]), " must be a string, found ", value.type);
-      file_.check(metadata.emplace(path[1], value.text).second, "metadata ", in_quotes(path[1]), " is there twice");
+      file_.check(metadata.emplace(path[1], value.text).second, "metadata ", in_quotes(path[1]), " occurs twice");
     } else if (path.size() == 2) {
       take_field(tensor_named(path[0]), path[1], value);
     } else {
@@ -106,8 +106,9 @@ class HeaderReader {
 
  private:
   void take_entry(const std::string& name, const JsonValue& value) {
-    file_.check(names_.insert(name).second, "tensor ", in_quotes(name), " is there twice");
-    const bool no_metadata = name == kMetadataKey && value.type == "null";  // which the format's own reader accepts
+    file_.check(names_.insert(name).second, "tensor ", in_quotes(name), " occurs twice");
+    const bool no_metadata =
+        name == kMetadataKey && value.type == "null";  // accepted by the reference implementation, too
     file_.check(no_metadata || value.type == "an object", "header entry ", in_quotes(name),
                 " must be an object, found ", value.type);
     if (name != kMetadataKey) claim_ = &claims[name];
@@ -119,8 +120,9 @@ class HeaderReader {
     const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
                           : key == "shape" ? claim_->shape.has_value()
                                            : claim_->offsets.has_value();
-    file_.check(!repeated, what, key, " is there twice");
-    file_.check(value.type == (key == "dtype" ? "a string" : "an array"), what, value.type, " is no valid ", key);
+    file_.check(!repeated, what, key, " occurs twice");
+    file_.check(value.type == (key == "dtype" ? "a string" : "an array"), what, key, " must be ",
+                key == "dtype" ? "a string" : "an array", ", found ", value.type);
     if (key == "shape") claim_->shape.emplace();
     if (key == "data_offsets") claim_->offsets.emplace();
     if (key != "dtype") return;
@@ -131,7 +133,8 @@ class HeaderReader {
   }
 
   void take_item(const std::string& what, const std::string& key, const JsonValue& value) {
-    file_.check(value.integer.value_or(-1) >= 0, what, value.type, " is no valid ", key);
+    file_.check(value.integer.value_or(-1) >= 0, what, key, " must hold integers that are not negative, found ",
+                value.type);
     if (key == "shape") {
       file_.check(claim_->shape->size() < kMaxRank, what, "more than ", kMaxRank, " axes");
       claim_->shape->push_back(*value.integer);
@@ -142,17 +145,18 @@ class HeaderReader {
   }
 
   const InputFile& file_;
-  Claim* claim_ = nullptr;  // of the entry being read
+  Claim* claim_ = nullptr;  // the entry being read
   std::set<std::string> names_;
 };
 
 std::string read_header(InputFile& file) {
-  file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: ", file.size(), " bytes hold no header");
+  file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: ", file.size(),
+             " bytes are too few for a header");
   uint64_t length = 0;
   file.read(&length, kLengthBytes);
   const std::string format = file.other_format();
-  file.check(length <= kLongestHeader || format.empty(), "not a safetensors file", format);
-  file.check(length <= kLongestHeader, "header length ", length, " exceeds ", kLongestHeader, " bytes");
+  file.check(length <= kMaxHeader || format.empty(), "not a safetensors file", format);
+  file.check(length <= kMaxHeader, "header length ", length, " exceeds ", kMaxHeader, " bytes");
   file.check_limit(static_cast<int64_t>(length), "the header");
   const int64_t available = file.size() - static_cast<int64_t>(kLengthBytes);
   file.check(static_cast<int64_t>(length) <= available, "header length ", length, " exceeds the ", available,
@@ -160,13 +164,14 @@ std::string read_header(InputFile& file) {
   std::string header(length, '\0');
   file.read(header.data(), header.size());
   file.check(header.starts_with('{'), "the header must begin with '{'", format);
-  // The JSON lexer would take a zero byte for the end of the text.
-  file.check(header[header.find_last_not_of(" \t\r\n")] == '}', "the header must end with '}' and white space");
-  file.check(header.find('\0') == std::string::npos, "the header holds a zero byte");
+  // The JSON lexer treats a zero byte as the end of the text.
+  file.check(header[header.find_last_not_of(" \t\r\n")] == '}',
+             "the header must end with '}', optionally followed by white space");
+  file.check(header.find('\0') == std::string::npos, "the header contains a zero byte");
   return header;
 }
 
-/// The claims as entries, if they tile `bytes` bytes exactly.
+/// Converts the descriptions to entries. Throws unless their ranges cover `bytes` bytes without gaps and overlaps.
 std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
                                                        const std::map<std::string, Claim>& claims, int64_t bytes) {
   using Item = std::pair<const std::string, Claim>;
@@ -188,14 +193,15 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
     const std::string range = concat("data_offsets [", begin, ", ", end, ']');
     file.check(begin <= end && end <= bytes, what, range, " do not lie in the ", bytes, " bytes of data");
     const int64_t expected = claimed_bytes(file, what, *claim.shape, claim.dtype->name, claim.dtype->bits);
-    file.check(end - begin == expected, what, *claim.shape, ' ', claim.dtype->name, " takes ", expected, " bytes, ",
-               range, " hold ", end - begin);
+    file.check(end - begin == expected, what, *claim.shape, ' ', claim.dtype->name, " takes ", expected, " bytes, but ",
+               range, " contain ", end - begin);
     file.check(begin >= position, what, range, " overlap those of another tensor");
-    file.check(begin == position, what, "the data have a hole at bytes ", position, " to ", begin, ", before it");
+    file.check(begin == position, what, "the data has a gap at bytes ", position, " to ", begin,
+               ", before this tensor");
     entries[name] = {claim.dtype->name, *claim.shape, begin, end, claim.dtype->dtype};
     position = end;
   }
-  file.check(position == bytes, "trailing bytes: tensors take ", position, " bytes, the file holds ", bytes);
+  file.check(position == bytes, "trailing bytes: tensors take ", position, " bytes, but the file has ", bytes);
   return entries;
 }
 
@@ -203,7 +209,7 @@ void check_utf8(const char* what, const std::string& text) {
   check(is_utf8(text), "save_safetensors", what, ' ', in_quotes(text), " must be UTF-8");
 }
 
-/// The header's JSON, padded so that the data begin at a multiple of 8.
+/// Returns the JSON text of the header, padded so that the data begins at a multiple of 8 bytes.
 std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tensors, const Metadata& metadata) {
   std::vector<std::pair<std::string, std::string>> header;
   if (!metadata.empty()) header.emplace_back(kMetadataKey, json_of(metadata));
@@ -217,8 +223,8 @@ std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tens
   }
   std::string text = json_object(header);
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  check(text.size() <= kLongestHeader, "save_safetensors", "the header would take ", text.size(), " bytes, at most ",
-        kLongestHeader, " are allowed");
+  check(text.size() <= kMaxHeader, "save_safetensors", "the header would take ", text.size(), " bytes, at most ",
+        kMaxHeader, " are allowed");
   return text;
 }
 
@@ -259,7 +265,7 @@ TensorMap SafetensorsFile::load_all(Device device) {
   bool skipped = false;
   for (const auto& [name, entry] : entries_) {
     file_->check(entry.loads_as || options_.skip_unsupported, tensor_named(name), "dtype ", entry.dtype,
-                 " is not supported; the option skip_unsupported leaves such tensors out");
+                 " is not supported; the option skip_unsupported skips such tensors");
     if (entry.loads_as) bytes += entry.end - entry.begin;
     skipped |= !entry.loads_as;
   }
@@ -276,7 +282,7 @@ TensorMap SafetensorsFile::load_all(Device device) {
   if (verify) {
     const std::string found = checksum.text(metadata_);
     file_->check(found == *checksum_, "the file is damaged: its contents have the checksum ", found,
-                 ", it was written with ", in_quotes(*checksum_));
+                 ", but it was saved with ", in_quotes(*checksum_));
   }
   return tensors;
 }
@@ -291,7 +297,8 @@ TensorMap load_safetensors(const std::filesystem::path& path, Device device, Met
 
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata,
                       const SaveSafetensorsOptions& options) {
-  check(!tensors.empty(), "save_safetensors", "there are no tensors; a module names its own in VG_MODULE");
+  check(!tensors.empty(), "save_safetensors",
+        "there are no tensors; if they come from a module, does its class list them in VG_MODULE?");
   for (const auto& [name, tensor] : tensors) {
     check(tensor.defined(), "save_safetensors", "tensor ", in_quotes(name), " is undefined");
     check(name != kMetadataKey, "save_safetensors", "no tensor may be named ", kMetadataKey);
@@ -302,7 +309,7 @@ void save_safetensors(const std::filesystem::path& path, const TensorMap& tensor
     check_utf8("metadata", key);
     check_utf8("metadata", value);
   }
-  // Wide elements first: then all of them are aligned in the file, and can be mapped into memory.
+  // Tensors with wide elements come first, so that all elements are aligned in the file and can be memory-mapped.
   std::vector<std::pair<std::string, Tensor>> order(tensors.begin(), tensors.end());
   std::stable_sort(order.begin(), order.end(),
                    [](auto& a, auto& b) { return item_size(a.second.dtype()) > item_size(b.second.dtype()); });
@@ -317,7 +324,7 @@ void save_safetensors(const std::filesystem::path& path, const TensorMap& tensor
     file.write(&length, kLengthBytes);
     file.write(header);
   };
-  write_head("00000000");  // the checksum is known when the last tensor has come from its device
+  write_head("00000000");  // replaced when all tensors have been written
   for (const auto& [name, tensor] : order) {
     const Tensor host = tensor.detach().to(Device::cpu()).contiguous();
     file.write(host.raw_data(), static_cast<size_t>(host.numel() * item_size(host.dtype())));

@@ -1,6 +1,5 @@
-// The safetensors format (https://github.com/huggingface/safetensors): an 8-byte little-endian header
-// length, a JSON header with dtype, shape and byte range of each tensor, then the elements. Nothing in it
-// can run code.
+// Reads and writes the safetensors format (https://github.com/huggingface/safetensors): an 8-byte little-endian header
+// length, a JSON header with dtype, shape and byte range of each tensor, then the elements. Files contain no code.
 #pragma once
 
 #include <cstdint>
@@ -20,46 +19,47 @@ using TensorMap = std::map<std::string, Tensor>;
 using Metadata = std::map<std::string, std::string>;
 
 struct LoadSafetensorsOptions {
-  /// Leaves out tensors of dtypes that voxgrad does not have (I8, I16, U16, U32, U64, C64, F8_*, F6_*, F4), which
-  /// otherwise are an error.
+  /// Skips tensors of dtypes that voxgrad does not support (I8, I16, U16, U32, U64, C64, F8_*, F6_*, F4) instead of
+  /// throwing Error.
   bool skip_unsupported = false;
-  /// If the tensors to be loaded by one call take more, or the header does, nothing is loaded and Error thrown.
+  /// Maximum size of the header, and of all tensors that one call loads. If it is exceeded, Error is thrown before
+  /// anything is loaded.
   int64_t max_bytes = INT64_MAX;
 };
 
-/// What a file says of one of its tensors.
+/// The description of a tensor in the header of a file.
 struct SafetensorsEntry {
-  std::string dtype;  ///< as the format names it: "F32", "BF16", "I8", "F8_E4M3", ...
+  std::string dtype;  ///< name in the format: "F32", "BF16", "I8", "F8_E4M3", ...
   Shape shape;
-  int64_t begin = 0, end = 0;       ///< its bytes, counted from the first tensor's
-  std::optional<DType> loads_as{};  ///< empty for a dtype that voxgrad does not have
+  int64_t begin = 0, end = 0;       ///< byte range, relative to the end of the header
+  std::optional<DType> loads_as{};  ///< empty if voxgrad does not support the dtype
 };
 
 class InputFile;
 
-/// A file open for reading: what is in it is known at once, tensors are read when they are asked for. Not for use from
-/// several threads at once.
+/// An open file. The constructor reads the header; load() reads a tensor. Only one thread may use an object at a time.
 class SafetensorsFile {
  public:
-  /// Reads the header. `op` begins the error messages. Throws Error if the file cannot be read or breaks a rule of the
-  /// format: header length (at most 100 MB, within the file), JSON, unknown or repeated keys, unknown dtype, more than
-  /// 8 axes, sizes that overflow, ranges that differ from shape x dtype, overlap, leave a hole or do not end with the
-  /// file.
+  /// Reads the header. `op` is the prefix of error messages. Throws Error if the file cannot be read or violates the
+  /// format: a header of more than 100 MB or beyond the end of the file, invalid JSON, unknown or repeated keys, an
+  /// unknown dtype, more than 8 axes, sizes that overflow, or byte ranges that differ from shape and dtype, overlap,
+  /// leave gaps or do not end with the file.
   explicit SafetensorsFile(const std::filesystem::path& path, const LoadSafetensorsOptions& options = {},
                            const char* op = "SafetensorsFile");
   ~SafetensorsFile();
 
-  /// All tensors, those that cannot be loaded too.
+  /// Returns all tensors of the file, including those that cannot be loaded.
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const Metadata& metadata() const { return metadata_; }
-  /// Whether the file was saved with a checksum.
+  /// Returns whether the file was saved with a checksum.
   bool has_checksum() const { return checksum_.has_value(); }
 
-  /// One tensor, contiguous. Throws if there is none of this name, if its dtype is not supported, if it takes more than
-  /// max_bytes, and for a bool other than 0 or 1. The checksum, which is one of the whole file, is not looked at.
+  /// Returns one tensor, contiguous. Throws if the file has no tensor of this name, if its dtype is not supported, if
+  /// the tensor is larger than max_bytes, or if a bool is neither 0 nor 1. Does not verify the checksum, which covers
+  /// the whole file.
   Tensor load(const std::string& name, Device device = Device::cpu());
-  /// All of them; throws also if the file was saved with a checksum and its contents have another one (unless a tensor
-  /// was skipped: then nobody knows).
+  /// Returns all tensors. If the file has a checksum and no tensor is skipped, verifies the checksum and throws if it
+  /// does not match.
   TensorMap load_all(Device device = Device::cpu());
 
  private:
@@ -73,20 +73,20 @@ class SafetensorsFile {
   std::optional<std::string> checksum_;
 };
 
-/// All tensors of the file, contiguous, on `device`; its metadata in `*metadata` if that is given. Throws as
-/// SafetensorsFile and its load_all() do. All but the elements is checked before memory for a tensor is taken.
+/// Returns all tensors of the file, contiguous, on `device`. Stores the metadata of the file in `*metadata` unless
+/// `metadata` is null. Throws as SafetensorsFile and load_all() do. The header is checked before memory for tensors is
+/// allocated.
 TensorMap load_safetensors(const std::filesystem::path& path, Device device = Device::cpu(),
                            Metadata* metadata = nullptr, const LoadSafetensorsOptions& options = {});
 
 struct SaveSafetensorsOptions {
-  /// Adds a checksum, which loading verifies: zlib's CRC-32 of all names, dtypes, shapes, elements and metadata, as
-  /// "voxgrad.crc32" of the file's metadata, where only other programs see it.
+  /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. It is
+  /// stored as metadata "voxgrad.crc32", which voxgrad does not return when it loads the file.
   bool checksum = false;
 };
 
-/// Writes `tensors`, one at least, from any device and with any strides, atomically. Names and metadata are UTF-8; no
-/// tensor is named
-/// "__metadata__", no metadata "voxgrad.crc32".
+/// Writes at least one tensor atomically. Tensors may be on any device and have any strides. Throws Error if a name is
+/// not UTF-8, if a tensor is called "__metadata__", or if a key of `metadata` is "voxgrad.crc32".
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata = {},
                       const SaveSafetensorsOptions& options = {});
 

@@ -1,13 +1,13 @@
-// The geometry of the tensor-core convolutions, axis by axis: how a problem falls into phases in which neighbouring
-// results read neighbouring inputs, whatever the stride and the dilation (ops/detail/conv_geometry.h):
+// The geometry of the tensor core convolutions along one axis. A problem is divided into phases, in which neighboring
+// results read neighboring inputs for any stride and dilation (ops/detail/conv_geometry.h):
 //
 //   fprop, wgrad: y[q] reads x[q * stride + k * dilation - padding]
-//   dgrad:        x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride], where that is whole
+//   dgrad:        x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride] if that is an integer
 //
-// Dgrad has a phase for each residue of its *results* modulo the stride. Fprop has one for each residue of its
-// *inputs*: the result is the sum over them, in each of which the inputs residue, residue + stride, ... are a dense row
-// of their own. On the innermost axis the residues are staged together instead ("folded"), so that what mma.sync reads
-// from memory stays contiguous; in shared memory they lie apart again.
+// Dgrad has one phase for each residue of the *results* modulo the stride. Fprop has one phase for each residue of the
+// *inputs*; the result is the sum over the phases. The inputs of a phase, residue, residue + stride, ..., form a dense
+// row. On the innermost axis the residues are instead loaded together ("folded"), so that mma.sync kernels read
+// contiguous memory; in shared memory the residues are stored separately.
 #pragma once
 
 #include <cstdint>
@@ -18,35 +18,45 @@
 
 namespace voxgrad::cuda {
 
-/// Result number q of the phase, with the phase's tap t (tap tap_first + t * tap_step of the kernel), reads the row
-/// position q * fold + start + t * step, which is the input position row * in_step + residue.
+/// One phase. Its results are first + q * out_step for q in [0, count). Its taps are taps tap_first + t * tap_step of
+/// the kernel for t in [0, taps). Result q with tap t reads row position r = q * fold + start + t * step, which is
+/// input position r * in_step + residue.
 struct AxisPhase {
-  int first, count;          // results: first + q * out_step for q in [0, count)
-  int residue, start, step;  // what they read
-  int tap_first, tap_step, taps;
-  /// Of the row positions / fold that q = 0 reads: the least, and how many there are.
-  int low, span;
+  int first;
+  int count;
+  int residue;
+  int start;
+  int step;
+  int tap_first;
+  int tap_step;
+  int taps;
+  int low;   ///< lowest row position / fold that result q = 0 reads
+  int span;  ///< number of row positions / fold from the lowest to the highest that q = 0 reads
 };
 
 inline constexpr int kMaxAxisPhases = 8;
 
+/// The phases of an axis.
 struct AxisPhases {
   int64_t in_size;
-  int in_step, out_step, fold;
-  int kernel;  // taps in all
-  int count;   // results of the largest phase
+  int in_step;   ///< input positions from one row position to the next
+  int out_step;  ///< result positions from one q to the next
+  int fold;      ///< residues that share a row
+  int kernel;    ///< taps of the kernel
+  int count;     ///< results of the largest phase
   int max_span;
-  bool complete;  // every result belongs to a phase with taps; the others are the bias alone
-  int phases;
+  bool complete;  ///< every result belongs to a phase; other results are the bias alone
+  int phases;     ///< number of phases
   AxisPhase phase[kMaxAxisPhases];
 };
 
-/// The phases of the axis: nothing if there are too many or numbers leave the range of the kernels (2^28).
+/// Returns the phases of an axis, or nothing if there are more than kMaxAxisPhases or positions exceed the range of the
+/// kernels (2^28). `fold` folds the residues.
 std::optional<AxisPhases> fprop_phases(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                        int64_t padding, int64_t dilation, bool fold);
 std::optional<AxisPhases> dgrad_phases(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                        int64_t padding, int64_t dilation);
-/// Gives all phases the halo of all of them.
+/// Sets low and span of every phase to those of the union of all phases.
 void merge_halos(AxisPhases& axis);
 
 }  // namespace voxgrad::cuda

@@ -11,36 +11,38 @@ namespace {
 
 using Planner = FamilyPlan (*)(const ConvProblem&);
 
+/// Returns the plan of one family, or no plan if the family does not support the problem.
 template <auto plan>
-FamilyPlan ask(const ConvProblem& p) {
+FamilyPlan try_plan(const ConvProblem& p) {
   auto found = plan(p);
   return found ? FamilyPlan(std::move(*found)) : FamilyPlan();
 }
 
-/// Of few channels, what wgrad/ would copy is the longer part.
-FamilyPlan ask_wgrad_without_copies(const ConvProblem& p) {
-  return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? ask<plan_wgrad>(p) : FamilyPlan();
+/// Plans wgrad/ only if no operand must be copied. With few channels, that copy costs more than the product.
+FamilyPlan try_wgrad_without_copies(const ConvProblem& p) {
+  return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? try_plan<plan_wgrad>(p) : FamilyPlan();
 }
 
-// In the order in which they are asked. small_channel/ leaves fprop and dgrad that are quicker by wgmma to the next.
-constexpr Planner kFpropDgrad[] = {ask<plan_pointwise>, ask<plan_small_channel_fprop_dgrad>, ask<plan_fprop_dgrad>,
-                                   ask<plan_mma_sync_fprop_dgrad>};
-constexpr Planner kWgrad[] = {ask<plan_pointwise>, ask_wgrad_without_copies, ask<plan_small_channel_wgrad>,
-                              ask<plan_wgrad>, ask<plan_mma_sync_wgrad>};
+// The first planner that returns a plan wins. small_channel/ returns none where wgmma is faster.
+constexpr Planner kFpropDgrad[] = {try_plan<plan_pointwise>, try_plan<plan_small_channel_fprop_dgrad>,
+                                   try_plan<plan_fprop_dgrad>, try_plan<plan_mma_sync_fprop_dgrad>};
+constexpr Planner kWgrad[] = {try_plan<plan_pointwise>, try_wgrad_without_copies, try_plan<plan_small_channel_wgrad>,
+                              try_plan<plan_wgrad>, try_plan<plan_mma_sync_wgrad>};
 
-bool takes_any(const FamilyPlan& plan) { return plan.index() > 0; }
+bool has_plan(const FamilyPlan& plan) { return plan.index() > 0; }
 
-/// The quickest of so many groups as one by wgmma, one included; else none.
+/// Chooses the number of groups to merge, 1 included, with the lowest cost by wgmma. Leaves `plan` unchanged if no
+/// number has a plan.
 template <auto plan_family>
-void choose_merged_groups(const ConvProblem& asked, ConvPlan& plan) {
-  double least = 0;
-  for (int64_t count = 1; may_merge_groups(asked, count); ++count) {
-    const ConvProblem p = with_merged_groups(asked, count);
-    if (asked.groups % count != 0 || (count < asked.groups && !has_wide_groups(p))) continue;
+void choose_merged_groups(const ConvProblem& problem, ConvPlan& plan) {
+  double min_cycles = 0;
+  for (int64_t count = 1; may_merge_groups(problem, count); ++count) {
+    const ConvProblem p = with_merged_groups(problem, count);
+    if (problem.groups % count != 0 || (count < problem.groups && !has_wide_groups(p))) continue;
     const auto found = plan_family(p);
     const double cycles = found ? found->cycles + (count > 1 ? kMergingGroups : 0) : 0;
-    if (!found || (takes_any(plan.family) && cycles >= least)) continue;
-    least = cycles;
+    if (!found || (has_plan(plan.family) && cycles >= min_cycles)) continue;
+    min_cycles = cycles;
     plan = {p, false, count, *found};
   }
 }
@@ -50,15 +52,15 @@ ConvPlan make_plan(const ConvProblem& p) {
   ConvPlan plan;
   if (suits_width_as_channels(p)) {
     plan = {with_width_as_channels(p), true, 1, {}};
-    plan.family = (wgrad ? ask<plan_wgrad> : ask<plan_fprop_dgrad>)(plan.problem);
-    if (takes_any(plan.family)) return plan;
+    plan.family = (wgrad ? try_plan<plan_wgrad> : try_plan<plan_fprop_dgrad>)(plan.problem);
+    if (has_plan(plan.family)) return plan;
   }
   plan = {p, false, 1, {}};
   if (p.groups > 1 && is_channels_last(p))
     (wgrad ? choose_merged_groups<plan_wgrad> : choose_merged_groups<plan_fprop_dgrad>)(p, plan);
-  if (takes_any(plan.family)) return plan;
+  if (has_plan(plan.family)) return plan;
   for (const Planner planner : wgrad ? std::span<const Planner>(kWgrad) : kFpropDgrad)
-    if (plan.family = planner(p); takes_any(plan.family)) break;
+    if (plan.family = planner(p); has_plan(plan.family)) break;
   return plan;
 }
 
@@ -85,7 +87,7 @@ struct Hash {
 }  // namespace
 
 std::shared_ptr<const ConvPlan> choose(const ConvProblem& problem) {
-  constexpr size_t kMost = 1024;
+  constexpr size_t kMaxPlans = 1024;
   static std::mutex mutex;
   static std::unordered_map<ConvProblem, std::shared_ptr<const ConvPlan>, Hash> known;
   {
@@ -94,7 +96,7 @@ std::shared_ptr<const ConvPlan> choose(const ConvProblem& problem) {
   }
   auto plan = std::make_shared<const ConvPlan>(make_plan(problem));
   const std::lock_guard lock(mutex);
-  if (known.size() >= kMost) known.clear();
+  if (known.size() >= kMaxPlans) known.clear();
   return known.emplace(problem, std::move(plan)).first->second;
 }
 

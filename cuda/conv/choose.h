@@ -1,4 +1,4 @@
-// Which family of kernels takes a convolution, and with which plan: the one place that decides.
+// The choice of the kernel family and the plan of a convolution.
 #pragma once
 
 #include <memory>
@@ -12,19 +12,20 @@
 
 namespace voxgrad::cuda {
 
-/// The plan of a family; of none: the plain kernels take it, halves by way of float32 copies.
+/// The plan of a kernel family. std::monostate selects the plain kernels, which compute halves with float32 copies.
 using FamilyPlan = std::variant<std::monostate, PointwisePlan, FpropDgradPlan, WgradPlan, SmallChannelPlan,
                                 SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan>;
 
+/// The plan of a convolution.
 struct ConvPlan {
-  ConvProblem problem;             // that the family plans: as it was asked, or
-  bool width_as_channels = false;  // with taps along the width as channels (width_as_channels.h)
-  int64_t merged_groups = 1;       // with so many groups as one (merged_groups.h)
+  ConvProblem problem;             ///< the problem that the family computes, after the transformations below
+  bool width_as_channels = false;  ///< taps along the width are channels (width_as_channels.h)
+  int64_t merged_groups = 1;       ///< groups that are computed as one (merged_groups.h)
   FamilyPlan family;
 };
 
-/// The same for the same problem, and made once: to look at all tiles takes longer than a small convolution. From any
-/// thread.
+/// Returns the plan of a problem. Equal problems get the same plan. Plans are cached, because comparing all tiles takes
+/// longer than a small convolution. Thread-safe.
 std::shared_ptr<const ConvPlan> choose(const ConvProblem& problem);
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// A convolution on its way to its kernels: what the host sides of the families share.
+// The call of a convolution, and the host functions of the kernel families.
 #pragma once
 
 #include "cuda/conv/choose.h"
@@ -7,18 +7,22 @@
 
 namespace voxgrad::cuda {
 
+/// The arguments of a convolution. in and out are those of ConvProblem. fprop and dgrad write `out`; wgrad writes `w`.
 struct ConvCall {
   const char* op;
   ConvPass pass;
-  View in, out, w;  // in and out as in ConvProblem; wgrad writes w, the others out
+  View in;
+  View out;
+  View w;
   ConvEpilogue epilogue;
   ConvGeometry geometry;
 };
 
-/// Runs it by the family that choose() names.
+/// Runs a convolution with the plan that choose() returns.
 void convolve(const ConvCall& call);
 
-/// The families' host sides. `problem` is the one of the plan; of none, halves go by way of float32 copies.
+/// Launch the kernels of one family. `problem` is ConvPlan::problem. The overload for std::monostate runs the plain
+/// kernels, with float32 copies of halves.
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan& plan, const Launch& launch);
@@ -29,11 +33,11 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncPla
 void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, std::monostate, const Launch& launch);
 
-/// The plain kernels, for every problem of f32 and f64.
+/// Launch the plain kernels, which support every problem of f32 and f64.
 void simt_fprop_dgrad(const ConvCall& call, const Launch& launch);
 void simt_wgrad(const ConvCall& call, const Launch& launch);
 
-/// out[n][c][...] = bias[c], behind the ReLU if there is one: what no tap reaches.
+/// Sets out[n][c][...] to bias[c], or to relu(bias[c]): the value of results that no tap reaches.
 void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch);
 
 }  // namespace voxgrad::cuda

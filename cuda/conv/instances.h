@@ -1,5 +1,5 @@
-// The compiled tiles of the tensor-core convolutions, each with the number of its launches: tests see to it that there
-// is none that they did not run.
+// The compiled tiles of the tensor core convolutions, with counters of their launches. Tests use the counters to check
+// that they ran every tile.
 #pragma once
 
 #include <atomic>
@@ -11,25 +11,31 @@
 
 namespace voxgrad::cuda {
 
+/// One compiled tile of a kernel. Objects are never destroyed.
 struct ConvInstance {
-  /// Joins the list; for objects that are never destroyed.
+  /// Adds the instance to conv_instances().
   ConvInstance(ConvPass of_pass, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
                int of_multiprocessor);
 
-  ConvPass pass;  // fprop: of dgrad, too
+  ConvPass pass;  ///< wgrad, or fprop for kernels that compute fprop and dgrad
   ConvKernel kernel;
   ConvArithmetic arithmetic;
-  int width, rows, blocks;  // rows, and blocks of a multiprocessor (or bytes of a row): of kernels that name them
+  int width;   ///< columns of the tile; for wgmma kernels, columns of the product
+  int rows;    ///< fprop_dgrad and wgrad: m64 tiles of a warpgroup; small_channel: rows; mma_sync: 0
+  int blocks;  ///< fprop_dgrad: bytes of a row in shared memory; wgrad: channels of a row of x; small_channel: CTAs per
+               ///< SM; mma_sync: 0
   std::atomic<int64_t> launches = 0;
 };
 
+/// Returns the ConvArithmetic of an arithmetic class of cuda/conv/common/arithmetic.cuh.
 template <class Arithmetic>
 constexpr ConvArithmetic arithmetic_kind() {
   if (Arithmetic::kElements == 1) return Arithmetic::kParts == 1 ? ConvArithmetic::tf32 : ConvArithmetic::tf32x3;
   return std::is_same_v<typename Arithmetic::Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16;
 }
 
-/// The instance of a tile: whoever compiles a launch of it makes it exist, from the program's start.
+/// The instance of a tile. Compiling a launch of the tile instantiates the variable, which is initialized when the
+/// program starts.
 template <class Tile, ConvPass kPass, int kWidth>
 inline ConvInstance mma_sync_instance{
     kPass, ConvKernel::mma_sync, arithmetic_kind<typename Tile::Arithmetic>(), kWidth, 0, 0};
@@ -37,7 +43,7 @@ template <class Tile, ConvPass kPass>
 inline ConvInstance small_channel_instance{
     kPass, ConvKernel::small_channel, Tile::kArithmetic, Tile::kColumns, Tile::kRows, Tile::kBlocks};
 
-/// All that this program holds.
+/// Returns all instances in this program.
 const std::vector<ConvInstance*>& conv_instances();
 
 }  // namespace voxgrad::cuda

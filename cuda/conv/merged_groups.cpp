@@ -38,14 +38,14 @@ MergedGroups::MergedGroups(const ConvCall& call, int64_t count, const Launch& la
   w.data = weights_->as<void>();
   call_.geometry.groups = groups;
   diagonal_ = by_groups(w, groups, count, in, in);
-  asked_ = by_groups(call.w, groups, count, in, 0);
+  original_ = by_groups(call.w, groups, count, in, 0);
   if (call.pass == ConvPass::wgrad) return;
   kernel::fill(w, 0);
-  kernel::copy(diagonal_, asked_);
+  kernel::copy(diagonal_, original_);
 }
 
 void MergedGroups::finish() const {
-  if (call_.pass == ConvPass::wgrad) kernel::copy(asked_, diagonal_);
+  if (call_.pass == ConvPass::wgrad) kernel::copy(original_, diagonal_);
 }
 
 }  // namespace voxgrad::cuda

@@ -1,8 +1,8 @@
-// Some groups of few channels as one: tensor cores multiply blocks of 16 channels and more, however few a group has.
+// Computes several groups of few channels as one group, because tensor cores multiply blocks of at least 16 channels.
 //
-// The weights become those of a convolution of fewer groups, with zeros where an input and an output channel are of
-// different groups; of a weight gradient, what belongs to such pairs is left out. An infinity or NaN of one group
-// makes NaN of the others with which it is merged, too.
+// The weights become those of a convolution with fewer groups. They are zero where the input channel and the output
+// channel belong to different groups; a weight gradient of such a pair is discarded. An infinity or NaN in one group
+// therefore causes NaN in the groups that are merged with it.
 #pragma once
 
 #include <optional>
@@ -11,18 +11,19 @@
 
 namespace voxgrad::cuda {
 
-/// The same convolution with `count` groups as one, for as long as it lives.
+/// A convolution with `count` groups merged into one. Owns the merged weights.
 class MergedGroups {
  public:
   MergedGroups(const ConvCall& call, int64_t count, const Launch& launch);
   const ConvCall& call() const { return call_; }
-  /// Behind a weight gradient: the weights that were asked for.
+  /// Copies a weight gradient to the weights of the original call. Does nothing for other passes.
   void finish() const;
 
  private:
   ConvCall call_;
   std::optional<Workspace> weights_;
-  View diagonal_, asked_;  // the same weights of merged groups, and alone: (groups, merged, out, in, taps)
+  View diagonal_;  ///< the original weights within the merged ones: (groups, merged, out, in, taps)
+  View original_;  ///< the weights of the original call, in the same shape
 };
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,5 @@
-// Which convolution kernel takes which problem, and how: a pure function of the problem, tested on the host.
+// The description of a convolution from which plans are made, and of the GPU. Plans are pure functions of the problem
+// and are tested on the host.
 #pragma once
 
 #include <string>
@@ -9,74 +10,89 @@
 
 namespace voxgrad::cuda {
 
-/// How tensor cores multiply (cuda/conv/common/mma.cuh).
+/// The arithmetic of the tensor cores (cuda/conv/common/mma.cuh). tf32x3 computes a float32 product as three TF32
+/// products.
 enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
+/// Returns the name of an arithmetic, for messages.
 const char* name(ConvArithmetic arithmetic);
 
-/// The families of kernels on tensor cores, by their folders.
+/// The families of tensor core kernels, named after their folders.
 enum class ConvKernel : uint8_t { mma_sync, small_channel, fprop_dgrad, wgrad };
 
-/// What tests ask for in place of what the planner would choose (0). Aligned to its size: else Clang calls a library
-/// for an atomic of it.
+/// Overrides of the planners' choices, for tests. A zero leaves the choice to the planner. The alignment equals the
+/// size, because Clang would otherwise call a library for std::atomic<ConvChoice>.
 struct alignas(8) ConvChoice {
-  bool plain : 1 = false;          // the plain kernel
-  bool mma_sync : 1 = false;       // no wgmma
-  bool small_channel : 1 = false;  // kernels of few channels wherever they can be
-  bool unsplit : 1 = false;        // fprop_dgrad: no split-K
-  uint8_t slide : 2 = 0;           // 1: never, 2: only tiles that slide along depth
-  int8_t k_blocks = 0;             // fprop_dgrad: row bytes / 32; wgrad: channels of a row
-  int8_t m_tiles = 0;              // of a warpgroup: m64 tiles
-  int8_t pairs = 0;                // fprop_dgrad: 2: both warpgroups share a tile; 1: they take turns
-  int16_t width = 0;               // of a tile: columns, or rows (mma_sync's weight gradient; small_channel)
+  bool plain : 1 = false;          ///< use the plain kernels
+  bool mma_sync : 1 = false;       ///< do not use wgmma
+  bool small_channel : 1 = false;  ///< use small_channel/ wherever it supports the problem
+  bool unsplit : 1 = false;        ///< fprop_dgrad: no split-K
+  uint8_t slide : 2 = 0;           ///< 1: no tiles that slide along depth; 2: only such tiles
+  int8_t k_blocks = 0;             ///< fprop_dgrad: bytes of a row / 32; wgrad: channels of a row
+  int8_t m_tiles = 0;              ///< m64 tiles of a warpgroup
+  int8_t pairs = 0;                ///< fprop_dgrad: 1: the warpgroups take tiles in turn; 2: they share a tile
+  int16_t width = 0;               ///< columns of a tile; rows for small_channel and the weight gradient of mma_sync
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
-/// Of the whole program, for the convolutions to come. A width that is not compiled is passed over.
+/// Sets the overrides for all later convolutions of the program. A width that is not compiled is ignored.
 void force_conv_choice(ConvChoice choice);
 
-/// A convolution as its kernels see it: `in` is read at taps, `out` (or, for the weight gradient, the lattice y) is
-/// even.
+/// A convolution as its kernels compute it. `in` is the tensor that is read at the taps of the kernel. `out` is the
+/// tensor whose positions are visited one by one: the result, or, for the weight gradient, y.
 struct ConvProblem {
   ConvPass pass = ConvPass::fprop;
   DType dtype = DType::f32;
   Float32Precision precision = Float32Precision::highest;
-  int64_t batch = 1, groups = 1, in_channels = 1, out_channels = 1;  // channels of a group
-  Triple in_size{1}, out_size{1}, kernel{1};
+  int64_t batch = 1;
+  int64_t groups = 1;
+  int64_t in_channels = 1;   ///< of a group
+  int64_t out_channels = 1;  ///< of a group
+  Triple in_size{1};
+  Triple out_size{1};
+  Triple kernel{1};
   ConvGeometry geometry{};
-  int64_t shared_limit = 227 * 1024;  // bytes of shared memory that a block may have: sm_90's
-  int multiprocessors = 132;          // an H200's
-  bool wgmma = true;                  // the GPU has that instruction, and the program its code: sm_90a
-  Triple in_stride{0}, out_stride{0};
-  int64_t in_channel_stride = 1, out_channel_stride = 1, out_sample_stride = 0;
-  bool in_channels_last = false, out_channels_last = false;  // a voxel's channels are contiguous
-  bool in_aligned = true, out_aligned = true;                // if they are, TMA reads them so (is_tma_tensor())
-  bool in_dense = false, out_dense = false;                  // in that order, all voxels are, without gaps
-  bool weight_channels_last = false;  // so are, of the weights' second axis, those of the taps along the width
+  int64_t shared_limit = 227 * 1024;  ///< bytes of shared memory that a CTA may have; default: sm_90
+  int multiprocessors = 132;          ///< SMs; default: H200
+  bool wgmma = true;                  ///< the GPU is sm_90a and the program has code for it
+  Triple in_stride{0};                ///< elements, along D, H and W
+  Triple out_stride{0};
+  int64_t in_channel_stride = 1;
+  int64_t out_channel_stride = 1;
+  int64_t out_sample_stride = 0;
+  bool in_channels_last = false;  ///< the channels of a voxel are contiguous
+  bool out_channels_last = false;
+  bool in_aligned = true;  ///< TMA can read the tensor if it is channels-last (is_tma_tensor())
+  bool out_aligned = true;
+  bool in_dense = false;  ///< channels-last without gaps between voxels
+  bool out_dense = false;
+  bool weight_channels_last = false;  ///< channels-last weights, without gaps between taps along the width
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };
 
-/// The problem of these views and of their GPU, with the precision and the choice that are set now. In a weight
-/// gradient `in` is x and `out` the lattice y.
+/// Returns the problem for these views and their GPU, with the current precision and overrides. For a weight gradient,
+/// `in` is x and `out` is y.
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
-/// Not for f64.
+/// Returns the arithmetic of a problem. The dtype must not be f64.
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
-/// Whether GPU `device` has wgmma, and this program code for it.
+/// Returns whether GPU `device` has wgmma and the program has code for it.
 bool has_wgmma(int device);
-/// Whether its products may be wgmma's.
+/// Returns whether a plan may use wgmma.
 bool may_use_wgmma(const ConvProblem& problem);
 
-/// What rates follow from. An H200's.
+/// The properties of a GPU from which attainable rates are estimated. The defaults are those of an H200.
 struct ConvGpu {
   std::string name = "NVIDIA H200";
-  int capability = 90, multiprocessors = 132;
-  double clock = 1.98e9, byte_rate = 2 * 3.201e9 * 6144 / 8;  // nominal, a second
+  int capability = 90;  ///< compute capability: 10 * major + minor
+  int multiprocessors = 132;
+  double clock = 1.98e9;                      ///< Hz, nominal
+  double byte_rate = 2 * 3.201e9 * 6144 / 8;  ///< bytes per second of GPU memory, nominal
 };
-/// GPU `device`; where there is none, an H200.
+/// Returns the properties of GPU `device`, or those of an H200 if the GPU does not exist.
 ConvGpu conv_gpu(int device);
-/// Fills in what plans depend on of GPU `device`, if there is one.
+/// Sets the members of the problem that depend on the GPU. Does nothing if GPU `device` does not exist.
 void describe_device(ConvProblem& problem, int device);
 
-/// The plan in words, and the rates of the GPU: the arithmetic's (f64: tensor cores', if they have it), and memory's.
+/// Returns a description of the plan, and the attainable rates of the GPU: of the problem's arithmetic and of memory.
 ConvExplanation explain(const ConvProblem& problem, const ConvGpu& gpu = {});
 
 }  // namespace voxgrad::cuda

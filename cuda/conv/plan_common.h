@@ -1,4 +1,4 @@
-// What all planners of the convolutions say.
+// Helpers shared by the planners of the convolutions.
 #pragma once
 
 #include <algorithm>
@@ -11,45 +11,50 @@
 
 namespace voxgrad::cuda {
 
-/// Bytes of copied inputs at a time, unless a single sample takes more and its planner allows that; of partial sums,
-/// unless those of a single range are more.
-inline constexpr int64_t kMaxCopied = int64_t{1} << 30, kMaxSums = int64_t{256} << 20;
+/// Upper bound of the bytes of copied inputs. It may be exceeded by a single sample if the planner allows it.
+inline constexpr int64_t kMaxCopied = int64_t{1} << 30;
+/// Upper bound of the bytes of partial sums. It may be exceeded by the sums of a single range.
+inline constexpr int64_t kMaxSums = int64_t{256} << 20;
 
-/// Of TMA: positions of a box's axis; from one that is copied to the next.
-inline constexpr int kMaxBox = 256, kMaxStep = 8;
+/// Limits of TMA: positions of a box along an axis, and the step from one position to the next.
+inline constexpr int kMaxBox = 256;
+inline constexpr int kMaxStep = 8;
 
-/// An H200's. Plans of sums go by them on every GPU: the sums of others shall have the same bits.
+/// Planners of sums assume the 132 SMs of an H200 on every GPU, so that results are bitwise reproducible across GPUs.
 inline constexpr int64_t kMultiprocessors = 132;
 
+/// Returns whether float32 products are computed as three TF32 products.
 inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
-/// Voxels that may be added to one accumulator. It truncates: so few that this is not seen beside the inputs' rounding.
+/// Returns the maximum number of voxels that are added to one accumulator. Accumulators truncate; the bound keeps that
+/// error small compared with the rounding of the inputs.
 inline int most_voxels(const ConvProblem& p) { return three_products(p) ? 8192 : 16384; }
-/// High and low, or one.
+/// Returns the number of parts of an operand: high and low, or one.
 inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
-/// Of a word.
+/// Elements per 32-bit word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
+/// Returns the phases of an axis (0: depth, 2: width); see fprop_phases() and dgrad_phases().
 std::optional<AxisPhases> phases_of(const ConvProblem& p, int axis, bool fold);
-/// Of fprop and wgrad: positions of the inputs along an axis up to the last one that a tap reads.
+/// Returns, for fprop and wgrad, the number of input positions along an axis up to the last one that a tap reads.
 int64_t read_size(const ConvProblem& p, int axis);
 
-/// Whether inputs are read often enough, and by enough columns, that wgmma makes up for a pass that copies them
-/// (plan.cpp).
+/// Returns whether wgmma is still faster if the inputs must first be copied to channels-last, according to the number
+/// of columns and how often each input is read.
 bool pays_to_copy(const ConvProblem& p);
 
-/// The widths of tiles that are worth a look: those that divide `count` into n near-equal pieces.
+/// Returns the candidate widths of tiles, at most `most`: those that divide `count` into nearly equal pieces.
 std::vector<int> box_widths(int count, int most);
 
-/// Whether one of the tensors is. One channel lies so either way.
+/// Returns whether one of the tensors is channels-last. A tensor with a single channel does not count.
 inline bool is_channels_last(const ConvProblem& p) {
   return (p.in_channels_last && p.groups * p.in_channels > 1) || (p.out_channels_last && p.groups * p.out_channels > 1);
 }
 
-/// Whether TMA reads a (N, C, D, H, W) view with its channels innermost as it lies: addresses in multiples of 16 bytes.
+/// Returns whether TMA can read a channels-last view (N, C, D, H, W): all voxels begin at multiples of 16 bytes.
 bool is_tma_tensor(const View& view);
 
-/// Whether the kernel is as wide as its stride, so that the voxels of the strided tensor that belong to one of the
-/// other lie side by side.
+/// Returns whether the kernel is as wide as its stride, so that the taps of neighboring results are neighboring voxels
+/// and do not overlap.
 inline bool has_width_of_stride(const ConvProblem& p) {
   const ConvGeometry& g = p.geometry;
   const int64_t stride = g.stride[2];
@@ -59,7 +64,7 @@ inline bool has_width_of_stride(const ConvProblem& p) {
                                          p.out_size[2] == p.in_size[2] * stride && p.groups * p.out_channels > 1
                                    : p.in_channels_last && p.in_stride[2] == p.in_channels;
 }
-/// Whether channels-last kernels take it with the taps along the width as channels (width_as_channels.h).
+/// Returns whether to compute the problem with the taps along the width as channels (width_as_channels.h).
 inline bool suits_width_as_channels(const ConvProblem& p) {
   const ConvChoice& c = p.choice;
   if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel) return false;
@@ -67,42 +72,44 @@ inline bool suits_width_as_channels(const ConvProblem& p) {
                            p.out_channels > 8 && p.out_channels_last;
   return one_channel || has_width_of_stride(p);
 }
-/// That problem.
+/// Returns the problem with the taps along the width as channels.
 ConvProblem with_width_as_channels(ConvProblem p);
 
-/// With `count` groups as one (merged_groups.h): products grow as many times, where they are not filled up anyway.
+/// Returns the problem with `count` groups merged into one (merged_groups.h).
 inline ConvProblem with_merged_groups(ConvProblem p, int64_t count) {
   p.groups /= count;
   p.in_channels *= count;
   p.out_channels *= count;
   return p;
 }
+/// Returns whether the planner considers merging `count` groups: 1 or 2 groups, or more with at most 64 merged
+/// channels.
 inline bool may_merge_groups(const ConvProblem& p, int64_t count) {
   return count == 1 || (count <= p.groups && (count == 2 || count * std::max(p.in_channels, p.out_channels) <= 64));
 }
-/// Whether the channels of a group begin at multiples of 32 bytes, as tensor cores take them.
+/// Returns whether the channels of each group begin at multiples of 32 bytes, which tensor core kernels require.
 inline bool has_wide_groups(const ConvProblem& p) {
   const int64_t wide = 32 / static_cast<int64_t>(item_size(p.dtype));
   return p.in_channels % wide == 0 && p.out_channels % wide == 0;
 }
-/// Clocks of the copies of weights that it takes.
+/// Cycles for the copies of the weights when groups are merged.
 inline constexpr double kMergingGroups = 4000;
 
-/// Few channels on both sides have kernels of their own (small_channel/plan.h).
+/// Returns whether both tensors have so few channels that small_channel/ is considered.
 inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
 
-/// Whether boxes of inputs are no further from their CTA tile than 16 bits tell (params.h of the channels-last
-/// kernels).
+/// Returns whether the offsets of input boxes from their CTA tile fit into 16 bits (params.h of fprop_dgrad/ and
+/// wgrad/).
 inline bool has_short_offsets(const AxisPhases& axis) {
   const auto is_short = [&](int64_t row) { return std::abs(row) * axis.in_step < INT16_MAX - kMaxStep; };
   return std::all_of(axis.phase, axis.phase + axis.phases, [&](const AxisPhase& phase) {
     return is_short(phase.start) && is_short(phase.start + int64_t{phase.taps - 1} * phase.step);
   });
 }
-/// Of a persistent kernel, so that a number of one and of a grid add up below 2^31.
+/// Upper bound of the work units of a persistent kernel: the index of a unit plus the number of CTAs stays below 2^31.
 inline constexpr int64_t kMaxUnits = int64_t{1} << 30;
 
-/// Of a sample's input and result.
+/// Bytes of the input and the result of one sample.
 inline int64_t sample_bytes(const ConvProblem& p) {
   const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
   const int64_t out = p.out_channels * p.out_size[0] * p.out_size[1] * p.out_size[2];

@@ -1,4 +1,4 @@
-// Tensors as TMA maps (tma_load() of common/tma.cuh).
+// TMA tensor maps for tma_load() (common/tma.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -13,24 +13,24 @@
 
 namespace voxgrad::cuda {
 
-/// A channels-last tensor: the axes from the innermost, which is contiguous, in elements. Its boxes lie in shared
-/// memory as rows of `row_bytes` (32, 64 or 128) bytes along that axis, swizzled over so many bytes; float32 is rounded
-/// to TF32.
+/// A channels-last tensor for a TMA tensor map. Axes are listed from the innermost, which is contiguous. In shared
+/// memory, a box consists of rows along the innermost axis, swizzled over `row_bytes`. TMA rounds float32 to TF32.
 struct SwizzledTensor {
   void* data;
   DType dtype;
   int64_t size[5];
-  int64_t stride[5];
-  int box[5], step[5];
-  int row_bytes;
+  int64_t stride[5];  ///< elements
+  int box[5];         ///< elements of a box along each axis
+  int step[5];        ///< elements from one element of the box to the next
+  int row_bytes;      ///< 32, 64 or 128
   int rank;
 };
 
-/// The view, or a copy of it that is channels-last with voxels at multiples of 16 bytes.
+/// A view that TMA can read: the given view, or a channels-last copy whose voxels begin at multiples of 16 bytes.
 class TmaTensor {
  public:
   TmaTensor(const View& view, const Launch& launch);
-  /// Of the copy.
+  /// Returns the bytes of the copy that a view needs; 0 if TMA can read it.
   static int64_t copy_bytes(const View& view);
   const View& view() const { return view_; }
 
@@ -39,11 +39,11 @@ class TmaTensor {
   View view_;
 };
 
-/// Throws an Error of `op` if the driver has no words for it.
+/// Returns the TMA tensor map of a tensor. Throws Error if cuTensorMapEncodeTiled rejects the tensor.
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op);
 
-/// Of a view that TMA reads: boxes of `channels` channels by box[] voxels (sample, depth, height, width), each
-/// in_step-th.
+/// Returns the TMA tensor map of a view that is_tma_tensor(). Boxes have `channels` channels and box[] voxels (sample,
+/// depth, height, width), which are in_step[] voxels apart along depth, height and width.
 CUtensorMap describe_voxels(const View& view, int channels, const int (&box)[4], const int (&in_step)[3],
                             const char* op);
 

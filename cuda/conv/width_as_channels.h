@@ -1,9 +1,10 @@
-// Taps along the width as channels, and the kernel one voxel wide: fewer and larger products.
+// Treats the taps along the width as channels of a kernel that is one voxel wide, which makes fewer and larger
+// products.
 //
-// Where the kernel is as wide as its stride (k2 s2 and the like), the channels-last voxels that a tap reads, or writes,
-// lie between those of the others: as many of them as there are taps are one voxel with as many times the channels.
-// Of one input channel, the taps of neighbours overlap; they become channels of a view of a padded copy, since the
-// tensor cores' K would be mostly filling else.
+// If the kernel is as wide as its stride (such as kernel 2, stride 2), the taps of neighboring results do not overlap:
+// in a channels-last tensor, `taps` neighboring voxels are viewed as one voxel with `taps` times the channels. With one
+// input channel, taps may overlap. They become channels of an overlapping view of a padded copy, because the K
+// dimension of the tensor cores would otherwise be mostly padding.
 #pragma once
 
 #include <optional>
@@ -12,14 +13,15 @@
 
 namespace voxgrad::cuda {
 
-/// The same convolution of other views, for as long as it lives, if suits_width_as_channels().
+/// A convolution with taps along the width as channels. The problem must satisfy suits_width_as_channels(). Owns the
+/// copies that the call refers to.
 class WidthAsChannels {
  public:
   WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch);
   const ConvCall& call() const { return call_; }
 
  private:
-  /// For each channel of the results.
+  /// Repeats the bias for every tap, because the taps of the result are channels.
   void repeat_bias(const Launch& launch);
 
   ConvCall call_;

@@ -1,5 +1,5 @@
-// The caching allocator of GPU memory: cudaMalloc takes from microseconds to milliseconds and cudaFree waits for the
-// whole device, so freed blocks are kept and handed out again. Private to cuda/.
+// The caching allocator of GPU memory. cudaMalloc takes microseconds to milliseconds, and cudaFree waits for the whole
+// device; the allocator therefore keeps freed blocks and reuses them. Private to cuda/.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,38 +13,41 @@
 
 namespace voxgrad::cuda {
 
-/// Memory of one GPU. Stream-ordered: a block belongs to the stream that it was allocated for, and goes back to that
-/// stream's blocks when freed. What the next owner queues there runs after what the last one queued, so nobody
-/// waits for anything. All members may be called from any thread.
+/// The memory of one GPU. Allocation is stream-ordered: a block belongs to the stream for which it was allocated, and
+/// is reused only for that stream. Work that the next owner queues there runs after the work of the previous owner, so
+/// that no wait is needed. All members may be called from any thread.
 ///
-/// Memory is taken from the driver in segments: 2 MiB for requests up to 1 MiB, 20 MiB for those below 10 MiB,
-/// else multiples of 2 MiB. A segment is a chain of blocks, split for a smaller request and merged with free
-/// neighbours when freed. Small and large requests have segments of their own, so that a small tensor of long life
-/// does not break up a large block.
+/// The allocator takes segments from the driver: 2 MiB for requests up to 1 MiB, 20 MiB for requests below 10 MiB,
+/// otherwise multiples of 2 MiB. A segment is a chain of blocks. Blocks are split for smaller requests and merged with
+/// free neighbors when they are freed. Small and large requests use different segments, so that a long-lived small
+/// tensor does not fragment a large block.
 class Allocator {
  public:
-  /// The allocator of a GPU that exists. Never destroyed: tensors may outlive main().
+  /// Returns the allocator of an existing GPU. It is never destroyed, because tensors may outlive main().
   static Allocator& of(int device);
 
-  /// At least `bytes` bytes, 512-byte aligned, for use on `stream`; null for 0 bytes. When the driver has no more,
-  /// the cache is given back and it is asked again. Throws OutOfMemoryError.
+  /// Returns at least `bytes` bytes, aligned to 512 bytes, for use on `stream`; null for 0 bytes. If the driver has no
+  /// memory left, returns the cache to the driver and tries again. Throws OutOfMemoryError.
   void* allocate(size_t bytes, cudaStream_t stream);
-  /// `stream`: where the block was used last. If that is not the stream it belongs to, the latter waits for it.
+  /// Frees a block that was last used on `stream`. If the block belongs to another stream, that stream waits for
+  /// `stream`.
   void deallocate(void* data, cudaStream_t stream) noexcept;
-  /// From now on the blocks of `stream` belong to a CUDA graph, also those that are free: they stay until release(),
-  /// after which they are ordinary blocks of that stream.
+  /// Keeps all blocks of `stream`, including free ones, for a CUDA graph: they are not returned to the driver until
+  /// release().
   void keep(cudaStream_t stream);
+  /// Makes the blocks of `stream` ordinary blocks again.
   void release(cudaStream_t stream);
-  /// Whether `data` is a live block of `stream`.
+  /// Returns whether `data` is a live block of `stream`.
   bool belongs_to(const void* data, cudaStream_t stream);
   MemoryStats stats();
+  /// Sets the peak of the statistics to the current value.
   void reset_peak();
-  /// Waits for the device and gives segments without live blocks back to the driver.
+  /// Waits for the device and returns segments without live blocks to the driver. Throws Error during a capture.
   void empty_cache();
 
  private:
   struct Block;
-  /// By kind and stream, then by size: the first block not below a request is its best fit.
+  /// Orders by kind and stream, then by size and address: the first block that is not below a request is its best fit.
   struct BestFit {
     bool operator()(const Block* a, const Block* b) const;
   };
@@ -52,32 +55,32 @@ class Allocator {
   struct Block {
     char* data;
     size_t bytes;
-    size_t requested;  // of a live block
+    size_t requested;  ///< bytes that the caller requested; of a live block
     cudaStream_t stream;
-    bool small;
+    bool small;  ///< in a segment for small requests
     bool free;
-    Block* previous;  // neighbours in the segment
+    Block* previous;  ///< neighbors in the segment
     Block* next;
-    FreeBlocks::node_type entry;  // of a live block: it is freed without taking memory
+    FreeBlocks::node_type entry;  ///< node of a live block, so that freeing the block needs no memory
   };
 
   explicit Allocator(int device) : device_(device) {}
   Block* find_free(size_t bytes, bool small, cudaStream_t stream);
-  Block* take_segment(size_t bytes, bool small, cudaStream_t stream);
-  void* ask_driver(size_t bytes);
+  Block* allocate_segment(size_t bytes, bool small, cudaStream_t stream);
+  void* allocate_from_driver(size_t bytes);
   void split(Block* block, size_t bytes);
   Block* merge(Block* block, Block* next);
   void release_cached();
-  void let_wait(cudaStream_t owner, cudaStream_t user) noexcept;
+  void make_wait(cudaStream_t owner, cudaStream_t user) noexcept;
   [[noreturn]] void throw_out_of_memory(size_t bytes);
 
   const int device_;
   std::mutex mutex_;
   FreeBlocks free_;
-  std::unordered_map<const void*, Block*> live_;
-  std::set<cudaStream_t> kept_;
+  std::unordered_map<const void*, Block*> live_;  ///< by address
+  std::set<cudaStream_t> kept_;                   ///< streams of CUDA graphs
   MemoryStats stats_;
-  cudaEvent_t event_ = nullptr;
+  cudaEvent_t event_ = nullptr;  ///< see make_wait()
 };
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// Division by a number that the host knows, as one multiplication.
+// Integer division by divisors that are fixed when a kernel is launched.
 #pragma once
 
 #include <cstdint>
@@ -7,30 +7,52 @@
 
 namespace voxgrad::cuda {
 
-/// Division of numbers below 2^31 by one of them. Source: T. Granlund, P. L. Montgomery, "Division by Invariant
-/// Integers using Multiplication", PLDI 1994.
-struct Divisor {
-  int value = 1;
-  unsigned magic = 0, shift = 0;
-
+/// A divisor whose magic number is computed on the host, so that a kernel divides with one multiplication, one addition
+/// and one shift instead of an integer division. Dividends are non-negative and below 2^31, as 32-bit integers of
+/// either signedness. The divisor is in [1, 2^31).
+/// T. Granlund, P. L. Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994.
+class Divisor {
+ public:
+  /// Divides by 1.
   Divisor() = default;
-  explicit Divisor(int v) : value(v) {
-    if (v == 1) return;
-    while (uint64_t{2} << shift < static_cast<uint64_t>(v)) ++shift;  // 2^shift < v <= 2^(shift + 1)
-    magic = static_cast<unsigned>((uint64_t{1} << (32 + shift)) / static_cast<uint64_t>(v) + 1);
+  explicit Divisor(int64_t value) : value_(static_cast<uint32_t>(value)) {
+    while ((uint64_t{1} << shift_) < value_) ++shift_;
+    magic_ = static_cast<uint32_t>((((uint64_t{1} << shift_) - value_) << 32) / value_ + 1);
   }
-  VG_HOST_DEVICE int divide(int x) const {
-    return value == 1 ? x : static_cast<int>(uint64_t{static_cast<unsigned>(x)} * magic >> 32 >> shift);
+
+  VG_HOST_DEVICE int value() const { return static_cast<int>(value_); }
+
+  /// Returns dividend / value().
+  template <class T>
+  VG_HOST_DEVICE T divide(T dividend) const {
+    static_assert(sizeof(T) == sizeof(uint32_t));
+    const auto n = static_cast<uint32_t>(dividend);
+#ifdef __CUDA_ARCH__
+    const uint32_t high = __umulhi(n, magic_);
+#else
+    const auto high = static_cast<uint32_t>(uint64_t{n} * magic_ >> 32);
+#endif
+    return static_cast<T>((high + n) >> shift_);
   }
-  /// The remainder; x becomes the quotient.
-  VG_HOST_DEVICE int take(int& x) const {
-    const int quotient = divide(x), remainder = x - quotient * value;
-    x = quotient;
-    return remainder;
+
+  /// Returns number % value() and replaces `number` by number / value(): removes the last digit of a number in a mixed
+  /// radix.
+  template <class T>
+  VG_HOST_DEVICE T take_digit(T& number) const {
+    const T quotient = divide(number);
+    const T digit = number - quotient * static_cast<T>(value_);
+    number = quotient;
+    return digit;
   }
+
+ private:
+  uint32_t value_ = 1;
+  uint32_t magic_ = 1;
+  uint32_t shift_ = 0;
 };
 
-/// The last digit of a number of mixed bases; the others remain.
+/// Returns number % base and replaces `number` by number / base. For bases that are compile-time constants or used
+/// once.
 template <class T>
 VG_HOST_DEVICE T take_digit(T& number, int base) {
   const T digit = number % static_cast<T>(base);

@@ -1,4 +1,4 @@
-// What the rest of cuda/ has to know of captures. Private to cuda/.
+// CUDA graph capture, as the rest of cuda/ uses it. Private to cuda/.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,18 +7,18 @@
 
 namespace voxgrad::cuda {
 
-/// Whether any thread captures work of this device: nobody may wait for the whole device then.
+/// Returns whether any thread captures work of this device. No thread may wait for the whole device during a capture.
 bool capture_under_way(int device) noexcept;
 
-/// Throws Error "<op>: <why> while a CUDA graph is being captured" if this thread captures the device's work.
+/// Throws Error "<op>: <why> while a CUDA graph is being captured" if this thread captures work of the device.
 void refuse_in_capture(const char* op, int device, const char* why);
 
-/// Where a kernel finds numbers that change from replay to replay, a learning rate for instance.
+/// GPU memory for numbers that change from replay to replay, such as a learning rate.
 struct ReplayNumbers {
-  void* data = nullptr;  ///< on the GPU; null if there is no capture: the numbers travel as the kernel's arguments
-  bool refresh = false;  ///< a replay is about to begin: write `data`, launch nothing else
+  void* data = nullptr;  ///< null outside of a capture: the numbers are then kernel arguments
+  bool refresh = false;  ///< a replay is about to begin: write `data` and launch nothing else
 };
-/// `bytes` bytes for the next of the kernels that have such numbers.
+/// Returns `bytes` bytes for the next kernel that has such numbers.
 ReplayNumbers replay_numbers(size_t bytes);
 
 }  // namespace voxgrad::cuda

@@ -1,5 +1,5 @@
-// What every file that calls CUDA needs: checked calls, the device and stream of a launch, its grid, and
-// scratch memory. Private to the library.
+// Checked CUDA calls, the device and stream of a launch, grid sizes, scratch memory, and errors that kernels report.
+// Private to the library.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,29 +7,31 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "core/detail/divide.h"
+#include "core/dtype.h"
 #include "core/view.h"
 #include "cuda/cuda.h"
 
 namespace voxgrad::cuda {
 
-/// Throws Error "<what>: cudaErrorName (description) at file:line" unless `status` is cudaSuccess. Takes the error
-/// out of CUDA's own last-error slot, so that the next check does not meet it again.
+/// Throws Error "<what>: cudaErrorName (description) at file:line" unless `status` is cudaSuccess. Clears CUDA's last
+/// error, so that the next check does not report it again.
 void check_cuda(cudaError_t status, const char* what, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
-/// For the line after a kernel launch: throws if it was refused.
+/// Throws Error if the kernel launch before this call failed.
 inline void check_launch(const char* op, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   check_cuda(cudaGetLastError(), op, file, line);
 }
 
-/// More GPUs than this are not looked at.
+/// Upper bound of the number of GPUs; further GPUs are ignored.
 inline constexpr int kMaxDevices = 64;
 
-/// The stream on which this thread's operations on `device` run; null is CUDA's default stream.
+/// Returns the current stream of `device` on this thread; null is CUDA's default stream.
 cudaStream_t current_stream(int device) noexcept;
 
-/// Where the kernels of one call run: the device of its views, made current, and that device's current stream.
+/// The device and the stream of one call's kernels. Makes the device of the view current for its lifetime.
 struct Launch {
   explicit Launch(const View& view) : device(view.device), guard(view.device), stream(current_stream(view.device)) {}
 
@@ -38,8 +40,8 @@ struct Launch {
   cudaStream_t stream;
 };
 
-/// Scratch memory of one call, from the caching allocator. The next owner of the bytes comes later in the same
-/// stream, so it may go out of scope as soon as the kernels that use it are queued. Throws OutOfMemoryError.
+/// Scratch memory of one call, from the caching allocator. It may be destroyed as soon as the kernels that use it are
+/// queued, because the next owner of the memory is ordered after them in the same stream. Throws OutOfMemoryError.
 class Workspace {
  public:
   Workspace(const Launch& launch, size_t bytes);
@@ -57,39 +59,45 @@ class Workspace {
   cudaStream_t stream_;
 };
 
-/// The last index out of range that a kernel met on a GPU. It lies in host memory, where kernels write it: nobody waits
-/// for it, and the next wait for the GPU that happens anyway throws it.
+/// The last out-of-range index that a kernel found. Kernels write it to page-locked host memory. The next host wait for
+/// the GPU throws the error; no wait is added for it.
 struct IndexError {
   int64_t index;
-  int64_t size;    ///< of the axis
-  const char* op;  ///< null: none
+  int64_t size;    ///< size of the axis
+  const char* op;  ///< null if there is no error
 };
 
-/// Where kernels on `device` report. Throws Error if there is no memory for it.
+/// Returns the location to which kernels on `device` report index errors. Throws Error if it cannot be allocated.
 IndexError* index_errors(int device);
 
-/// For the line after a wait for `device`: throws Error "<op>: index 7 is out of range ..." if a kernel before it
-/// reported one, and forgets it.
+/// Throws Error "<op>: index 7 is out of range ..." if a kernel on `device` reported an index error, and clears the
+/// error. Call it after a wait for the device.
 void check_indices(int device);
 
-/// Threads in a block where nothing speaks for another number.
+/// Default number of threads per CTA.
 inline constexpr int kBlock = 256;
-/// Grids stay below this, so that an index and a grid's stride of up to 1024 threads a block add up below 2^32
-/// for indices below 2^31.
+/// Upper bound of grid sizes: with at most 1024 threads per CTA, an index below 2^31 plus the stride of the grid stays
+/// below 2^32.
 inline constexpr int64_t kMaxGrid = int64_t{1} << 20;
 
-/// Blocks for a loop over `count` items, `per_block` of them in a block at a time. Never more than kMaxGrid (so the
-/// kernel must loop in steps of thread_count()), and at least one.
+/// Returns the number of CTAs for a grid-stride loop over `count` items, `per_block` of which a CTA handles in one
+/// iteration: at least 1 and at most kMaxGrid.
 inline unsigned grid_size(int64_t count, int per_block = kBlock) {
   return static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, per_block), 1, kMaxGrid));
 }
 
-/// Lets the kernel have so many bytes of dynamic shared memory from now on, or more if it might have more before: of
-/// two threads that launch it, none takes from the other. On the current device.
+/// Raises the dynamic shared memory limit of `kernel` on the current device to at least `bytes`. Never lowers the
+/// limit, so that threads that launch the same kernel do not interfere.
 void allow_shared(const void* kernel, int bytes);
 
+/// dispatch() of core/dtype.h for kernels on CUDA.
+template <class... Ts, class F>
+void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
+  dispatch(types, dtype, op, "CUDA", std::forward<F>(f));
+}
+
 #ifdef __CUDACC__
-/// Launches a kernel with more than 48 KiB of dynamic shared memory.
+/// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB.
 template <class Problem>
 void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
                         const Problem& problem) {
@@ -97,7 +105,7 @@ void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, i
   kernel<<<blocks, threads, static_cast<size_t>(shared_bytes), stream>>>(problem);
 }
 
-/// Reports indices of an axis that are out of range, under the name of `op`, a string literal of the host.
+/// Checks indices in a kernel and reports those that are out of range. `op` is a string literal in host memory.
 struct IndexCheck {
   int64_t size;
   const char* op;
@@ -105,6 +113,7 @@ struct IndexCheck {
 
   IndexCheck(int64_t axis_size, const char* name, const Launch& launch)
       : size(axis_size), op(name), errors(index_errors(launch.device)) {}
+  /// Returns whether `index` is in [0, size); otherwise reports the error.
   __device__ bool operator()(int64_t index) const {
     if (index >= 0 && index < size) return true;
     *errors = {index, size, op};
@@ -112,7 +121,8 @@ struct IndexCheck {
   }
 };
 
-/// for (int64_t i = thread_index(); i < count; i += thread_count()) covers a count of any size.
+/// Index of this thread in the grid, and the number of threads in the grid. The loop
+/// for (int64_t i = thread_index(); i < count; i += thread_count()) covers any count.
 __device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 __device__ inline int64_t thread_count() { return int64_t{gridDim.x} * blockDim.x; }
 #endif

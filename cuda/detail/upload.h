@@ -1,4 +1,4 @@
-// Copies from the host's pageable memory that do not wait for the GPU. Private to cuda/.
+// Copies from pageable host memory that do not wait for the GPU. Private to cuda/.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,9 +7,9 @@
 
 namespace voxgrad::cuda {
 
-/// Queues a copy of `bytes` bytes from the host to `to` on `device`; `from` may be reused on return. The bytes pass
-/// through the stream's ring of page-locked buffers: the call waits only if the stream's earlier copies fill it, 16
-/// MiB.
+/// Queues a copy of `bytes` bytes from host memory to `to` on `device`. `from` may be reused when the call returns. The
+/// bytes pass through a ring of page-locked buffers of 16 MiB per stream; the call waits only if earlier copies of the
+/// stream fill the ring.
 void upload(void* to, const void* from, size_t bytes, int device, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

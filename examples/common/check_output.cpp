@@ -1,4 +1,5 @@
-// A part of every example: a program whose output did not arrive, as on a full disk, must not end with 0.
+// A check that every example runs at exit: if standard output could not be written, for example because the disk is
+// full, the exit code is 1.
 #include <cstdio>
 #include <cstdlib>
 

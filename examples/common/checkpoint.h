@@ -1,4 +1,4 @@
-// Helpers of programs that resume from checkpoints.
+// A check for programs that resume from checkpoints.
 #pragma once
 
 #include <string>
@@ -7,13 +7,14 @@
 
 namespace examples {
 
-/// Throws unless the checkpoint was made with the values in `wanted`.
-inline void check_same_run(const char* program, const voxgrad::Metadata& saved, const voxgrad::Metadata& wanted) {
-  for (const auto& [key, value] : wanted) {
+/// Throws voxgrad::Error if a setting of the current run, `expected`, differs from the metadata `saved` of a
+/// checkpoint.
+inline void check_same_run(const char* program, const voxgrad::Metadata& saved, const voxgrad::Metadata& expected) {
+  for (const auto& [key, value] : expected) {
     const auto found = saved.find(key);
-    const std::string was = found == saved.end() ? "nothing" : found->second;
-    voxgrad::check(was == value, program, "--resume: the checkpoint was made with ", key, " ", was, ", now it is ",
-                   value);
+    const std::string was = found == saved.end() ? "(missing)" : found->second;
+    voxgrad::check(was == value, program, "--resume: the checkpoint was written with ", key, " = ", was,
+                   ", but this run has ", key, " = ", value);
   }
 }
 

@@ -1,11 +1,11 @@
-// Ctrl-C as a wish to stop soon: a loop asks, finishes its step and saves.
+// A guard that turns Ctrl-C into a flag, so that a training loop can finish its step and save before it stops.
 #pragma once
 
 #include <csignal>
 
 namespace examples {
 
-/// While it lives, SIGINT and SIGTERM set a flag; a second one ends the program as usual.
+/// While a guard exists, the first SIGINT or SIGTERM sets a flag. A second signal ends the program as usual.
 class [[nodiscard]] InterruptGuard {
  public:
   [[nodiscard]] InterruptGuard() {
@@ -20,6 +20,7 @@ class [[nodiscard]] InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
+  /// Returns true if a signal arrived since the guard was created.
   bool requested() const { return requested_flag() != 0; }
 
  private:

@@ -1,4 +1,4 @@
-// Command-line options that several example programs have.
+// Command-line options that several example programs share.
 #pragma once
 
 #include <voxgrad.h>
@@ -11,26 +11,25 @@
 
 namespace examples {
 
-/// For a path. Refuses an empty one, which is usually an unset variable in a script.
+/// Validates a path. Rejects an empty path, which usually comes from an unset variable in a script.
 inline CLI::Validator not_empty() {
   return CLI::Validator([](const std::string& text) { return std::string(text.empty() ? "must not be empty" : ""); },
                         "PATH");
 }
 
-/// For a finite number from `least` to `most`. CLI::Range accepts NaN, because NaN compares as neither less nor
-/// greater.
-inline CLI::Validator number_in(double least, double most) {
-  const std::string range = voxgrad::concat("from ", least, " to ", most);
+/// Validates a number from `min` to `max`. Unlike CLI::Range, rejects NaN, which compares as neither less nor greater.
+inline CLI::Validator number_in(double min, double max) {
+  const std::string range = voxgrad::concat("from ", min, " to ", max);
   return CLI::Validator(
       [=](const std::string& text) {
         double value = 0;
-        const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        const bool good = CLI::detail::lexical_cast(text, value) && value >= min && value <= max;
         return good ? std::string() : text + " is not a number " + range;
       },
       "FLOAT " + range);
 }
 
-/// For a uint64_t. CLI11 reads numbers by strtoull, which accepts -1 and replaces numbers that are too large.
+/// Validates a uint64_t. CLI11 parses numbers by strtoull, which accepts -1 and clamps numbers that are too large.
 inline CLI::Validator whole_number() {
   return CLI::Validator(
       [](const std::string& text) {
@@ -41,7 +40,7 @@ inline CLI::Validator whole_number() {
       "UINT64");
 }
 
-/// For a device's name, or "auto".
+/// Validates the name of a device, or "auto".
 inline CLI::Validator device_name() {
   return CLI::Validator(
       [](const std::string& text) -> std::string {
@@ -61,11 +60,11 @@ inline void check_gpu_options(int gpus, const std::string& device, bool profile)
   const std::string given = "--gpus " + std::to_string(gpus);
   if (gpus > 0 && device != "auto" && device != "cuda")
     throw CLI::ValidationError(given + " uses the first GPUs, so --device must be auto or cuda, got " + device);
-  // The profiler would wait for all GPUs, and the other ranks wait for the rank that profiles.
+  // The profiler waits for all GPUs, while the other ranks wait for the rank that profiles: a deadlock.
   if (gpus > 1 && profile) throw CLI::ValidationError("--profile needs a single GPU, got " + given);
 }
 
-/// The device of that name; "auto" is a GPU if there is one.
+/// Returns the device with this name. "auto" selects a GPU if one is available, otherwise the CPU.
 inline voxgrad::Device device_of(const std::string& name) {
   if (name != "auto") return voxgrad::Device::parse(name);
   return voxgrad::cuda::is_available() ? voxgrad::Device::cuda() : voxgrad::Device::cpu();
@@ -80,25 +79,27 @@ inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
 inline CLI::Option* add_workers_option(CLI::App& app, int64_t& workers) {
   return app
       .add_option("--workers", workers,
-                  "threads that cut patches, for each GPU (default: three quarters of the host's threads, at most 12; "
+                  "threads per GPU that extract patches (default: three quarters of the host's threads, at most 12; "
                   "1 on the CPU)")
       ->check(CLI::Range(0, 64));
 }
 
-/// The default of --workers. Training on the CPU needs its threads, so one thread cuts patches there.
+/// Returns the default of --workers. On the CPU this is 1, because training itself needs the other threads.
 inline int64_t default_workers(voxgrad::Device device, int gpus) {
   const int64_t threads = std::thread::hardware_concurrency();
   return device.is_cpu() ? 1 : std::clamp<int64_t>(threads * 3 / 4 / std::max(gpus, 1), 1, 12);
 }
 
-/// The value of --precision.
+/// The value of --precision: "highest", "high", "bf16" or "f16".
 class Precision {
  public:
-  /// `chosen` is appended to the help text. A program that chooses the precision itself passes an empty name.
-  static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& chosen = {}) {
+  /// Adds --precision. `name` holds the default value; if `name` is empty, the option has no default value.
+  /// `help_suffix` is appended to the help text.
+  static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& help_suffix = {}) {
     return app
-        .add_option("--precision", name,
-                    "highest (float32), high (on a GPU TF32), bf16 or f16 (autocast; f16 with a scaled loss)" + chosen)
+        .add_option(
+            "--precision", name,
+            "highest (float32), high (TF32 on a GPU), bf16 or f16 (autocast; f16 scales the loss)" + help_suffix)
         ->check(CLI::IsMember({"highest", "high", "bf16", "f16"}))
         ->capture_default_str();
   }
@@ -106,16 +107,17 @@ class Precision {
   explicit Precision(const std::string& name) : name_(name) {
     if (name == "bf16" || name == "f16") half_ = voxgrad::parse_dtype(name);
   }
-  /// Sets the precision of float32 products from now on.
+  /// Sets the precision of float32 matrix products and convolutions.
   void set_float32() const {
     voxgrad::set_float32_precision(name_ == "high" ? voxgrad::Float32Precision::high
                                                    : voxgrad::Float32Precision::highest);
   }
   bool is_half() const { return half_.has_value(); }
-  /// For the forward pass and the loss.
+  /// Returns an autocast guard for the forward pass and the loss. The guard is disabled unless the precision is bf16 or
+  /// f16.
   voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), is_half()); }
   voxgrad::optim::GradScaler scaler() const { return voxgrad::optim::GradScaler({.enabled = half_ == voxgrad::f16}); }
-  /// For reports: "bf16 (autocast)", "float32", "float32 (high)".
+  /// Describes the precision in reports: "bf16 (autocast)", "float32", "float32 (high)".
   std::string text(voxgrad::Device device) const {
     if (is_half()) return name_ + " (autocast)";
     return device.is_cuda() ? "float32 (" + name_ + ")" : "float32";

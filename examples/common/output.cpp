@@ -19,7 +19,8 @@ constexpr const char* kOp = "output folder";
 
 enum class Lock : uint8_t { acquired, taken, unsupported };
 
-/// Opens a file or folder and locks it. The lock lasts until the descriptor is closed.
+/// Opens a file or folder and tries to lock it. `descriptor` must stay open as long as the lock is needed; it is -1 if
+/// the lock was not acquired.
 Lock lock(const std::filesystem::path& path, int flags, int& descriptor) {
   descriptor = open(path.c_str(), flags | O_CLOEXEC, 0666);
   voxgrad::check(descriptor >= 0, kOp, "cannot open '", path.string(), "': ", std::generic_category().message(errno));
@@ -34,13 +35,13 @@ Lock lock(const std::filesystem::path& path, int flags, int& descriptor) {
 
 bool output_ready() {
   pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
-  return poll(&out, 1, 0) != 0;  // an error is for the write to report
+  return poll(&out, 1, 0) != 0;  // nonzero also after an error, which the write will report
 }
 
 OutputFolder::OutputFolder(std::filesystem::path path) : path_(std::move(path)) {
   std::filesystem::create_directories(path_);
   Lock result = lock(path_, O_RDONLY | O_DIRECTORY, lock_);
-  // NFS locks only files that are open for writing. On a file system without any locks the run continues unlocked.
+  // NFS can lock only files that are open for writing. If the file system has no locks at all, continue without one.
   if (result == Lock::unsupported) result = lock(path_ / ".lock", O_RDWR | O_CREAT, lock_);
   voxgrad::check(result != Lock::taken, kOp, "'", path_.string(),
                  "' is in use by another run; choose another folder or wait until that run ends");

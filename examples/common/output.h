@@ -1,19 +1,20 @@
-// Destinations of a program's results: a folder that one run uses at a time, and standard output.
+// Destinations of a program's results: a locked folder, and standard output.
 #pragma once
 
 #include <filesystem>
 
 namespace examples {
 
-/// Whether a few lines can be written to standard output now. Writing to a full pipe would wait for the reader.
+/// Returns true if a few lines can be written to standard output without blocking. Returns false for a full pipe, whose
+/// reader is slow or stopped.
 bool output_ready();
 
-/// A folder for the results of one run at a time.
+/// A folder for results, locked so that only one run can use it at a time.
 class OutputFolder {
  public:
   /// Creates the folder if it does not exist and locks it until the object or the process ends. Throws voxgrad::Error
-  /// if another run has locked it. The lock is on the folder itself, so removing files from the folder does not release
-  /// it; on a file system that cannot lock folders (NFS) it is on a file .lock.
+  /// if another run has locked it. The lock is on the folder itself, so that deleting files in the folder does not
+  /// release the lock. On a file system that cannot lock folders (NFS), a file named .lock is locked instead.
   explicit OutputFolder(std::filesystem::path path);
   ~OutputFolder();
   OutputFolder(const OutputFolder&) = delete;

@@ -1,4 +1,4 @@
-// Curves over steps, as PNG files.
+// Plots of curves over training steps, as PNG files.
 #pragma once
 
 #include <filesystem>
@@ -10,15 +10,15 @@
 
 namespace examples {
 
-/// A quantity over the steps at which it was measured, in their order. Of more than 100 points the mean and the range
-/// of each hundredth of them is drawn. Where `logarithmic`, values count as at least 1e-30.
+/// A quantity and the steps at which it was measured. A curve of more than 100 points is divided into 100 bins, and the
+/// mean and the range of each bin are drawn.
 struct Curve {
   std::string title;
-  std::vector<Canvas::Point> points;  ///< step, value
-  bool logarithmic = false;
+  std::vector<Canvas::Point> points;  ///< (step, value), in the order of the steps
+  bool logarithmic = false;           ///< logarithmic vertical axis; values below 1e-30 are drawn as 1e-30
 };
 
-/// Draws them below each other; those without points are left out.
+/// Draws the curves one below another and writes a PNG file. Skips curves without points.
 void write_curves(const std::filesystem::path& path, std::span<const Curve> curves);
 
 }  // namespace examples

@@ -1,4 +1,4 @@
-// --profile: what some of the steps spend their time on.
+// The option --profile, which profiles a few training steps.
 #pragma once
 
 #include <voxgrad.h>
@@ -12,32 +12,33 @@
 
 namespace examples {
 
-/// Records a few training steps after the first ones, which allocate and set up.
+/// Profiles kSteps training steps. Skips the first kWarmup steps, which allocate memory and load kernels.
 class StepProfiler {
  public:
   static constexpr int64_t kWarmup = 2, kSteps = 5;
 
+  /// Adds --profile. `file` stays empty if the option is not given.
   static void add_option(CLI::App& app, std::string& file) {
     app.add_option(
            "--profile", file,
-           "print what operators and modules of some steps take, and write a trace for ui.perfetto.dev (default: "
-           "trace.json)")
+           "print the time that operators and modules take in a few steps, and write a trace for ui.perfetto.dev "
+           "(default: trace.json)")
         ->type_name("FILE")
         ->expected(0, 1)
         ->default_str("trace.json")
         ->check(not_empty());
   }
 
-  /// Nothing is recorded if `file` is empty.
+  /// Writes the trace to `file`. If `file` is empty, the profiler does nothing.
   explicit StepProfiler(std::string file) : file_(std::move(file)) {}
 
-  /// Before each step.
+  /// Must be called before each step. Starts and stops the recording.
   void begin_step() {
     if (file_.empty()) return;
     if (step_ == kWarmup + kSteps) finish();
     if (step_++ == kWarmup) session_ = std::make_unique<voxgrad::profiler::Session>();
   }
-  /// After the last one: prints, if that is still to be done.
+  /// Must be called after the last step. Prints the tables and writes the trace if this has not been done yet.
   void finish() {
     if (!session_) return;
     session_->stop();

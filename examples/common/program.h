@@ -1,4 +1,4 @@
-// Helpers of the main functions of programs that train.
+// Helpers for the main functions of training programs.
 #pragma once
 
 #include <cstdio>
@@ -11,8 +11,8 @@
 
 namespace examples {
 
-/// Runs a program and returns its exit code: that of `parse` unless it is negative, otherwise that of `run`. Prints an
-/// exception that `run` throws, and returns 1.
+/// Parses the command line and runs a program. Returns the exit code: the result of `parse` if that is not negative,
+/// otherwise the result of `run`. If `run` throws an exception, prints its message and returns 1.
 template <class Options>
 int run_program(const char* name, int argc, char** argv, int (*parse)(int, char**, Options&),
                 int (*run)(const Options&)) {
@@ -26,9 +26,10 @@ int run_program(const char* name, int argc, char** argv, int (*parse)(int, char*
   }
 }
 
-/// Prints how to continue a run that Ctrl-C ended. Returns the exit code.
+/// Prints how to resume a run that Ctrl-C stopped. Returns the exit code 130. If the message cannot be printed without
+/// blocking, ends the program with this code instead.
 inline int report_stop(int64_t steps, const std::filesystem::path& checkpoint) {
-  if (!output_ready()) std::_Exit(130);  // flushing the output would wait for a reader
+  if (!output_ready()) std::_Exit(130);  // writing would block until the pipe is read
   std::printf("stopped after step %lld; --resume continues from %s\n", static_cast<long long>(steps),
               checkpoint.c_str());
   return 130;

@@ -1,4 +1,4 @@
-// A progress bar on a terminal, plain lines elsewhere.
+// A progress bar on a terminal; plain lines if standard output is not a terminal.
 #pragma once
 
 #include <chrono>
@@ -7,20 +7,24 @@
 
 namespace examples {
 
-/// Reports steps `start` .. `total`: rate, a figure of the program's own, and the time left. Steps beyond `total`
-/// are counted, with a full bar and no time left. Nothing is printed while nobody reads what was printed before: work
-/// goes on, and can be stopped.
+/// Prints the number of completed steps, their rate, a text of the caller, and the remaining time. Beyond `total`
+/// steps, the bar is full and the remaining time is 0. While the reader of standard output does not keep up, nothing is
+/// printed, so that the program neither blocks nor ignores Ctrl-C.
 class Progress {
  public:
-  /// `unit` names what is counted ("step"). Lines are printed about every `interval` off a terminal.
+  /// `start` is the number of steps that earlier runs completed. `unit` is the name of a step ("step"). A terminal is
+  /// updated at most every 100 ms. Other outputs receive a line at most every `interval`.
   Progress(int64_t start, int64_t total, std::string unit,
            std::chrono::milliseconds interval = std::chrono::seconds(5));
-  /// Ends the bar's line.
+  /// Ends the line of the bar.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Prints the progress after `done` steps, followed by the text `figure`. Skips updates that are too frequent, except
+  /// the last one.
   void update(int64_t done, const std::string& figure);
+  /// Returns the seconds since construction.
   double seconds() const;
 
  private:
@@ -31,10 +35,10 @@ class Progress {
   std::chrono::milliseconds interval_;
 };
 
-/// `width` characters, of which done/total are filled.
+/// Returns a bar of `width` characters: '#' for the fraction done / total, '.' for the rest.
 std::string bar_text(int64_t done, int64_t total, int64_t width);
 
-/// "1:05" for 65 seconds, "2:00:00" for two hours.
+/// Formats a duration: "1:05" for 65 seconds, "2:00:00" for two hours.
 std::string clock_text(double seconds);
 
 }  // namespace examples

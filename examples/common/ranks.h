@@ -1,4 +1,4 @@
-// What programs share that train on a GPU or several: reports of steps, shares of batches, ranks.
+// Helpers for training on one or several GPUs: reports of steps, the division of batches, and the launch of ranks.
 #pragma once
 
 #include <deque>
@@ -11,46 +11,48 @@
 
 namespace examples {
 
+/// The outcome of a training step.
 struct StepReport {
-  double loss;       ///< the mean of all ranks
-  bool interrupted;  ///< on any rank
+  double loss;       ///< mean over all ranks
+  bool interrupted;  ///< true if any rank was interrupted
 };
 
-/// What all ranks, or this one alone for no group, tell of their steps. On a GPU a step is reported when the next one
-/// is queued, so that the GPU does not wait for the host.
+/// Collects the loss and the interrupt flag of each step from all ranks, or from this process only if `world` is null.
+/// On a GPU, a step is reported after the next step is queued, so that the GPU does not wait for the host.
 class StepReports {
  public:
   StepReports(voxgrad::Device device, voxgrad::distributed::Communicator* world) : world_(world) {
     if (device.is_cuda()) stream_.emplace(device.index);
   }
 
-  /// After a step: the reports that have not been returned yet but, on a GPU and without `wait`, this step's.
+  /// Adds a step. Returns the reports that have not been returned before. On a GPU, the report of this step is included
+  /// only if `wait` is true.
   std::vector<StepReport> add(const voxgrad::Tensor& loss, bool interrupted, bool wait) {
     Pending step{voxgrad::full({2}, interrupted, {voxgrad::f64, loss.device()})};
     step.values.select(0, 0).copy_(loss.detach());
     if (world_) step.work = world_->all_reduce_async(step.values);
-    if (stream_) (step.made = std::make_unique<voxgrad::cuda::Event>(stream_->device(), false))->record();
+    if (stream_) (step.ready = std::make_unique<voxgrad::cuda::Event>(stream_->device(), false))->record();
     pending_.push_back(std::move(step));
     return read(stream_ && !wait ? 1 : 0);
   }
-  /// The rest of them.
+  /// Returns the remaining reports.
   std::vector<StepReport> finish() { return read(0); }
 
  private:
   struct Pending {
-    voxgrad::Tensor values;                              // loss, interrupted
-    std::unique_ptr<voxgrad::cuda::Event> made{};        // on a GPU
-    std::unique_ptr<voxgrad::distributed::Work> work{};  // of several ranks
+    voxgrad::Tensor values;                              // {loss, interrupted}
+    std::unique_ptr<voxgrad::cuda::Event> ready{};       // recorded after `values` is written; null on the CPU
+    std::unique_ptr<voxgrad::distributed::Work> work{};  // reduction over the ranks; null without a group
   };
 
-  /// All but the last `left`, on a stream that does not wait for the steps behind them.
+  /// Returns all reports except the last `left`. Copies them on a separate stream, which does not wait for later steps.
   std::vector<StepReport> read(size_t left) {
     std::optional<voxgrad::cuda::StreamGuard> guard;
     if (stream_) guard.emplace(*stream_);
     std::vector<StepReport> reports;
     for (; pending_.size() > left; pending_.pop_front()) {
       const Pending& step = pending_.front();
-      if (step.made) step.made->wait();
+      if (step.ready) step.ready->wait();
       if (step.work) step.work->wait();
       const std::vector<double> values = step.values.to_vector();
       reports.push_back({values[0] / (world_ ? world_->size() : 1), values[1] > 0});
@@ -63,28 +65,29 @@ class StepReports {
   std::deque<Pending> pending_;
 };
 
-/// A loader's order: one sample after the other, of each batch this rank's part, or all for no group.
-inline std::shared_ptr<const voxgrad::data::Sampler> order_of_ranks(int64_t samples, int64_t batch,
-                                                                    const voxgrad::distributed::Communicator* world) {
+/// Returns a sampler that reads `samples` samples in sequential order. If `world` is not null, the sampler reads only
+/// this rank's part of each batch of `batch` samples.
+inline std::shared_ptr<const voxgrad::data::Sampler> make_sampler(int64_t samples, int64_t batch,
+                                                                  const voxgrad::distributed::Communicator* world) {
   const auto all = std::make_shared<voxgrad::data::SequentialSampler>(samples);
   if (!world) return all;
   return std::make_shared<voxgrad::data::DistributedSampler>(
       all, voxgrad::data::DistributedSamplerOptions{world->size(), world->rank(), batch});
 }
 
-/// f(nullptr) where `gpus` is 0, else f in a thread for each of so many GPUs. What f returns on rank 0.
+/// Calls f(nullptr) if `gpus` is 0; otherwise calls f on one thread per GPU. Returns the result of rank 0.
 template <class F>
 auto train_on(int gpus, const F& f) {
   if (gpus == 0) return f(nullptr);
   decltype(f(nullptr)) result{};
   voxgrad::distributed::launch(gpus, [&](voxgrad::distributed::Communicator& world) {
-    auto own = f(&world);
-    if (world.rank() == 0) result = std::move(own);
+    auto rank_result = f(&world);
+    if (world.rank() == 0) result = std::move(rank_result);
   });
   return result;
 }
 
-/// Throws unless there are `gpus` GPUs and they can share batches of `batch` samples.
+/// Throws voxgrad::Error if the machine has fewer than `gpus` GPUs or if `batch` is not divisible by `gpus`.
 inline void check_gpus(const char* program, int gpus, int64_t batch) {
   if (gpus == 0) return;
   voxgrad::check(gpus <= voxgrad::cuda::device_count(), program, "--gpus is ", gpus, ", but this machine has ",

@@ -1,4 +1,4 @@
-// Volumes that a distribution's package brings.
+// Sample volumes from a Debian package.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace examples {
 
-/// A file of Debian's package mricron-data, if it is installed.
+/// Returns the path of a file of Debian's package mricron-data, or nothing if the package is not installed.
 inline std::optional<std::filesystem::path> find_sample(const std::string& file_name) {
   const std::filesystem::path path = std::filesystem::path("/usr/share/mricron/templates") / file_name;
   std::error_code ignored;

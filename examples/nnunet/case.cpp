@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kLoad = "load_case";
 
-/// The affine's column that belongs to an axis of (D, H, W).
+/// Returns the column of the affine that belongs to an axis of (D, H, W).
 size_t column_of(int64_t axis) { return static_cast<size_t>(2 - axis); }
 
 Geometry geometry_of(const std::filesystem::path& path, const Shape& shape, const NiftiImage& image) {
@@ -26,17 +26,18 @@ Geometry geometry_of(const std::filesystem::path& path, const Shape& shape, cons
   return g;
 }
 
-/// How far apart, in mm, voxels of the same number lie in two geometries of one shape, at most and along one axis.
+/// Returns an upper bound, in mm along a world axis, for the distance between voxels of equal index in two geometries
+/// of the same shape.
 double distance(const Geometry& a, const Geometry& b) {
-  double most = 0;
+  double maximum = 0;
   for (size_t row = 0; row < 3; ++row) {
     double sum = std::abs(a.affine[row][3] - b.affine[row][3]);
     for (int64_t axis = 0; axis < 3; ++axis)
       sum += std::abs(a.affine[row][column_of(axis)] - b.affine[row][column_of(axis)]) *
              static_cast<double>(a.shape[axis]);
-    most = std::max(most, sum);
+    maximum = std::max(maximum, sum);
   }
-  return most;
+  return maximum;
 }
 
 void check_same(const std::filesystem::path& path, const Geometry& g, const std::filesystem::path& first,
@@ -48,7 +49,7 @@ void check_same(const std::filesystem::path& path, const Geometry& g, const std:
         "' and of '", first.string(), "' lie up to ", apart, " mm apart: their affines differ");
 }
 
-/// Throws unless all voxels, those of the file from `start` on, are `good`.
+/// Throws if `good` is false for a voxel. `voxels` begins at voxel `start` of the file.
 template <class Good>
 void check_voxels(const std::filesystem::path& path, const Tensor& voxels, const Dims& start, Good good,
                   const std::string& expected) {
@@ -60,13 +61,14 @@ void check_voxels(const std::filesystem::path& path, const Tensor& voxels, const
   fail(kLoad, "'", path.string(), "': voxel ", place, " is ", data[i], ", ", expected);
 }
 
+/// Returns `voxels`. Throws if a voxel is not finite.
 Tensor to_channel(const std::filesystem::path& path, const Tensor& voxels, const Dims& start) {
   check_voxels(
       path, voxels, start, [](float v) { return std::isfinite(v); }, "not a finite number");
   return voxels;
 }
 
-/// Class numbers, or ignore_index, as u8.
+/// Converts a label to u8. Throws if a voxel is neither a class number nor ignore_index.
 Tensor to_classes(const std::filesystem::path& path, const Tensor& voxels, const Dims& start, int64_t classes,
                   int64_t ignore_index) {
   const auto end = static_cast<float>(classes), ignored = static_cast<float>(ignore_index);
@@ -74,19 +76,19 @@ Tensor to_classes(const std::filesystem::path& path, const Tensor& voxels, const
   check_voxels(
       path, voxels, start,
       [=](float v) { return (v >= 0 && v < end && v == std::floor(v)) || (ignores && v == ignored); },
-      concat("which is no label of 0 .. ", classes - 1,
-             ignores ? concat(" and not the ignored label ", ignore_index) : std::string()));
+      concat("expected a label from 0 to ", classes - 1,
+             ignores ? concat(" or the ignored label ", ignore_index) : std::string()));
   return voxels.to(u8);
 }
 
 void check_classes(const std::string& name, size_t images, int64_t classes, int64_t ignore_index) {
   check(images > 0 && classes >= 2 && classes <= 256, kLoad, "'", name, "' has ", images, " images and ", classes,
-        " classes; expected images and 2 to 256 classes");
+        " classes; expected at least one image and 2 to 256 classes");
   check(ignore_index < 256, kLoad, "'", name, "': labels are u8, so ignore_index must be less than 256, got ",
         ignore_index);
 }
 
-/// Whether a voxel of a u8 label counts as foreground.
+/// Returns true if a label value counts as foreground.
 bool is_foreground(uint8_t number, int64_t ignore_index) { return number != 0 && number != ignore_index; }
 
 void check_image(const char* op, const Tensor& image) {
@@ -94,15 +96,15 @@ void check_image(const char* op, const Tensor& image) {
         "expected an image (C, D, H, W) f32, got ", describe(image));
 }
 
-/// (C, D, H, W) f32 with the spatial sizes `size`.
+/// Resizes an image (C, D, H, W) f32 to the spatial shape `size`.
 Tensor resized(const Tensor& x, const Shape& size, InterpolateMode mode) {
   if (mode != InterpolateMode::bicubic) return interpolate(x.unsqueeze(0), {.size = size, .mode = mode}).squeeze(0);
-  // In planes: (C, D, H, W) along H and W, then (C, H, D, W) along D.
+  // Bicubic interpolation is 2-D: resize H and W of (C, D, H, W), then D of (C, H, D, W).
   const Tensor planes = interpolate(x, {.size = Dims{size[1], size[2]}, .mode = mode}).transpose(1, 2);
   return interpolate(planes, {.size = Dims{size[0], size[2]}, .mode = mode}).transpose(1, 2).contiguous();
 }
 
-/// u8 (D, H, W), by the nearest voxel.
+/// Resizes a label map (D, H, W) to the shape `size`. Each voxel takes the value of the nearest voxel of `x`.
 Tensor resized_classes(const Tensor& x, const Shape& size) {
   return resized(x.to(f32).unsqueeze(0), size, InterpolateMode::nearest_exact).squeeze(0).to(x.dtype());
 }
@@ -176,7 +178,7 @@ Box nonzero_box(const Tensor& image) {
 }
 
 Case crop(const Case& c, const Box& box) {
-  check(c.geometry.shape == c.box.size, "crop", "case '", c.name, "' is resampled already");
+  check(c.geometry.shape == c.box.size, "crop", "case '", c.name, "' was already resampled");
   Case part = c;
   for (int64_t axis = 0; axis < 3; ++axis) {
     const int64_t start = box.start[axis], size = box.size[axis], all = c.geometry.shape[axis];
@@ -207,8 +209,8 @@ Tensor z_score(const Tensor& image, const Tensor& mask) {
     weight = mask.to(f32);
   }
   const Tensor mean = sum(image * weight, voxels, true) * (1 / count);
-  const Tensor centred = (image - mean) * weight;
-  return centred / clamp_min(sqrt(sum(centred * centred, voxels, true) * (1 / count)), 1e-8);
+  const Tensor centered = (image - mean) * weight;
+  return centered / clamp_min(sqrt(sum(centered * centered, voxels, true) * (1 / count)), 1e-8);
 }
 
 std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, Generator& random,
@@ -253,35 +255,36 @@ Intensities measure_intensities(std::vector<float> values) {
 Tensor ct_normalize(const Tensor& image, const std::vector<Intensities>& channels) {
   check_image("ct_normalize", image);
   check(std::ssize(channels) == image.size(0), "ct_normalize", "the image ", image.shape(), " has ", image.size(0),
-        " channels, there are intensities of ", channels.size());
+        " channels, but there are intensities for ", channels.size());
   Tensors parts;
-  for (const Intensities& of : channels) {
-    const double scale = 1 / std::max(of.std, 1e-8);
-    parts.push_back(affine(clamp(image[std::ssize(parts)], of.low, of.high), scale, -of.mean * scale));
+  for (const Intensities& channel : channels) {
+    const double scale = 1 / std::max(channel.std, 1e-8);
+    const Tensor clamped = clamp(image[std::ssize(parts)], channel.low, channel.high);
+    parts.push_back(affine(clamped, scale, -channel.mean * scale));
   }
   return stack(parts);
 }
 
 Case resample(const Case& c, const std::array<double, 3>& spacing, bool cubic) {
-  Case to = c;
+  Case result = c;
   for (size_t i = 0; i < 3; ++i) {
     const auto axis = static_cast<int64_t>(i);
     check(std::isfinite(spacing[i]) && spacing[i] > 0, "resample", "spacing must be positive, got ", spacing[i]);
     const double voxels = static_cast<double>(c.geometry.shape[axis]);
     const double wanted = std::round(voxels * c.geometry.spacing[i] / spacing[i]);
     check(wanted <= 32767, "resample", "case '", c.name, "' would have ", wanted, " voxels along an axis");
-    to.geometry.shape[axis] = std::max<int64_t>(static_cast<int64_t>(wanted), 1);
-    const double ratio = voxels / static_cast<double>(to.geometry.shape[axis]);
-    to.geometry.spacing[i] *= ratio;
-    for (auto& row : to.geometry.affine) {  // the outer faces stay where they are
+    result.geometry.shape[axis] = std::max<int64_t>(static_cast<int64_t>(wanted), 1);
+    const double ratio = voxels / static_cast<double>(result.geometry.shape[axis]);
+    result.geometry.spacing[i] *= ratio;
+    for (auto& row : result.geometry.affine) {  // keep the position of the outer faces
       row[3] += row[column_of(axis)] * (ratio - 1) / 2;
       row[column_of(axis)] *= ratio;
     }
   }
-  if (to.geometry.shape == c.geometry.shape) return to;
-  to.image = resized(c.image, to.geometry.shape, cubic ? InterpolateMode::bicubic : InterpolateMode::trilinear);
-  if (c.label.defined()) to.label = resized_classes(c.label, to.geometry.shape);
-  return to;
+  if (result.geometry.shape == c.geometry.shape) return result;
+  result.image = resized(c.image, result.geometry.shape, cubic ? InterpolateMode::bicubic : InterpolateMode::trilinear);
+  if (c.label.defined()) result.label = resized_classes(c.label, result.geometry.shape);
+  return result;
 }
 
 NiftiImage restore(const Tensor& prediction, const Case& c) {
@@ -294,7 +297,7 @@ NiftiImage restore(const Tensor& prediction, const Case& c) {
   Tensor x = prediction.detach();
   if (c.geometry.shape != c.box.size)
     x = classes ? resized_classes(x, c.box.size) : resized(x.to(f32), c.box.size, InterpolateMode::trilinear);
-  std::vector<int64_t> amounts;  // before and behind, of W, H and D
+  std::vector<int64_t> amounts;  // voxels before and after the box, along W, H and D
   for (int64_t axis = 2; axis >= 0; --axis) {
     amounts.push_back(c.box.start[axis]);
     amounts.push_back(c.original.shape[axis] - c.box.start[axis] - c.box.size[axis]);

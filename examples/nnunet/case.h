@@ -1,5 +1,5 @@
-// Cases for segmentation: images and class maps with their place in space, what is done to them before training, and
-// the way back. As in nnU-Net (Isensee et al. 2021): crop, then normalise, then resample.
+// Segmentation cases (images and label maps with their geometry), nnU-Net's preprocessing of them, and its inverse for
+// predictions. nnU-Net (Isensee et al. 2021) crops a case, then normalizes its channels, then resamples it.
 #pragma once
 
 #include <array>
@@ -17,72 +17,90 @@ using voxgrad::Shape;
 using voxgrad::Tensor;
 using voxgrad::data::PatchSource;
 
-/// Where voxels lie, with NiftiImage's axes and affine; the spacing is the length of the affine's columns.
+/// Shape and position of a voxel grid, in the conventions of NiftiImage.
 struct Geometry {
-  Shape shape;                             ///< (D, H, W)
-  std::array<double, 3> spacing{1, 1, 1};  ///< mm along D, H, W
-  std::array<std::array<double, 4>, 4> affine{};
+  Shape shape;                                    ///< (D, H, W)
+  std::array<double, 3> spacing{1, 1, 1};         ///< mm along D, H, W: the lengths of the affine's columns
+  std::array<std::array<double, 4>, 4> affine{};  ///< from voxel indices (w, h, d) to mm
 };
 
-/// The voxels start .. start + size along D, H, W.
+/// A box of voxels: from `start` to `start + size - 1` along D, H and W.
 struct Box {
   Dims start;
   Shape size;
 };
 
+/// The images of one subject and, if there is one, the label map on the same voxel grid.
 struct Case {
-  std::string name;   ///< for messages
+  std::string name;   ///< used in error messages
   Tensor image;       ///< (C, D, H, W) f32
-  Tensor label;       ///< (D, H, W) u8, class numbers and ignored voxels; undefined if there is none
-  Geometry geometry;  ///< of both
-  Geometry original;  ///< of the files, and the part of them that is here, in their voxels
-  Box box;
+  Tensor label;       ///< (D, H, W) u8: class numbers and ignore_index; undefined for a case without a label
+  Geometry geometry;  ///< voxel grid of `image` and `label`
+  Geometry original;  ///< voxel grid of the files
+  Box box;            ///< region of the files that `image` and `label` cover, in voxels of `original`
 };
 
-/// Reads a NIfTI file for each channel, and one with class numbers. Throws Error, with the file's name, for what
-/// load_nifti refuses, a series, voxels that are NaN or infinite, files whose shapes differ or whose voxels lie more
-/// than a tenth of a voxel apart, and labels that are neither whole numbers of [0, classes) nor ignore_index, or have
-/// no foreground. A negative ignore_index: no voxel is ignored.
+/// Reads one NIfTI file per channel and, unless `label` is empty, one file with class numbers in [0, classes). If
+/// ignore_index is not negative, the label may also hold this number, for voxels that training ignores.
+///
+/// Throws Error, with the name of the file, if load_nifti rejects a file, if a file holds a series of volumes or a
+/// voxel that is NaN or infinite, if the shapes of the files differ, or if their affines place a voxel more than a
+/// tenth of the smallest spacing apart. Also throws if the label holds a number that is neither a class nor
+/// ignore_index, or has no foreground voxel.
 Case load_case(const std::string& name, const std::vector<std::filesystem::path>& images,
                const std::filesystem::path& label = {}, int64_t classes = 256, int64_t ignore_index = -100);
 
-/// As load_case, but each read loads and checks only its voxels, and of .nii files reads only these. Accepts a label
+/// Opens the files of a case without loading them. Takes the arguments of load_case, but reads and checks only the
+/// voxels of each patch when the patch is requested. A .nii.gz file is still decompressed as a whole. Accepts a label
 /// without foreground.
 PatchSource open_case(const std::vector<std::filesystem::path>& images, const std::filesystem::path& label,
                       int64_t classes = 256, int64_t ignore_index = -100);
 
-/// The smallest box that holds all voxels of (C, D, H, W) that are not 0 in some channel. Throws if there are none.
+/// Returns the smallest box that contains every voxel of an image (C, D, H, W) that is nonzero in at least one channel.
+/// Throws Error if all voxels are 0.
 Box nonzero_box(const Tensor& image);
-/// A part of a case, before it is resampled. Throws if the box does not lie within.
+/// Returns the part of a case within `box`, which is given in voxels of c.image. Throws Error if the box exceeds the
+/// image, or if the case was already resampled.
 Case crop(const Case& c, const Box& box);
 
-/// Each channel of (C, D, H, W) with mean 0 and standard deviation 1. With `mask`, bool (D, H, W), both are those of
-/// the voxels in it, and the others become 0; nonzero_mask() makes one.
+/// Normalizes each channel of an image (C, D, H, W) f32 to mean 0 and standard deviation 1 (biased). If `mask`, bool
+/// (D, H, W), is given, computes the mean and the standard deviation from the voxels inside the mask only, and sets the
+/// voxels outside to 0. Throws Error if the mask is empty.
 Tensor z_score(const Tensor& image, const Tensor& mask = {});
-/// bool (D, H, W): where some channel of (C, D, H, W) is not 0.
+/// Returns a bool mask (D, H, W) of the voxels of an image (C, D, H, W) that are nonzero in at least one channel.
 Tensor nonzero_mask(const Tensor& image);
 
-/// How intensities of a channel are distributed over the foreground of all training cases.
+/// Statistics of one channel over the foreground voxels of all training cases, for ct_normalize.
 struct Intensities {
-  double low = 0, high = 0;  ///< percentiles 0.5 and 99.5
-  double mean = 0, std = 1;
+  double low = 0;   ///< 0.5th percentile
+  double high = 0;  ///< 99.5th percentile
+  double mean = 0;
+  double std = 1;
 };
-/// Returns the values of `channel` at `count` random foreground voxels, drawn with replacement. Background and voxels
-/// of ignore_index are not foreground (nnU-Net counts the latter). Throws for a case without foreground.
+/// Returns the values of `channel` at `count` random foreground voxels, drawn with replacement. Foreground voxels have
+/// a label other than 0 and ignore_index; nnU-Net, in contrast, includes ignored voxels. Throws Error for a case
+/// without foreground.
 std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, voxgrad::Generator& random,
                                      int64_t ignore_index = -100);
-/// Of at least one value; percentiles are interpolated linearly.
+/// Computes the statistics of `values`. Percentiles are interpolated linearly; the standard deviation is biased. Throws
+/// Error if there are no values or if one is not finite.
 Intensities measure_intensities(std::vector<float> values);
-/// CT: each channel of (C, D, H, W) limited to [low, high], less the mean, over the standard deviation.
+/// Normalizes a CT image (C, D, H, W) f32. Clamps each channel to its [low, high], subtracts its mean and divides by
+/// its standard deviation. `channels` has one entry per channel.
 Tensor ct_normalize(const Tensor& image, const std::vector<Intensities>& channels);
 
-/// The case with voxels of about `spacing` mm along D, H, W: as many as fit the same extent best, in the same
-/// orientation. Images trilinearly or, with `cubic`, by cubic convolution along each axis; labels by the nearest voxel.
+/// Resamples a case to voxels of about `spacing` mm along D, H and W. The number of voxels along each axis is rounded,
+/// and the spacing adjusted, so that the case keeps its extent and orientation. The image is interpolated trilinearly
+/// or, with `cubic`, by cubic convolution along each axis; the label takes the nearest voxel. Throws Error if a spacing
+/// is not positive or if an axis would have more than 32767 voxels.
 Case resample(const Case& c, const std::array<double, 3>& spacing, bool cubic = false);
 
-/// A prediction for `c`, preprocessed by crop() and resample(), in the geometry of its files, for save_nifti: class
-/// numbers (D, H, W) by the nearest voxel, with 0 beyond the box, in their dtype; or probabilities (K, D, H, W)
-/// trilinearly, with class 0 beyond the box, in f32.
+/// Transforms a prediction for `c`, a case after crop() and resample(), to the voxel grid of the files of the case. The
+/// result can be passed to save_nifti.
+///
+/// Class numbers (D, H, W) keep their dtype, take the nearest voxel, and are 0 outside the cropped box. Probabilities
+/// (K, D, H, W) with K > 1 are interpolated trilinearly and returned as f32; outside the box, class 0 has
+/// probability 1. Throws Error if the prediction does not have the spatial shape of `c`.
 voxgrad::NiftiImage restore(const Tensor& prediction, const Case& c);
 
 }  // namespace nnunet

@@ -24,14 +24,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kOp = "DatasetFolder";
-constexpr int64_t kLargestText = 1 << 24;
+constexpr int64_t kMaxTextSize = 1 << 24;
 
-/// Values of dataset.json by path: top-level keys, members of top-level objects, and the first two items of lists in
-/// these (path: two keys and "").
+/// Values of dataset.json by their path. Holds the top-level values, the members of top-level objects (path: two keys),
+/// and the first two items of an array that is such a member (path: two keys and ""). Deeper values are left out.
 using Values = std::multimap<JsonPath, JsonValue>;
 
 Values read_values(InputFile& file) {
-  file.check(file.size() <= kLargestText, "larger than ", kLargestText, " bytes");
+  file.check(file.size() <= kMaxTextSize, "larger than ", kMaxTextSize, " bytes");
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read(text.data(), text.size());
   Values values;
@@ -41,12 +41,13 @@ Values read_values(InputFile& file) {
     if (path.size() > 3 || (path.size() > 1 && values.find({path[0]})->second.type != "an object")) return;
     if (is_item && values.find({path[0], path[1]})->second.type != "an array") return;
     const size_t known = values.count(path);
-    file.check(known == 0 || is_item, in_quotes(path.empty() ? "" : path.back()), " is there twice");
+    file.check(known == 0 || is_item, in_quotes(path.empty() ? "" : path.back()), " occurs twice");
     if (known < 2) values.emplace(path, value);
   });
   return values;
 }
 
+/// Returns the value of a top-level key. Throws if the key is missing or has another type.
 const JsonValue& at(const InputFile& file, const Values& values, const char* key, std::string_view type) {
   const auto found = values.find({key});
   file.check(found != values.end(), "has no ", in_quotes(key));
@@ -56,16 +57,17 @@ const JsonValue& at(const InputFile& file, const Values& values, const char* key
   return value;
 }
 
-/// Returns nothing if `text` is not an integer.
+/// Converts `text` to an integer. Returns nothing if `text` is not an integer.
 std::optional<int64_t> parse_integer(const std::string& text) {
   int64_t value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && stop == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-/// Names by their numbers 0, 1, 2, ... from {"0": "T1"} or {"background": 0}. A list of one number is that number.
-std::vector<std::string> read_names(const InputFile& file, const Values& values, const char* key, size_t least,
-                                    size_t most) {
+/// Returns the names in the order of their numbers, which must be 0, 1, 2, ... The object maps numbers to names, as in
+/// {"0": "T1"}, or names to numbers, as in {"background": 0}. An array with a single number stands for that number.
+std::vector<std::string> read_names(const InputFile& file, const Values& values, const char* key, size_t min_count,
+                                    size_t max_count) {
   at(file, values, key, "an object");
   std::map<int64_t, std::string> names;
   for (auto entry = values.upper_bound({key}); entry != values.end() && entry->first[0] == key; ++entry) {
@@ -78,11 +80,11 @@ std::vector<std::string> read_names(const InputFile& file, const Values& values,
     const bool is_name = right.type == "a string";
     const std::optional<int64_t> number = is_name ? parse_integer(left) : right.integer;
     file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no number");
-    file.check(names.emplace(*number, is_name ? right.text : left).second, in_quotes(key), ": two are number ",
-               *number);
+    file.check(names.emplace(*number, is_name ? right.text : left).second, in_quotes(key), ": number ", *number,
+               " occurs twice");
   }
-  file.check(names.size() >= least && names.size() <= most, in_quotes(key), " has ", names.size(), " names, expected ",
-             least, " to ", most);
+  file.check(names.size() >= min_count && names.size() <= max_count, in_quotes(key), " has ", names.size(),
+             " names, expected ", min_count, " to ", max_count);
   std::vector<std::string> list;
   for (const auto& [number, name] : names) {
     file.check(number == std::ssize(list), in_quotes(key), " must be numbered 0, 1, 2, ...; ", list.size(),
@@ -92,10 +94,11 @@ std::vector<std::string> read_names(const InputFile& file, const Values& values,
   return list;
 }
 
-/// Names of the files in a folder, without their ending; none if the folder is missing. Hidden ones are passed over.
+/// Returns the names of the files in a folder, without their ending. Skips hidden files. Returns an empty set if the
+/// folder does not exist.
 std::set<std::string> list(const fs::path& folder, const std::string& ending) {
   std::set<std::string> names;
-  // Not a directory_iterator: it calls std::terminate if memory runs out in it.
+  // std::filesystem::directory_iterator would call std::terminate if an allocation fails inside it.
   const auto close = [](DIR* directory) { closedir(directory); };
   const std::unique_ptr<DIR, decltype(close)> directory(opendir(folder.c_str()), close);
   int error = errno;
@@ -120,7 +123,7 @@ std::string channel_suffix(int64_t channel) {
   return "_" + std::string(4 - std::min<size_t>(digits.size(), 4), '0') + digits;
 }
 
-/// The cases of imagesTr or imagesTs, each of whose channels has its file.
+/// Returns the cases of imagesTr or imagesTs. Throws if the file of a channel is missing or a file name is unexpected.
 std::vector<std::string> list_cases(const fs::path& folder, const std::string& ending, int64_t channels) {
   const std::set<std::string> files = list(folder, ending);
   std::set<std::string> cases;
@@ -140,7 +143,7 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
   return {cases.begin(), cases.end()};
 }
 
-/// Refuses keys that change what nnU-Net does with a data set and are not supported.
+/// Throws if dataset.json contains a key that changes nnU-Net's treatment of the dataset and is not supported.
 void check_supported(const InputFile& file, const Values& values) {
   file.check(!values.contains({"regions_class_order"}),
              "'regions_class_order' belongs to labels that are regions, which are not supported");

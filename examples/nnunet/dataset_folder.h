@@ -1,4 +1,4 @@
-// A data set in nnU-Net's folder layout (version 2 of its format).
+// Datasets in the folder layout of nnU-Net v2.
 #pragma once
 
 #include <filesystem>
@@ -10,28 +10,36 @@
 
 namespace nnunet {
 
-/// The cases of a folder: imagesTr/CASE_0000.nii.gz, CASE_0001 for a second channel, ...; labelsTr/CASE.nii.gz;
-/// imagesTs with the cases to predict.
+/// The dataset.json and the file names of a dataset. Images are not loaded until load() is called.
 ///
-/// dataset.json must have "channel_names" (or "modality", its former name), "labels", "file_ending" and "numTraining".
-/// The label "ignore" must have the highest number. Not supported are labels that are regions, "regions_class_order",
-/// "dataset" (a list of cases) and an "overwrite_image_reader_writer" other than "SimpleITKIO" and "NibabelIO". Further
-/// keys have no meaning for nnU-Net either. What channel names say about normalization is up to the caller.
+/// A training case consists of imagesTr/CASE_0000.nii.gz for the first channel, imagesTr/CASE_0001.nii.gz for the
+/// second and so on, and the label labelsTr/CASE.nii.gz. imagesTs holds the test cases, which have no label.
+///
+/// dataset.json must contain "channel_names" (or "modality", its former name), "labels", "file_ending" and
+/// "numTraining". If there is a label "ignore", it must have the highest number. Regions as labels,
+/// "regions_class_order", "dataset" (a list of cases) and an "overwrite_image_reader_writer" other than "SimpleITKIO"
+/// and "NibabelIO" are not supported. Other keys are ignored, as in nnU-Net. The caller must choose the normalization
+/// of each channel by its name.
 struct DatasetFolder {
-  /// Throws Error, with a file's name, where a file is missing or has another name, or where dataset.json contradicts
-  /// the files, lacks a required key, has an unsupported one or numbers that are not 0, 1, 2, ...
+  /// Reads dataset.json and lists the files. Throws Error, with the name of the file, if a file is missing or has an
+  /// unexpected name, if dataset.json contradicts the files, if a required key is missing or a key is not supported, or
+  /// if channels or labels are not numbered 0, 1, 2, ...
   explicit DatasetFolder(const std::filesystem::path& folder);
 
-  std::vector<std::filesystem::path> images(const std::string& name) const;  ///< a file for each channel
-  std::filesystem::path label(const std::string& name) const;                ///< empty for a test case
-  /// A case of either list, whose label has class numbers and ignore_index; throws as load_case does.
+  /// Returns the image files of a training or test case, one per channel. Throws Error for an unknown case.
+  std::vector<std::filesystem::path> images(const std::string& name) const;
+  /// Returns the label file of a training case, or an empty path for any other name.
+  std::filesystem::path label(const std::string& name) const;
+  /// Loads a training or test case by load_case, and throws what load_case throws.
   Case load(const std::string& name) const;
 
   std::filesystem::path folder;
-  std::string file_ending;                     ///< ".nii.gz" or ".nii"
-  std::vector<std::string> channels, classes;  ///< names, by number
-  int64_t ignore_index = -100;                 ///< the number of the label "ignore"; -100 if there is none
-  std::vector<std::string> training, test;     ///< cases, in alphabetical order
+  std::string file_ending;            ///< ".nii.gz" or ".nii"
+  std::vector<std::string> channels;  ///< name of each channel
+  std::vector<std::string> classes;   ///< name of each class, without "ignore"
+  int64_t ignore_index = -100;        ///< number of the label "ignore"; -100 if there is none
+  std::vector<std::string> training;  ///< names of the cases in imagesTr, sorted
+  std::vector<std::string> test;      ///< names of the cases in imagesTs, sorted
 };
 
 }  // namespace nnunet

@@ -14,19 +14,20 @@ namespace {
 
 using Spacing = std::array<double, 3>;
 
-bool within_two(const Spacing& spacing, int axis, double least) {
-  return spacing[static_cast<size_t>(axis)] / least < 2;
+/// Returns true if the spacing along an axis is less than twice the smallest spacing.
+bool within_two(const Spacing& spacing, int axis, double smallest) {
+  return spacing[static_cast<size_t>(axis)] / smallest < 2;
 }
 
-/// The stride that leads to the next stage; 1 if there is none.
+/// Returns the stride of the next stage, or 1 if no axis can be halved.
 Triple stride_down(const Triple& size, const Spacing& spacing, int64_t min_size) {
-  double least = std::numeric_limits<double>::infinity();
+  double smallest = std::numeric_limits<double>::infinity();
   for (int axis = 0; axis < 3; ++axis)
-    if (size[axis] >= 2 * min_size) least = std::min(least, spacing[static_cast<size_t>(axis)]);
+    if (size[axis] >= 2 * min_size) smallest = std::min(smallest, spacing[static_cast<size_t>(axis)]);
   Triple stride = 1;
   int count = 0, last = 0;
   for (int axis = 0; axis < 3; ++axis) {
-    if (size[axis] < 2 * min_size || !within_two(spacing, axis, least)) continue;
+    if (size[axis] < 2 * min_size || !within_two(spacing, axis, smallest)) continue;
     stride[axis] = 2;
     last = axis;
     ++count;
@@ -49,7 +50,7 @@ void check_plan(const Triple& patch_size, const Spacing& spacing, const PlanOpti
 
 Plan plan_unet(const Triple& patch_size, const std::array<double, 3>& given_spacing, const PlanOptions& options) {
   check_plan(patch_size, given_spacing, options);
-  constexpr std::array<int64_t, 4> kBlocks{1, 3, 4, 6};
+  constexpr std::array<int64_t, 4> kBlocks{1, 3, 4, 6};  // residual blocks per stage; the last value repeats
   Plan plan{{.in_channels = options.in_channels, .num_classes = options.num_classes, .residual = options.residual},
             patch_size};
   std::vector<UNetStage>& stages = plan.network.stages;
@@ -58,9 +59,9 @@ Plan plan_unet(const Triple& patch_size, const std::array<double, 3>& given_spac
   int64_t features = std::min(options.base_features, options.max_features);
   for (Triple stride = 1, next = 1; stages.empty() || !(stride == 1); stride = next) {
     next = stride_down(size, spacing, options.min_size);
-    const double least = std::ranges::min(spacing);
+    const double smallest = std::ranges::min(spacing);
     for (int axis = 0; axis < 3; ++axis) {
-      if (next == 1 || within_two(spacing, axis, least)) kernel_size[axis] = 3;  // the last stage's is 3 throughout
+      if (next == 1 || within_two(spacing, axis, smallest)) kernel_size[axis] = 3;  // last stage: 3 everywhere
       size[axis] = (size[axis] + next[axis] - 1) / next[axis];
       spacing[static_cast<size_t>(axis)] *= static_cast<double>(next[axis]);
       total[axis] *= next[axis];
@@ -70,7 +71,7 @@ Plan plan_unet(const Triple& patch_size, const std::array<double, 3>& given_spac
     features = std::min(2 * features, options.max_features);
   }
   check(stages.size() > 1, "plan_unet", "patches ", patch_size, " are too small for a second stage with at least ",
-        options.min_size, " voxels an axis");
+        options.min_size, " voxels per axis");
   for (int axis = 0; axis < 3; ++axis)
     plan.patch_size[axis] = (patch_size[axis] + total[axis] - 1) / total[axis] * total[axis];
   return plan;

@@ -1,4 +1,4 @@
-// nnU-Net's rule that chooses the stages of a U-Net from a patch size and a voxel spacing.
+// nnU-Net's rules that derive the stages of a U-Net from a patch size and a voxel spacing.
 #pragma once
 
 #include <array>
@@ -10,27 +10,36 @@ namespace nnunet {
 
 using voxgrad::Triple;
 
-/// What plan_unet chooses the network by, beside patch and spacing.
+/// Options of plan_unet other than the patch size and the spacing.
 struct PlanOptions {
-  int64_t in_channels = 1, num_classes = 2;
-  bool residual = false;
-  int64_t base_features = 32, max_features = 320;
-  int64_t min_size = 4;  ///< voxels along an axis, below which it is not halved
+  int64_t in_channels = 1;
+  int64_t num_classes = 2;
+  bool residual = false;       ///< residual encoder instead of plain convolutions
+  int64_t base_features = 32;  ///< channels of the first stage
+  int64_t max_features = 320;  ///< upper bound for the channels of a stage
+  int64_t min_size = 4;        ///< minimum voxels along an axis after it is halved
 };
 
+/// The result of plan_unet.
 struct Plan {
   voxgrad::nn::UNetOptions network;
-  Triple patch_size;  ///< the one asked for, made larger to a multiple of the network's total stride
+  Triple patch_size;  ///< the requested patch size, rounded up to a multiple of the network's total stride
 };
 
-/// nnU-Net v2's stages for patches of `patch_size` voxels of this `spacing` (of D, H and W, in any one unit). From
-/// stage to stage the axes are halved whose spacing is below twice the smallest of those that still have 2 min_size
-/// voxels (a single one only if it has 3 min_size); an axis' kernel size is 1 until its spacing is below twice the
-/// smallest, then 3, and in the last stage 3. Features double up to max_features. Convolutions: 2 a stage; residual: 1,
-/// 3, 4, 6, 6, ... blocks, and 1 convolution on the way up. Throws Error if no axis can be halved once, and for sizes
-/// and spacings that are not positive.
+/// Returns the U-Net that nnU-Net v2 would choose for patches of `patch_size` voxels with `spacing`, both for D, H, W.
+/// Only the ratios of the spacings matter, so they may have any unit.
 ///
-/// Isensee et al. 2021 (nnU-Net v2: get_pool_and_conv_props, ExperimentPlanner and ResEncUNetPlanner).
+/// - Strides: each stage halves the axes that have at least 2 min_size voxels and whose spacing is less than twice the
+///   smallest spacing of such axes. If only one axis qualifies, it must have at least 3 min_size voxels. Stages are
+///   added until no axis can be halved.
+/// - Kernel sizes: 1 along an axis while its spacing is at least twice the smallest spacing, then 3. The last stage has
+///   kernel size 3 along all axes.
+/// - Features: base_features in the first stage, doubled in each stage up to max_features.
+/// - Depth: two convolutions per stage. A residual encoder has 1, 3, 4, 6, 6, ... blocks per stage instead, and its
+///   decoder one convolution per stage.
+///
+/// Throws Error if no axis can be halved, or if a size or a spacing is not positive. The rules are those of
+/// get_pool_and_conv_props, ExperimentPlanner and ResEncUNetPlanner (Isensee et al. 2021).
 Plan plan_unet(const Triple& patch_size, const std::array<double, 3>& spacing, const PlanOptions& options = {});
 
 }  // namespace nnunet

@@ -1,4 +1,4 @@
-// zlib's CRC-32 of what cases and their preprocessing are.
+// Checksums (zlib's CRC-32) of cases and of their preprocessing.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace segment {
 
-/// Each goes on from `before`, the checksum of what comes first. Of a tensor on the CPU: its elements in row-major
-/// order.
+/// Returns the checksum of the elements of a CPU tensor in row-major order. `before` is the checksum of the data that
+/// precede them.
 uint32_t checksum(const voxgrad::Tensor& tensor, uint32_t before = 0);
-/// Of the voxels and their spacing.
-uint32_t checksum(const Case& of);
-uint32_t checksum(const Preprocessing& of, uint32_t before);
+/// Returns the checksum of the image, the label and the spacing of a case.
+uint32_t checksum(const Case& c);
+/// Returns the checksum of the parameters of a preprocessing. `before` is the checksum of the data that precede them.
+uint32_t checksum(const Preprocessing& preprocess, uint32_t before);
 
 }  // namespace segment

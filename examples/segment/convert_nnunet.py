@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Weights of nnU-Net v2 as a safetensors file that nn::UNet loads.
+"""Converts the weights of an nnU-Net v2 network to a safetensors file that nn::UNet loads.
 
     convert_nnunet.py checkpoint_final.pth weights.safetensors [--trust]
 
-Takes a checkpoint of nnU-Net's trainer (its "network_weights") or a state_dict of PlainConvUNet or ResidualEncoderUNet.
-Needs PyTorch and the safetensors package. A checkpoint is read without running code from it; --trust allows that, for
-files that hold more than tensors and numbers. The names are explained in docs/nnunet-weights.md.
+The input is a checkpoint of nnU-Net's trainer (its "network_weights") or a state_dict of PlainConvUNet or
+ResidualEncoderUNet. Needs PyTorch and the safetensors package. By default, no code from the checkpoint is executed;
+--trust permits this for files that hold more than tensors and numbers. docs/nnunet-weights.md explains the names.
 """
 import argparse
 import re
@@ -14,8 +14,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
-DUPLICATE = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")  # second names of the same tensors
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and torch.compile add
+DUPLICATE = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")  # names under which tensors occur a second time
 CONV_NORM = r"(conv|norm)\.(weight|bias)"
 KNOWN = re.compile(rf"encoder\.stages\.\d+\.0\.convs\.\d+\.{CONV_NORM}|encoder\.stem\.convs\.0\.{CONV_NORM}|"
                    rf"encoder\.stages\.\d+\.blocks\.\d+\.(conv1|conv2|skip\.[01])\.{CONV_NORM}|"
@@ -24,7 +24,8 @@ KNOWN = re.compile(rf"encoder\.stages\.\d+\.0\.convs\.\d+\.{CONV_NORM}|encoder\.
 
 
 def convert(state):
-    """The tensors that nn::UNet has, under its names."""
+    """Returns the tensors in float32, under the names that nn::UNet uses. Raises ValueError for an unknown name or
+    shape."""
     result = {}
     for name, value in state.items():
         while prefix := next((p for p in WRAPPERS if name.startswith(p)), None):
@@ -32,20 +33,20 @@ def convert(state):
         if DUPLICATE.match(name):
             continue
         if not KNOWN.fullmatch(name):
-            raise ValueError(f"{name} is no part of a PlainConvUNet or ResidualEncoderUNet with InstanceNorm3d")
+            raise ValueError(f"{name} is not a parameter of a PlainConvUNet or ResidualEncoderUNet with InstanceNorm3d")
         if value.dim() not in (1, 5):
-            raise ValueError(f"{name} has shape {list(value.shape)}: the network is not one of volumes")
+            raise ValueError(f"{name} has shape {list(value.shape)}: the network is not three-dimensional")
         result[name] = value.detach().float().contiguous().clone()
     return result
 
 
 def load(path, trust=False):
-    """The state_dict in a file of torch.save."""
+    """Returns the state_dict in a file that torch.save wrote."""
     import numpy
     scalars = [getattr(numpy, "_core", None) or numpy.core]
-    harmless = [scalars[0].multiarray.scalar, numpy.dtype, type(numpy.dtype("f4")), type(numpy.dtype("f8")),
-                type(numpy.dtype("i8"))]  # as the logs of nnU-Net hold
-    with torch.serialization.safe_globals(harmless):
+    allowed = [scalars[0].multiarray.scalar, numpy.dtype, type(numpy.dtype("f4")), type(numpy.dtype("f8")),
+               type(numpy.dtype("i8"))]  # types in the logs that nnU-Net stores in its checkpoints
+    with torch.serialization.safe_globals(allowed):
         checkpoint = torch.load(path, map_location="cpu", weights_only=not trust)
     return checkpoint.get("network_weights", checkpoint)
 
@@ -54,11 +55,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("output")
-    parser.add_argument("--trust", action="store_true", help="run what the pickle in the checkpoint asks for")
+    parser.add_argument("--trust", action="store_true", help="unpickle the whole checkpoint, which may execute code in it")
     options = parser.parse_args()
     try:
         weights = convert(load(options.checkpoint, options.trust))
-    except Exception as error:  # what unpickling throws has many types
+    except Exception as error:  # unpickling can raise exceptions of many types
         sys.exit(f"convert_nnunet: '{options.checkpoint}': {error}")
     save_file(weights, options.output, {"format": "pt"})
     print(f"{options.output}: {len(weights)} tensors, {sum(w.numel() for w in weights.values())} parameters")

@@ -14,8 +14,8 @@ std::vector<double> dice(const vg::Tensor& labels, const vg::Tensor& truth, int6
   const uint8_t *left = a.data<uint8_t>(), *right = b.data<uint8_t>();
   for (int64_t i = 0; i < a.numel(); ++i) {
     if (right[i] == ignore_index) continue;
-    vg::check(left[i] < classes && right[i] < classes, "segment", "class ", int{std::max(left[i], right[i])}, " of ",
-              classes);
+    vg::check(left[i] < classes && right[i] < classes, "segment", "class ", int{std::max(left[i], right[i])},
+              " is out of range: there are ", classes, " classes");
     ++sum[left[i]];
     ++sum[right[i]];
     if (left[i] == right[i]) ++both[left[i]];
@@ -28,7 +28,10 @@ double mean_dice(const std::vector<double>& dice, const std::vector<int64_t>& sc
   double sum = 0;
   int count = 0;
   for (const int64_t c : scored)
-    if (const double value = dice[static_cast<size_t>(c)]; !std::isnan(value)) sum += value, ++count;
+    if (const double value = dice[static_cast<size_t>(c)]; !std::isnan(value)) {
+      sum += value;
+      ++count;
+    }
   return sum / count;
 }
 

@@ -1,4 +1,4 @@
-// How well labels agree.
+// Measures of the agreement of two label maps.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,13 @@
 
 namespace segment {
 
-/// Dice's coefficient of each class, 2 |A and B| / (|A| + |B|), over the voxels whose truth is not `ignore_index`; NaN
-/// for a class that neither has there. Both tensors are (D, H, W), u8.
+/// Returns the Dice coefficient of each class, 2 |A and B| / (|A| + |B|), over the voxels where `truth` is not
+/// `ignore_index`. The coefficient is NaN for a class that occurs in neither tensor. Both tensors are (D, H, W) u8.
 std::vector<double> dice(const voxgrad::Tensor& labels, const voxgrad::Tensor& truth, int64_t classes,
                          int64_t ignore_index);
 
-/// The mean over the classes of `scored` whose Dice is not NaN; NaN if there is none.
+/// Returns the mean Dice of the classes in `scored`. Skips classes whose Dice is NaN. Returns NaN if all
+/// are skipped.
 double mean_dice(const std::vector<double>& dice, const std::vector<int64_t>& scored);
 
 }  // namespace segment

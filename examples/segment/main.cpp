@@ -1,9 +1,11 @@
-// Segmentation by nnU-Net's recipe: trains a U-Net on labelled volumes and measures and shows its predictions for
-// others.
+// Segmentation by nnU-Net's recipe. Trains a U-Net on labeled volumes, predicts other volumes, and writes the labels,
+// the Dice coefficients and pictures.
 //
-//   segment                                     seven structures of the brain in Debian's mricron-data, out/segment
-//   segment --dataset Dataset004_Hippocampus    a folder of nnU-Net's layout
+//   segment                                     seven structures of the brain in Debian's mricron-data
+//   segment --dataset Dataset004_Hippocampus    a folder in nnU-Net's layout
 //   segment --resume                            continues a stopped run
+//
+// Results are written to out/segment.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
@@ -31,19 +33,20 @@ struct Options {
   TrainOptions train;
 };
 
-/// Adds the options that name the data.
+/// Adds the options that select the data.
 void add_data_options(CLI::App& app, Options& options) {
   auto* const dataset =
       app.add_option("--dataset", options.dataset,
-                     "folder of nnU-Net's layout: dataset.json, imagesTr, labelsTr; validates on fold 0; may be larger "
-                     "than memory: patches are read from uncompressed files in preprocessed/ in --out")
+                     "folder in nnU-Net's layout (dataset.json, imagesTr, labelsTr); validates on fold 0. The "
+                     "dataset may be larger than memory: preprocessed cases are stored uncompressed in the folder "
+                     "preprocessed of --out, and patches are read from there")
           ->check(examples::not_empty());
   auto* const image = app.add_option("--image", options.images,
-                                     "NIfTI files to train on; validates on the last of several files, or on a few "
-                                     "slices of a single one")
+                                     "NIfTI files to train on; validates on the last file, or on a few slices if there "
+                                     "is only one file")
                           ->check(examples::not_empty())
                           ->excludes(dataset);
-  auto* const label = app.add_option("--label", options.labels, "NIfTI files with class numbers, one for each --image")
+  auto* const label = app.add_option("--label", options.labels, "NIfTI files with class numbers, one per --image")
                           ->check(examples::not_empty())
                           ->excludes(dataset);
   image->needs(label);
@@ -54,10 +57,10 @@ void add_data_options(CLI::App& app, Options& options) {
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Segmentation of volumes with voxgrad"};
   add_data_options(app, options);
-  app.add_flag("--probabilities", options.probabilities, "write the classes' probabilities, too");
+  app.add_flag("--probabilities", options.probabilities, "also write the probabilities of the classes");
   examples::add_tensorboard_option(app, options.train.tensorboard);
   examples::StepProfiler::add_option(app, options.train.profile);
-  app.add_option("--out", options.out, "folder for the results, of one run at a time")
+  app.add_option("--out", options.out, "folder for the results; only one run can use it at a time")
       ->check(examples::not_empty())
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
@@ -70,32 +73,33 @@ int parse(int argc, char** argv, Options& options) {
   int64_t patch = 0;
   app.add_option("--steps", train.steps, "optimizer steps (default: 900 on the CPU, 1500 on a GPU)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--batch", train.batch, "patches a step (default: 1 on the CPU, 4 on a GPU)")
+  app.add_option("--batch", train.batch, "patches per step (default: 1 on the CPU, 4 on a GPU)")
       ->check(CLI::Range(1, 1 << 10));
   app.add_option("--patch", patch, "voxels along a patch's side (default: 64 on the CPU, 80 on a GPU)")
       ->check(CLI::Range(8, 512));
   app.add_option("--spacing", train.spacing,
-                 "mm between voxels that the network sees (default: 2 on the CPU, the median of the cases on a GPU)")
+                 "voxel spacing of the network's input in mm (default: 2 on the CPU, the median of the cases on a GPU)")
       ->check(examples::number_in(0.01, 100));
   app.add_option("--channels", train.channels, "channels of the first stage (default: 8 on the CPU, 16 on a GPU)")
       ->check(CLI::Range(1, 320));
-  app.add_flag("--residual", train.residual, "nnU-Net's residual encoder");
+  app.add_flag("--residual", train.residual, "use nnU-Net's residual encoder");
   app.add_flag("--recompute-activations", train.recompute,
                "recompute activations in the backward pass: less memory, slower");
   app.add_option("--optimizer", train.optimizer, "adamw, or sgd with Nesterov momentum 0.99")
       ->check(CLI::IsMember({"adamw", "sgd"}))
       ->capture_default_str();
-  app.add_option("--lr", train.lr, "learning rate at the start (default: 1e-2, of adamw on a GPU 3e-3)")
+  app.add_option("--lr", train.lr, "initial learning rate (default: 1e-2; 3e-3 for adamw on a GPU)")
       ->check(examples::number_in(1e-9, 10));
-  app.add_option("--ema", train.ema, "decay of the weights' moving average; 0: none")
+  app.add_option("--ema", train.ema, "decay of the moving average of the weights; 0: no average")
       ->check(examples::number_in(0, 0.99999))
       ->capture_default_str();
-  app.add_option("--validate-every", train.validate_every, "steps between validations (default: a quarter of all)")
+  app.add_option("--validate-every", train.validate_every, "steps between validations (default: a quarter of --steps)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--patience", train.patience, "validations without a better Dice after which training ends; 0: never")
+  app.add_option("--patience", train.patience,
+                 "stop training after this many validations without a better Dice; 0: never")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_flag("!--no-augmentation", train.augment, "train on the patches as they are");
+  app.add_flag("!--no-augmentation", train.augment, "train without data augmentation");
   examples::add_workers_option(app, train.workers);
   examples::Precision::add_option(app, train.precision, " (default: highest on the CPU, bf16 on a GPU)");
   app.add_option("--seed", train.seed, "seed of all random numbers")
@@ -104,8 +108,8 @@ int parse(int argc, char** argv, Options& options) {
   try {
     app.parse(argc, argv);
     if (options.images.size() != options.labels.size())
-      throw CLI::ValidationError(
-          vg::concat("give one --label for each --image, got ", options.labels.size(), " and ", options.images.size()));
+      throw CLI::ValidationError(vg::concat("give one --label for each --image, got ", options.labels.size(),
+                                            " --label and ", options.images.size(), " --image"));
     examples::check_gpu_options(options.gpus, options.device, !train.profile.empty());
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
@@ -119,24 +123,24 @@ Task task_of(const Options& options) {
   return options.images.empty() ? brain() : files(options.images, options.labels);
 }
 
-/// Loads and predicts a case, writes the prediction into `out`, and measures it if the case has a label.
+/// Loads and predicts a case and writes the prediction to `out`. If the case has a label, computes the Dice and draws
+/// pictures.
 TestResult test(const Task& task, size_t number, const TrainResult& trained, const Options& options, vg::Device device,
                 const std::filesystem::path& out) {
-  const Case of = task.predicted[number].load();
-  const std::string name = file_name(of.name);
-  vg::NiftiImage image = predict(trained, of, options.train, device);
-  TestResult result{.name = of.name, .dice = {}, .baseline = {}};
+  const Case c = task.predicted[number].load();
+  const std::string name = file_name(c.name);
+  vg::NiftiImage image = predict(trained, c, options.train, device);
+  TestResult result{.name = c.name, .dice = {}, .baseline = {}};
   const vg::Tensor labels = labels_of(image);
   image.descrip = "segmented by voxgrad";
   if (options.probabilities) vg::save_nifti(out / (name + "-probabilities.nii.gz"), image);
   image.data = labels;
   vg::save_nifti(out / (name + ".nii.gz"), image);
-  if (!of.label.defined()) return result;
+  if (!c.label.defined()) return result;
   const auto classes = std::ssize(task.classes);
-  result.dice = dice(labels, of.label, classes, task.ignore_index);
-  if (number < task.baseline.size())
-    result.baseline = dice(task.baseline[number], of.label, classes, task.ignore_index);
-  write_overlays(out / (name + ".png"), of, labels, task);
+  result.dice = dice(labels, c.label, classes, task.ignore_index);
+  if (number < task.baseline.size()) result.baseline = dice(task.baseline[number], c.label, classes, task.ignore_index);
+  write_overlays(out / (name + ".png"), c, labels, task);
   return result;
 }
 
@@ -164,7 +168,7 @@ int run(const Options& options) {
   const examples::OutputFolder folder(options.out);
   const std::filesystem::path& out = folder.path();
   for (const char* name : {"checkpoint.safetensors", "history.csv", "curves.png", "model.safetensors", "report.md"})
-    folder.check_writable(name);  // now rather than after the training
+    folder.check_writable(name);  // fail before the training, not after it
   const std::string precision = examples::Precision(settled.train.precision).text(device);
   std::printf("%s: training on %zu %s, validating on %s, in %s\n", task.name.c_str(), task.training.size(),
               task.training.size() == 1 ? "case" : "cases", task.validated_on.c_str(), precision.c_str());

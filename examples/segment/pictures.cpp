@@ -15,7 +15,7 @@ using examples::Canvas;
 constexpr int64_t kGap = 4, kLeft = 76, kTop = 24, kLegend = 22;  // pixels
 constexpr uint32_t kBackground = 0x202020, kText = 0xe0e0e0;
 
-/// The slice across `axis` of (D, H, W), upper rows first.
+/// Returns slice `at` along `axis` of a volume (D, H, W). Reverses the rows, so that D and H point up in the picture.
 vg::Tensor slice(const vg::Tensor& volume, int64_t axis, int64_t at) {
   return vg::flip(volume.select(axis, at), {0}).contiguous();
 }
@@ -24,15 +24,19 @@ std::vector<uint8_t> bytes(const vg::Tensor& plane) {
   return {plane.data<uint8_t>(), plane.data<uint8_t>() + plane.numel()};
 }
 
-/// The mean of the scored classes' mean places, or the middle if there are none.
+/// Returns the mean of the centers of the scored classes (voxel indices d, h, w), or the middle of the volume if no
+/// scored class occurs.
 std::array<int64_t, 3> middle(const vg::Tensor& label, const Task& task) {
-  std::vector<std::array<double, 4>> sums(256);  // of places, and voxels
+  std::vector<std::array<double, 4>> sums(256);  // per class: sums of d, h and w, and number of voxels
   const uint8_t* values = label.data<uint8_t>();
   for (int64_t d = 0; d < label.size(0); ++d)
     for (int64_t h = 0; h < label.size(1); ++h)
       for (int64_t w = 0; w < label.size(2); ++w, ++values) {
         std::array<double, 4>& sum = sums[*values];
-        sum[0] += static_cast<double>(d), sum[1] += static_cast<double>(h), sum[2] += static_cast<double>(w), ++sum[3];
+        sum[0] += static_cast<double>(d);
+        sum[1] += static_cast<double>(h);
+        sum[2] += static_cast<double>(w);
+        ++sum[3];
       }
   std::array<double, 3> mean{};
   double count = 0;
@@ -48,18 +52,18 @@ std::array<int64_t, 3> middle(const vg::Tensor& label, const Task& task) {
   return at;
 }
 
-/// Greys: 0 at `low`, 1 at `high`.
-std::vector<double> grey(const vg::Tensor& plane, double low, double high) {
+/// Maps the values of a slice to gray levels: 0 at `low`, 1 at `high`.
+std::vector<double> gray(const vg::Tensor& plane, double low, double high) {
   std::vector<double> values;
   for (const float value : plane.to_vector<float>())
     values.push_back(std::clamp((static_cast<double>(value) - low) / (high - low), 0.0, 1.0));
   return values;
 }
 
-uint32_t blend(double grey, uint32_t color, double amount) {
+uint32_t blend(double gray, uint32_t color, double amount) {
   uint32_t pixel = 0;
   for (int shift = 0; shift < 24; shift += 8) {
-    const double part = (1 - amount) * 255 * grey + amount * static_cast<double>(color >> shift & 255);
+    const double part = (1 - amount) * 255 * gray + amount * static_cast<double>(color >> shift & 255);
     pixel |= static_cast<uint32_t>(std::lround(part)) << shift;
   }
   return pixel;
@@ -69,17 +73,17 @@ enum class Column : uint8_t { image, truth, labels, error };
 constexpr std::array kColumns{Column::image, Column::truth, Column::labels, Column::error};
 constexpr std::array kTitles{"image", "truth", "prediction", "error"};
 
-/// Ignored voxels of the truth have neither a color nor an error.
-std::vector<uint32_t> paint(Column column, const std::vector<double>& grey, const std::vector<uint8_t>& truth,
+/// Returns the pixels of a column. Voxels that the truth ignores have no class color and no error color.
+std::vector<uint32_t> paint(Column column, const std::vector<double>& gray, const std::vector<uint8_t>& truth,
                             const std::vector<uint8_t>& labels, int64_t ignore_index) {
-  std::vector<uint32_t> pixels(grey.size());
-  for (size_t i = 0; i < grey.size(); ++i) {
+  std::vector<uint32_t> pixels(gray.size());
+  for (size_t i = 0; i < gray.size(); ++i) {
     const bool ignored = truth[i] == ignore_index;
     const uint8_t shown = column != Column::truth ? labels[i] : ignored ? uint8_t{0} : truth[i];
     if (column == Column::error)
-      pixels[i] = blend(grey[i] / 2, 0xff3030, !ignored && truth[i] != labels[i] ? 0.9 : 0);
+      pixels[i] = blend(gray[i] / 2, 0xff3030, !ignored && truth[i] != labels[i] ? 0.9 : 0);
     else
-      pixels[i] = blend(grey[i], color_of(shown), column != Column::image && shown > 0 ? 0.6 : 0);
+      pixels[i] = blend(gray[i], color_of(shown), column != Column::image && shown > 0 ? 0.6 : 0);
   }
   return pixels;
 }
@@ -104,10 +108,10 @@ uint32_t color_of(int64_t c) {
   return c <= 0 ? 0 : kColors[static_cast<size_t>((c - 1) % std::ssize(kColors))];
 }
 
-void write_overlays(const std::filesystem::path& path, const Case& of, const vg::Tensor& labels, const Task& task) {
+void write_overlays(const std::filesystem::path& path, const Case& c, const vg::Tensor& labels, const Task& task) {
   constexpr std::array kRows{"axial", "coronal", "sagittal"};
-  const vg::Tensor image = of.image.select(0, 0);
-  const std::array<int64_t, 3> at = middle(of.label, task);
+  const vg::Tensor image = c.image.select(0, 0);
+  const std::array<int64_t, 3> at = middle(c.label, task);
   const double mean = image.mean().item(), spread = vg::std(image).item();
   const double low = std::max(vg::amin(image).item(), mean - 2 * spread);
   const double high = std::min(vg::amax(image).item(), mean + 3 * spread);
@@ -127,7 +131,7 @@ void write_overlays(const std::filesystem::path& path, const Case& of, const vg:
       if (axis == 0) canvas.text({static_cast<double>(left + (column - kGap) / 2), kTop / 2}, 0.5, kTitles[i], kText);
       canvas.pixels(
           left + (column - kGap - width) / 2, top, width, rows,
-          paint(kColumns[i], grey(shown, low, high), bytes(plane(of.label)), bytes(plane(labels)), task.ignore_index));
+          paint(kColumns[i], gray(shown, low, high), bytes(plane(c.label)), bytes(plane(labels)), task.ignore_index));
     }
     top += rows + kGap;
   }

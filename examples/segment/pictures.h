@@ -1,4 +1,4 @@
-// Slices with labels laid over them, and curves.
+// Pictures of slices with overlaid labels.
 #pragma once
 
 #include <filesystem>
@@ -9,11 +9,11 @@
 
 namespace segment {
 
-/// The colour of a class, 0xRRGGBB; the background has none.
+/// Returns the color of a class, 0xRRGGBB. The background (class 0) is black.
 uint32_t color_of(int64_t c);
 
-/// The axial, coronal and sagittal slices through the middle of what `of` counts as scored: image, truth, `labels` and
-/// where these differ. Writes a PNG file.
-void write_overlays(const std::filesystem::path& path, const Case& of, const voxgrad::Tensor& labels, const Task& task);
+/// Writes a PNG file with the axial, coronal and sagittal slices of a case. The slices go through the center of the
+/// scored classes. Each row shows the image, the true labels, the predicted `labels`, and the voxels where they differ.
+void write_overlays(const std::filesystem::path& path, const Case& c, const voxgrad::Tensor& labels, const Task& task);
 
 }  // namespace segment

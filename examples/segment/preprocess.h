@@ -1,4 +1,4 @@
-// From a scan as it was taken to what the network sees.
+// Preprocessing: converts a scan to the input of the network.
 #pragma once
 
 #include <array>
@@ -12,23 +12,25 @@
 
 namespace segment {
 
-/// As in nnU-Net (Isensee et al. 2021): crops to the voxels other than 0, normalizes each channel and resamples.
+/// Preprocesses a case as nnU-Net (Isensee et al. 2021) does: crops to the nonzero voxels, normalizes each channel and
+/// resamples. Throws voxgrad::Error if all voxels are 0 or if the case does not have one channel per normalization.
 struct Preprocessing {
   std::array<double, 3> spacing{1, 1, 1};        ///< mm along D, H, W
-  std::vector<Normalization> normalization;      ///< of each channel
-  std::vector<nnunet::Intensities> intensities;  ///< of each channel, measured for those of CT
-  Case operator()(const Case& of) const;
+  std::vector<Normalization> normalization;      ///< per channel
+  std::vector<nnunet::Intensities> intensities;  ///< per channel; used only for Normalization::ct
+  Case operator()(const Case& c) const;
 };
 
-/// What is to be known of the training cases before they are preprocessed.
+/// Properties of the training cases, measured before they are preprocessed.
 struct Survey {
   Preprocessing preprocess{};
-  std::string cases{};                ///< how many there are, and the sum of their intensities
-  std::vector<uint32_t> checksums{};  ///< of each case
+  std::string cases{};  ///< number of cases and sum of their intensities; identifies the cases of a checkpoint
+  std::vector<uint32_t> checksums{};  ///< one per case
 };
 
-/// Loads the training cases one after another, once more for each further channel of CT. The network's voxels have
-/// `spacing` mm along all axes, or the cases' median if it is 0. `seed` draws the voxels at which CT is measured.
+/// Measures the training cases. Loads the cases one after another. If channels other than the first are CT, loads the
+/// cases once more for each of these channels. The preprocessing resamples to `spacing` mm along all axes, or to the
+/// median spacing of the cases if `spacing` is 0. `seed` selects the random voxels at which CT channels are measured.
 Survey survey(const Task& task, double spacing, uint64_t seed);
 
 }  // namespace segment

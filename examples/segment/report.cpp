@@ -10,7 +10,7 @@ namespace segment {
 namespace vg = voxgrad;
 namespace {
 
-std::string cell(double dice) { return std::isnan(dice) ? "not there" : fixed(dice, 3); }
+std::string cell(double dice) { return std::isnan(dice) ? "absent" : fixed(dice, 3); }
 
 }  // namespace
 
@@ -42,22 +42,23 @@ void write_report(const std::filesystem::path& path, const Task& task, const Tra
   int64_t parameters = 0;
   for (const vg::Tensor& p : trained.model->parameters()) parameters += p.numel();
   std::string text = "# Segmentation: " + task.name + "\n\n";
-  text += vg::concat("Trained on ", task.training.size(), task.training.size() == 1 ? " case" : " cases", " for ",
-                     trained.steps, " steps in ", fixed(trained.seconds, 1), " s on ", device, ": a U-Net of ",
-                     trained.model->options().stages.size(), " stages and ", parameters, " parameters, patches of ",
-                     trained.window, " voxels of ", fixed(trained.preprocess.spacing[0], 2), " x ",
-                     fixed(trained.preprocess.spacing[1], 2), " x ", fixed(trained.preprocess.spacing[2], 2),
-                     " mm. Validated on ", task.validated_on,
-                     ". No Dice below counts a voxel whose label was trained on.\n\n");
+  text += vg::concat(
+      "Trained on ", task.training.size(), task.training.size() == 1 ? " case" : " cases", " for ", trained.steps,
+      " steps in ", fixed(trained.seconds, 1), " s on ", device, ": a U-Net with ",
+      trained.model->options().stages.size(), " stages and ", parameters, " parameters, on patches of ", trained.window,
+      " voxels with a spacing of ", fixed(trained.preprocess.spacing[0], 2), " x ",
+      fixed(trained.preprocess.spacing[1], 2), " x ", fixed(trained.preprocess.spacing[2], 2), " mm. Validated on ",
+      task.validated_on,
+      ". The Dice coefficients below are computed without the voxels whose labels were used for training.\n\n");
   for (const TestResult& test : tests) {
     if (test.dice.empty()) continue;
     text += "## " + title(task, test) + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.name) +
             ".png)\n\n";
   }
   text +=
-      "## Training\n\n[history.csv](history.csv) has the training loss of each step and the validation's mean Dice. "
-      "Only "
-      "`--patience` uses the latter: it ends the training when it no longer rises.\n\n![curves](curves.png)\n";
+      "## Training\n\n[history.csv](history.csv) contains the training loss of each step and the mean Dice of the "
+      "validation data. The Dice does not influence the training, except that `--patience` stops the training when the "
+      "Dice no longer rises.\n\n![curves](curves.png)\n";
   vg::write_file(path, text, "write_report");
 }
 

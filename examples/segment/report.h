@@ -1,4 +1,4 @@
-// The report of a run: a page with figures and pictures.
+// The report of a run: a Markdown page with Dice tables and pictures.
 #pragma once
 
 #include <filesystem>
@@ -10,24 +10,25 @@
 
 namespace segment {
 
-/// The result of a predicted case.
+/// The Dice coefficients of a predicted case.
 struct TestResult {
   std::string name;
-  std::vector<double> dice;      ///< of each class; empty if the case has no label
-  std::vector<double> baseline;  ///< of each class; empty if there is none
+  std::vector<double> dice;      ///< per class; empty if the case has no label
+  std::vector<double> baseline;  ///< per class; empty if the task has no baseline
 };
 
-/// "right half, mirrored (test)": the case and what its Dice is.
+/// Returns the name of a case and its role in the task: "right half, mirrored (test)".
 std::string title(const Task& task, const TestResult& test);
 
-/// A Markdown table with the Dice of each structure beside the baseline's.
+/// Returns a Markdown table with the Dice of each scored class and, if there is a baseline, a column with the Dice of
+/// the baseline.
 std::string dice_table(const Task& task, const TestResult& test);
 
-/// Writes a Markdown page. It shows pictures in the same folder: curves.png and file_name(name) + ".png" of each test.
+/// Writes the report, which shows pictures in the same folder: curves.png, and file_name(name) + ".png" for each test.
 void write_report(const std::filesystem::path& path, const Task& task, const TrainResult& trained,
                   const std::vector<TestResult>& tests, const std::string& device);
 
-/// The name with each character other than letters and digits replaced by a dash.
+/// Replaces each character of a name that is neither a letter nor a digit by a dash.
 std::string file_name(const std::string& name);
 
 }  // namespace segment

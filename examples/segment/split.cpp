@@ -13,8 +13,8 @@ std::vector<size_t> validation_fold(size_t count) {
   if (count == 0) return {};
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
-  // The shuffle of NumPy's RandomState: Fisher-Yates from the end. An index in [0, i] is drawn by taking random bits
-  // until they are not above i.
+  // The shuffle of NumPy's RandomState: Fisher-Yates from the end. An index in [0, i] is drawn by rejection sampling:
+  // random bits are discarded until their value is at most i.
   std::mt19937 random(12345);
   for (size_t i = count - 1; i > 0; --i) {
     const size_t mask = std::bit_ceil(i + 1) - 1;
@@ -23,13 +23,14 @@ std::vector<size_t> validation_fold(size_t count) {
     std::swap(order[i], order[j]);
   }
   const size_t folds = std::min<size_t>(count, 5);
-  order.resize((count + folds - 1) / folds);  // the first folds have the remainder
+  order.resize((count + folds - 1) / folds);  // the first folds get the remainder
   std::sort(order.begin(), order.end());
   return order;
 }
 
 std::optional<Slab> find_slab(const vg::Tensor& label, const std::vector<int64_t>& scored) {
-  constexpr double kEnough = 1.0 / 8, kMax = 1.0 / 4;
+  constexpr double kMaxScore = 1.0 / 8;     // larger fractions of a class do not increase the score further
+  constexpr double kMaxFraction = 1.0 / 4;  // a slab with a larger fraction of a class is rejected
   const vg::Shape shape = label.shape();
   Slab slab;
   for (int64_t axis = 1; axis < 3; ++axis)
@@ -37,7 +38,7 @@ std::optional<Slab> find_slab(const vg::Tensor& label, const std::vector<int64_t
   const int64_t length = shape[slab.axis];
   slab.size = std::max<int64_t>(length / 48, 1);
 
-  // Voxels of each class before each slice.
+  // before[i][c]: voxels of class c in the slices below i.
   std::vector<std::array<int64_t, 256>> before(static_cast<size_t>(length) + 1);
   for (int64_t i = 0; i < length; ++i) {
     auto& sums = before[static_cast<size_t>(i) + 1];
@@ -50,18 +51,18 @@ std::optional<Slab> find_slab(const vg::Tensor& label, const std::vector<int64_t
   std::optional<Slab> found;
   for (slab.start = 0; slab.start + slab.size <= length; ++slab.start) {
     const auto& first = before[static_cast<size_t>(slab.start)];
-    const auto& behind = before[static_cast<size_t>(slab.start + slab.size)];
-    double held = 0;
+    const auto& last = before[static_cast<size_t>(slab.start + slab.size)];
+    double score = 0;
     bool allowed = true;
     for (const int64_t c : scored) {
       const auto i = static_cast<size_t>(c);
       if (before.back()[i] == 0) continue;
-      const double part = static_cast<double>(behind[i] - first[i]) / static_cast<double>(before.back()[i]);
-      held += std::min(part, kEnough);
-      allowed = allowed && part <= kMax;
+      const double part = static_cast<double>(last[i] - first[i]) / static_cast<double>(before.back()[i]);
+      score += std::min(part, kMaxScore);
+      allowed = allowed && part <= kMaxFraction;
     }
-    if (!allowed || held <= best) continue;
-    best = held;
+    if (!allowed || score <= best) continue;
+    best = score;
     found = slab;
   }
   return found;
@@ -74,15 +75,15 @@ std::string describe(const Slab& slab) {
 }
 
 vg::Tensor ignore_inside(const vg::Tensor& label, const Slab& slab, int64_t ignore_index) {
-  vg::Tensor made = label.clone();
-  made.narrow(slab.axis, slab.start, slab.size).fill_(static_cast<double>(ignore_index));
-  return made;
+  vg::Tensor result = label.clone();
+  result.narrow(slab.axis, slab.start, slab.size).fill_(static_cast<double>(ignore_index));
+  return result;
 }
 
 vg::Tensor ignore_outside(const vg::Tensor& label, const Slab& slab, int64_t ignore_index) {
-  vg::Tensor made = vg::full(label.shape(), static_cast<double>(ignore_index), label.options());
-  made.narrow(slab.axis, slab.start, slab.size).copy_(label.narrow(slab.axis, slab.start, slab.size));
-  return made;
+  vg::Tensor result = vg::full(label.shape(), static_cast<double>(ignore_index), label.options());
+  result.narrow(slab.axis, slab.start, slab.size).copy_(label.narrow(slab.axis, slab.start, slab.size));
+  return result;
 }
 
 }  // namespace segment

@@ -13,11 +13,11 @@ namespace vg = voxgrad;
 namespace {
 namespace fs = std::filesystem;
 
-/// The two files of a case.
+/// The files of a preprocessed case.
 struct Files {
   fs::path image, label;
 
-  /// They are opened for each patch: there may be more cases than a process may have open files.
+  /// Returns a source that opens the files for each patch, because the number of open files per process is limited.
   vg::data::PatchSource source() const {
     const auto open = [*this] { return vg::data::patch_source(vg::NpyFile(image), vg::NpyFile(label)); };
     return {open().shape, [open](const vg::Dims& start, const vg::Shape& size) { return open().image(start, size); },
@@ -25,17 +25,19 @@ struct Files {
   }
 };
 
-/// The line of contents.txt about a case: what it was made of and by, and what its files hold.
-std::string describe(const std::string& name, uint32_t made_of, const vg::Tensor& image, const vg::Tensor& label) {
-  return vg::concat(name, ' ', made_of, ' ', image.shape(), ' ', image.dtype(), ' ', label.shape(), ' ', label.dtype(),
+/// Returns the line of contents.txt for a case. `origin` is the checksum of the original case and its preprocessing.
+std::string describe(const std::string& name, uint32_t origin, const vg::Tensor& image, const vg::Tensor& label) {
+  return vg::concat(name, ' ', origin, ' ', image.shape(), ' ', image.dtype(), ' ', label.shape(), ' ', label.dtype(),
                     ' ', checksum(label, checksum(image)));
 }
 
-std::string describe(const std::string& name, uint32_t made_of, const Files& files) {
+/// Returns the line of contents.txt for the existing files of a case, or an empty string if they are missing or
+/// damaged.
+std::string describe(const std::string& name, uint32_t origin, const Files& files) {
   try {
-    return describe(name, made_of, vg::load_npy(files.image), vg::load_npy(files.label));
+    return describe(name, origin, vg::load_npy(files.image), vg::load_npy(files.label));
   } catch (const vg::Error&) {
-    return {};  // missing or damaged
+    return {};
   }
 }
 
@@ -57,20 +59,20 @@ std::vector<vg::data::PatchSource> store(const Task& task, const Survey& survey,
   for (size_t i = 0; i < task.training.size(); ++i) {
     const std::string& name = task.training[i].name;
     const Files files{folder / (name + "-image.npy"), folder / (name + "-label.npy")};
-    const uint32_t made_of = checksum(survey.preprocess, survey.checksums[i]);
-    std::string line = before.empty() ? std::string() : describe(name, made_of, files);
+    const uint32_t origin = checksum(survey.preprocess, survey.checksums[i]);
+    std::string line = before.empty() ? std::string() : describe(name, origin, files);
     if (line.empty() || !before.contains(line)) {
-      const Case made = survey.preprocess(task.training[i].load());
-      vg::save_npy(files.image, made.image);
-      vg::save_npy(files.label, made.label);
-      line = describe(name, made_of, made.image, made.label);
+      const Case preprocessed = survey.preprocess(task.training[i].load());
+      vg::save_npy(files.image, preprocessed.image);
+      vg::save_npy(files.label, preprocessed.label);
+      line = describe(name, origin, preprocessed.image, preprocessed.label);
       ++written;
     }
     contents += line + '\n';
     sources.push_back(files.source());
   }
   vg::write_file(folder / "contents.txt", contents, "store");
-  std::printf("training cases preprocessed in %s: %lld written, %lld as they were\n", folder.string().c_str(),
+  std::printf("training cases preprocessed in %s: %lld written, %lld reused\n", folder.string().c_str(),
               static_cast<long long>(written), static_cast<long long>(std::ssize(sources) - written));
   return sources;
 }

@@ -1,4 +1,4 @@
-// The training cases as files from which patches are read, so that not all of them need to fit into memory.
+// Preprocessed training cases on disk. Patches are read from the files, so the cases need not fit into memory.
 #pragma once
 
 #include <filesystem>
@@ -11,10 +11,10 @@
 
 namespace segment {
 
-/// Preprocesses the training cases one by one and writes each as NAME-image.npy and NAME-label.npy in `folder`, which
-/// is made if it is not there. With `reuse`, files stay as they are if contents.txt beside them has their checksums,
-/// and says that they were made of these cases in this way; others are written anew. Throws voxgrad::Error, with the
-/// file's name, where one cannot be written, and on reading a patch of one that is gone or damaged by then.
+/// Preprocesses the training cases one by one and writes NAME-image.npy and NAME-label.npy for each. Creates `folder`
+/// if it does not exist. contents.txt in this folder records the checksums of the files, of the cases and of the
+/// preprocessing. With `reuse`, a case is written again only if these checksums do not match. Throws voxgrad::Error,
+/// with the name of the file, if a file cannot be written. Reading a patch throws if the file is missing or damaged.
 std::vector<voxgrad::data::PatchSource> store(const Task& task, const Survey& survey,
                                               const std::filesystem::path& folder, bool reuse);
 

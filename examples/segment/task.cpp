@@ -14,16 +14,16 @@ namespace segment {
 namespace vg = voxgrad;
 namespace {
 
-/// AAL's numbers of the structures: left, right.
+/// Names of structures and their numbers in the AAL atlas: {left, right}.
 constexpr std::array<std::pair<const char*, std::array<int, 2>>, 6> kStructures{{{"hippocampus", {37, 38}},
                                                                                  {"amygdala", {41, 42}},
                                                                                  {"caudate", {71, 72}},
                                                                                  {"putamen", {73, 74}},
                                                                                  {"pallidum", {75, 76}},
                                                                                  {"thalamus", {77, 78}}}};
-constexpr int kFirstOfCerebellum = 91;
+constexpr int kFirstOfCerebellum = 91;  // this and all higher numbers are parts of the cerebellum
 
-/// Of AAL's numbers. 0: background, 1: other grey matter, 2...: kStructures, then the cerebellum.
+/// Maps a number of the AAL atlas to a class: 0 background, 1 other gray matter, 2 to 7 kStructures, 8 cerebellum.
 uint8_t class_of(int number) {
   if (number >= kFirstOfCerebellum) return 2 + kStructures.size();
   for (size_t i = 0; i < kStructures.size(); ++i)
@@ -31,10 +31,11 @@ uint8_t class_of(int number) {
   return number > 0 ? 1 : 0;
 }
 
+/// Loads a file of mricron-data.
 Case sample(const char* name) {
   const auto path = examples::find_sample(name);
-  vg::check(path.has_value(), "segment", name, " was not found: install Debian's package mricron-data, or name ",
-            "volumes with --image and --label, or a folder with --dataset");
+  vg::check(path.has_value(), "segment", name, " was not found: install Debian's package mricron-data, or pass ",
+            "volumes with --image and --label or a folder with --dataset");
   return nnunet::load_case(name, {*path});
 }
 
@@ -46,32 +47,33 @@ vg::Tensor classes_of(const vg::Tensor& numbers) {
   return classes;
 }
 
-/// `width` slices of a case from `first` on along its width, mirrored if asked for.
+/// Returns a case with `width` sagittal slices of `head`, starting at slice `first`. With `mirrored`, their order is
+/// reversed.
 Case half(const std::string& name, const Case& head, const vg::Tensor& classes, int64_t first, int64_t width,
           bool mirrored) {
   const auto part = [&](const vg::Tensor& volume) {
     const vg::Tensor slices = volume.narrow(-1, first, width);
     return (mirrored ? vg::flip(slices, {-1}) : slices).contiguous();
   };
-  Case made{name, part(head.image), part(classes), head.geometry, {}, {{0, 0, 0}, {}}};
-  made.geometry.shape = made.box.size = made.label.shape();
-  for (auto& row : made.geometry.affine) {
+  Case result{name, part(head.image), part(classes), head.geometry, {}, {{0, 0, 0}, {}}};
+  result.geometry.shape = result.box.size = result.label.shape();
+  for (auto& row : result.geometry.affine) {
     row[3] += row[0] * static_cast<double>(mirrored ? first + width - 1 : first);
     if (mirrored) row[0] = -row[0];
   }
-  made.original = made.geometry;
-  return made;
+  result.original = result.geometry;
+  return result;
 }
 
-LazyCase in_memory(const Case& of) {
-  return {of.name, [of] { return of; }};
+LazyCase in_memory(const Case& c) {
+  return {c.name, [c] { return c; }};
 }
 
 void score_all(Task& task) {
   for (int64_t c = 1; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
 }
 
-/// Validates on the cases of these indices and trains on the others.
+/// Uses the cases with the indices `validation` for validation and the other cases for training.
 void split_cases(Task& task, const std::vector<LazyCase>& cases, const std::vector<size_t>& validation) {
   for (size_t i = 0; i < cases.size(); ++i) {
     const bool validates = std::find(validation.begin(), validation.end(), i) != validation.end();
@@ -81,24 +83,25 @@ void split_cases(Task& task, const std::vector<LazyCase>& cases, const std::vect
       task.validation.size() == 1 ? "case " + task.validation[0].name : vg::concat(task.validation.size(), " cases");
 }
 
-/// Validates on a slab of the only case and trains on the rest of it.
+/// Uses a slab of the only case for validation and the rest of the case for training.
 void split_slices(Task& task, const LazyCase& only) {
   if (task.ignore_index < 0) task.ignore_index = std::ssize(task.classes);
   vg::check(task.ignore_index < 256, "segment", "'", only.name, "' has ", task.classes.size(),
             " classes; a single case may have at most 255");
   const std::optional<Slab> slab = find_slab(only.load().label, task.scored);
-  vg::check(slab.has_value(), "segment", "'", only.name,
-            "' is the only case, and no slices of it can be held out for validation: each structure lies in too few; "
-            "name a second case");
-  const auto with = [&](vg::Tensor (*ignoring)(const vg::Tensor&, const Slab&, int64_t)) {
+  vg::check(
+      slab.has_value(), "segment", "'", only.name,
+      "' is the only case, and no slices of it can be held out for validation, because its structures extend over too "
+      "few slices; provide a second case");
+  const auto with_label = [&](vg::Tensor (*ignoring)(const vg::Tensor&, const Slab&, int64_t)) {
     return LazyCase{only.name, [load = only.load, ignoring, slab = *slab, ignore_index = task.ignore_index] {
-                      Case of = load();
-                      of.label = ignoring(of.label, slab, ignore_index);
-                      return of;
+                      Case c = load();
+                      c.label = ignoring(c.label, slab, ignore_index);
+                      return c;
                     }};
   };
-  task.training = {with(ignore_inside)};
-  task.validation = {with(ignore_outside)};
+  task.training = {with_label(ignore_inside)};
+  task.validation = {with_label(ignore_outside)};
   task.validated_on = describe(*slab) + " of " + only.name;
 }
 
@@ -125,7 +128,7 @@ Task brain() {
   const int64_t width = classes.size(-1), side = width / 2;  // W runs from left to right
   Task task;
   task.name = "seven structures of a brain (ch2, AAL)";
-  task.classes = {"background", "other grey matter"};
+  task.classes = {"background", "other gray matter"};
   for (const auto& [name, numbers] : kStructures) task.classes.emplace_back(name);
   task.classes.emplace_back("cerebellum");
   for (int64_t c = 2; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
@@ -136,18 +139,18 @@ Task brain() {
   task.predicted_as = "test";
   task.baseline.push_back(left.label);
   task.baseline_name = "labels of the left half";
-  task.augment.mirror_p = 0;  // left remains left
-  for (auto* of_intensities :
+  task.augment.mirror_p = 0;  // mirroring would exchange left and right
+  for (auto* intensity_step :
        {&task.augment.noise, &task.augment.blur, &task.augment.brightness, &task.augment.contrast,
         &task.augment.low_resolution, &task.augment.gamma_inverted, &task.augment.gamma})
-    of_intensities->p = 0;       // both halves are of one scan
-  task.augment.elastic.p = 0.5;  // halves differ in shape
+    intensity_step->p = 0;       // both halves come from the same scan
+  task.augment.elastic.p = 0.5;  // the halves differ in shape
   return task;
 }
 
 Task dataset(const std::filesystem::path& path) {
   const auto folder = std::make_shared<const nnunet::DatasetFolder>(path);
-  vg::check(!folder->training.empty(), "segment", "'", path.string(), "' has no labelled cases");
+  vg::check(!folder->training.empty(), "segment", "'", path.string(), "' has no labeled cases");
   Task task;
   task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
   task.classes = folder->classes;
@@ -160,23 +163,23 @@ Task dataset(const std::filesystem::path& path) {
     for (const std::string& name : names) cases.push_back({name, [folder, name] { return folder->load(name); }});
     return cases;
   };
-  const std::vector<LazyCase> labelled = lazy(folder->training), unlabelled = lazy(folder->test);
-  if (labelled.size() == 1) {
-    split_slices(task, labelled[0]);
+  const std::vector<LazyCase> labeled = lazy(folder->training), unlabeled = lazy(folder->test);
+  if (labeled.size() == 1) {
+    split_slices(task, labeled[0]);
   } else {
-    split_cases(task, labelled, validation_fold(labelled.size()));
-    task.validated_on += vg::concat(" (fold 0 of ", std::min<size_t>(labelled.size(), 5), ")");
+    split_cases(task, labeled, validation_fold(labeled.size()));
+    task.validated_on += vg::concat(" (fold 0 of ", std::min<size_t>(labeled.size(), 5), ")");
   }
   task.predicted = task.validation;
   task.predicted_as = "validation";
-  task.predicted.insert(task.predicted.end(), unlabelled.begin(), unlabelled.end());
-  for (const LazyCase& of : task.predicted) of.load();  // so that errors are found before the training
+  task.predicted.insert(task.predicted.end(), unlabeled.begin(), unlabeled.end());
+  for (const LazyCase& predicted : task.predicted) predicted.load();  // find errors before the training
   return task;
 }
 
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels) {
-  vg::check(images.size() == labels.size() && !images.empty(), "segment", "there are ", images.size(), " images and ",
-            labels.size(), " labels; expected as many, and at least one");
+  vg::check(images.size() == labels.size() && !images.empty(), "segment", "got ", images.size(), " images and ",
+            labels.size(), " labels; expected equal numbers, at least one");
   Task task;
   std::vector<LazyCase> cases;
   int64_t highest = 0;
@@ -201,7 +204,7 @@ Task files(const std::vector<std::string>& images, const std::vector<std::string
 }
 
 vg::data::AugmentOptions in_voxels(vg::data::AugmentOptions options, const std::array<double, 3>& spacing) {
-  const double mm = std::cbrt(spacing[0] * spacing[1] * spacing[2]);  // of a voxel
+  const double mm = std::cbrt(spacing[0] * spacing[1] * spacing[2]);  // side of a cube with the volume of a voxel
   options.elastic.low /= mm;
   options.elastic.high /= mm;
   options.elastic_spacing /= mm;

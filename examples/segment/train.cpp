@@ -19,7 +19,7 @@ namespace segment {
 namespace vg = voxgrad;
 namespace {
 
-/// Everything that changes while training.
+/// The objects whose state changes during training.
 struct Run {
   Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const nnunet::Plan& plan,
       int64_t ignore_index, vg::Device device, vg::distributed::Communicator* world)
@@ -31,7 +31,7 @@ struct Run {
                          .num_workers = static_cast<int>(o.workers),
                          .seed = o.seed,
                          .device = device,
-                         .sampler = examples::order_of_ranks(o.steps * o.batch, o.batch, world)}),
+                         .sampler = examples::make_sampler(o.steps * o.batch, o.batch, world)}),
         model(std::make_shared<vg::nn::UNet>(plan.network)),
         precision(o.precision),
         scaler(precision.scaler()) {
@@ -62,7 +62,7 @@ struct Run {
   vg::data::PatchDataset patches;
   vg::data::Loader loader;
   std::shared_ptr<vg::nn::UNet> model;
-  std::unique_ptr<vg::nn::DataParallel> parallel;  // null for one rank
+  std::unique_ptr<vg::nn::DataParallel> parallel;  // null if there is only one rank
   std::unique_ptr<vg::optim::Optimizer> optimizer;
   std::unique_ptr<vg::optim::PolynomialLR> schedule;
   std::unique_ptr<vg::optim::ExponentialMovingAverage> average;
@@ -70,7 +70,7 @@ struct Run {
   vg::optim::GradScaler scaler;
 };
 
-/// What a checkpoint must have in common with the run that goes on from it, but for the patch.
+/// Returns the settings, except for the patch size, that a checkpoint and the run that resumes from it must share.
 vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
   return {{"cases", cases},
           {"steps", vg::concat(o.steps)},
@@ -97,7 +97,7 @@ class Training {
         device_(device),
         out_(std::move(out)),
         survey_(survey(task, options.spacing, options.seed)),
-        about_(describe_run(survey_.cases, options)),
+        metadata_(describe_run(survey_.cases, options)),
         sources_(sources(resume)),
         plan_(plan_network()),
         run_(sources_, options, plan_, task.ignore_index, device, world),
@@ -106,7 +106,7 @@ class Training {
     result_.model = run_.model;
     result_.window = plan_.patch_size;
     result_.preprocess = survey_.preprocess;
-    about_["patch"] = vg::concat(plan_.patch_size);
+    metadata_["patch"] = vg::concat(plan_.patch_size);
     if (resume) load();
   }
 
@@ -121,8 +121,8 @@ class Training {
     if (result_.steps < options_.steps)
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
-        const vg::Tensor own = step(batch);
-        const auto [loss, interrupted] = reports.add(own, first_ && interrupt->requested(), /*wait=*/true).back();
+        const vg::Tensor rank_loss = step(batch);
+        const auto [loss, interrupted] = reports.add(rank_loss, first_ && interrupt->requested(), /*wait=*/true).back();
         result_.interrupted = interrupted;
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
                   " is not finite; try a smaller --lr");
@@ -134,7 +134,7 @@ class Training {
           if (!world_) result_.interrupted = interrupt->requested();
         }
         if (first_) progress.update(result_.steps, figure());
-        if (last || result_.interrupted || gave_up()) break;
+        if (last || result_.interrupted || stops_early()) break;
         if (result_.steps % options_.validate_every == 0) save(progress.seconds());
       }
     profiler.finish();
@@ -147,7 +147,7 @@ class Training {
   vg::Metadata check_saved() const {
     vg::Metadata saved;
     vg::load_safetensors(checkpoint(), vg::Device::cpu(), &saved);
-    examples::check_same_run("segment", saved, about_);
+    examples::check_same_run("segment", saved, metadata_);
     return saved;
   }
   void load() {
@@ -158,11 +158,12 @@ class Training {
     earlier_seconds_ = std::strtod(saved.at("seconds").c_str(), nullptr);
   }
 
-  /// The training cases, preprocessed. A checkpoint that does not fit is refused before any are written.
+  /// Returns the preprocessed training cases. Before any file is written, throws if the checkpoint was written with
+  /// other options.
   std::vector<vg::data::PatchSource> sources(bool resume) const {
     if (resume) check_saved();
     if (!task_.in_memory) {
-      if (!first_) world_->barrier();  // until rank 0 wrote them
+      if (!first_) world_->barrier();  // wait until rank 0 has written the files
       auto stored = store(task_, survey_, out_ / "preprocessed", resume || !first_);
       if (first_ && world_) world_->barrier();
       return stored;
@@ -174,11 +175,11 @@ class Training {
     }
     return all;
   }
-  /// For patches no larger than the cases are.
+  /// Plans the network for patches that are not larger than the largest case.
   nnunet::Plan plan_network() const {
     vg::Triple largest = 1;
-    for (const vg::data::PatchSource& of : sources_)
-      for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], of.shape[a]);
+    for (const vg::data::PatchSource& source : sources_)
+      for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], source.shape[a]);
     vg::Triple patch = options_.patch;
     for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
     nnunet::Plan plan = nnunet::plan_unet(patch, survey_.preprocess.spacing,
@@ -191,11 +192,12 @@ class Training {
   }
   std::filesystem::path checkpoint() const { return out_ / "checkpoint.safetensors"; }
 
-  /// One step on a batch of patches. Returns its loss. On a GPU all but the first, which makes the optimizer's state,
-  /// are replays of a CUDA graph.
+  /// Runs a training step on a batch of patches and returns its loss. On a GPU, the first step runs eagerly, because it
+  /// allocates the optimizer's state; all later steps are replays of a CUDA graph.
   vg::Tensor step(vg::data::Sample batch) {
     const uint64_t rank = world_ ? static_cast<uint64_t>(world_->rank()) << 32 : 0;
-    vg::Generator random(options_.seed + rank + static_cast<uint64_t>(result_.steps));  // the same in a resumed run
+    // The seed depends on the step, so that a resumed run draws the same numbers.
+    vg::Generator random(options_.seed + rank + static_cast<uint64_t>(result_.steps));
     if (options_.augment) batch = augment_(batch, random);
     if (device_.is_cuda()) batch.input = batch.input.contiguous(vg::MemoryFormat::channels_last);
     if (graph_) {
@@ -204,17 +206,18 @@ class Training {
       graph_->replay();
     } else {
       batch_ = batch;
-      learn();
+      run_eagerly();
     }
     run_.schedule->step();
     if (run_.average) run_.average->update();
     ++result_.steps;
     const vg::Tensor loss = loss_;
-    if (!graph_ && device_.is_cuda() && options_.profile.empty())  // whose operators a replay would hide
-      graph_.emplace(device_.index).capture([this] { learn(); });
+    if (!graph_ && device_.is_cuda() && options_.profile.empty())  // the profiler cannot record operators in a replay
+      graph_.emplace(device_.index).capture([this] { run_eagerly(); });
     return loss;
   }
-  void learn() {
+  /// Runs the forward pass, the backward pass and the optimizer on batch_.
+  void run_eagerly() {
     {
       const vg::autocast guard = run_.precision.autocast();
       loss_ = vg::deep_supervision_loss(
@@ -237,17 +240,17 @@ class Training {
   }
   void validate_weights() {
     double sum = 0;
-    for (const LazyCase& from : task_.validation) {
-      const Case of = from.load();
-      const vg::Tensor labels = labels_of(predict(result_, of, options_, device_));
-      sum += mean_dice(dice(labels, of.label, std::ssize(task_.classes), task_.ignore_index), task_.scored);
+    for (const LazyCase& lazy : task_.validation) {
+      const Case c = lazy.load();
+      const vg::Tensor labels = labels_of(predict(result_, c, options_, device_));
+      sum += mean_dice(dice(labels, c.label, std::ssize(task_.classes), task_.ignore_index), task_.scored);
     }
     result_.history.dice.emplace_back(result_.steps, sum / static_cast<double>(task_.validation.size()));
     if (result_.writer)
       result_.writer->add_scalar("validation Dice", result_.history.dice.back().second, result_.steps);
   }
-  /// Whether the last `patience` validations did not improve.
-  bool gave_up() const {
+  /// Returns true if none of the last `patience` validations improved the Dice.
+  bool stops_early() const {
     const auto& dice = result_.history.dice;
     if (options_.patience == 0 || dice.empty()) return false;
     const auto best = std::ranges::max_element(dice, {}, &std::pair<int64_t, double>::second);
@@ -264,25 +267,25 @@ class Training {
   void save(double seconds) {
     if (!first_) return;
     result_.seconds = earlier_seconds_ + seconds;
-    about_["seconds"] = vg::concat(result_.seconds);
+    metadata_["seconds"] = vg::concat(result_.seconds);
     write_history(out_ / "history.csv", result_.history);
-    vg::save_checkpoint(checkpoint(), run_.parts(), about_);
+    vg::save_checkpoint(checkpoint(), run_.parts(), metadata_);
   }
 
   const Task& task_;
   vg::distributed::Communicator* const world_;
-  const bool first_;  // writes, prints and listens to Ctrl-C
+  const bool first_;  // true on rank 0, which writes files, prints and handles Ctrl-C
   const TrainOptions options_;
   const vg::Device device_;
   const std::filesystem::path out_;
   const Survey survey_;
-  vg::Metadata about_;
+  vg::Metadata metadata_;
   const std::vector<vg::data::PatchSource> sources_;
   const nnunet::Plan plan_;
   Run run_;
   const vg::data::Augmentation augment_;
-  vg::data::Sample batch_;  // what replays read
-  vg::Tensor loss_;         // and write
+  vg::data::Sample batch_;  // input of run_eagerly() and of the CUDA graph, which has captured run_eagerly()
+  vg::Tensor loss_;         // output of run_eagerly() and of the CUDA graph
   std::optional<vg::cuda::CUDAGraph> graph_;
   TrainResult result_;
   double earlier_seconds_ = 0;

@@ -1,4 +1,4 @@
-// Training by nnU-Net's recipe: the loop, validation, checkpoints.
+// Training by nnU-Net's recipe, with validation and checkpoints, and prediction.
 #pragma once
 
 #include <filesystem>
@@ -13,51 +13,58 @@
 
 namespace segment {
 
+/// Options of a training run. "Default" below means the value that settle() selects for the device.
 struct TrainOptions {
-  int64_t steps = 0;         ///< 0, here and below: to be chosen for the device (settle)
-  int64_t batch = 0;         ///< patches a step
-  int64_t channels = 0;      ///< of the first stage
-  voxgrad::Triple patch{0};  ///< voxels, enlarged to what the network takes
-  double spacing = 0;        ///< mm between voxels that the network sees; 0: the cases' median
-  bool residual = false;     ///< nnU-Net's residual encoder
-  bool recompute = false;
-  std::string optimizer = "adamw";  ///< or "sgd": with Nesterov momentum 0.99, as nnU-Net's
-  double lr = 0;
-  double ema = 0.99;           ///< decay of the weights' moving average, which is what is kept; 0: none
-  int64_t validate_every = 0;  ///< steps
-  int64_t patience = 0;        ///< validations without a better Dice, after which training ends; 0: never
-  uint64_t seed = 0;
-  int64_t workers = -1;  ///< threads that cut patches; main() chooses for -1
-  bool augment = true;
-  std::string precision{};           ///< as examples::Precision takes it; empty: to be chosen for the device
-  std::string tensorboard, profile;  ///< a folder for event files; a file for the trace of some steps; or empty
+  int64_t steps = 0;                ///< optimizer steps; 0: default
+  int64_t batch = 0;                ///< patches per step; 0: default
+  int64_t channels = 0;             ///< channels of the first stage; 0: default
+  voxgrad::Triple patch{0};         ///< voxels, rounded up to a size that the network accepts; 0: default
+  double spacing = 0;               ///< voxel spacing of the network's input in mm; 0: default, or median of the cases
+  bool residual = false;            ///< use nnU-Net's residual encoder
+  bool recompute = false;           ///< recompute activations in the backward pass
+  std::string optimizer = "adamw";  ///< or "sgd", with Nesterov momentum 0.99 as in nnU-Net
+  double lr = 0;                    ///< initial learning rate; 0: default
+  double ema = 0.99;                ///< decay of the moving average of the weights; 0: no average
+  int64_t validate_every = 0;       ///< steps between validations; 0: default
+  int64_t patience = 0;             ///< stop after this many validations without a better Dice; 0: never
+  uint64_t seed = 0;                ///< seed of all random numbers
+  int64_t workers = -1;             ///< threads that extract patches; -1: main() selects the number
+  bool augment = true;              ///< augment training patches
+  std::string precision{};          ///< a value of --precision (examples::Precision); empty: default
+  std::string tensorboard;          ///< folder for TensorBoard's event files; empty: none
+  std::string profile;              ///< file for a trace of a few steps; empty: none
 };
-/// Fills in what depends on the device.
+/// Replaces options whose value means "default" by a value for the device. On a GPU, a spacing of 0 stays 0, which
+/// means the median spacing of the cases.
 TrainOptions settle(TrainOptions options, voxgrad::Device device);
 
+/// The result of a training run.
 struct TrainResult {
-  std::shared_ptr<voxgrad::nn::UNet> model;  ///< with the averaged weights
-  voxgrad::Triple window{0};                 ///< voxels of a patch
+  std::shared_ptr<voxgrad::nn::UNet> model;  ///< with averaged weights, unless TrainOptions::ema is 0
+  voxgrad::Triple window{0};                 ///< patch size in voxels
   Preprocessing preprocess{};
-  int64_t steps = 0;   ///< done in all, earlier runs included
-  double seconds = 0;  ///< of training and validations, earlier runs included
+  int64_t steps = 0;   ///< completed steps, including earlier runs
+  double seconds = 0;  ///< time of training and validation, including earlier runs
   History history{};
-  bool interrupted = false;                          ///< by Ctrl-C; the checkpoint was written
-  std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< in TrainOptions::tensorboard; null without it
+  bool interrupted = false;                          ///< stopped by Ctrl-C, after the checkpoint was written
+  std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< null if TrainOptions::tensorboard is empty
 };
 
-/// Trains on the task's training cases and leaves checkpoint.safetensors and history.csv in `out`; unless the cases are
-/// to be in memory, also preprocessed/ with files from which it reads patches (store.h). With `resume` it continues
-/// from that checkpoint and gives the same bits as an uninterrupted run. Throws voxgrad::Error if there is no
-/// checkpoint or if it was made with other options. On several ranks, each rank calls it with its device and otherwise
-/// the same arguments: the ranks share each batch (the Dice loss is that of each rank's part), and rank 0 writes.
+/// Trains on the training cases of a task. Writes checkpoint.safetensors and history.csv to `out` and, if
+/// task.in_memory is false, the preprocessed cases to out/preprocessed (store.h). With `resume`, continues from the
+/// checkpoint; the result has the same bits as that of an uninterrupted run. Throws voxgrad::Error if there is no
+/// checkpoint, if it was written with other options, or if the loss is not finite.
+///
+/// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
+/// ranks share each batch, and each rank computes the Dice loss of its part of the batch. Only rank 0 writes files.
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
-/// The model's probabilities of a case (classes, D, H, W), in the geometry of its files: by sliding window, on the CPU.
-voxgrad::NiftiImage predict(const TrainResult& trained, const Case& of, const TrainOptions& options,
+/// Predicts a case by sliding-window inference on `device`. Returns the probabilities (classes, D, H, W) on the CPU, in
+/// the geometry of the case's files.
+voxgrad::NiftiImage predict(const TrainResult& trained, const Case& c, const TrainOptions& options,
                             voxgrad::Device device);
-/// Of these, the class that is likeliest: u8 (D, H, W).
+/// Returns the most probable class of each voxel, u8 (D, H, W).
 voxgrad::Tensor labels_of(const voxgrad::NiftiImage& probabilities);
 
 }  // namespace segment

@@ -9,11 +9,13 @@ namespace superres {
 namespace vg = voxgrad;
 namespace {
 
-/// Where the tiles of one axis start, and which of their voxels are kept.
+/// The extent of a tile along one axis, in voxels of the volume.
 struct Span {
-  int64_t start, keep_from, keep_to;  // kept: keep_from .. keep_to - 1, counted in the volume
+  int64_t start;
+  int64_t keep_from, keep_to;  // the tile provides the result for voxels keep_from .. keep_to - 1
 };
 
+/// Divides an axis of `size` voxels into tiles.
 std::vector<Span> spans(int64_t size, int64_t tile, int64_t margin) {
   std::vector<Span> result;
   for (int64_t kept = 0; kept < size;) {
@@ -58,8 +60,8 @@ vg::Tensor super_resolve(const SuperResolution& model, const vg::Tensor& low, in
   vg::NoGradGuard no_grad;
   const int64_t depth = low.size(2), height = low.size(3), width = low.size(4);
   const int64_t side = std::min({tile, depth, height, width});
-  vg::check(margin >= 0 && 2 * margin < side, "super_resolve", "a margin of ", margin, " leaves nothing of a tile of ",
-            side);
+  vg::check(margin >= 0 && 2 * margin < side, "super_resolve", "margin ", margin, " is too large for tiles of ", side,
+            " voxels per side");
   const auto cut = [](vg::Tensor x, const std::array<int64_t, 3>& start, const std::array<int64_t, 3>& length) {
     for (int axis = 0; axis < 3; ++axis) x = x.narrow(axis + 2, start[axis], length[axis]);
     return x;

@@ -1,4 +1,4 @@
-// How good a super-resolved volume is, and making one of any size.
+// Quality measures of super-resolved volumes, and inference on volumes of any size.
 #pragma once
 
 #include <voxgrad.h>
@@ -7,17 +7,19 @@
 
 namespace superres {
 
+/// Image quality, over the voxels where the truth exceeds 5 % of its maximum.
 struct Score {
-  double psnr = 0;  ///< dB, over the voxels of the truth above 5 % of its maximum
-  double ssim = 0;  ///< over the same voxels
+  double psnr = 0;  ///< peak signal-to-noise ratio in dB
+  double ssim = 0;  ///< structural similarity
 };
 
-/// Peak signal-to-noise ratio and structural similarity (Wang, Bovik, Sheikh, Simoncelli 2004, with a uniform
-/// window of 7 voxels a side) of two (1, 1, D, H, W) volumes; the peak is the truth's maximum.
+/// Compares two volumes (1, 1, D, H, W). The peak is the maximum of the truth. The structural similarity is that of
+/// Wang, Bovik, Sheikh and Simoncelli (2004) with a uniform window of 7 x 7 x 7 voxels.
 Score score(const voxgrad::Tensor& result, const voxgrad::Tensor& truth);
 
-/// The network's answer for (1, 1, D, H, W), made of overlapping tiles of the size that it was trained on,
-/// `margin` voxels of which are left out at inner edges. `batch` tiles run at a time.
+/// Doubles the resolution of a volume (1, 1, D, H, W) by the network. Runs the network on overlapping tiles of `tile`
+/// voxels per side, `batch` tiles at a time, and discards the outer `margin` voxels of a tile except at the border of
+/// the volume. `tile` should be the patch size of the training.
 voxgrad::Tensor super_resolve(const SuperResolution& model, const voxgrad::Tensor& low, int64_t tile, int64_t margin,
                               int64_t batch);
 

@@ -1,6 +1,7 @@
-// 3-D super-resolution of brain MRI: trains on one part of a head, tests on another part and another species.
+// 3-D super-resolution of brain MRI. Trains on one part of a human head and tests on the rest of the head and on the
+// head of a macaque.
 //
-//   superres                        trains on Debian's mricron-data, results in out/superres
+//   superres                        trains on Debian's mricron-data; results in out/superres
 //   superres --volume head.nii.gz   trains on another scan
 //   superres --phantom              trains on a synthetic head
 //   superres --resume               continues a stopped run
@@ -31,7 +32,7 @@ struct Options {
   TrainOptions train;
 };
 
-/// Low-resolution voxels around a tile that the network reads without predicting them.
+/// Returns the `margin` for super_resolve, in low-resolution voxels.
 int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 
 /// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
@@ -43,7 +44,7 @@ int parse(int argc, char** argv, Options& options) {
                  "NIfTI volume for a second test (default: the macaque of mricron-data)")
       ->check(examples::not_empty());
   app.add_flag("--phantom", options.phantom, "use a 3-D Shepp-Logan phantom instead of a scan");
-  app.add_option("--out", options.out, "folder for the results, of one run at a time")
+  app.add_option("--out", options.out, "folder for the results; only one run can use it at a time")
       ->check(examples::not_empty())
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
@@ -56,8 +57,8 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--steps", train.steps, "optimizer steps")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  app.add_option("--batch", train.batch, "patches a step (default: 8 on the CPU, 32 on a GPU)")
-      ->check(CLI::Range(1, 1 << 16));  // times the steps still fits
+  app.add_option("--batch", train.batch, "patches per step (default: 8 on the CPU, 32 on a GPU)")
+      ->check(CLI::Range(1, 1 << 16));  // steps * batch must not overflow
   app.add_option("--patch", train.patch, "low-resolution voxels along a patch's side")
       ->check(CLI::Range(8, 64))
       ->capture_default_str();
@@ -67,7 +68,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--layers", train.model.layers, "layers of the network")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  app.add_option("--lr", train.lr, "highest learning rate")
+  app.add_option("--lr", train.lr, "maximum learning rate")
       ->check(examples::number_in(1e-9, 10))
       ->capture_default_str();
   examples::add_workers_option(app, train.workers);
@@ -95,7 +96,7 @@ Volume main_volume(const Options& options) {
   if (!options.volume.empty()) return load_volume(options.volume);
   if (const auto sample = examples::find_sample("ch2.nii.gz")) return load_volume(*sample);
   vg::fail("superres",
-           "no volume found: install Debian's package mricron-data, name a NIfTI file with --volume, or "
+           "no volume found: install Debian's package mricron-data, pass a NIfTI file with --volume, or "
            "use the synthetic head of --phantom");
 }
 
@@ -106,8 +107,8 @@ std::optional<Volume> second_volume(const Options& options) {
   return load_volume(*sample);
 }
 
-/// The network's prediction, on the CPU.
-vg::Tensor answer(const SuperResolution& model, const Options& options, const vg::Tensor& low, vg::Device device) {
+/// Returns the network's prediction on the CPU.
+vg::Tensor predict(const SuperResolution& model, const Options& options, const vg::Tensor& low, vg::Device device) {
   const vg::autocast guard = examples::Precision(options.train.precision).autocast();
   return super_resolve(model, low.to(device), options.train.patch, margin_of(options), options.train.batch)
       .to(vg::Device::cpu());
@@ -116,27 +117,29 @@ vg::Tensor answer(const SuperResolution& model, const Options& options, const vg
 TestResult test(const SuperResolution& model, const Options& options, const std::string& name, const std::string& label,
                 const vg::Tensor& truth, vg::Device device) {
   TestResult result{name, label, low_resolution(truth), truth, {}, {}, {}, {}};
-  result.interpolated = SuperResolution::trilinear(result.low);
-  result.result = answer(model, options, result.low, device);
-  result.trilinear = score(result.interpolated, truth);
-  result.ours = score(result.result, truth);
+  result.trilinear = SuperResolution::trilinear(result.low);
+  result.network = predict(model, options, result.low, device);
+  result.trilinear_score = score(result.trilinear, truth);
+  result.network_score = score(result.network, truth);
   return result;
 }
 
 void print_tests(const std::vector<TestResult>& tests) {
   for (const TestResult& t : tests)
     std::printf("%s\n  PSNR %.2f dB (trilinear %.2f dB, %+.2f dB)   SSIM %.4f (trilinear %.4f)\n", t.name.c_str(),
-                t.ours.psnr, t.trilinear.psnr, t.ours.psnr - t.trilinear.psnr, t.ours.ssim, t.trilinear.ssim);
+                t.network_score.psnr, t.trilinear_score.psnr, t.network_score.psnr - t.trilinear_score.psnr,
+                t.network_score.ssim, t.trilinear_score.ssim);
 }
 
-/// The tests for TensorBoard: figures, the middle slices (trilinear, ours, truth), and what the run was made with.
+/// Writes the tests to TensorBoard: scores, the middle slices (trilinear, network, truth), and the hyperparameters.
 void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, const TrainOptions& o, int64_t step) {
   std::map<std::string, double> metrics;
   for (const TestResult& t : tests) {
-    metrics[t.label + "/PSNR"] = t.ours.psnr;
-    metrics[t.label + "/SSIM"] = t.ours.ssim;
-    const vg::Tensor slices = vg::cat({t.interpolated, t.result, t.truth}, 4);
-    writer.add_image(t.label, vg::flip(slices.select(2, slices.size(2) / 2)[0], {1}), step);  // front upwards
+    metrics[t.label + "/PSNR"] = t.network_score.psnr;
+    metrics[t.label + "/SSIM"] = t.network_score.ssim;
+    const vg::Tensor slices = vg::cat({t.trilinear, t.network, t.truth}, 4);
+    // The flip puts the front of the head at the top.
+    writer.add_image(t.label, vg::flip(slices.select(2, slices.size(2) / 2)[0], {1}), step);
   }
   writer.add_hparams({{"steps", o.steps},
                       {"batch", o.batch},
@@ -148,12 +151,12 @@ void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, 
                      metrics, step);
 }
 
-/// Writes the network's prediction from the volume at half its resolution, for a viewer.
+/// Halves the resolution of the volume, predicts the original resolution, and writes the prediction as a NIfTI file.
 void save_volume(const std::filesystem::path& path, const Volume& volume, const SuperResolution& model,
                  const Options& options, vg::Device device) {
   const vg::Tensor low = low_resolution(slab(volume, 0, volume.data().size(0)));
   vg::NiftiImage image = volume.image;
-  image.data = answer(model, options, low, device).reshape(volume.data().shape());
+  image.data = predict(model, options, low, device).reshape(volume.data().shape());
   image.descrip = "super-resolved by voxgrad from half the resolution";
   vg::save_nifti(path, image);
 }
@@ -174,7 +177,7 @@ int run(const Options& options) {
   const std::filesystem::path& out = folder.path();
   for (const char* name : {"checkpoint.safetensors", "losses.csv", "losses.png", "held-out.png", "second-volume.png",
                            result_volume, "model.safetensors", "report.md"})
-    folder.check_writable(name);  // now rather than after the training
+    folder.check_writable(name);  // fail before the training, not after it
 
   const int64_t slices = volume.data().size(0), split = slices / 3 * 2 / 2 * 2;
   const std::string held_out = vg::concat("slices ", split, "-", slices - 1);
@@ -182,7 +185,7 @@ int run(const Options& options) {
   std::printf("%s %s: training on slices 0-%lld, testing on %s, in %s\n", volume.name.c_str(),
               vg::concat(volume.data().shape()).c_str(), static_cast<long long>(split - 1), held_out.c_str(),
               precision.c_str());
-  if (volume.phantom) std::printf("This is a phantom, not a scan: its figures do not carry over to real heads.\n");
+  if (volume.phantom) std::printf("This is a phantom, not a scan; its scores do not apply to real heads.\n");
 
   RunSummary summary;
   const vg::Tensor lower = volume.data().narrow(0, 0, split);

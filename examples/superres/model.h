@@ -1,4 +1,4 @@
-// The network: what is missing between trilinear interpolation and the truth.
+// The super-resolution network, which predicts a correction of the trilinear interpolation.
 #pragma once
 
 #include <voxgrad.h>
@@ -7,16 +7,16 @@
 
 namespace superres {
 
-/// Doubles the resolution of (N, 1, D, H, W). Layers of ConvTranspose3d, GroupNorm and ReLU at the low
-/// resolution see the surroundings of a voxel; a last ConvTranspose3d of stride 2 turns their channels into a
-/// correction of the trilinear interpolation. The correction is in units of the patch's contrast, so that a
-/// darker or flatter scan gets a smaller one. Last, the mean of each 2 x 2 x 2 block is set to the input
-/// voxel that it was averaged to: the part of the answer that is known exactly.
+/// Doubles the resolution of volumes (N, 1, D, H, W). Layers of ConvTranspose3d, GroupNorm and ReLU process the input
+/// at low resolution. A final ConvTranspose3d with stride 2 computes a correction, which is added to the trilinear
+/// interpolation. The correction is scaled by the standard deviation of the input, so that it is small for a scan of
+/// low contrast. Finally, the mean of each 2 x 2 x 2 block is set to its input voxel, because the input is the average
+/// of these blocks.
 class SuperResolution : public voxgrad::nn::Layer {
  public:
   struct Options {
-    int64_t channels = 16;
-    int64_t layers = 3;
+    int64_t channels = 16;  ///< per layer
+    int64_t layers = 3;     ///< layers at low resolution
   };
 
   explicit SuperResolution(Options options)
@@ -33,6 +33,7 @@ class SuperResolution : public voxgrad::nn::Layer {
     nn::init::zeros_(head_.bias);
   }
 
+  /// Returns the trilinear interpolation to twice the resolution.
   static voxgrad::Tensor trilinear(const voxgrad::Tensor& low) {
     return voxgrad::interpolate(low, {.scale_factor = 2.0, .mode = voxgrad::InterpolateMode::trilinear});
   }

@@ -1,4 +1,4 @@
-// What a run looks like: slices of its tests, and its losses.
+// Pictures of a run: slices of the test volumes, and the loss curve.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,15 @@
 
 namespace superres {
 
-/// The middle axial, coronal and sagittal slices, a row each, front or top upwards and the subject's right (in the
-/// sagittal slice the front) to the right: low resolution (enlarged), trilinear, ours, truth, and the error of ours,
-/// five times amplified.
+/// Writes a PNG file with the middle axial, coronal and sagittal slice, one per row. The columns show the low
+/// resolution (enlarged), the trilinear interpolation, the network's result, the truth, and the network's error,
+/// amplified five times. The top of the picture is the front of the head in the axial slice, and the top of the head in
+/// the other slices. The right of the picture is the subject's right in the axial and coronal slices, and the front of
+/// the head in the sagittal slice.
 void write_slices(const std::filesystem::path& path, const TestResult& test);
 
-/// The losses, at least one, along the steps on a logarithmic axis: the mean of every hundredth of the steps
-/// as a line, from the lowest to the highest of them as an area.
+/// Writes a PNG file with the losses over the steps, on a logarithmic axis. See examples::Curve. `losses` must not be
+/// empty.
 void write_loss_curve(const std::filesystem::path& path, const std::vector<LossLine>& losses);
 
 }  // namespace superres

@@ -43,12 +43,13 @@ std::vector<LossLine> read_losses(const std::filesystem::path& path) {
 void write_report(const std::filesystem::path& path, const RunSummary& run) {
   std::string text = "# " + run.title + "\n\n";
   text +=
-      "Resolution doubled from the 2 x 2 x 2 box average of each volume. PSNR and SSIM over the voxels above 5 % of "
-      "the maximum. No test voxel was trained on.\n\n";
-  text += "| test | trilinear PSNR (dB) | ours | gain | trilinear SSIM | ours |\n|---|---|---|---|---|---|\n";
+      "The input is the 2 x 2 x 2 box average of each volume; the network doubles its resolution. PSNR and SSIM are "
+      "computed over the voxels above 5 % of the maximum. No voxel of the tests was used for training.\n\n";
+  text += "| test | trilinear PSNR (dB) | network | gain | trilinear SSIM | network |\n|---|---|---|---|---|---|\n";
   for (const TestResult& test : run.tests)
-    text += format("| %s | %.2f | %.2f | **%+.2f** | %.4f | %.4f |\n", test.name.c_str(), test.trilinear.psnr,
-                   test.ours.psnr, test.ours.psnr - test.trilinear.psnr, test.trilinear.ssim, test.ours.ssim);
+    text += format("| %s | %.2f | %.2f | **%+.2f** | %.4f | %.4f |\n", test.name.c_str(), test.trilinear_score.psnr,
+                   test.network_score.psnr, test.network_score.psnr - test.trilinear_score.psnr,
+                   test.trilinear_score.ssim, test.network_score.ssim);
   text += format(
       "\nTrained on %s for %lld steps of %lld patches of %lld^3 voxels in %.1f s on %s (%lld parameters; mean "
       "training loss of the last 20 steps: %.3g). The tests took %.1f s. Training losses: [losses.csv](losses.csv).\n",
@@ -59,7 +60,7 @@ void write_report(const std::filesystem::path& path, const RunSummary& run) {
   for (const TestResult& test : run.tests)
     text += "\n## " + test.name +
             "\n\nThe middle axial, coronal and sagittal slices. The subject's right is on the right; in the sagittal "
-            "slice, the front is. The error is that of the network, amplified five times.\n\n![slices](" +
+            "slice, the front is on the right. The error is that of the network, amplified five times.\n\n![slices](" +
             test.label + ".png)\n";
   vg::write_file(path, text, "write_report");
 }

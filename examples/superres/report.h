@@ -1,4 +1,4 @@
-// What a run leaves behind: losses and figures.
+// The files that describe a run: losses.csv and the report.
 #pragma once
 
 #include <filesystem>
@@ -11,36 +11,48 @@
 
 namespace superres {
 
-/// One test: a volume that was not trained on, and how both methods did.
+/// The results on a volume that was not used for training. Tensors are (1, 1, D, H, W) on the CPU.
 struct TestResult {
-  std::string name;                                  ///< for the table: "ch2.nii.gz, slices 122-179 (held out)"
-  std::string label;                                 ///< for file names: "held-out"
-  voxgrad::Tensor low, truth, interpolated, result;  ///< (1, 1, D, H, W) on the CPU
-  Score trilinear, ours;
+  std::string name;     ///< used in the table: "ch2.nii.gz, slices 122-179 (held out)"
+  std::string label;    ///< used in file names: "held-out"
+  voxgrad::Tensor low;  ///< input, at half the resolution of `truth`
+  voxgrad::Tensor truth;
+  voxgrad::Tensor trilinear;  ///< trilinear interpolation of `low`
+  voxgrad::Tensor network;    ///< result of the network for `low`
+  Score trilinear_score;
+  Score network_score;
 };
 
+/// A line of losses.csv.
 struct LossLine {
   int64_t step;
-  double loss, lr;
+  double loss;
+  double lr;  ///< learning rate
 };
 
+/// The contents of the report.
 struct RunSummary {
-  std::string title;     ///< says so if the data is a phantom
-  std::string training;  ///< what was trained on
-  std::string device;    ///< and its precision: "cuda:0 in bf16 (autocast)"
-  int64_t parameters = 0, steps = 0, batch = 0, patch = 0;
-  double train_seconds = 0, test_seconds = 0, last_loss = 0;
+  std::string title;       ///< heading of the page
+  std::string training;    ///< name and slices of the training volume
+  std::string device;      ///< device and precision: "cuda:0 in bf16 (autocast)"
+  int64_t parameters = 0;  ///< number of parameters of the network
+  int64_t steps = 0;
+  int64_t batch = 0;  ///< patches per step
+  int64_t patch = 0;  ///< low-resolution voxels per side of a patch
+  double train_seconds = 0;
+  double test_seconds = 0;
+  double last_loss = 0;  ///< mean loss of the last 20 steps
   std::vector<LossLine> losses;
   std::vector<TestResult> tests;
 };
 
-/// "step,loss,learning_rate" and a line for each step.
+/// Writes a CSV file with the columns step, loss and learning_rate.
 void write_losses(const std::filesystem::path& path, const std::vector<LossLine>& lines);
-/// Reads back what write_losses wrote, for a resumed run.
+/// Reads a file that write_losses wrote. Stops at the first damaged line.
 std::vector<LossLine> read_losses(const std::filesystem::path& path);
 
-/// A Markdown page with the figures and the pictures, which lie beside it: of each test LABEL.png, and losses.png if
-/// there are losses.
+/// Writes a Markdown page with the scores. The page refers to pictures in the same folder: LABEL.png for each test and,
+/// if there are losses, losses.png.
 void write_report(const std::filesystem::path& path, const RunSummary& summary);
 
 }  // namespace superres

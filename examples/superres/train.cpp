@@ -21,8 +21,9 @@ namespace superres {
 namespace vg = voxgrad;
 namespace {
 
-/// Cubes of `side` voxels at random places of `head`, turned and mirrored at random, with what is left of them at
-/// half the resolution. Cubes of mostly air are passed over: they have nothing to teach.
+/// A dataset of random cubes of `side` voxels per side from `head`. A sample consists of the cube at half the
+/// resolution (input) and the cube (target). Axes are permuted and mirrored at random. A cube that contains mostly air
+/// is drawn again, up to 15 times.
 class Patches : public vg::data::Dataset {
  public:
   Patches(vg::Tensor head, int64_t side, int64_t count) : head_(std::move(head)), side_(side), count_(count) {
@@ -34,10 +35,10 @@ class Patches : public vg::data::Dataset {
   int64_t size() const override { return count_; }
 
   vg::data::Sample get(int64_t, vg::Generator& random) const override {
-    constexpr double kLeastMean = 0.05;
+    constexpr double kMinMean = 0.05;
     constexpr int kTries = 16;
     vg::Tensor cube = cut(random);
-    for (int i = 1; i < kTries && cube.mean().item() < kLeastMean; ++i) cube = cut(random);
+    for (int i = 1; i < kTries && cube.mean().item() < kMinMean; ++i) cube = cut(random);
     const std::vector<int64_t> order = vg::randperm(3, &random).to_vector<int64_t>();
     cube = cube.permute(vg::Dims(order));
     vg::Dims mirrored;
@@ -59,7 +60,7 @@ class Patches : public vg::data::Dataset {
   int64_t side_, count_;
 };
 
-/// What a checkpoint must have in common with the run that goes on from it.
+/// Returns the settings that a checkpoint and the run that resumes from it must share.
 vg::Metadata describe_run(const vg::Tensor& head, const TrainOptions& o) {
   const auto text = [](const auto& value) { return vg::concat(value); };
   return {{"volume", vg::concat(head.shape(), " sum ", head.to(vg::f64).sum().item())},
@@ -73,17 +74,18 @@ vg::Metadata describe_run(const vg::Tensor& head, const TrainOptions& o) {
           {"layers", text(o.model.layers)}};
 }
 
-/// The losses of the first `steps` steps, of a run that goes on from there.
+/// Reads the losses of the first `steps` steps, for a run that resumes after them.
 std::vector<LossLine> earlier_losses(const std::filesystem::path& path, int64_t steps) {
   std::vector<LossLine> losses = read_losses(path);
   std::erase_if(losses, [&](const LossLine& line) { return line.step > steps; });
   if (std::ssize(losses) < steps)
-    std::fprintf(stderr, "superres: %s holds the losses of %lld of the %lld steps before; the others are lost\n",
+    std::fprintf(stderr,
+                 "superres: %s holds the losses of %lld of the %lld steps of the checkpoint; the others are lost\n",
                  path.c_str(), static_cast<long long>(std::ssize(losses)), static_cast<long long>(steps));
   return losses;
 }
 
-/// The mean of the last losses, which jump from batch to batch.
+/// Returns the mean of the last 20 losses. Single losses vary too much from batch to batch.
 double recent_loss(const std::vector<LossLine>& losses) {
   const size_t count = std::min<size_t>(losses.size(), 20);
   double sum = 0;
@@ -91,12 +93,13 @@ double recent_loss(const std::vector<LossLine>& losses) {
   return count > 0 ? sum / static_cast<double>(count) : 0;
 }
 
-/// The losses of steps, each known once the step is reported.
+/// The losses and learning rates of the steps. A loss is recorded when its step is reported.
 class LossHistory {
  public:
   void begin_step(int64_t step, double lr) { unreported_.push_back({step, 0, lr}); }
 
-  /// Returns whether a step was interrupted. Throws voxgrad::Error for a loss that is not finite.
+  /// Records reports in the order of the steps. Returns true if a step was interrupted. Throws voxgrad::Error for a
+  /// loss that is not finite.
   bool record(const std::vector<examples::StepReport>& reports, vg::SummaryWriter* writer) {
     bool any_interrupted = false;
     for (const auto& [loss, interrupted] : reports) {
@@ -120,7 +123,7 @@ class LossHistory {
   std::deque<LossLine> unreported_;
 };
 
-/// Everything that changes while training.
+/// The objects whose state changes during training.
 struct Run {
   Run(const vg::Tensor& head, const TrainOptions& o, vg::Device device, vg::distributed::Communicator* world)
       : patches(head, 2 * o.patch, o.steps * o.batch),
@@ -128,7 +131,7 @@ struct Run {
                          .num_workers = static_cast<int>(o.workers),
                          .seed = o.seed,
                          .device = device,
-                         .sampler = examples::order_of_ranks(o.steps * o.batch, o.batch, world)}),
+                         .sampler = examples::make_sampler(o.steps * o.batch, o.batch, world)}),
         model(std::make_shared<SuperResolution>(o.model)),
         precision(o.precision),
         scaler(precision.scaler()) {
@@ -151,19 +154,20 @@ struct Run {
   Patches patches;
   vg::data::Loader loader;
   std::shared_ptr<SuperResolution> model;
-  std::unique_ptr<vg::nn::DataParallel> parallel;  // null for one rank
+  std::unique_ptr<vg::nn::DataParallel> parallel;  // null if there is only one rank
   std::unique_ptr<vg::optim::AdamW> optimizer;
   std::unique_ptr<vg::optim::CosineAnnealingLR> schedule;
   examples::Precision precision;
   vg::optim::GradScaler scaler;
 };
 
-/// Training steps; with `capture` all but the first, which makes the optimizer's state, are replays of a CUDA graph.
+/// Runs training steps. With `capture`, the first step runs eagerly, because it allocates the optimizer's state; all
+/// later steps are replays of a CUDA graph.
 class Stepper {
  public:
   Stepper(Run& run, vg::Device device, bool capture) : run_(run), device_(device), capture_(capture) {}
 
-  /// One step on a batch. Returns its loss, which the next step may overwrite.
+  /// Runs a step on a batch. Returns the loss, which the next step may overwrite.
   vg::Tensor step(const vg::Tensor& low, const vg::Tensor& high) {
     if (graph_) {
       low_.copy_(low);
@@ -173,14 +177,14 @@ class Stepper {
     }
     low_ = low;
     high_ = high;
-    work();
+    run_eagerly();
     const vg::Tensor loss = loss_;
-    if (capture_) graph_.emplace(device_.index).capture([this] { work(); });
+    if (capture_) graph_.emplace(device_.index).capture([this] { run_eagerly(); });
     return loss;
   }
 
  private:
-  void work() {
+  void run_eagerly() {
     {
       const vg::autocast guard = run_.precision.autocast();
       loss_ = vg::mse_loss((*run_.model)(low_), high_);
@@ -194,7 +198,8 @@ class Stepper {
   Run& run_;
   vg::Device device_;
   bool capture_;
-  vg::Tensor low_, high_, loss_;  // what replays read and write
+  vg::Tensor low_, high_;  // input of the CUDA graph
+  vg::Tensor loss_;        // output of the CUDA graph
   std::optional<vg::cuda::CUDAGraph> graph_;
 };
 
@@ -203,17 +208,17 @@ class Stepper {
 TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Device device,
                   const std::filesystem::path& out, bool resume, vg::distributed::Communicator* world) {
   vg::manual_seed(options.seed);
-  const bool first = !world || world->rank() == 0;  // writes, prints and listens to Ctrl-C
+  const bool first = !world || world->rank() == 0;  // rank 0 writes files, prints and handles Ctrl-C
   Run run(head, options, device, world);
   run.precision.set_float32();
-  vg::Metadata about = describe_run(head, options);
+  vg::Metadata metadata = describe_run(head, options);
   const std::filesystem::path checkpoint = out / "checkpoint.safetensors", losses_file = out / "losses.csv";
   LossHistory losses;
   double earlier_seconds = 0;
   if (resume) {
     vg::Metadata saved;
     vg::load_safetensors(checkpoint, vg::Device::cpu(), &saved);
-    examples::check_same_run("superres", saved, about);
+    examples::check_same_run("superres", saved, metadata);
     vg::load_checkpoint(checkpoint, run.parts());
     if (first) losses.lines = earlier_losses(losses_file, run.schedule->steps());
     earlier_seconds = std::strtod(saved["seconds"].c_str(), nullptr);
@@ -227,20 +232,21 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
   if (first && !options.tensorboard.empty())
     result.writer = std::make_shared<vg::SummaryWriter>(options.tensorboard, result.steps + 1);
   if (result.steps >= options.steps) {
-    if (first) std::printf("all %lld steps were taken before\n", static_cast<long long>(options.steps));
+    if (first) std::printf("the checkpoint already has all %lld steps\n", static_cast<long long>(options.steps));
     return result;
   }
   constexpr int64_t kSaveEvery = 200;
-  Stepper stepper(run, device, device.is_cuda() && options.profile.empty());  // a replay would hide the operators
+  Stepper stepper(run, device,
+                  device.is_cuda() && options.profile.empty());  // the profiler cannot record operators in a replay
   std::optional<examples::InterruptGuard> interrupt;
   if (first) interrupt.emplace();
   examples::Progress progress(result.steps, options.steps, "step");
   const auto save = [&] {
     if (!first) return;
     result.seconds = earlier_seconds + progress.seconds();
-    about["seconds"] = vg::concat(result.seconds);
+    metadata["seconds"] = vg::concat(result.seconds);
     write_losses(losses_file, losses.lines);
-    vg::save_checkpoint(checkpoint, run.parts(), about);
+    vg::save_checkpoint(checkpoint, run.parts(), metadata);
   };
   examples::StepProfiler profiler(first ? options.profile : std::string());
   examples::StepReports reports(device, world);
@@ -249,15 +255,16 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     losses.begin_step(++result.steps, run.optimizer->lr());
     const vg::Tensor loss = stepper.step(low, high);
     run.schedule->step();
-    const bool saves = result.steps % kSaveEvery == 0;
-    const auto due = reports.add(loss, first && interrupt->requested(), saves || result.steps == options.steps);
-    result.interrupted = losses.record(due, result.writer.get());
+    const bool save_now = result.steps % kSaveEvery == 0;
+    const auto new_reports =
+        reports.add(loss, first && interrupt->requested(), save_now || result.steps == options.steps);
+    result.interrupted = losses.record(new_reports, result.writer.get());
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses.lines),
                   run.precision.is_half() ? " in " : "", run.precision.is_half() ? options.precision.c_str() : "");
     if (first && !losses.lines.empty()) progress.update(result.steps, figure);
     if (result.interrupted) break;
-    if (saves) save();
+    if (save_now) save();
   }
   losses.record(reports.finish(), result.writer.get());
   save();

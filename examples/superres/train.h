@@ -1,4 +1,4 @@
-// Training: patches of a volume, the loop, checkpoints.
+// Training on random patches of a volume, with checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -11,32 +11,37 @@
 
 namespace superres {
 
+/// Options of a training run.
 struct TrainOptions {
-  int64_t steps = 1000;
-  int64_t batch = 0;   ///< 0: to be chosen for the device
-  int64_t patch = 16;  ///< low-resolution voxels a side
-  double lr = 3e-3;
-  uint64_t seed = 0;
-  int64_t workers = -1;               ///< threads that cut patches; main() chooses for -1
-  std::string precision = "highest";  ///< as examples::Precision takes it
-  std::string profile;                ///< where the trace of some steps goes; empty: nothing is recorded
+  int64_t steps = 1000;               ///< optimizer steps
+  int64_t batch = 0;                  ///< patches per step; 0: main() selects the number for the device
+  int64_t patch = 16;                 ///< low-resolution voxels per side of a patch
+  double lr = 3e-3;                   ///< maximum learning rate
+  uint64_t seed = 0;                  ///< seed of all random numbers
+  int64_t workers = -1;               ///< threads that extract patches; -1: main() selects the number
+  std::string precision = "highest";  ///< a value of --precision (examples::Precision)
+  std::string profile;                ///< file for a trace of a few steps; empty: none
   SuperResolution::Options model;
-  std::string tensorboard;  ///< folder for event files; empty: none
+  std::string tensorboard;  ///< folder for TensorBoard's event files; empty: none
 };
 
+/// The result of a training run.
 struct TrainResult {
   std::shared_ptr<SuperResolution> model;
-  std::shared_ptr<voxgrad::SummaryWriter> writer;  ///< in TrainOptions::tensorboard; null without it
-  int64_t steps = 0;                               ///< done in all, earlier runs included
-  double seconds = 0;                              ///< of training, earlier runs included
-  double last_loss = 0;                            ///< mean over the last steps
-  bool interrupted = false;                        ///< by Ctrl-C, be it in the last step; the checkpoint was written
+  std::shared_ptr<voxgrad::SummaryWriter> writer;  ///< null if TrainOptions::tensorboard is empty
+  int64_t steps = 0;                               ///< completed steps, including earlier runs
+  double seconds = 0;                              ///< training time, including earlier runs
+  double last_loss = 0;                            ///< mean loss of the last 20 steps
+  bool interrupted = false;                        ///< stopped by Ctrl-C, after the checkpoint was written
 };
 
-/// Trains on `head` (D, H, W) and leaves checkpoint.safetensors and losses.csv in `out`. With `resume` it goes on
-/// from that checkpoint, to the same bits as a run that was never stopped. Throws voxgrad::Error if there is
-/// none, or one of other options; of a run that took all its steps nothing is left to do. On several ranks each calls
-/// it with its device, all with the same arguments otherwise: a batch is shared out to them, and rank 0 writes.
+/// Trains on patches of `head` (D, H, W). Writes checkpoint.safetensors and losses.csv to `out`. With `resume`,
+/// continues from the checkpoint; the result has the same bits as that of an uninterrupted run. Returns at once if the
+/// checkpoint has all steps. Throws voxgrad::Error if there is no checkpoint, if it was written with other options, or
+/// if the loss is not finite.
+///
+/// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
+/// ranks share each batch. Only rank 0 writes files.
 TrainResult train(const voxgrad::Tensor& head, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 

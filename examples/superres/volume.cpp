@@ -8,20 +8,20 @@ namespace superres {
 namespace vg = voxgrad;
 namespace {
 
-constexpr int64_t kSmallestAxis = 64;
+constexpr int64_t kMinSize = 64;
 
-/// Even sizes, finite values, intensities from 0 to 1.
+/// Crops axes to even sizes, replaces values that are not finite by 0, and scales the intensities to [0, 1].
 void prepare(Volume& volume) {
   vg::Tensor& data = volume.image.data;
   for (int64_t axis = 0; axis < 3; ++axis) {
-    vg::check(data.size(axis) >= kSmallestAxis, "superres", volume.name, " has shape ", data.shape(),
-              "; every axis needs at least ", kSmallestAxis, " voxels");
+    vg::check(data.size(axis) >= kMinSize, "superres", volume.name, " has shape ", data.shape(),
+              "; each axis needs at least ", kMinSize, " voxels");
     data = data.narrow(axis, 0, data.size(axis) / 2 * 2);
   }
   data = vg::where(vg::isfinite(data), data, vg::zeros_like(data));
   const double low = vg::amin(data).item(), high = vg::amax(data).item();
   vg::check(high > low, "superres", volume.name, " has the same value everywhere");
-  // Scans are 0 in the air around the head; a scan with negative values is lifted so that its lowest is.
+  // Air is 0 in most scans. If a scan has negative values, shift it so that its minimum becomes 0.
   const double floor = std::min(low, 0.0);
   data = vg::affine(data, 1 / (high - floor), -floor / (high - floor)).contiguous();
 }
@@ -40,7 +40,7 @@ Volume load_volume(const std::filesystem::path& path) {
 
 vg::NiftiImage upright(const vg::NiftiImage& image) {
   const auto& from = image.affine;
-  // Of the angle between an axis of the world and one of the file.
+  // Returns the cosine of the angle between an axis of the world and an axis of the file.
   const auto cosine = [&](size_t world, size_t axis) {
     const double length = std::hypot(from[0][axis], from[1][axis], from[2][axis]);
     return length > 0 ? from[world][axis] / length : 0;
@@ -49,12 +49,12 @@ vg::NiftiImage upright(const vg::NiftiImage& image) {
   const auto fit = [&](const Order& order) {
     return std::abs(cosine(0, order[0])) + std::abs(cosine(1, order[1])) + std::abs(cosine(2, order[2]));
   };
-  Order order{0, 1, 2}, best = order;  // best[x]: the file's axis that becomes the first, and so on
+  Order order{0, 1, 2}, best = order;  // best[i]: axis of the file that becomes axis i
   while (std::next_permutation(order.begin(), order.end()))
     if (fit(order) > fit(best)) best = order;
 
   vg::NiftiImage to = image;
-  const auto dim = [](size_t axis) { return 2 - static_cast<int64_t>(axis); };  // (D, H, W) holds the file's k, j, i
+  const auto dim = [](size_t axis) { return 2 - static_cast<int64_t>(axis); };  // D, H, W are axes 2, 1, 0 of the file
   to.data = image.data.permute({dim(best[2]), dim(best[1]), dim(best[0])});
   for (size_t axis = 0; axis < 3; ++axis) {
     const bool mirrored = cosine(axis, best[axis]) < 0;
@@ -71,9 +71,9 @@ vg::NiftiImage upright(const vg::NiftiImage& image) {
 }
 
 Volume make_phantom(int64_t size) {
-  vg::check(size >= kSmallestAxis && size <= 512, "superres", "the phantom's size must lie in [", kSmallestAxis,
-            ", 512], got ", size);
-  // Intensity added, half axes a b c, centre x y z, turned about z by phi degrees; the head spans [-1, 1].
+  vg::check(size >= kMinSize && size <= 512, "superres", "the phantom's size must lie in [", kMinSize, ", 512], got ",
+            size);
+  // Intensity to add, half axes a b c, center x y z, rotation about z by phi degrees. The volume spans [-1, 1].
   static constexpr std::array<std::array<double, 8>, 10> kEllipsoids{{
       {1.0, .6900, .920, .810, 0, 0, 0, 0},
       {-.8, .6624, .874, .780, 0, -.0184, 0, 0},

@@ -1,4 +1,4 @@
-// The volumes: where they come from, and what is cut from them.
+// Sources of volumes (NIfTI files and a phantom) and functions that prepare them.
 #pragma once
 
 #include <filesystem>
@@ -9,31 +9,31 @@
 
 namespace superres {
 
-/// A head, its intensities scaled to a maximum of 1, f32 (D, H, W) with even sizes: D from bottom to
-/// top, H from back to front, W from left to right.
+/// A volume of a head, f32 (D, H, W) with even sizes and intensities scaled to [0, 1]. D runs from bottom to top, H
+/// from back to front, and W from the subject's left to right.
 struct Volume {
-  std::string name;  // for reports: "ch2.nii.gz", "Shepp-Logan phantom"
-  bool phantom = false;
+  std::string name;      ///< used in reports: "ch2.nii.gz", "Shepp-Logan phantom"
+  bool phantom = false;  ///< true for make_phantom()
   voxgrad::NiftiImage image;
   const voxgrad::Tensor& data() const { return image.data; }
 };
 
-/// Reads a NIfTI file and turns it upright; the first volume of a series. Throws voxgrad::Error, also if an axis is
-/// shorter than 64 voxels or all voxels are equal.
+/// Reads a NIfTI file and reorients the image by upright(). Uses the first volume of a series. Throws voxgrad::Error if
+/// the file cannot be read, if an axis is shorter than 64 voxels or if all voxels are equal.
 Volume load_volume(const std::filesystem::path& path);
 
-/// The (D, H, W) image with its axes exchanged and mirrored so that W runs to the subject's right, H to the front and D
-/// upwards, as nearly as its affine allows; each voxel keeps its place in the world.
+/// Permutes and mirrors the axes of an image (D, H, W) so that W runs to the subject's right, H to the front and D up,
+/// as closely as the affine permits. Updates the affine, so that each voxel keeps its world position.
 voxgrad::NiftiImage upright(const voxgrad::NiftiImage& image);
 
-/// The 3-D Shepp-Logan head (Shepp and Logan 1974, with the ellipsoids of Kak and Slaney 1988 and Toft's
-/// contrasts) with `size` voxels on each side.
+/// Returns the 3-D Shepp-Logan phantom (Shepp and Logan 1974, with the ellipsoids of Kak and Slaney 1988 and Toft's
+/// contrasts) with `size` voxels per side.
 Volume make_phantom(int64_t size);
 
-/// The 2 x 2 x 2 box average of (N, 1, D, H, W).
+/// Returns the 2 x 2 x 2 box average of volumes (N, 1, D, H, W).
 voxgrad::Tensor low_resolution(const voxgrad::Tensor& high);
 
-/// Slices start .. stop - 1 of a volume as (1, 1, stop - start, H, W).
+/// Returns slices start .. stop - 1 of a volume as a tensor (1, 1, stop - start, H, W).
 voxgrad::Tensor slab(const Volume& volume, int64_t start, int64_t stop);
 
 }  // namespace superres

@@ -25,69 +25,70 @@ namespace {
 
 constexpr const char* kOp = "data::Augmentation";
 
-// ---- drawing
+// ---- random parameters
 
-struct Dice {
-  Generator& random;
+/// Draws a number from [low, high).
+double uniform(Generator& random, double low, double high) {
+  const GeneratorState state = random.reserve(1, f64);
+  return low + (high - low) * philox_uniform<double>(state.seed, state.offset, 0);
+}
 
-  GeneratorState next() { return random.reserve(1, f64); }
-  double within(double low, double high) {
-    const GeneratorState state = next();
-    return low + (high - low) * philox_uniform<double>(state.seed, state.offset, 0);
-  }
-  double within(const AugmentStep& step) { return within(step.low, step.high); }
-  bool falls(double p) { return within(0, 1) < p; }
-  /// Below and above 1 with equal probability.
-  double around_one(const AugmentStep& step) {
-    const bool below = falls(0.5) ? step.low < 1 : step.high <= 1;
-    return below ? within(step.low, std::min(step.high, 1.0)) : within(std::max(step.low, 1.0), step.high);
-  }
-};
+double uniform(Generator& random, const AugmentStep& step) { return uniform(random, step.low, step.high); }
 
-AugmentParams draw_sample(const AugmentOptions& o, int64_t channels, Dice& dice) {
+/// Draws a number from the range of the step, below and above 1 with equal probability.
+double around_one(Generator& random, const AugmentStep& step) {
+  const bool below = random.bernoulli(0.5) ? step.low < 1 : step.high <= 1;
+  return below ? uniform(random, step.low, std::min(step.high, 1.0))
+               : uniform(random, std::max(step.low, 1.0), step.high);
+}
+
+AugmentParams draw_sample(const AugmentOptions& o, int64_t channels, Generator& random) {
   AugmentParams params;
-  const GeneratorState own = dice.next();
+  const GeneratorState own = random.reserve(1, f64);
   params.seed = derived_seed(own.seed, static_cast<int64_t>(own.offset), 0);
   params.channels.resize(static_cast<size_t>(channels));
-  if (dice.falls(o.rotation.p))
-    for (size_t i = 0; i < 3; ++i) params.rotation[i] = o.rotation_axes[i] ? dice.within(o.rotation) : 0;
-  if (dice.falls(o.scaling.p)) {
-    const double scale = dice.within(o.scaling);
+  if (random.bernoulli(o.rotation.p))
+    for (size_t i = 0; i < 3; ++i) params.rotation[i] = o.rotation_axes[i] ? uniform(random, o.rotation) : 0;
+  if (random.bernoulli(o.scaling.p)) {
+    const double scale = uniform(random, o.scaling);
     for (size_t i = 0; i < 3; ++i) params.scaling[i] = o.resampled_axes[i] ? scale : 1;
   }
-  if (dice.falls(o.elastic.p)) params.elastic = dice.within(o.elastic);
-  if (dice.falls(o.noise.p)) params.noise = dice.within(o.noise);
-  /// Calls f(channel) for those that go through the step.
-  const auto each = [&](const AugmentStep& step, const auto& f) {
-    if (!dice.falls(step.p)) return;
+  if (random.bernoulli(o.elastic.p)) params.elastic = uniform(random, o.elastic);
+  if (random.bernoulli(o.noise.p)) params.noise = uniform(random, o.noise);
+  /// Calls f(channel) for each channel to which the step applies.
+  const auto for_channels = [&](const AugmentStep& step, const auto& f) {
+    if (!random.bernoulli(step.p)) return;
     for (AugmentParams::Channel& channel : params.channels)
-      if (dice.falls(step.channel_p)) f(channel);
+      if (random.bernoulli(step.channel_p)) f(channel);
   };
   using Channel = AugmentParams::Channel;
-  each(o.blur, [&](Channel& c) {
-    for (double& sigma : c.blur) sigma = dice.within(o.blur);
+  for_channels(o.blur, [&](Channel& c) {
+    for (double& sigma : c.blur) sigma = uniform(random, o.blur);
   });
-  each(o.brightness, [&](Channel& c) { c.brightness = dice.around_one(o.brightness); });
-  each(o.contrast, [&](Channel& c) { c.contrast = dice.around_one(o.contrast); });
-  each(o.low_resolution, [&](Channel& c) { c.low_resolution = dice.within(o.low_resolution); });
-  each(o.gamma_inverted, [&](Channel& c) { c.gamma_inverted = dice.around_one(o.gamma_inverted); });
-  each(o.gamma, [&](Channel& c) { c.gamma = dice.around_one(o.gamma); });
-  for (size_t i = 0; i < 3; ++i) params.mirror[i] = o.mirror_axes[i] && dice.falls(o.mirror_p);
+  for_channels(o.brightness, [&](Channel& c) { c.brightness = around_one(random, o.brightness); });
+  for_channels(o.contrast, [&](Channel& c) { c.contrast = around_one(random, o.contrast); });
+  for_channels(o.low_resolution, [&](Channel& c) { c.low_resolution = uniform(random, o.low_resolution); });
+  for_channels(o.gamma_inverted, [&](Channel& c) { c.gamma_inverted = around_one(random, o.gamma_inverted); });
+  for_channels(o.gamma, [&](Channel& c) { c.gamma = around_one(random, o.gamma); });
+  for (size_t i = 0; i < 3; ++i) params.mirror[i] = o.mirror_axes[i] && random.bernoulli(o.mirror_p);
   return params;
 }
 
-// ---- where voxels of the result are read
+// ---- resampling
 
-/// Where the result of `size` begins in the input along axis i.
-int64_t begin_of(const Tensor& x, const Triple& size, int i) { return (x.size(i + 2) - size[i]) / 2; }
+/// Returns the first index along spatial axis i of the central part of x that has the spatial size `size`.
+int64_t center_start(const Tensor& x, const Triple& size, int i) { return (x.size(i + 2) - size[i]) / 2; }
 
+/// Returns the central part of x (N, C, D, H, W) that has the spatial size `size`.
 Tensor cropped(const Tensor& x, const Triple& size) {
-  return part_of(x, {begin_of(x, size, 0), begin_of(x, size, 1), begin_of(x, size, 2)}, size.values);
+  return part_of(x, {center_start(x, size, 0), center_start(x, size, 1), center_start(x, size, 2)}, size.values);
 }
 
-/// affine_grid's theta, whose rows and columns are W, H, D and whose unit is half an axis.
+/// Returns the matrix theta of affine_grid for a sample. As affine_grid requires, the rows and columns of theta are in
+/// the order W, H, D, and coordinates range from -1 to 1.
 std::array<double, 12> theta_of(const AugmentParams& params, const Tensor& x, const Triple& size) {
-  // From a voxel's offset from the centre to that of what it reads: rotated about W, H and D, then scaled.
+  // m maps an offset from the center of the result to an offset from the center of the input: rotations about W, H and
+  // D. The scaling follows below.
   double m[3][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
   for (const int axis : {2, 1, 0}) {
     const double angle = params.rotation[static_cast<size_t>(axis)] * std::numbers::pi / 180;
@@ -101,14 +102,15 @@ std::array<double, 12> theta_of(const AugmentParams& params, const Tensor& x, co
   std::array<double, 12> theta{};
   for (int to = 0; to < 3; ++to) {
     double* const row = theta.data() + 4 * (2 - to);
-    const auto whole = static_cast<double>(x.size(to + 2)), scale = params.scaling[static_cast<size_t>(to)];
-    for (int from = 0; from < 3; ++from) row[2 - from] = scale * m[to][from] * static_cast<double>(size[from]) / whole;
-    row[3] = static_cast<double>(2 * begin_of(x, size, to) + size[to]) / whole - 1;
+    const auto length = static_cast<double>(x.size(to + 2)), scale = params.scaling[static_cast<size_t>(to)];
+    for (int from = 0; from < 3; ++from) row[2 - from] = scale * m[to][from] * static_cast<double>(size[from]) / length;
+    row[3] = static_cast<double>(2 * center_start(x, size, to) + size[to]) / length - 1;
   }
   return theta;
 }
 
-/// (size, control points): the cubic B-splines at each voxel of points that stand `spacing` voxels apart.
+/// Returns the cubic B-spline weight of each control point at each voxel, (size, points). Control points are `spacing`
+/// voxels apart.
 Tensor spline_weights(int64_t size, double spacing, const TensorOptions& kind) {
   const int64_t points = static_cast<int64_t>(static_cast<double>(size - 1) / spacing) + 4;
   std::vector<double> weights(static_cast<size_t>(size * points));
@@ -123,7 +125,7 @@ Tensor spline_weights(int64_t size, double spacing, const TensorOptions& kind) {
   return from_span<double>(weights, {size, points}).to(kind.device, kind.dtype);
 }
 
-/// A smooth random field (3, D, H, W) from control points of standard deviation 1.
+/// Returns a smooth random field (3, D, H, W). The displacements at its control points have standard deviation 1.
 Tensor displacements(const Triple& size, double spacing, uint64_t seed, const TensorOptions& kind) {
   std::array<Tensor, 3> weights;
   for (int i = 0; i < 3; ++i) weights[static_cast<size_t>(i)] = spline_weights(size[i], spacing, kind);
@@ -134,26 +136,26 @@ Tensor displacements(const Triple& size, double spacing, uint64_t seed, const Te
   return reshape(matmul(d, flatten(planes, 2)), {3, size[0], size[1], size[2]});
 }
 
-// ---- what is done to a channel (D, H, W)
+// ---- intensity steps of a channel (D, H, W)
 
-/// Through a Gaussian along `axis`, whose ends reflect. The number of its voxels is nnU-Net's.
+/// Applies a Gaussian blur along `axis`, with reflected edges. The kernel has the same size as nnU-Net's.
 Tensor blurred(const Tensor& x, int64_t axis, double sigma) {
-  const int64_t size = x.size(axis), reach = std::min(std::lround(3 * sigma - 0.25), size - 1);
-  if (reach <= 0) return x;
+  const int64_t size = x.size(axis), radius = std::min(std::lround(3 * sigma - 0.25), size - 1);
+  if (radius <= 0) return x;
   const auto weight = [=](int64_t k) { return std::exp(-static_cast<double>(k * k) / (2 * sigma * sigma)); };
   double sum = 1;
-  for (int64_t k = 1; k <= reach; ++k) sum += 2 * weight(k);
+  for (int64_t k = 1; k <= radius; ++k) sum += 2 * weight(k);
   std::vector<int64_t> amounts(6, 0);
-  std::fill_n(amounts.begin() + 2 * (2 - axis), 2, reach);
+  std::fill_n(amounts.begin() + 2 * (2 - axis), 2, radius);
   const Tensor padded = squeeze(pad(unsqueeze(x, 0), amounts, PadMode::reflect), 0), y = x / sum;
-  for (int64_t k = 1; k <= reach; ++k)
-    y.add_(narrow(padded, axis, reach - k, size) + narrow(padded, axis, reach + k, size), weight(k) / sum);
+  for (int64_t k = 1; k <= radius; ++k)
+    y.add_(narrow(padded, axis, radius - k, size) + narrow(padded, axis, radius + k, size), weight(k) / sum);
   return y;
 }
 
 Tensor with_contrast(const Tensor& x, double factor) {
-  const Tensor centre = mean(x);
-  return minimum(maximum(affine(x - centre, factor, 0) + centre, amin(x)), amax(x));
+  const Tensor center = mean(x);
+  return minimum(maximum(affine(x - center, factor, 0) + center, amin(x)), amax(x));
 }
 
 Tensor at_low_resolution(const Tensor& x, double scale, const std::array<bool, 3>& axes) {
@@ -167,15 +169,15 @@ Tensor at_low_resolution(const Tensor& x, double scale, const std::array<bool, 3
 }
 
 Tensor with_gamma(const Tensor& x, double exponent) {
-  constexpr double kLeast = 1e-7;  // in place of a range or deviation of 0
+  constexpr double kMinDivisor = 1e-7;  // replaces a range or deviation of 0
   const Tensor low = amin(x), range = amax(x) - low;
-  const Tensor y = pow((x - low) / clamp_min(range, kLeast), exponent) * range + low;
-  const Tensor scale = std(x, {}, 0) / clamp_min(std(y, {}, 0), kLeast);
+  const Tensor y = pow((x - low) / clamp_min(range, kMinDivisor), exponent) * range + low;
+  const Tensor scale = std(x, {}, 0) / clamp_min(std(y, {}, 0), kMinDivisor);
   return (y - mean(y)) * scale + mean(x);
 }
 
-/// `x` itself where there is nothing to do.
-Tensor changed(const Tensor& x, const AugmentParams::Channel& c, const std::array<bool, 3>& resampled_axes) {
+/// Applies the intensity steps to a channel. Returns x itself if no step applies.
+Tensor change_channel(const Tensor& x, const AugmentParams::Channel& c, const std::array<bool, 3>& resampled_axes) {
   Tensor y = x;
   for (int64_t axis = 0; axis < 3; ++axis) y = blurred(y, axis, c.blur[static_cast<size_t>(axis)]);
   if (c.brightness != 1) y = affine(y, c.brightness, 0);
@@ -188,28 +190,34 @@ Tensor changed(const Tensor& x, const AugmentParams::Channel& c, const std::arra
 
 // ---- a batch
 
-/// x, its labels (N, 1, D, H, W) or an undefined tensor, and the results, which are filled sample by sample.
+/// The tensors of a batch. The results are filled sample by sample.
 struct Batch {
-  Tensor x, labels, y, y_labels;
-  Triple size;
+  Tensor x;         // input (N, C, D, H, W)
+  Tensor labels;    // (N, 1, D, H, W) or undefined
+  Tensor y;         // result of x
+  Tensor y_labels;  // result of labels
+  Triple size;      // D, H, W of the results
 };
 
-bool moves(const AugmentParams& p) {
+/// Returns whether the parameters require resampling.
+bool needs_resampling(const AugmentParams& p) {
   return p.elastic != 0 || p.rotation != std::array<double, 3>{} || p.scaling != std::array<double, 3>{1, 1, 1};
 }
 
-/// Fills the results with the centre of the inputs, of samples that move through a resampling.
+/// Fills the results with the central part of the inputs, resampled for samples with rotation, scaling or elastic
+/// deformation.
 void resample(const Batch& b, const std::vector<AugmentParams>& params, const AugmentOptions& o) {
   std::vector<double> maps;
   for (const AugmentParams& p : params)
-    if (moves(p)) std::ranges::copy(theta_of(p, b.x, b.size), std::back_inserter(maps));
+    if (needs_resampling(p)) std::ranges::copy(theta_of(p, b.x, b.size), std::back_inserter(maps));
   const TensorOptions kind{b.y.dtype(), b.y.device()};
   const auto count = static_cast<int64_t>(maps.size() / 12);
-  const Tensor thetas = from_span<double>(maps, {count, 3, 4}).to(kind.device, kind.dtype);  // one copy for all
+  // One copy to the device for all samples.
+  const Tensor thetas = from_span<double>(maps, {count, 3, 4}).to(kind.device, kind.dtype);
   for (int64_t n = 0, moved = 0; n < b.x.size(0); ++n) {
     const auto part = [n](const Tensor& t) { return narrow(t, 0, n, 1); };
     const AugmentParams& p = params[static_cast<size_t>(n)];
-    if (!moves(p)) {
+    if (!needs_resampling(p)) {
       part(b.y).copy_(cropped(part(b.x), b.size));
       if (b.labels.defined()) part(b.y_labels).copy_(cropped(part(b.labels), b.size));
       continue;
@@ -228,8 +236,8 @@ void resample(const Batch& b, const std::vector<AugmentParams>& params, const Au
   }
 }
 
-/// What changes the values of sample `volume` (C, D, H, W), in place.
-void change(const Tensor& volume, const AugmentParams& p, const AugmentOptions& o) {
+/// Applies noise and the intensity steps to a sample (C, D, H, W), in place.
+void apply_intensity_steps(const Tensor& volume, const AugmentParams& p, const AugmentOptions& o) {
   if (p.noise != 0) {
     Generator random(p.seed);
     const Shape shape{volume.size(1), volume.size(2), volume.size(3)};
@@ -237,11 +245,12 @@ void change(const Tensor& volume, const AugmentParams& p, const AugmentOptions& 
   }
   for (int64_t c = 0; c < volume.size(0); ++c) {
     const Tensor channel = select(volume, 0, c);
-    const Tensor result = changed(channel, p.channels[static_cast<size_t>(c)], o.resampled_axes);
+    const Tensor result = change_channel(channel, p.channels[static_cast<size_t>(c)], o.resampled_axes);
     if (!result.is_same(channel)) channel.copy_(result);
   }
 }
 
+/// Mirrors a sample (C, D, H, W) in place.
 void mirror(const Tensor& volume, const AugmentParams& p) {
   Dims axes;
   for (int64_t i = 0; i < 3; ++i)
@@ -249,22 +258,23 @@ void mirror(const Tensor& volume, const AugmentParams& p) {
   if (!axes.empty()) volume.copy_(flip(volume, axes));
 }
 
-// ---- what is refused
+// ---- checks of the arguments
 
+/// The limits of the range of a step.
 struct StepLimits {
   const char* name;
   AugmentStep AugmentOptions::*step;
-  double least, most;
+  double min, max;
 };
-constexpr double kMost = 1e6;
+constexpr double kMaxValue = 1e6;
 constexpr StepLimits kLimits[] = {
     {"rotation", &AugmentOptions::rotation, -360, 360},
     {"scaling", &AugmentOptions::scaling, 1e-3, 1e3},
-    {"elastic", &AugmentOptions::elastic, 0, kMost},
-    {"noise", &AugmentOptions::noise, 0, kMost},
+    {"elastic", &AugmentOptions::elastic, 0, kMaxValue},
+    {"noise", &AugmentOptions::noise, 0, kMaxValue},
     {"blur", &AugmentOptions::blur, 0, 1e3},
-    {"brightness", &AugmentOptions::brightness, 0, kMost},
-    {"contrast", &AugmentOptions::contrast, 0, kMost},
+    {"brightness", &AugmentOptions::brightness, 0, kMaxValue},
+    {"contrast", &AugmentOptions::contrast, 0, kMaxValue},
     {"low_resolution", &AugmentOptions::low_resolution, 1e-3, 1},
     {"gamma_inverted", &AugmentOptions::gamma_inverted, 1e-3, 1e3},
     {"gamma", &AugmentOptions::gamma, 1e-3, 1e3},
@@ -279,10 +289,10 @@ void check_input(const Tensor& x) {
 void check_batch(const Sample& batch, const std::vector<AugmentParams>& params, const Triple& size) {
   const Tensor &x = batch.input, &t = batch.target;
   for (const AugmentParams& p : params)
-    check(static_cast<int64_t>(p.channels.size()) == x.size(1), kOp, "parameters are of ", p.channels.size(),
-          " channels, the input is ", describe(x));
-  check(static_cast<int64_t>(params.size()) == x.size(0), kOp, "parameters are of ", params.size(),
-        " samples, the input is ", describe(x));
+    check(static_cast<int64_t>(p.channels.size()) == x.size(1), kOp, "the parameters are for ", p.channels.size(),
+          " channels, but the input is ", describe(x));
+  check(static_cast<int64_t>(params.size()) == x.size(0), kOp, "the parameters are for ", params.size(),
+        " samples, but the input is ", describe(x));
   for (int i = 0; i < 3; ++i)
     check(size[i] > 0 && size[i] <= x.size(i + 2), kOp, "size ", size, " must lie within the input, ", describe(x));
   if (!t.defined()) return;
@@ -291,30 +301,29 @@ void check_batch(const Sample& batch, const std::vector<AugmentParams>& params, 
   flat.erase(1);
   check(t.shape() == shape || t.shape() == flat, kOp, "the target of ", describe(x), " must be ", shape, " or ", flat,
         ", got ", describe(t));
-  check(!is_floating(t.dtype()), kOp, "the target must be class numbers, got ", describe(t));
-  check(t.device() == x.device(), kOp, "tensors lie on different devices: ", describe(x), " and ", describe(t));
+  check(!is_floating(t.dtype()), kOp, "the target must have an integer dtype, got ", describe(t));
+  check(t.device() == x.device(), kOp, "tensors are on different devices: ", describe(x), " and ", describe(t));
 }
 
 }  // namespace
 
 Augmentation::Augmentation(const AugmentOptions& o) : options_(o) {
-  for (const auto& [name, step, least, most] : kLimits) {
+  for (const auto& [name, step, min, max] : kLimits) {
     const auto [p, low, high, channel_p] = o.*step;
-    check(p >= 0 && p <= 1 && channel_p >= 0 && channel_p <= 1, kOp, name, ": probabilities must lie in [0, 1], got ",
-          p, " and, for a channel, ", channel_p);
-    check(low >= least && low <= high && high <= most, kOp, name, " takes a range within [", least, ", ", most,
-          "], got [", low, ", ", high, "]");
+    check(p >= 0 && p <= 1 && channel_p >= 0 && channel_p <= 1, kOp, name, ": p and channel_p must lie in [0, 1], got ",
+          p, " and ", channel_p);
+    check(low >= min && low <= high && high <= max, kOp, name, " must be a range within [", min, ", ", max, "], got [",
+          low, ", ", high, "]");
   }
   check(o.mirror_p >= 0 && o.mirror_p <= 1, kOp, "mirror_p must lie in [0, 1], got ", o.mirror_p);
-  check(o.elastic_spacing >= 1 && o.elastic_spacing <= kMost, kOp, "elastic_spacing must lie in [1, ", kMost, "], got ",
-        o.elastic_spacing);
+  check(o.elastic_spacing >= 1 && o.elastic_spacing <= kMaxValue, kOp, "elastic_spacing must lie in [1, ", kMaxValue,
+        "], got ", o.elastic_spacing);
 }
 
 std::vector<AugmentParams> Augmentation::draw(int64_t samples, int64_t channels, Generator& random) const {
   check(samples >= 0 && channels >= 0, kOp, "cannot draw for ", samples, " samples of ", channels, " channels");
-  Dice dice{random};
   std::vector<AugmentParams> params;
-  for (int64_t n = 0; n < samples; ++n) params.push_back(draw_sample(options_, channels, dice));
+  for (int64_t n = 0; n < samples; ++n) params.push_back(draw_sample(options_, channels, random));
   return params;
 }
 
@@ -324,7 +333,7 @@ Sample Augmentation::apply(const Sample& batch, const std::vector<AugmentParams>
   const Triple size = options_.size.value_or(spatial_size(x));
   check_batch(batch, params, size);
   const NoGradGuard no_grad;
-  const autocast as_it_is(bf16, false);
+  const autocast disabled(bf16, false);
   const DType dtype = widened(x.dtype());
   Batch b{x.to(dtype), t, empty_volume(x, x.size(1), size, dtype), {}, size};
   if (t.defined()) {
@@ -334,7 +343,7 @@ Sample Augmentation::apply(const Sample& batch, const std::vector<AugmentParams>
   resample(b, params, options_);
   for (int64_t n = 0; n < x.size(0); ++n) {
     const AugmentParams& p = params[static_cast<size_t>(n)];
-    change(select(b.y, 0, n), p, options_);
+    apply_intensity_steps(select(b.y, 0, n), p, options_);
     mirror(select(b.y, 0, n), p);
     if (t.defined()) mirror(select(b.y_labels, 0, n), p);
   }

@@ -1,4 +1,4 @@
-// Random changes to training samples: nnU-Net's augmentation, of whole batches, on the device where they lie.
+// nnU-Net's data augmentation: random changes to whole batches of training samples, on the device of the batch.
 #pragma once
 
 #include <array>
@@ -12,93 +12,108 @@
 
 namespace voxgrad::data {
 
-/// A step that a sample goes through with probability `p`, each of its channels with probability `channel_p` then, with
-/// numbers from [low, high].
+/// Options of one step of the augmentation. Random parameters of the step are drawn from [low, high].
 struct AugmentStep {
-  double p, low, high;
-  double channel_p = 1;
+  double p;  ///< probability that the step applies to a sample
+  double low, high;
+  double channel_p = 1;  ///< probability that the step then applies to a channel; used by steps with channel parameters
 };
 
-/// Steps in the order in which they run. Defaults are those of nnU-Net v2 (nnUNetTrainer.get_training_transforms, its
-/// transforms those of batchgeneratorsv2; Isensee et al., "nnU-Net", Nature Methods 18, 2021), for volumes of a similar
-/// spacing along all axes. For anisotropic ones nnU-Net rotates and scales within planes: rotation {0.2, -180, 180},
-/// rotation_axes {true, false, false}, resampled_axes {false, true, true}. So do images, which are volumes of depth 1.
+/// Options of Augmentation, in the order in which the steps run. The defaults are those of nnU-Net v2
+/// (nnUNetTrainer.get_training_transforms with the transforms of batchgeneratorsv2; Isensee et al., "nnU-Net", Nature
+/// Methods 18, 2021) for volumes with a similar spacing along all axes. For anisotropic volumes, and for images, which
+/// have D = 1, nnU-Net rotates and scales only within the H-W plane. The equivalent options are rotation {0.2, -180,
+/// 180}, rotation_axes {true, false, false}, resampled_axes {false, true, true}.
 struct AugmentOptions {
-  /// D, H, W of the result, at the centre of the input, which is larger so that corners are filled after a rotation; by
-  /// default the input's size.
+  /// D, H, W of the result, by default those of the input. The result is taken from the center of the input. A larger
+  /// input avoids empty corners after a rotation.
   std::optional<Triple> size{};
-  /// What lies outside of the image. Outside of the label map is class 0.
+  /// Selects the values outside of the image. Labels outside of the image are 0.
   GridSampleOptions::Padding padding_mode = GridSampleOptions::Padding::zeros;
 
-  /// Degrees, drawn for each axis, about the centre; of voxels, whatever their spacing.
+  /// Rotation about the center in degrees, drawn for each axis. The spacing of the voxels is ignored.
   AugmentStep rotation{0.2, -30, 30};
-  std::array<bool, 3> rotation_axes{true, true, true};
-  /// How many voxels of the input a voxel of the result steps over, along all axes: beyond 1 the image gets smaller.
+  std::array<bool, 3> rotation_axes{true, true, true};  ///< axes of rotation (D, H, W)
+  /// Number of input voxels per voxel of the result, the same along all axes. Values above 1 make objects smaller.
   AugmentStep scaling{0.2, 0.7, 1.4};
-  /// Axes that scaling, elastic deformation and low resolution act along.
+  /// Axes (D, H, W) along which scaling, elastic deformation and low resolution apply.
   std::array<bool, 3> resampled_axes{true, true, true};
-  /// Standard deviation, in voxels, of how far control points of a cubic B-spline are displaced, which stand
-  /// `elastic_spacing` voxels apart (Çiçek et al., "3D U-Net", MICCAI 2016). nnU-Net does without.
+  /// Elastic deformation by a cubic B-spline: the standard deviation of the displacement of its control points, in
+  /// voxels (Çiçek et al., "3D U-Net", MICCAI 2016). nnU-Net does not use it by default.
   AugmentStep elastic{0, 0, 4};
-  double elastic_spacing = 32;
+  double elastic_spacing = 32;  ///< distance of the control points in voxels
 
-  /// Standard deviation of normal noise, the same in all channels, in units of the image. (nnU-Net calls it variance.)
+  /// Standard deviation of Gaussian noise in units of the image. All channels get the same noise. nnU-Net calls this
+  /// parameter the variance.
   AugmentStep noise{0.1, 0, 0.1};
-  /// Sigma of a Gaussian in voxels, drawn for each channel and axis; cut off behind about three sigma, ends reflected.
+  /// Sigma of a Gaussian blur in voxels, drawn for each channel and axis. The kernel is truncated at about three sigma,
+  /// and the edges are reflected.
   AugmentStep blur{0.2, 0.5, 1, 0.5};
-  /// A factor for each channel. Here, for contrast and for gamma numbers below and above 1 are equally likely.
+  /// Factor that multiplies a channel. For brightness, contrast and gamma, values below and above 1 are equally likely.
   AugmentStep brightness{0.15, 0.75, 1.25};
-  /// A factor for each channel's distances from its mean; what leaves the channel's range is clipped.
+  /// Factor that multiplies a channel's differences from its mean. The result is clipped to the range of the channel.
   AugmentStep contrast{0.15, 0.75, 1.25};
-  /// Voxels along an axis, relative to those of the input and at least 0.001, to which a channel is brought by nearest
-  /// neighbours, and back by trilinear interpolation.
+  /// Simulated low resolution: the number of voxels along an axis relative to the input, at least 0.001. A channel is
+  /// reduced by nearest-neighbor interpolation and enlarged by trilinear interpolation.
   AugmentStep low_resolution{0.25, 0.5, 1, 0.5};
-  /// An exponent for each channel, brought to [0, 1], whose mean and standard deviation are kept. Of -x, and of x.
+  /// Exponent that is applied to a channel after scaling it to [0, 1]. The mean and standard deviation are then
+  /// restored. gamma_inverted applies to the negated image.
   AugmentStep gamma_inverted{0.1, 0.7, 1.5};
+  /// The same as gamma_inverted, but without negation.
   AugmentStep gamma{0.3, 0.7, 1.5};
-  /// Probability of mirroring along each of mirror_axes.
+  /// Probability of mirroring along each of mirror_axes (D, H, W).
   double mirror_p = 0.5;
   std::array<bool, 3> mirror_axes{true, true, true};
 };
 
-/// What one sample goes through, in the units of AugmentOptions; as it is, nothing. Axes are D, H, W.
+/// The parameters of the steps for one sample, in the units of AugmentOptions. The defaults change nothing. Arrays are
+/// indexed by axis (D, H, W).
 struct AugmentParams {
+  /// The parameters for one channel.
   struct Channel {
     std::array<double, 3> blur{};
-    double brightness = 1, contrast = 1, low_resolution = 1, gamma_inverted = 1, gamma = 1;
+    double brightness = 1;
+    double contrast = 1;
+    double low_resolution = 1;
+    double gamma_inverted = 1;
+    double gamma = 1;
   };
 
-  std::array<double, 3> rotation{}, scaling{1, 1, 1};
-  double elastic = 0, noise = 0;
+  std::array<double, 3> rotation{};
+  std::array<double, 3> scaling{1, 1, 1};
+  double elastic = 0;
+  double noise = 0;
   std::array<bool, 3> mirror{};
-  uint64_t seed = 0;  ///< of the noise and of the control points' displacements
+  uint64_t seed = 0;  ///< seed of the noise and of the elastic displacements
   std::vector<Channel> channels{};
 };
 
-/// augment(batch, generator) on the way from the loader to the model:
+/// Augments batches between the loader and the model:
 ///
 ///   const data::Augmentation augment({.size = Triple(128)});
 ///   for (const data::Sample& batch : loader) {
 ///     const auto [x, y] = augment({batch.input.to(device), batch.target.to(device)}, generator);
 ///
-/// Parameters are drawn on the host; then all runs on the batch's device, alike on all of them to rounding, and nothing
-/// waits for it. Steps that no sample drew cost nothing. Threads may use one object, each with its own generator.
+/// Parameters are drawn on the host. All steps then run on the device of the batch, and the host does not wait for
+/// them. Results on different devices agree up to rounding. Steps that apply to no sample cost no time. Several threads
+/// may use one object, each with its own generator.
 class Augmentation {
  public:
-  /// Throws for probabilities outside [0, 1] and ranges that make no sense.
+  /// Throws Error for probabilities outside [0, 1] and for invalid ranges.
   explicit Augmentation(const AugmentOptions& options = {});
 
-  /// Parameters of each sample, from `random` alone.
+  /// Draws the parameters of each sample. They depend only on the options and on `random`.
   std::vector<AugmentParams> draw(int64_t samples, int64_t channels, Generator& random) const;
 
-  /// input (N, C, D, H, W) of a floating dtype, in which the result is, with its memory format; halves are computed in
-  /// f32 and rounded once. target: class numbers of an integer dtype below 2^24, (N, 1, D, H, W) or (N, D, H, W), or
-  /// undefined; it is resampled with the input, by nearest neighbours. New tensors, not recorded by autograd. Throws
-  /// for other shapes, dtypes or devices, a result larger than the input, and parameters of another number of samples
-  /// or channels.
+  /// Applies the steps to a batch and returns new tensors. The input is (N, C, D, H, W) of a floating dtype; the result
+  /// has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target contains class
+  /// indices below 2^24 of an integer dtype, (N, 1, D, H, W) or (N, D, H, W), and is resampled with the input by
+  /// nearest-neighbor interpolation. The target may be undefined. Records no graph. Throws Error for other shapes,
+  /// dtypes or devices, for a result larger than the input, and if the parameters are for another number of samples or
+  /// channels.
   Sample apply(const Sample& batch, const std::vector<AugmentParams>& params) const;
 
-  /// apply() with what draw() gives.
+  /// Draws parameters and applies them: apply(batch, draw(N, C, random)).
   Sample operator()(const Sample& batch, Generator& random) const;
 
  private:

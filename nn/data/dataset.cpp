@@ -3,10 +3,11 @@
 namespace voxgrad::data {
 
 TensorDataset::TensorDataset(Tensor inputs, Tensor targets) : inputs_(std::move(inputs)), targets_(std::move(targets)) {
-  check(inputs_.defined() && inputs_.dim() > 0, "TensorDataset", "the inputs need a first axis, got ",
+  check(inputs_.defined() && inputs_.dim() > 0, "TensorDataset", "inputs must have at least one axis, got ",
         describe(inputs_));
   check(!targets_.defined() || (targets_.dim() > 0 && targets_.size(0) == inputs_.size(0)), "TensorDataset",
-        "inputs are ", describe(inputs_), ", targets are ", describe(targets_), "; their first axes must agree");
+        "the first axes of inputs and targets must have the same size, got ", describe(inputs_), " and ",
+        describe(targets_));
 }
 
 Sample TensorDataset::get(int64_t index, Generator&) const {

@@ -1,4 +1,4 @@
-// Where training samples come from.
+// Datasets: sources of training samples.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,29 @@
 
 namespace voxgrad::data {
 
-/// One sample, or a batch of them stacked along a new first axis. `target` may be undefined.
+/// A sample, or a batch of samples that are stacked along a new first axis.
 struct Sample {
-  Tensor input, target{};
+  Tensor input;
+  Tensor target{};  ///< may be undefined
 };
 
-/// A fixed number of samples, each made when it is asked for. get() is called from several threads at once.
+/// Base class of datasets: a fixed number of samples that are created on request. Loaders call get() from several
+/// threads at once.
 class Dataset {
  public:
   virtual ~Dataset() = default;
+  /// Returns the number of samples.
   virtual int64_t size() const = 0;
-  /// Sample `index` of [0, size()). What is random about it is drawn from `random`, which depends on the loader's
-  /// seed, the epoch and the index only; the default generator must not be used here.
+  /// Returns sample `index`, which lies in [0, size()). Random numbers must be drawn from `random`, whose seed depends
+  /// only on the loader's seed, the epoch and the index. Do not use the default generator.
   virtual Sample get(int64_t index, Generator& random) const = 0;
 };
 
-/// Samples along the first axis of one or two tensors.
+/// A dataset whose samples are the slices of one or two tensors along their first axis. Samples share memory with the
+/// tensors.
 class TensorDataset : public Dataset {
  public:
-  /// Throws if the first axes differ.
+  /// Throws Error if `inputs` has no axis, or if the first axes have different sizes.
   explicit TensorDataset(Tensor inputs, Tensor targets = {});
   int64_t size() const override { return inputs_.size(0); }
   Sample get(int64_t index, Generator& random) const override;
@@ -37,11 +41,11 @@ class TensorDataset : public Dataset {
   Tensor inputs_, targets_;
 };
 
-/// Samples from a function: for random patches of a volume, for instance.
+/// A dataset whose samples a function creates, for example random patches of a volume.
 class FunctionDataset : public Dataset {
  public:
   using Function = std::function<Sample(int64_t index, Generator& random)>;
-  /// Throws if `size` is negative or `function` empty.
+  /// Throws Error if `size` is negative or `function` is empty. Several threads call `function` at once.
   FunctionDataset(int64_t size, Function function);
   int64_t size() const override { return size_; }
   Sample get(int64_t index, Generator& random) const override { return function_(index, random); }

@@ -22,24 +22,25 @@ namespace voxgrad::data {
 namespace {
 
 constexpr const char* kOp = "data::Loader";
-constexpr int64_t kLastEpoch = int64_t{1} << 62;  // nobody counts from here to an overflow
-constexpr int64_t kLongestQueue = 1 << 20;
+constexpr int64_t kMaxEpoch = int64_t{1} << 62;  // small enough that counting cannot overflow
+constexpr int64_t kMaxQueue = 1 << 20;           // batches
 
-Tensor stack_samples(const Tensors& tensors, const char* what) {
+/// Stacks the inputs or the targets of a batch. Throws if their shapes or dtypes differ.
+Tensor stack_samples(const Tensors& tensors, const char* name) {
   for (const Tensor& tensor : tensors) {
     const bool alike =
         tensor.defined() == tensors[0].defined() &&
         (!tensor.defined() || (tensor.shape() == tensors[0].shape() && tensor.dtype() == tensors[0].dtype()));
-    check(alike, kOp, "the ", what, "s of a batch differ: ", describe(tensors[0]), " and ", describe(tensor));
+    check(alike, kOp, "the ", name, "s of a batch differ: ", describe(tensors[0]), " and ", describe(tensor));
   }
   return tensors[0].defined() ? stack(tensors) : Tensor();
 }
 
 }  // namespace
 
-/// The running epoch: workers claim batches in order, each with a slot to leave it in, from where the consumer takes
-/// them in order. Claims stay within the slots before the consumer, so that a worker needs no memory to deliver an
-/// error.
+/// A running epoch. Workers claim batches in order and store them in slots; the consumer takes them from the slots in
+/// order. At most slots_.size() batches are claimed and not yet taken, so each claimed batch has its own slot. A worker
+/// can therefore deliver a batch or an exception without allocating memory.
 class Loader::Epoch {
  public:
   Epoch(const Loader& loader, Sampler::Order order)
@@ -70,7 +71,7 @@ class Loader::Epoch {
   int64_t number() const { return number_; }
   bool finished() const { return taken_ == batches_; }
 
-  /// The next batch; the caller has asked finished().
+  /// Returns the next batch. finished() must be false.
   Sample next() {
     if (workers_.empty()) return on_device(make_batch(taken_++));
     std::unique_lock lock(mutex_);
@@ -86,14 +87,16 @@ class Loader::Epoch {
   }
 
  private:
+  /// A finished batch or the exception of its worker.
   struct Slot {
     Sample batch;
-    std::unique_ptr<cuda::Event> copied;  // null: it need not be waited for
+    std::unique_ptr<cuda::Event> copied;  // recorded after the copy to the GPU; null without a copy
     std::exception_ptr error;
     bool ready = false;
   };
   Slot& slot_of(int64_t batch) { return slots_[static_cast<size_t>(batch) % slots_.size()]; }
 
+  /// The loop of a worker thread.
   void work() {
     const SerialGuard serial;
     std::unique_lock lock(mutex_);
@@ -101,7 +104,7 @@ class Loader::Epoch {
       free_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
       if (stopping_ || claimed_ == batches_) return;
       const int64_t batch = claimed_++;
-      Slot& slot = slot_of(batch);  // nobody else's until it is ready
+      Slot& slot = slot_of(batch);  // used by this thread only until slot.ready is set
       lock.unlock();
       try {
         fill(slot, batch);
@@ -114,7 +117,8 @@ class Loader::Epoch {
     }
   }
 
-  /// The memory of a copy belongs to stream_, to which the consumer's stream gives it back when it is freed there.
+  /// Creates a batch and copies it to the device. The memory of the copy belongs to stream_: when the consumer frees
+  /// this memory, the allocator reuses it on stream_.
   void fill(Slot& slot, int64_t batch) const {
     const Sample made = make_batch(batch);
     std::optional<cuda::StreamGuard> guard;
@@ -138,8 +142,8 @@ class Loader::Epoch {
     Tensors inputs, targets;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t index = order_(begin + i);
-      check(index >= 0 && index < dataset_.size(), kOp, "the sampler gave index ", index, " for a dataset of ",
-            dataset_.size());
+      check(index >= 0 && index < dataset_.size(), kOp, "the sampler returned index ", index, " for a dataset of ",
+            dataset_.size(), " samples");
       Generator random(derived_seed(options_.seed, number_, index));
       Sample sample = dataset_.get(index, random);
       check(sample.input.defined(), kOp, "the input of sample ", index, " is undefined");
@@ -161,13 +165,17 @@ class Loader::Epoch {
   const Dataset& dataset_;
   const LoaderOptions options_;
   const Sampler::Order order_;
-  const int64_t samples_, number_, batches_;
-  int64_t taken_, claimed_;
+  const int64_t samples_;  // samples per epoch
+  const int64_t number_;   // number of the epoch
+  const int64_t batches_;  // batches per epoch
+  int64_t taken_;          // batches that the consumer has taken
+  int64_t claimed_;        // batches that workers have started
   std::vector<Slot> slots_;
-  std::optional<cuda::Stream> stream_;  // of copies
+  std::optional<cuda::Stream> stream_;  // for copies to the GPU
   bool stopping_ = false;
   std::mutex mutex_;
-  std::condition_variable ready_, free_;  // a batch for the consumer; a slot for a worker
+  std::condition_variable ready_;  // signaled when the next batch is ready; the consumer waits for it
+  std::condition_variable free_;   // signaled when a slot becomes free; workers wait for it
   std::vector<std::thread> workers_;
 };
 
@@ -176,11 +184,11 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   check(options.batch_size > 0, kOp, "batch_size must be positive, got ", options.batch_size);
   check(options.num_workers >= 0 && options.num_workers <= 1024, kOp, "num_workers must lie in [0, 1024], got ",
         options.num_workers);
-  check(options.prefetch_factor > 0 && options.prefetch_factor <= kLongestQueue / std::max(options.num_workers, 1), kOp,
+  check(options.prefetch_factor > 0 && options.prefetch_factor <= kMaxQueue / std::max(options.num_workers, 1), kOp,
         "prefetch_factor must lie in [1, 2^20 / num_workers], got ", options.prefetch_factor, " with ",
         options.num_workers, " workers");
   if (options.device) runtime(*options.device).require(options.device->index);
-  check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler exclude each other");
+  check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler cannot be combined");
   if (sampler_) {
     sampler_->check_batch_size(options.batch_size);
     return;
@@ -200,7 +208,7 @@ int64_t Loader::size() const {
 int64_t Loader::epoch() const { return position_.epoch; }
 
 void Loader::set_epoch(int64_t epoch) {
-  check(epoch >= 0 && epoch <= kLastEpoch, kOp, "the epoch must lie in [0, 2^62], got ", epoch);
+  check(epoch >= 0 && epoch <= kMaxEpoch, kOp, "the epoch must lie in [0, 2^62], got ", epoch);
   position_ = {epoch, 0};
   running_ = nullptr;
 }
@@ -217,7 +225,7 @@ Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
 
 Loader::Iterator& Loader::Iterator::operator++() {
   const bool current = loader_->running_ == epoch_.get();  // set_epoch() may have been called in this loop
-  batch_ = {};                                             // its memory can serve the next one
+  batch_ = {};                                             // frees the memory for the next batch
   if (epoch_->finished()) {
     if (current) {
       loader_->position_ = {epoch_->number() + 1, 0};
@@ -232,7 +240,7 @@ Loader::Iterator& Loader::Iterator::operator++() {
 }
 
 TensorMap Loader::state_dict() const {
-  // All batches handed out: the next thing to come is the next epoch.
+  // After the last batch of an epoch, the position is the start of the next epoch.
   Position next = position_;
   if (running_ && next.batch >= size()) next = {next.epoch + 1, 0};
   uint64_t seed = options_.seed;
@@ -251,18 +259,18 @@ TensorMap Loader::state_dict() const {
 void Loader::check_order(const TensorMap& state) const {
   if (const auto entry = state.find("sampler"); entry != state.end()) {
     const Tensor& text = entry->second;
-    check(text.defined() && text.dim() == 1 && text.dtype() == u8, kOp, "sampler must be a text of u8, got ",
-          describe(text));
+    check(text.defined() && text.dim() == 1 && text.dtype() == u8, kOp,
+          "sampler must be a u8 tensor with one axis, got ", describe(text));
     const Tensor bytes = text.to(Device::cpu()).contiguous();
     const std::string name(bytes.data<uint8_t>(), bytes.data<uint8_t>() + bytes.numel());
-    check(name == sampler_->name(), kOp, "the state is a position in the order of ", name,
-          "; this loader's is that of ", sampler_->name());
+    check(name == sampler_->name(), kOp, "the state is a position in the order of ", name, ", but this loader uses ",
+          sampler_->name());
   }
   if (!state.contains("drop_last")) return;
   bool drop_last = false;
   nn::read_fields(state, "", {{"drop_last", &drop_last}}, kOp);
   check(drop_last == options_.drop_last, kOp, std::boolalpha, "the state has drop_last ", drop_last,
-        ", this loader has ", options_.drop_last);
+        ", but this loader has ", options_.drop_last);
 }
 
 void Loader::read_state(const TensorMap& state, bool keep) {
@@ -277,7 +285,7 @@ void Loader::read_state(const TensorMap& state, bool keep) {
         "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",
         options_.seed, ", batch size ", global_batch_size(), " and ", global_samples(), " samples");
   check_order(state);
-  check(position.epoch >= 0 && position.epoch <= kLastEpoch && position.batch >= 0 && position.batch <= size(), kOp,
+  check(position.epoch >= 0 && position.epoch <= kMaxEpoch && position.batch >= 0 && position.batch <= size(), kOp,
         "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
   if (!keep) return;
   position_ = position;

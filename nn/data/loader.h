@@ -1,4 +1,4 @@
-// Batches of samples, made by worker threads in an order that does not depend on their number.
+// A data loader. Worker threads create batches of samples; their order does not depend on the number of workers.
 #pragma once
 
 #include <cstddef>
@@ -13,49 +13,51 @@
 
 namespace voxgrad::data {
 
+/// Options of Loader.
 struct LoaderOptions {
   int64_t batch_size = 1;
-  bool shuffle = false;
-  /// A worker, a thread, makes whole batches, with loops that do not share out their work (parallel_for). 0: they are
-  /// made in the calling thread, when they are asked for.
+  bool shuffle = false;  ///< visits the samples in a new random order in each epoch
+  /// Number of worker threads. Each worker creates whole batches and runs parallel_for loops serially. 0: the calling
+  /// thread creates each batch on request.
   int num_workers = 0;
-  bool drop_last = false;       ///< leave out a last batch that is not full
-  int64_t prefetch_factor = 2;  ///< finished batches that may wait, for each worker; 2^20 in all at most
-  uint64_t seed = 0;            ///< of the order and of what get() draws
-  /// Where batches are handed out; by default where they were made. To a GPU, workers copy them ahead, through
-  /// page-locked memory and in a stream of their own, so that training does not wait for copies: finished batches wait
-  /// there. Of samples that get() makes on the CPU.
+  bool drop_last = false;       ///< skips the last batch of an epoch if it is not full
+  int64_t prefetch_factor = 2;  ///< finished batches per worker that may wait; at most 2^20 in total
+  uint64_t seed = 0;            ///< seed of the order and of the random numbers in get()
+  /// Device of the returned batches, by default the device on which get() creates the samples. For a GPU, workers copy
+  /// batches ahead of time through page-locked memory on a separate stream, so that training does not wait for the
+  /// copies. Finished batches then occupy GPU memory, and get() should return CPU tensors.
   std::optional<Device> device{};
-  /// In place of `shuffle`.
+  /// Order of the samples. Cannot be combined with `shuffle`.
   std::shared_ptr<const Sampler> sampler{};
 };
 
-/// `for (auto [x, y] : loader)` is one epoch; the next loop is the next epoch, with another order and other
-/// random numbers. What a worker throws, or an index outside of the dataset, is thrown at its batch, which counts as
-/// handed out; leaving the loop early ends the workers.
-/// One loop at a time.
+/// Loads batches of a dataset. `for (auto [x, y] : loader)` runs one epoch. The next loop runs the next epoch, with
+/// another order if shuffled and with other random numbers. If a worker throws, or if the sampler returns an index
+/// outside of the dataset, the loop throws the exception at that batch, which then counts as loaded. Leaving a loop
+/// early stops the workers. Only one loop may run at a time.
 class Loader : public nn::Stateful {
  public:
-  /// Keeps a reference to `dataset`. Throws for options that make no sense.
+  /// Keeps a reference to `dataset`. Throws Error for invalid options.
   explicit Loader(const Dataset& dataset, const LoaderOptions& options = {});
   explicit Loader(const Dataset&& dataset, const LoaderOptions& options = {}) = delete;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Batches in an epoch.
+  /// Returns the number of batches per epoch.
   int64_t size() const;
-  /// The number of the epoch that is running or was left early, else of the next one.
+  /// Returns the number of the epoch that is running or was left early, otherwise the number of the next epoch.
   int64_t epoch() const;
-  /// Makes the next loop epoch number `epoch`, from its start. Throws unless it lies in [0, 2^62].
+  /// Makes the next loop start epoch number `epoch`. Throws Error unless it lies in [0, 2^62].
   void set_epoch(int64_t epoch);
 
-  /// The position: batches handed out so far count as done. Loaded into a loader with the same dataset and
-  /// options, the next loop hands out what would have come next. load_state_dict throws if the state's seed, batch
-  /// size, number of samples, drop_last or the name of its sampler are others. The last two are missing in states of
-  /// earlier versions, and are not compared then.
+  /// Returns the position in the epoch. If the state is loaded into a loader with the same dataset and options, its
+  /// next loop continues with the next batch. load_state_dict throws Error if the seed, batch size, number of samples,
+  /// drop_last or name of the sampler differ. States saved by earlier versions contain neither drop_last nor the name
+  /// of the sampler; then these two are not compared.
   TensorMap state_dict() const override;
 
   class Epoch;
+  /// An input iterator over the batches of an epoch.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -64,7 +66,7 @@ class Loader : public nn::Stateful {
     using pointer = const Sample*;
     using reference = const Sample&;
 
-    Iterator() = default;  ///< the end
+    Iterator() = default;  ///< the end of an epoch
     explicit Iterator(Loader& loader);
     reference operator*() const { return batch_; }
     pointer operator->() const { return &batch_; }
@@ -78,28 +80,29 @@ class Loader : public nn::Stateful {
     Sample batch_;
   };
 
-  /// Starts an epoch. Throws if an epoch has no batch, where PyTorch's loop ends silently: a program that counts
-  /// steps would loop forever.
+  /// Starts an epoch. Throws Error if an epoch has no batches. PyTorch's loop ends silently in this case, and a program
+  /// that counts steps would loop forever.
   Iterator begin() { return Iterator(*this); }
   Iterator end() { return {}; }
 
  private:
+  /// The next batch to load.
   struct Position {
     int64_t epoch = 0;
     int64_t batch = 0;
   };
   void read_state(const TensorMap& state, bool keep) override;
-  /// Of all processes that share the sampler's epochs.
+  /// Batch size and number of samples, summed over all processes that share an epoch.
   int64_t global_batch_size() const { return options_.batch_size * sampler_->num_replicas(); }
   int64_t global_samples() const { return sampler_->size() * sampler_->num_replicas(); }
-  /// Throws if the state was saved in another order.
+  /// Throws if the state is a position in another order of samples.
   void check_order(const TensorMap& state) const;
 
   const Dataset& dataset_;
   LoaderOptions options_;
   std::shared_ptr<const Sampler> sampler_;
-  Position position_;  ///< what comes next
-  /// The loop that moves position_; null when the next one is to begin there.
+  Position position_;
+  /// The epoch that advances position_. Null if the next loop starts at position_.
   const Epoch* running_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Random patches of volumes and their class maps.
+// Random patches of labeled volumes.
 #pragma once
 
 #include <functional>
@@ -10,55 +10,60 @@
 
 namespace voxgrad::data {
 
-/// A labelled volume of which parts are read on request, from memory or from a file that is larger than memory.
+/// A labeled volume whose parts are read on request, for example from a file that is larger than memory.
 struct PatchSource {
-  /// Returns the voxels start .. start + size, which lie within `shape`. Called from several threads at once.
+  /// Returns the voxels from start (D, H, W) to start + size, which lie within `shape`. Several threads call the
+  /// function at once.
   using Read = std::function<Tensor(const Dims& start, const Shape& size)>;
   Shape shape;  ///< (D, H, W)
   Read image;   ///< returns (C, size...), f32
   Read label;   ///< returns (size...), u8
 };
 
-/// A volume in memory: image (C, D, H, W) f32 and label (D, H, W) u8. Throws Error for other dtypes and shapes.
+/// Creates a source from a volume in memory: image (C, D, H, W) f32 and label (D, H, W) u8. Throws Error for other
+/// dtypes and shapes.
 PatchSource patch_source(const Tensor& image, const Tensor& label);
-/// The same from files that save_npy writes. Throws Error for other dtypes and shapes.
+/// Creates a source from .npy files with the same dtypes and shapes.
 PatchSource patch_source(const NpyFile& image, const NpyFile& label);
 
+/// Options of PatchDataset.
 struct PatchOptions {
   Shape size;                   ///< (D, H, W) of a patch
-  int64_t samples = 500;        ///< of an epoch; nnU-Net's: 250 batches of two
-  int64_t batch_size = 2;       ///< of the loader, which must not shuffle
-  double foreground = 0.33;     ///< the part of a batch's samples, its last, that have foreground at their centre
-  int64_t ignore_index = -100;  ///< class of ignored voxels, which are never chosen as centres; negative: none
+  int64_t samples = 500;        ///< samples per epoch; nnU-Net uses 250 batches of two
+  int64_t batch_size = 2;       ///< batch size of the loader, which must not shuffle
+  double foreground = 0.33;     ///< fraction of the samples of a batch that are centered on foreground, in [0, 1]
+  int64_t ignore_index = -100;  ///< class of ignored voxels, which are never chosen as centers; negative: none
 };
 
-/// nnU-Net's sampling: each sample is a patch of a random case at a random place; of the last ones of a batch (from
-/// batch_size * (1 - foreground), rounded, on) a random voxel of a random class, background excepted, that the case has
-/// is in the middle, or as near to it as the patch's staying inside allows. If a case has ignored voxels, a random
-/// voxel that is not ignored is in the middle of the other patches, so that no patch is without labels. Input (C,
-/// size...) f32, target (size...) u8. Where a patch is larger than the case, the case is in its middle, and zeros
-/// around it.
+/// Random patches, sampled as in nnU-Net. Each sample is a patch of a random source: input (C, size...) f32 and target
+/// (size...) u8.
+///
+/// The last samples of a batch, from index round(batch_size * (1 - foreground)) on, are foreground samples: their
+/// center is a random voxel of a random class of the source, except class 0. The other patches lie at a random
+/// position; if the source has ignored voxels, their center is a random voxel that is not ignored, so that no patch is
+/// without labels. Patches are shifted to lie inside the source. A source that is smaller than the patch is centered
+/// and padded with zeros.
 class PatchDataset : public Dataset {
  public:
-  /// Reads all labels once and keeps up to 10,000 voxels of each class, chosen evenly. Throws for options or sources
-  /// that make no sense. The constructor and get() throw if a reader of a source returns a shape or dtype that differs
-  /// from PatchSource's contract.
+  /// Reads all labels once and keeps a random selection of up to 10,000 voxels of each class. Throws Error for invalid
+  /// options or sources. The constructor and get() throw Error if a source returns another shape or dtype than
+  /// PatchSource specifies.
   PatchDataset(std::vector<PatchSource> sources, const PatchOptions& options);
   int64_t size() const override { return options_.samples; }
   Sample get(int64_t index, Generator& random) const override;
 
  private:
-  using Voxels = std::vector<int64_t>;  ///< their indices in row-major order
-  /// Some voxels of a source.
-  struct Places {
-    std::vector<Voxels> classes;  ///< for each class that the source has
-    Voxels labelled;              ///< of any class; empty if no voxel is ignored
+  using Voxels = std::vector<int64_t>;  ///< row-major indices of voxels
+  /// Voxels of a source that may be centers of patches.
+  struct Centers {
+    std::vector<Voxels> classes;  ///< for each foreground class of the source
+    Voxels labeled;               ///< of any class that is not ignored; empty if no voxel is ignored
   };
-  static Places find_places(const PatchSource& source, int64_t ignore_index);
+  static Centers find_centers(const PatchSource& source, int64_t ignore_index);
 
   std::vector<PatchSource> sources_;
   PatchOptions options_;
-  std::vector<Places> places_;  ///< of each source
+  std::vector<Centers> centers_;  ///< by source
 };
 
 }  // namespace voxgrad::data

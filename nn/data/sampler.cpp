@@ -28,12 +28,12 @@ std::string RandomSampler::name() const { return concat("RandomSampler(seed ", s
 DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, const DistributedSamplerOptions& options)
     : sampler_(std::move(sampler)), options_(options) {
   constexpr const char* kOp = "DistributedSampler";
-  check(sampler_ && sampler_->num_replicas() == 1, kOp, "needs the order of all samples, got ",
+  check(sampler_ && sampler_->num_replicas() == 1, kOp, "needs a sampler that is not distributed, got ",
         sampler_ ? sampler_->name() : "nullptr");
-  check(options.num_replicas > 0 && options.rank >= 0 && options.rank < options.num_replicas, kOp, "rank ",
-        options.rank, " does not lie in [0, ", options.num_replicas, ")");
-  check(options.batch_size > 0 && options.batch_size % options.num_replicas == 0, kOp, "the batch of ",
-        options.batch_size, " samples cannot be shared by ", options.num_replicas, " ranks in equal parts");
+  check(options.num_replicas > 0 && options.rank >= 0 && options.rank < options.num_replicas, kOp,
+        "rank must lie in [0, ", options.num_replicas, "), got ", options.rank);
+  check(options.batch_size > 0 && options.batch_size % options.num_replicas == 0, kOp, "batch_size ",
+        options.batch_size, " is not a positive multiple of num_replicas ", options.num_replicas);
 }
 
 int64_t DistributedSampler::size() const {
@@ -53,8 +53,9 @@ std::string DistributedSampler::name() const {
 }
 
 void DistributedSampler::check_batch_size(int64_t batch_size) const {
-  check(batch_size == local_batch(), "DistributedSampler", "a batch of ", options_.batch_size, " samples on ",
-        options_.num_replicas, " ranks is ", local_batch(), " for each, the loader's batch_size is ", batch_size);
+  check(batch_size == local_batch(), "DistributedSampler", "batch_size ", options_.batch_size, " on ",
+        options_.num_replicas, " ranks requires ", local_batch(), " samples per rank, but the loader's batch_size is ",
+        batch_size);
 }
 
 }  // namespace voxgrad::data

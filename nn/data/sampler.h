@@ -1,4 +1,4 @@
-// In which order samples are visited.
+// Samplers: the order in which a loader visits samples.
 #pragma once
 
 #include <cstdint>
@@ -8,31 +8,34 @@
 
 namespace voxgrad::data {
 
-/// An order for each epoch. It depends on the epoch's number only, so that any position can be come back to.
+/// Base class of samplers. A sampler defines the order of the samples of each epoch. The order must depend only on the
+/// number of the epoch, so that a loader can resume at any position.
 class Sampler {
  public:
-  /// The sample at each position of [0, size()). Called from several threads at once.
+  /// Maps a position in [0, size()) to the index of a sample. Several threads call the function at once.
   using Order = std::function<int64_t(int64_t position)>;
 
   virtual ~Sampler() = default;
-  /// How many samples an epoch visits.
+  /// Returns the number of samples per epoch.
   virtual int64_t size() const = 0;
-  /// Called once when an epoch begins; the sampler may be gone before the order is.
+  /// Returns the order of an epoch. The returned function must not refer to the sampler, which may be destroyed
+  /// earlier.
   virtual Order order(int64_t epoch) const = 0;
-  /// Which order this is, with what it depends on ("RandomSampler(seed 3)"): a loader goes on from the state of
-  /// another one only if their samplers' names agree.
+  /// Returns a name that identifies the order and its options: "RandomSampler(seed 3)". A loader only accepts the state
+  /// of a loader whose sampler has the same name.
   virtual std::string name() const = 0;
-  /// How many loaders, each in a process of its own, share an epoch in equal parts, of which this order is one. A
-  /// loader's state counts samples and batches of all of them together.
+  /// Returns the number of processes that share an epoch in equal parts. Each process has its own loader, and this
+  /// sampler visits the part of one process. The state of a loader counts the samples and batches of all processes
+  /// together.
   virtual int num_replicas() const { return 1; }
-  /// Throws if the order is not made for batches of this size.
+  /// Throws Error if the order requires another batch size. Called by loaders.
   virtual void check_batch_size(int64_t) const {}
 };
 
-/// 0, 1, ..., size - 1. Takes no memory, however large `size` is.
+/// Visits the samples in the order 0, 1, ..., size - 1.
 class SequentialSampler : public Sampler {
  public:
-  /// Throws if `size` is negative.
+  /// Throws Error if `size` is negative.
   explicit SequentialSampler(int64_t size);
   int64_t size() const override { return size_; }
   Order order(int64_t epoch) const override;
@@ -42,13 +45,14 @@ class SequentialSampler : public Sampler {
   int64_t size_;
 };
 
-/// Another permutation in every epoch, the same ones for the same seed. An order takes 8 bytes a sample.
+/// Visits the samples in a different random order in each epoch. Equal seeds give equal orders. An order takes 8 bytes
+/// per sample.
 class RandomSampler : public Sampler {
  public:
-  /// Throws if `size` is negative.
+  /// Throws Error if `size` is negative.
   explicit RandomSampler(int64_t size, uint64_t seed = 0);
   int64_t size() const override { return size_; }
-  /// Throws OutOfMemoryError if the permutation does not fit.
+  /// Throws OutOfMemoryError if there is not enough memory for the permutation.
   Order order(int64_t epoch) const override;
   std::string name() const override;
 
@@ -57,20 +61,22 @@ class RandomSampler : public Sampler {
   uint64_t seed_;
 };
 
+/// Options of DistributedSampler.
 struct DistributedSamplerOptions {
-  int num_replicas = 1;    ///< processes, as Communicator::size()
-  int rank = 0;            ///< of this one
-  int64_t batch_size = 1;  ///< of all of them together: LoaderOptions::batch_size times num_replicas
-  bool drop_last = false;  ///< leave out a last batch that is not full; else it is filled from the epoch's start
+  int num_replicas = 1;    ///< number of processes: Communicator::size()
+  int rank = 0;            ///< rank of this process
+  int64_t batch_size = 1;  ///< global batch size: LoaderOptions::batch_size * num_replicas
+  bool drop_last = false;  ///< skips a last batch that is not full; otherwise samples from the epoch's start fill it
 };
 
-/// The part of one of several processes in the order of another sampler: of each batch of all of them, its
-/// rank-th part. So for one `batch_size` the samples of each step are the same, whatever the number of processes, and a
-/// loader's state from one number of processes goes on with the same samples on another.
+/// Divides the order of another sampler among several processes: each process visits the rank-th part of each global
+/// batch. For a fixed `batch_size`, the samples of each step therefore do not depend on the number of processes, and a
+/// loader's state can be loaded with another number of processes. PyTorch's DistributedSampler instead interleaves
+/// single samples.
 class DistributedSampler : public Sampler {
  public:
-  /// Throws unless 0 <= rank < num_replicas, batch_size is a multiple of num_replicas, and `sampler`, which is the same
-  /// on all ranks, is a plain one.
+  /// `sampler` must define the same order on all ranks. Throws Error if `sampler` is null or is itself distributed, if
+  /// rank lies outside [0, num_replicas), or if batch_size is not a positive multiple of num_replicas.
   DistributedSampler(std::shared_ptr<const Sampler> sampler, const DistributedSamplerOptions& options);
   int64_t size() const override;
   Order order(int64_t epoch) const override;

@@ -1,4 +1,4 @@
-// Communicators for the processes of a launcher: NCCL between GPUs, MPI between CPUs.
+// Communicators for the processes of a launcher: NCCL for GPU tensors, MPI for CPU tensors.
 #pragma once
 
 #include "../../core/communicator.h"
@@ -7,11 +7,12 @@ namespace voxgrad::distributed {
 
 /// Returns whether this build has NCCL.
 bool nccl_available();
-/// Returns the group of all processes that torchrun, another launcher that sets the same variables (environment.h),
-/// mpirun or srun started; without a launcher, a group of this process alone. Each rank uses the GPU of its local rank.
-/// Processes join with the token VOXGRAD_TOKEN, or with a random token under MPI (docs/scaling.md describes the trust
-/// model). Throws Error if this build has no NCCL, if the GPU does not exist, if the environment is inconsistent, if
-/// ranks are missing after a minute, and if MPI started the processes but this build has no MPI.
+/// Returns the group of all processes that a launcher started: torchrun, a program that sets the same variables
+/// (environment.h), mpirun or srun. Without a launcher, returns a group of this process alone. Each rank uses the GPU
+/// of its local rank. Processes join with the token VOXGRAD_TOKEN, or with a random token under MPI
+/// (docs/distributed.md describes the trust model). Throws Error if this build has no NCCL, if the GPU does not exist,
+/// if the environment is inconsistent, if ranks are missing after a minute, and if MPI started the processes but this
+/// build has no MPI.
 ///
 /// The group queues collectives of GPU tensors on a separate stream, after earlier work of the current stream, and the
 /// host continues. If a process ends, NCCL fails, or a rank exceeds the timeout, all processes end after one line on
@@ -22,9 +23,9 @@ void nccl_finalize();
 
 /// Returns whether this build has MPI.
 bool mpi_available();
-/// Returns the group of all processes that mpirun or srun started; otherwise a group of this process alone. The first
-/// call starts MPI. Throws if this build has no MPI, and if the launcher or the environment (environment.h) disagrees
-/// with MPI about ranks.
+/// Returns the group of all processes that mpirun or srun started, or a group of this process alone. The first call
+/// starts MPI. Throws if this build has no MPI, and if the launcher or the environment (environment.h) disagrees with
+/// MPI about ranks.
 Communicator& mpi_world();
 /// Ends MPI if mpi_world() started it. Must be the last call on every rank.
 void mpi_finalize();

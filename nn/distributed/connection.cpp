@@ -39,7 +39,7 @@ Deadline after(double seconds) {
 Connection::Connection(int handle) : handle_(handle) {
   const int on = 1;
   ::setsockopt(handle, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // detects a machine that is gone
+  ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // detects a machine that has disappeared
 }
 
 Connection& Connection::operator=(Connection&& other) noexcept {
@@ -71,7 +71,7 @@ void Connection::flush() {
     else if (would_block())
       return;
     else if (errno == EPIPE || errno == ECONNRESET)
-      output_.clear();  // transfer() still receives the last frames of the peer before it closes
+      output_.clear();  // the peer has closed; transfer() still receives its last frames
     else
       close();
   }
@@ -135,12 +135,12 @@ Connection connect_to(const std::string& host, int port, Deadline deadline, std:
     Connection connection(handle);
     int error = ::connect(handle, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
-      pollfd wanted{handle, POLLOUT, 0};
+      pollfd polled{handle, POLLOUT, 0};
       error = ETIMEDOUT;
       socklen_t bytes = sizeof error;
       const Deadline attempt = a->ai_next ? std::min(deadline, after(kMaxAttempt)) : deadline;
       int ready = 0;
-      while ((ready = ::poll(&wanted, 1, milliseconds_to(attempt))) < 0 && errno == EINTR) {
+      while ((ready = ::poll(&polled, 1, milliseconds_to(attempt))) < 0 && errno == EINTR) {
       }
       if (ready > 0) ::getsockopt(handle, SOL_SOCKET, SO_ERROR, &error, &bytes);
     }

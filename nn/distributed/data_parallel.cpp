@@ -27,7 +27,7 @@ std::vector<std::string> describe_lines(const Module& module, const DataParallel
     for (const auto& [name, tensor] : buffers ? module.named_buffers() : module.named_parameters())
       lines.push_back(concat(buffers ? "buffer " : "parameter ", name, ", ", tensor.shape(), ' ', tensor.dtype(),
                              tensor.is_contiguous() ? "" : concat(" with strides ", tensor.strides()),
-                             !buffers && !tensor.requires_grad() ? " that is frozen" : ""));
+                             !buffers && !tensor.requires_grad() ? ", frozen" : ""));
   return lines;
 }
 
@@ -67,7 +67,7 @@ void check_same(Communicator& group, const std::vector<std::string>& own) {
 
 }  // namespace
 
-/// The buckets and their hooks.
+/// The buckets of gradients, and the hooks that fill them.
 class DataParallel::Reducer {
  public:
   Reducer(const Module& module, Communicator& group, const DataParallelOptions& options);
@@ -77,7 +77,7 @@ class DataParallel::Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // number of NoSync objects alive
+  const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // number of existing NoSync objects
 
  private:
   /// A parameter and the location of its gradient in a bucket.
@@ -89,22 +89,27 @@ class DataParallel::Reducer {
   };
   /// Gradients of one dtype and device.
   struct Bucket {
-    Tensor memory{};
-    Tensor wire{};  // the reduced tensor: memory itself, or a copy in another dtype
-    std::vector<size_t> slots{};
-    size_t missing = 0;
+    Tensor memory{};              // the gradients, one after another
+    Tensor wire{};                // the tensor that is reduced: `memory` itself, or a copy in another dtype
+    std::vector<size_t> slots{};  // indices of the parameters
+    size_t missing = 0;           // number of gradients that have not arrived
     std::unique_ptr<distributed::Work> work{};
   };
 
+  /// Returns the dtype in which the gradient of a parameter is reduced.
   DType wire_dtype(const Tensor& param) const { return param.dtype() == f64 ? f64 : reduce_dtype_; }
   void make_buckets(const Tensors& params, double cap_bytes);
+  /// Prepares the buckets at the first gradient of a backward pass.
   void begin();
   void send_flags();
+  /// The hook of a parameter, called when its gradient has been computed.
   void arrived(size_t slot);
+  /// Marks a gradient as arrived.
   void mark(Slot& slot);
   void start_full_buckets();
   void start(Bucket& bucket);
-  std::vector<double> used();
+  std::vector<double> receive_flags();
+  /// Waits for the reductions at the end of a backward pass, and sets the gradients.
   void finish();
 
   Communicator& group_;
@@ -114,12 +119,12 @@ class DataParallel::Reducer {
   std::vector<HookHandle> hooks_;
   size_t next_ = 0;          // next bucket to start; all ranks start buckets in the same order
   std::weak_ptr<int> pass_;  // expires when the backward pass ends, even if it throws
-  // By slot. Nonzero if, on this rank, the running pass reaches the parameter or the parameter has a gradient.
-  std::vector<double> here_;
-  // By slot. Nonzero if here_ was nonzero on any rank in the last pass that was not captured.
-  std::vector<double> anywhere_;
+  // By slot: nonzero if, on this rank, the running pass reaches the parameter or the parameter has a gradient.
+  std::vector<double> reached_here_;
+  // By slot: nonzero if reached_here_ was nonzero on any rank in the last pass that was not captured.
+  std::vector<double> reached_anywhere_;
   std::optional<cuda::Stream> flags_stream_;  // on a GPU
-  Tensor flags_;                              // the reduction of here_, which becomes anywhere_
+  Tensor flags_;                              // the reduction of reached_here_, which becomes reached_anywhere_
   std::unique_ptr<distributed::Work> flags_work_;
 };
 
@@ -134,7 +139,7 @@ DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const 
   const NoGradGuard no_grad;
   for (const Tensor& tensor : module.parameters()) group.broadcast(tensor);
   for (const Tensor& tensor : module.buffers()) group.broadcast(tensor);
-  if (group.size() == 1) return;  // a gradient is its own mean
+  if (group.size() == 1) return;  // gradients of one rank need no averaging
   Tensors params = module.parameters();
   std::erase_if(params, [](const Tensor& param) { return !param.requires_grad(); });
   std::reverse(params.begin(), params.end());
@@ -147,13 +152,13 @@ DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const 
 void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes) {
   double bytes = 0;
   for (const Tensor& param : params) {
-    const auto own = static_cast<double>(param.numel() * item_size(wire_dtype(param)));
-    if (buckets_.empty() || bytes + own > cap_bytes || slots_.back().param.dtype() != param.dtype() ||
+    const auto param_bytes = static_cast<double>(param.numel() * item_size(wire_dtype(param)));
+    if (buckets_.empty() || bytes + param_bytes > cap_bytes || slots_.back().param.dtype() != param.dtype() ||
         slots_.back().param.device() != param.device()) {
       buckets_.emplace_back();
       bytes = 0;
     }
-    bytes += own;
+    bytes += param_bytes;
     buckets_.back().slots.push_back(slots_.size());
     slots_.push_back({.param = param, .bucket = buckets_.size() - 1});
   }
@@ -164,47 +169,48 @@ void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes
     bucket.memory = empty({count}, {first.dtype(), first.device()});
     bucket.wire =
         wire_dtype(first) == first.dtype() ? bucket.memory : empty({count}, {wire_dtype(first), first.device()});
-    int64_t place = 0;
+    int64_t offset = 0;
     for (const size_t i : bucket.slots) {
       const Tensor& param = slots_[i].param;
-      slots_[i].values = as_strided(bucket.memory, param.shape(), param.strides(), place);
-      place += param.numel();
+      slots_[i].values = as_strided(bucket.memory, param.shape(), param.strides(), offset);
+      offset += param.numel();
     }
   }
 }
 
 void DataParallel::Reducer::begin() {
-  bool under_way = flags_work_ != nullptr;
-  for (const Bucket& bucket : buckets_) under_way = under_way || bucket.work;
-  check(!under_way, kOp, "the backward pass before this one failed while gradients travelled: the ranks are apart");
+  bool running = flags_work_ != nullptr;
+  for (const Bucket& bucket : buckets_) running = running || bucket.work;
+  check(!running, kOp,
+        "the previous backward pass failed during its reductions, so the ranks are no longer synchronized");
   const auto pass = std::make_shared<int>();
   autograd::queue_callback([this, pass] { finish(); });
   pass_ = pass;
   next_ = 0;
-  here_.assign(slots_.size(), 0);
+  reached_here_.assign(slots_.size(), 0);
   for (Bucket& bucket : buckets_) bucket.missing = bucket.slots.size();
   for (Slot& slot : slots_) slot.arrived = false;
   const auto reached = autograd::reached_leaves();
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const bool comes = reached.contains(slots_[i].param.body().get());
-    here_[i] = comes || slots_[i].param.grad().defined();
-    if (!comes) mark(slots_[i]);
+    const bool is_reached = reached.contains(slots_[i].param.body().get());
+    reached_here_[i] = is_reached || slots_[i].param.grad().defined();
+    if (!is_reached) mark(slots_[i]);
   }
   send_flags();
 }
 
-/// Starts the reduction of here_ on a separate stream, so that it does not wait for queued kernels of the pass.
+/// Starts the reduction of reached_here_ on a separate stream, so that it does not wait for queued kernels of the pass.
 void DataParallel::Reducer::send_flags() {
   if (Capture::current()) return;
   std::optional<cuda::StreamGuard> guard;
   if (flags_stream_) guard.emplace(*flags_stream_);
-  flags_ = from_span<double>(here_, {std::ssize(here_)}, group_.device());
-  flags_work_ = group_.all_reduce_async(flags_, distributed::ReduceOp::max);
+  flags_ = from_span<double>(reached_here_, {std::ssize(reached_here_)}, group_.device());
+  flags_work_ = group_.all_reduce_async(flags_, ReduceOp::max);
 }
 
 void DataParallel::Reducer::arrived(size_t slot) {
   if (*no_sync_guards > 0) return;
-  check(!grad_enabled(), kOp, "gradients that are recorded (create_graph) cannot be averaged");
+  check(!grad_enabled(), kOp, "gradients cannot be averaged in a backward pass with create_graph = true");
   const NoGradGuard no_grad;
   if (pass_.expired()) begin();
   mark(slots_[slot]);
@@ -244,19 +250,20 @@ void DataParallel::Reducer::start(Bucket& bucket) {
   bucket.work = group_.all_reduce_async(bucket.wire);
 }
 
-/// Returns anywhere_ for this pass. Only a rank that lacks a gradient waits for the result on the host.
-std::vector<double> DataParallel::Reducer::used() {
-  std::vector<double> result = here_;
+/// Returns reached_anywhere_ for this pass. The host waits for the result only on ranks on which a parameter has no
+/// gradient.
+std::vector<double> DataParallel::Reducer::receive_flags() {
+  std::vector<double> result = reached_here_;
   if (Capture::current()) {
-    for (size_t i = 0; i < anywhere_.size(); ++i) result[i] = std::max(result[i], anywhere_[i]);
+    for (size_t i = 0; i < reached_anywhere_.size(); ++i) result[i] = std::max(result[i], reached_anywhere_[i]);
     return result;
   }
   std::optional<cuda::StreamGuard> guard;
   if (flags_stream_) guard.emplace(*flags_stream_);
   std::exchange(flags_work_, nullptr)->wait();
-  if (std::ranges::find(here_, 0.0) != here_.end()) result = flags_.to_vector();
+  if (std::ranges::find(reached_here_, 0.0) != reached_here_.end()) result = flags_.to_vector();
   flags_ = {};
-  return anywhere_ = result;
+  return reached_anywhere_ = result;
 }
 
 void DataParallel::Reducer::finish() {
@@ -264,13 +271,13 @@ void DataParallel::Reducer::finish() {
   for (Slot& slot : slots_)
     if (!slot.arrived) mark(slot);
   start_full_buckets();
-  const std::vector<double> is_used = used();
+  const std::vector<double> is_reached_anywhere = receive_flags();
   for (Bucket& bucket : buckets_) {
     bucket.work->wait();
     bucket.work.reset();
     if (!bucket.wire.is_same(bucket.memory)) bucket.memory.copy_(bucket.wire);
     for (const size_t i : bucket.slots)
-      if (is_used[i] != 0) slots_[i].param.set_grad(slots_[i].values);
+      if (is_reached_anywhere[i] != 0) slots_[i].param.set_grad(slots_[i].values);
   }
   pass_.reset();
 }

@@ -1,4 +1,4 @@
-// Data parallel training: every rank has the whole model, and a part of each batch.
+// Data-parallel training: every rank has the whole model and processes a part of each batch.
 #pragma once
 
 #include <memory>
@@ -9,45 +9,51 @@
 
 namespace voxgrad::nn {
 
+/// Options of DataParallel.
 struct DataParallelOptions {
-  /// In which gradients travel and are added: f32, or bf16, which halves the bytes. Gradients of f64 always do in f64.
+  /// The dtype in which gradients are sent and added: f32, or bf16, which halves the traffic. Gradients of f64
+  /// parameters always use f64.
   DType reduce_dtype = f32;
-  double bucket_cap_mb = 25;  ///< gradients travel together up to so many MiB
+  double bucket_cap_mb = 25;  ///< maximum size of a bucket of gradients in MiB
 };
 
-/// Distributed data parallel, PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed", arXiv:2006.15704):
+/// Averages gradients over the ranks, as PyTorch's DistributedDataParallel does (Li et al., "PyTorch Distributed",
+/// arXiv:2006.15704):
 ///
 ///   nn::DataParallel parallel(model, world);
-///   loss.backward();  // of this rank's part of the batch; gradients are then the mean over the ranks
+///   loss.backward();  // the loss of this rank's part of the batch; averages the gradients over the ranks
 ///   optimizer.step();
 ///
-/// The model is used as before. While an object of this class lives, backward passes average the gradients of its
-/// parameters: in buckets, from the last declared parameter to the first, each of which travels as soon as it is full,
-/// while the pass goes on. With losses that are means over parts of one size the gradients are those of the whole batch
-/// on one rank, to rounding; the same number of ranks gives the same bits.
+/// Call the model itself, as without this class. During the lifetime of a DataParallel object, backward passes average
+/// the gradients of its parameters. Gradients are collected in buckets, from the last declared parameter to the first.
+/// The reduction of a bucket starts as soon as the bucket is full and overlaps with the rest of the pass. If the losses
+/// are means over parts of equal size, the gradients equal those of the whole batch on one rank, up to rounding. Runs
+/// with the same number of ranks give the same bits.
 ///
-/// Every rank runs the same backward passes, each of which leads to a parameter. A parameter that a pass does not reach
-/// counts as zero if another rank reached it, and is left alone if none did: it is known when the pass begins, and
-/// nothing waits for it. (One that the pass leads to without giving it a gradient counts as zero.) Where layers have
-/// the ranks talk in the backward pass, as SyncBatchNorm and SpatialParallel do, all ranks must reach the same
-/// parameters. Gradients must not be recorded (create_graph). A parameter's gradient lies in its bucket, where the next
-/// pass overwrites it: clone() one to keep it. On GPUs passes can be captured: in replays, parameters that no rank
-/// reached in the pass before the capture count as such. Buffers are not averaged: those of BatchNorm go on differing
-/// between the ranks.
+/// All ranks must run the same backward passes, and each pass must reach a parameter. If a pass reaches a parameter on
+/// another rank but not on this rank, the gradient of this rank counts as zero. If no rank reaches the parameter, its
+/// gradient is not changed. Each pass determines the reached parameters at its start, and ranks that reach all
+/// parameters do not wait for this information. If layers communicate in the backward pass, as SyncBatchNorm and
+/// SpatialParallel do, all ranks must reach the same parameters.
+///
+/// Backward passes with create_graph = true are not supported. The gradient of a parameter is stored in a bucket, and
+/// the next pass overwrites it; clone() it to keep it. On GPUs, passes can be captured in a CUDA graph; a replay treats
+/// parameters that no rank reached in the last pass before the capture as unreached. Buffers are not averaged, so those
+/// of BatchNorm differ between the ranks.
 class DataParallel {
  public:
-  /// Copies the parameters and buffers of rank 0 to all ranks. Of the parameters those take part that require grad now.
-  /// Keeps references to the tensors and to `communicator`. Throws, on all ranks, if a parameter is neither contiguous
-  /// nor channels_last, and if the ranks' parameters or buffers
-  /// differ by name, order, shape, dtype or requires_grad, or their options differ; names the rank and the tensor.
+  /// Copies the parameters and buffers of rank 0 to all ranks. Averages the gradients of the parameters that require
+  /// grad at this time. Keeps references to the tensors and to `communicator`. Throws Error on all ranks if a parameter
+  /// is neither contiguous nor channels_last, or if the ranks' options, parameters or buffers differ in name, order,
+  /// shape, dtype or requires_grad. The message names the rank and the tensor.
   explicit DataParallel(const Module& module, distributed::Communicator& communicator,
                         const DataParallelOptions& options = {});
   ~DataParallel();
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// While it lives, gradients add up on each rank alone; the first pass behind it averages their sum. For gradient
-  /// accumulation: `{ const auto guard = parallel.no_sync(); loss.backward(); }`.
+  /// During its lifetime, gradients accumulate on each rank without communication. The first pass afterwards averages
+  /// their sum. For gradient accumulation: `{ const auto guard = parallel.no_sync(); loss.backward(); }`.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync() { --*guards_; }
@@ -57,8 +63,9 @@ class DataParallel {
    private:
     friend class DataParallel;
     explicit NoSync(std::shared_ptr<int> guards) : guards_(std::move(guards)) { ++*guards_; }
-    std::shared_ptr<int> guards_;  ///< how many guards live
+    std::shared_ptr<int> guards_;  ///< number of existing NoSync objects
   };
+  /// Returns a guard that suspends the averaging of gradients.
   NoSync no_sync();
 
  private:

@@ -13,14 +13,16 @@ namespace {
 
 constexpr const char* kOp = "distributed::environment";
 
+/// Returns the value of a variable. Throws if the variable is not set or is empty.
 const char* text_of(const char* name) {
   const char* text = std::getenv(name);
   check(text && *text, kOp, name,
-        " is not set; a process that has one of RANK, WORLD_SIZE and LOCAL_RANK needs these three, MASTER_ADDR and "
-        "MASTER_PORT");
+        " is not set; if RANK, WORLD_SIZE or LOCAL_RANK is set, then RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+        "MASTER_PORT are required");
   return text;
 }
 
+/// Returns the value of a variable as an integer in [low, high].
 int number_of(const char* name, int low, int high) {
   const char* text = text_of(name);
   const char* end = text + std::strlen(text);

@@ -19,19 +19,21 @@ namespace {
 
 constexpr const char* kOp = "distributed::Rendezvous";
 
-/// Returns whether the host is a numeric address or a standard name of the loopback interface. Unlike other names, it
-/// has the same meaning on all machines.
+/// Returns whether the host is a numeric address or a standard name of the loopback interface. Unlike other names,
+/// these have the same meaning on all machines.
 bool is_unambiguous(const std::string& host) {
   in6_addr address;
   return host.starts_with("localhost") || host.starts_with("ip6-l") ||
          ::inet_pton(AF_INET, host.c_str(), &address) == 1 || ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
+/// Returns a reference to the port in a socket address.
 in_port_t& port_in(sockaddr* address) {
   return address->sa_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(address)->sin6_port
                                         : reinterpret_cast<sockaddr_in*>(address)->sin_port;
 }
 
+/// Returns the port to which a socket is bound.
 int port_of(int handle) {
   sockaddr_storage address{};
   socklen_t bytes = sizeof address;
@@ -89,13 +91,13 @@ std::string Listener::listen_on(const char* host) {
     ::getnameinfo(a->ai_addr, a->ai_addrlen, name, sizeof name, nullptr, 0, NI_NUMERICHOST);
     // The resolver returns an address twice if /etc/hosts does.
     if (std::ranges::find(addresses_, name) != addresses_.end()) continue;
-    port_in(a->ai_addr) = htons(static_cast<uint16_t>(port_));  // the same on all addresses
+    port_in(a->ai_addr) = htons(static_cast<uint16_t>(port_));  // the same port on all addresses
     const int handle = listening_socket(*a);
     if (handle < 0) {
       reason = std::strerror(errno);
       if (errno != EADDRINUSE || requested_port == 0) continue;
       close();
-      fail(kOp, "rank 0 cannot listen on port ", port_, ": ", reason, "; set MASTER_PORT to one that is free");
+      fail(kOp, "rank 0 cannot listen on port ", port_, ": ", reason, "; set MASTER_PORT to a free port");
     }
     handles_.push_back(handle);
     addresses_.push_back(name);

@@ -64,7 +64,7 @@ MPI_Datatype reduced_type(DType dtype) {
     case i64:
       return MPI_INT64_T;
     default:
-      return MPI_UINT16_T;  // halves
+      return MPI_UINT16_T;  // bf16 and f16
   }
 }
 
@@ -91,7 +91,7 @@ int rank_on_machine() {
   return rank;
 }
 
-/// A running collective. Its Work owns it, and so does the communicator until it has completed.
+/// A running collective. Its Work and, until the collective has completed, the communicator share the ownership.
 struct Operation {
   const char* name;
   int64_t number;  ///< index of the collective, from 1
@@ -103,7 +103,7 @@ struct Operation {
 /// A call in a form that MPI can gather.
 struct FixedCall {
   Signature signature;
-  std::array<char, 240> text{};  ///< the beginning of the description, and a zero
+  std::array<char, 240> text{};  ///< the beginning of the description, null-terminated
 };
 
 /// An all-gather that compares the ranks' calls of one collective.
@@ -117,12 +117,12 @@ struct Comparison {
 class MpiCommunicator : public Communicator {
  public:
   MpiCommunicator();
-  /// finish() must have returned.
+  /// Must be called after finish() has returned.
   ~MpiCommunicator() override;
 
   std::unique_ptr<Work> start(const Collective& collective) override;
   void abort(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
-  /// Makes progress without blocking. Returns true once the operation has completed and all ranks called the same.
+  /// Makes progress without blocking. Returns true once the operation has completed and the calls of all ranks agree.
   bool advance(Operation& operation);
   void wait(Operation& operation);
   /// Waits for all operations, including those whose Work was destroyed.
@@ -132,13 +132,13 @@ class MpiCommunicator : public Communicator {
   MPI_Op reduction(ReduceOp op, DType dtype) const;
   void start_comparison(const Collective& collective);
   void compare_calls();
-  bool alarm_rings() const;
+  bool has_signal() const;
   [[noreturn]] void give_up(const char* op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm calls_ = MPI_COMM_NULL;                     // for comparisons, which match even if calls on comm_ differ
-  MPI_Comm alarm_ = MPI_COMM_NULL;                     // for signals between ranks whose wait timed out
-  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // for bf16 and f16, by ReduceOp
+  MPI_Comm calls_ = MPI_COMM_NULL;    // for comparisons, which must work even if the calls on comm_ differ
+  MPI_Comm signals_ = MPI_COMM_NULL;  // for signals between ranks whose wait timed out
+  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // for bf16 and f16, by sum, max and min
   std::vector<std::shared_ptr<Operation>> operations_;
   std::deque<Comparison> comparisons_;  // running, in the order of the collectives
   int64_t started_ = 0;                 // number of collectives started
@@ -164,7 +164,7 @@ class MpiWork : public Work {
 
 MpiCommunicator::MpiCommunicator()
     : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
-  for (MPI_Comm* comm : {&comm_, &calls_, &alarm_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+  for (MPI_Comm* comm : {&comm_, &calls_, &signals_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -179,7 +179,7 @@ MpiCommunicator::MpiCommunicator()
 MpiCommunicator::~MpiCommunicator() {
   for (auto& ops : halves_ops_)
     for (MPI_Op& op : ops) MPI_Op_free(&op);
-  for (MPI_Comm* comm : {&alarm_, &calls_, &comm_}) MPI_Comm_free(comm);
+  for (MPI_Comm* comm : {&signals_, &calls_, &comm_}) MPI_Comm_free(comm);
 }
 
 bool MpiCommunicator::advance(Operation& operation) {
@@ -187,7 +187,8 @@ bool MpiCommunicator::advance(Operation& operation) {
   int over = 0;
   const int code =
       MPI_Testall(static_cast<int>(operation.requests.size()), operation.requests.data(), &over, MPI_STATUSES_IGNORE);
-  // Calls that differ may also cause an error of MPI ("message truncated"). The comparison explains it.
+  // If the ranks' calls differ, MPI may also report an error ("message truncated"). The comparison of the calls then
+  // throws a clearer error.
   if (code != MPI_SUCCESS)
     for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
       compare_calls();
@@ -199,18 +200,18 @@ bool MpiCommunicator::advance(Operation& operation) {
 
 void MpiCommunicator::wait(Operation& operation) {
   const Clock::time_point start = Clock::now();
-  Clock::time_point look = start + std::chrono::milliseconds(50);
+  Clock::time_point next_check = start + std::chrono::milliseconds(50);
   while (!advance(operation)) {
     std::this_thread::yield();
     const Clock::time_point now = Clock::now();
-    if (now < look) continue;
-    look = now + std::chrono::milliseconds(50);
-    if (now - start > std::chrono::duration<double>(timeout()) || alarm_rings()) give_up(operation.name);
+    if (now < next_check) continue;
+    next_check = now + std::chrono::milliseconds(50);
+    if (now - start > std::chrono::duration<double>(timeout()) || has_signal()) give_up(operation.name);
   }
 }
 
 void MpiCommunicator::finish() {
-  check(failure_.empty(), "distributed::mpi_finalize", "the group failed before: ", failure_);
+  check(failure_.empty(), "distributed::mpi_finalize", "the group failed earlier: ", failure_);
   for (const auto& operation : operations_)
     if (!operation->is_over) wait(*operation);
   operations_.clear();
@@ -254,46 +255,49 @@ MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
   return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
 }
 
-bool MpiCommunicator::alarm_rings() const {
-  int rings = 0;
-  MPI_Iprobe(MPI_ANY_SOURCE, 0, alarm_, &rings, MPI_STATUS_IGNORE);
-  return rings != 0;
+bool MpiCommunicator::has_signal() const {
+  int received = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, 0, signals_, &received, MPI_STATUS_IGNORE);
+  return received != 0;
 }
 
-/// Exchanges a signal with all ranks that wait. Ranks that send no signal are missing.
+/// Throws an error that names the missing ranks. Exchanges a signal with all ranks that wait; ranks that send no signal
+/// are missing.
 void MpiCommunicator::give_up(const char* op) {
   std::vector<bool> waiting(static_cast<size_t>(size()), false);
   waiting[static_cast<size_t>(rank())] = true;
   for (int other = 0; other < size(); ++other) {
     MPI_Request request;
     if (other == rank()) continue;
-    MPI_Isend(nullptr, 0, MPI_BYTE, other, 0, alarm_, &request);
+    MPI_Isend(nullptr, 0, MPI_BYTE, other, 0, signals_, &request);
     MPI_Request_free(&request);
   }
   const Clock::time_point end = Clock::now() + std::chrono::seconds(1);
   while (Clock::now() < end) {
-    int rings = 0;
+    int received = 0;
     MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, 0, alarm_, &rings, &status);
-    if (!rings) {
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, signals_, &received, &status);
+    if (!received) {
       std::this_thread::yield();
       continue;
     }
-    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, alarm_, MPI_STATUS_IGNORE);
+    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, signals_, MPI_STATUS_IGNORE);
     waiting[static_cast<size_t>(status.MPI_SOURCE)] = true;
   }
   std::vector<int> missing;
   for (int other = 0; other < size(); ++other)
     if (!waiting[static_cast<size_t>(other)]) missing.push_back(other);
-  failure_ = concat(op, ": ", missing.empty() ? "all ranks wait, and no other rank" : list_ranks(missing),
-                    " did not come within ", timeout(), " s");
+  failure_ = concat(
+      op, ": ",
+      missing.empty() ? "all ranks joined, but the collective did not complete" : list_ranks(missing) + " did not join",
+      " within ", timeout(), " s");
   const auto first = std::find(waiting.begin(), waiting.end(), true);
   throw CollectiveError(static_cast<int>(first - waiting.begin()), failure_);
 }
 
 std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   using enum Collective::Kind;
-  check(failure_.empty(), c.name, "the group failed before: ", failure_);
+  check(failure_.empty(), c.name, "the group failed earlier: ", failure_);
   for (const auto& own : operations_)
     if (own.use_count() == 1 && !own->is_over) advance(*own);
   std::erase_if(operations_, [](const auto& own) { return own->is_over; });
@@ -338,22 +342,22 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
 MpiCommunicator* world = nullptr;  // deleted by mpi_finalize(), because MPI must not be called at exit
 bool started_here = false;
 
-/// Throws if the launcher and MPI disagree about the number of ranks. Otherwise each process would be a group of its
-/// own, and the processes would train separate models and overwrite each other's files.
+/// Throws if the launcher and MPI disagree about the number of ranks. Without this check each process would be a
+/// separate group; the processes would train separate models and overwrite each other's files.
 void check_launch(int rank, int size) {
   constexpr const char* kOp = "distributed::mpi_world";
-  if (const auto given = environment()) {
-    check(given->world_size == size, kOp, "WORLD_SIZE says ", given->world_size, " ranks, MPI has ", size,
-          "; on CPUs the ranks are started by mpirun or srun, not by torchrun");
-    check(given->rank == rank, kOp, "RANK says ", given->rank, ", for MPI this is rank ", rank);
+  if (const auto env = environment()) {
+    check(env->world_size == size, kOp, "WORLD_SIZE is ", env->world_size, ", but MPI has ", size,
+          " ranks; on CPUs, start the ranks with mpirun or srun instead of torchrun");
+    check(env->rank == rank, kOp, "RANK is ", env->rank, ", but MPI's rank is ", rank);
   }
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
     if (const char* text = std::getenv(name))
-      check(std::atoi(text) == size, kOp, "the launcher started ", text, " ranks (", name, "), MPI has ", size,
-            ": the launcher is that of another MPI than voxgrad was built with");
+      check(std::atoi(text) == size, kOp, "the launcher started ", text, " ranks (", name, "), but MPI has ", size,
+            " ranks; the launcher belongs to an MPI library other than the one that voxgrad was built with");
   const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
   check(!tasks || std::getenv("OMPI_COMM_WORLD_SIZE") || size > 1 || std::atoi(tasks) <= 1, kOp, "srun started ", tasks,
-        " tasks that do not find each other: try srun --mpi=pmix");
+        " tasks that cannot connect to each other; try srun --mpi=pmix");
 }
 
 }  // namespace
@@ -362,7 +366,7 @@ bool mpi_available() { return true; }
 
 Communicator& mpi_world() {
   if (world) return *world;
-  environment();  // throws if it is inconsistent, before MPI starts
+  environment();  // throws before MPI starts if the environment is inconsistent
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (!initialized) {

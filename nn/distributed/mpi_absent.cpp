@@ -1,4 +1,4 @@
-// Takes the place of mpi.cpp in builds without MPI.
+// Replaces mpi.cpp in builds without MPI.
 #include "nn/distributed/communicator.h"
 
 namespace voxgrad::distributed {
@@ -8,7 +8,7 @@ bool mpi_available() { return false; }
 Communicator& mpi_world() {
   fail("distributed::mpi_world",
        "voxgrad was built without MPI; install libopenmpi-dev and openmpi-bin (Debian, Ubuntu), configure with "
-       "-DVOXGRAD_MPI=ON and build again");
+       "-DVOXGRAD_MPI=ON and rebuild");
 }
 
 void mpi_finalize() {}

@@ -57,7 +57,7 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_s
 
 class NcclCommunicator : public Communicator {
  public:
-  /// The message of `rendezvous` is NCCL's id. `rendezvous` is null for a single rank.
+  /// The message of `rendezvous` is the NCCL id of the group. `rendezvous` is null for a single rank.
   NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous);
   ~NcclCommunicator() override;
 
@@ -69,12 +69,14 @@ class NcclCommunicator : public Communicator {
 
  private:
   class NcclWork;
+  /// A collective that has not completed.
   struct Pending {
     const char* op;
-    int64_t number;  // index of the call, from 1
-    std::shared_ptr<Event> over;
-    Clock::time_point begun;
+    int64_t number;               // index of the call, from 1
+    std::shared_ptr<Event> over;  // recorded after the collective
+    Clock::time_point begun;      // when the host queued it
   };
+  /// Calls NCCL.
   ncclResult_t queue(const Collective& c, cudaStream_t stream) const;
   Progress progress();
 
@@ -86,7 +88,8 @@ class NcclCommunicator : public Communicator {
   std::unique_ptr<Rendezvous> rendezvous_;
 };
 
-/// wait() makes the current stream wait for the collective. The host does not wait.
+/// A collective on the stream of the communicator. wait() makes the current stream wait for the collective; the host
+/// does not wait.
 class NcclCommunicator::NcclWork : public Work {
  public:
   NcclWork(std::shared_ptr<Event> over, Tensors tensors) : over_(std::move(over)), tensors_(std::move(tensors)) {}
@@ -133,7 +136,7 @@ NcclCommunicator::~NcclCommunicator() {
   ncclCommDestroy(comm_);
 }
 
-/// Called by the monitoring thread.
+/// Returns the state of this rank's collectives. Called by the monitoring thread.
 Progress NcclCommunicator::progress() {
   const std::lock_guard lock(mutex_);
   try {
@@ -152,7 +155,7 @@ Progress NcclCommunicator::progress() {
 }
 
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
-  // Recorded before NCCL is called, which may not return if the ranks' calls differ.
+  // Records the call before NCCL is called, because NCCL may not return if the ranks' calls differ.
   ++calls_;
   if (rendezvous_) rendezvous_->add_call(collective.call(rank()));
   const DeviceGuard guard(device().index);
@@ -202,6 +205,7 @@ ncclResult_t NcclCommunicator::queue(const Collective& c, cudaStream_t stream) c
   }
 }
 
+/// Returns a new NCCL id as bytes.
 std::string new_id() {
   ncclUniqueId id;
   check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -209,32 +213,35 @@ std::string new_id() {
 }
 
 /// The address and the token of the rendezvous.
-struct MeetingPoint {
+struct RendezvousAddress {
   std::string host;
   int port = 0;
   std::string token;
 };
 
 /// Connects the ranks. Rank 0 waits at the listener for the others. Returns null for one rank, which needs no listener.
-std::unique_ptr<Rendezvous> meet(int rank, int size, const std::optional<Listener>& listener, const MeetingPoint& at) {
+std::unique_ptr<Rendezvous> connect_ranks(int rank, int size, const std::optional<Listener>& listener,
+                                          const RendezvousAddress& at) {
   if (size == 1) return nullptr;
   if (rank == 0) return std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
   return std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
 }
 
+/// Connects the ranks that torchrun or a script started.
 std::unique_ptr<Communicator> from_environment(const Environment& e) {
   cuda_runtime().require(e.local_rank);
-  // torchrun's agent listens on MASTER_PORT itself.
+  // The agent of torchrun listens on MASTER_PORT, so the rendezvous uses the next port.
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
   std::optional<Listener> listener;
   if (e.rank == 0 && e.world_size > 1) listener.emplace(e.master_addr, port, e.token);
-  return std::make_unique<NcclCommunicator>(e.rank, e.world_size, e.local_rank, e.local_rank,
-                                            meet(e.rank, e.world_size, listener, {e.master_addr, port, e.token}));
+  return std::make_unique<NcclCommunicator>(
+      e.rank, e.world_size, e.local_rank, e.local_rank,
+      connect_ranks(e.rank, e.world_size, listener, {e.master_addr, port, e.token}));
 }
 
-/// Connects the ranks that MPI started. Rank 0 broadcasts its meeting point by MPI, with a random token. The host is
-/// 127.0.0.1 if all ranks are on one machine, otherwise rank 0's host name.
+/// Connects the ranks that MPI started. Rank 0 broadcasts the address of the rendezvous and a random token by MPI. The
+/// host is 127.0.0.1 if all ranks are on one machine, otherwise rank 0's host name.
 std::unique_ptr<Communicator> from_mpi() {
   Communicator& world = mpi_world();
   cuda_runtime().require(world.local_rank());
@@ -250,10 +257,10 @@ std::unique_ptr<Communicator> from_mpi() {
   }
   world.broadcast(message, 0);
   std::istringstream words(text);
-  MeetingPoint at;
+  RendezvousAddress at;
   words >> at.port >> at.token >> at.host;
   return std::make_unique<NcclCommunicator>(world.rank(), world.size(), world.local_rank(), world.local_rank(),
-                                            meet(world.rank(), world.size(), listener, at));
+                                            connect_ranks(world.rank(), world.size(), listener, at));
 }
 
 bool started_by_mpi() {
@@ -271,7 +278,8 @@ bool nccl_available() { return true; }
 void set_environment() {
   // NCCL does not guarantee that sums in NVLink switches have the same order in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // With eight hardware queues, a queue that waits for an event delays launches on the others: docs/scaling.md.
+  // With eight hardware queues, a queue that waits for an event delays launches on the others:
+  // docs/how-distributed-works.md.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
 }
 
@@ -296,9 +304,9 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   constexpr const char* kOp = "distributed::launch";
   check(static_cast<bool>(f), kOp, "the function is empty");
   set_environment();
-  check(ranks > 0 && ranks <= cuda::device_count(), kOp, "there are ", cuda::device_count(), " GPUs for ", ranks,
-        " ranks");
-  MeetingPoint at{.host = "127.0.0.1", .token = random_token()};
+  check(ranks > 0 && ranks <= cuda::device_count(), kOp, "ranks must lie in [1, ", cuda::device_count(),
+        "], the number of GPUs, got ", ranks);
+  RendezvousAddress at{.host = "127.0.0.1", .token = random_token()};
   std::optional<Listener> listener;
   if (ranks > 1) at.port = listener.emplace(at.host, 0, at.token).port();
   std::vector<std::thread> threads;
@@ -307,7 +315,7 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
       const GeneratorGuard guard(generator);
       std::unique_ptr<Communicator> group;
       try {
-        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, meet(rank, ranks, listener, at));
+        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, connect_ranks(rank, ranks, listener, at));
       } catch (const std::exception& error) {
         print_failure(rank, ranks, error.what());
         std::_Exit(1);

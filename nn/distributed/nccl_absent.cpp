@@ -1,4 +1,4 @@
-// Takes the place of nccl.cpp in builds without NCCL.
+// Replaces nccl.cpp in builds without NCCL.
 #include "nn/distributed/communicator.h"
 #include "nn/distributed/run.h"
 
@@ -7,8 +7,8 @@ namespace {
 
 [[noreturn]] void fail_absent(const char* op) {
   fail(op,
-       "voxgrad was built without NCCL; install CUDA and libnccl-dev (of NVIDIA's packages), configure with "
-       "-DVOXGRAD_NCCL=ON and build again");
+       "voxgrad was built without NCCL; install CUDA and libnccl-dev (from NVIDIA's packages), configure with "
+       "-DVOXGRAD_NCCL=ON and rebuild");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Connections with rank 0: setup (gather, join) and the thread that monitors them (look).
+// The connections to rank 0. gather() and join() establish them, and a thread that calls monitor() watches them.
 #include "nn/distributed/detail/rendezvous.h"
 
 #include <sys/random.h>
@@ -27,17 +27,17 @@ namespace voxgrad::distributed {
 namespace {
 
 constexpr const char* kOp = "distributed::Rendezvous";
-constexpr double kHelloSeconds = 5;     // from a connection to its hello
-constexpr double kFarewellSeconds = 1;  // for the last frames, if a peer does not read
-constexpr double kGraceSeconds = 2;     // after the time limit, for the refusal that rank 0 sends at the limit
-constexpr double kSilentSeconds = 2;   // without a frame, after which a rank counts as missing; ranks send every second
-constexpr double kCallsSeconds = 2.5;  // for the latest calls to reach rank 0, or a frozen rank to be silent
-constexpr double kVerdictSeconds = 5;  // from a report of a late collective until rank 0 ends all processes
-constexpr int64_t kMaxHello = 4096;    // bytes of the text; the peer may not have the token
-constexpr int kMaxAccepted = 64;       // connections per round
+constexpr double kHelloSeconds = 5;     // limit between a connection and its hello
+constexpr double kFarewellSeconds = 1;  // limit for sending the last frames to a peer that does not read
+constexpr double kGraceSeconds = 2;     // a rank waits this long after its limit for rank 0's refusal
+constexpr double kSilentSeconds = 2;    // a rank that is silent this long counts as missing; ranks send every second
+constexpr double kCallsSeconds = 2.5;   // limit for the latest calls; above kSilentSeconds, to detect frozen ranks
+constexpr double kVerdictSeconds = 5;   // a rank that reports a late collective waits this long for rank 0
+constexpr int64_t kMaxHello = 4096;     // bytes of a hello's text; small, because the peer may not have the token
+constexpr int kMaxAccepted = 64;        // new connections per round
 using Clock = std::chrono::steady_clock;
 
-/// Compares in a time that depends only on the lengths.
+/// Compares two tokens in a time that depends only on their lengths.
 bool is_same_token(std::string_view given, std::string_view token) {
   volatile unsigned char difference = given.size() != token.size();
   for (size_t i = 0; i < given.size(); ++i)
@@ -51,9 +51,10 @@ struct Newcomer {
   Deadline deadline;
 };
 
+/// The connection to another rank, and the state of that rank.
 struct Peer {
   Connection connection{};
-  bool is_present = false;   // from its hello to its bye
+  bool is_present = false;   // true from its hello to its bye
   Deadline last_heard{};     // when its last frame arrived
   int64_t num_calls = 0;     // number of its calls that rank 0 has received
   std::deque<Call> calls{};  // calls that have not been compared
@@ -92,17 +93,18 @@ class Rendezvous::Impl {
 
  private:
   std::string admit(Connection& connection, const Frame& hello, const std::string& token);
+  /// Returns the ranks that have not connected to rank 0.
   std::vector<int> missing() const;
   std::vector<Connection*> connections();
-  void tell_all(const Frame& frame);
+  void send_to_all(const Frame& frame);
   void flush(double seconds);
   void stop_watching();
-  void look();
+  void monitor();
   void receive(Deadline deadline);
   void handle(Peer& peer, const Frame& frame);
   void share_calls();
   void compare_calls();
-  void note_late(const Frame& frame);
+  void report_late(const Frame& frame);
   [[noreturn]] void end_late();
   [[noreturn]] void end(const std::string& what);
   [[noreturn]] void end_without(size_t peer);
@@ -125,17 +127,17 @@ class Rendezvous::Impl {
 
 /// Takes ownership of the connection, or refuses it and returns the reason.
 std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, const std::string& token) {
-  if (hello.kind != FrameKind::hello) return {};  // a stranger
+  if (hello.kind != FrameKind::hello) return {};  // the peer is not a rank and gets no answer
   const size_t cut = std::min(hello.text.rfind('\n'), hello.text.size());
   const std::string host = escape(hello.text.substr(std::min(cut + 1, hello.text.size())).substr(0, 255));
   const auto rank = static_cast<int>(hello.number >> 32), size = static_cast<int>(hello.number & 0x7fffffff);
   std::string why;
   if (!is_same_token(std::string_view(hello.text).substr(0, cut), token))
-    why = "a process came with another token (VOXGRAD_TOKEN) than rank 0's";
+    why = "a process sent a token (VOXGRAD_TOKEN) that differs from rank 0's";
   else if (size != size_)
-    why = concat("rank ", rank, " on host ", host, " counts ", size, " ranks (WORLD_SIZE), rank 0 counts ", size_);
+    why = concat("rank ", rank, " on host ", host, " has WORLD_SIZE ", size, ", but rank 0 has ", size_);
   else if (rank <= 0 || rank >= size_)
-    why = concat("a process on host ", host, rank == 0 ? " is rank 0, too" : concat(" is rank ", rank, " of ", size));
+    why = concat("a process on host ", host, rank == 0 ? " is also rank 0" : concat(" is rank ", rank, " of ", size));
   else if (peers_[static_cast<size_t>(rank)].connection.is_open())
     why = concat("two processes are rank ", rank, ", the second one on host ", host);
   if (why.empty()) {
@@ -161,12 +163,12 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
   while (!missing().empty()) {
     if (Clock::now() >= end) {
       const std::string why = concat(
-          list_ranks(missing()), " of ", size_, " did not come to rank 0 on host ", escape(host_name()), ", ",
+          list_ranks(missing()), " of ", size_, " did not connect to rank 0 on host ", escape(host_name()), ", ",
           listener.describe(), ", within ", seconds, " s", refused.empty() ? "" : "; refused: ", refused,
           listener.is_loopback_only() && listener.token().empty()
               ? "; for ranks on other machines, set MASTER_ADDR to an address of rank 0's network, or VOXGRAD_TOKEN"
               : "");
-      tell_all({FrameKind::refused, 0, why});
+      send_to_all({FrameKind::refused, 0, why});
       flush(kFarewellSeconds);
       fail(kOp, why);
     }
@@ -191,7 +193,7 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
       }
     while (std::ssize(newcomers) > size_ + 4 * kMaxAccepted) newcomers.pop_front();
   }
-  tell_all({FrameKind::welcome, 0, message});
+  send_to_all({FrameKind::welcome, 0, message});
   flush(kFarewellSeconds);
 }
 
@@ -201,7 +203,7 @@ std::string Rendezvous::Impl::join(const std::string& host, int port, const std:
   std::string reason;
   while (Clock::now() < end) {
     rank0 = connect_to(host, port, end, reason);
-    if (rank0.is_open()) reason = "the process there does not admit it";
+    if (rank0.is_open()) reason = "the process at this address did not accept the rank";
     rank0.send({FrameKind::hello, int64_t{rank_} << 32 | size_, token + '\n' + host_name()});
     while (rank0.is_open() && Clock::now() < verdict) {
       poll_connections({&rank0}, {}, verdict);
@@ -219,7 +221,7 @@ std::string Rendezvous::Impl::join(const std::string& host, int port, const std:
 void Rendezvous::Impl::watch(std::function<Progress()> progress) {
   progress_ = std::move(progress);
   watcher_ = std::thread([this] {
-    while (!stopping_) look();
+    while (!stopping_) monitor();
   });
 }
 
@@ -228,16 +230,17 @@ void Rendezvous::Impl::stop_watching() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-/// One round of the monitoring thread. Receives for 0.1 seconds, so that frames do not cause more rounds.
-void Rendezvous::Impl::look() {
+/// Runs one round of the monitoring thread. Receives for 0.1 seconds regardless of the number of frames, so that a
+/// round always takes this time.
+void Rendezvous::Impl::monitor() {
   for (const Deadline end = after(0.1); Clock::now() < end && !stopping_;) receive(end);
   share_calls();
   compare_calls();
   const Progress own = progress_();
-  if (!own.late.empty()) note_late({FrameKind::late, own.late_call, own.late});
+  if (!own.late.empty()) report_late({FrameKind::late, own.late_call, own.late});
   if (late_ && Clock::now() > late_deadline_) end_late();
   if (own.error.empty()) return;
-  // Waits in case another rank that caused the error is found.
+  // Waits first, because another rank may have caused the error and may report the cause in the meantime.
   if (!error_deadline_) error_deadline_ = after(2);
   if (Clock::now() > *error_deadline_) end(own.error);
 }
@@ -248,7 +251,7 @@ std::vector<Connection*> Rendezvous::Impl::connections() {
   return all;
 }
 
-void Rendezvous::Impl::tell_all(const Frame& frame) {
+void Rendezvous::Impl::send_to_all(const Frame& frame) {
   for (Peer& peer : peers_) peer.connection.send(frame);
 }
 
@@ -259,7 +262,7 @@ void Rendezvous::Impl::flush(double seconds) {
     poll_connections(connections(), {}, end);
 }
 
-/// Waits for frames and handles them. Ends all processes if a peer is gone.
+/// Waits for frames and handles them. Ends all processes if a peer has disappeared.
 void Rendezvous::Impl::receive(Deadline deadline) {
   poll_connections(connections(), {}, deadline);
   for (size_t i = 0; i < peers_.size(); ++i) {
@@ -277,7 +280,7 @@ void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
     case FrameKind::end:
       return end({});
     case FrameKind::late:
-      return note_late({frame.kind, frame.number, escape(frame.text)});
+      return report_late({frame.kind, frame.number, escape(frame.text)});
     case FrameKind::calls:
       peer.num_calls = frame.number;
       for (size_t at = 0, line_end = 0; at + sizeof(Signature) < frame.text.size(); at = line_end + 1) {
@@ -300,7 +303,7 @@ void Rendezvous::Impl::add_call(const Call& call) {
   fresh_calls_ += '\n';
 }
 
-/// Sends this rank's new calls to rank 0, and without new calls an empty frame once a second.
+/// Sends this rank's new calls to rank 0. If there are none, sends an empty frame once a second.
 void Rendezvous::Impl::share_calls() {
   Frame calls{FrameKind::calls};
   {
@@ -332,7 +335,7 @@ void Rendezvous::Impl::compare_calls() {
 }
 
 /// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the others.
-void Rendezvous::Impl::note_late(const Frame& frame) {
+void Rendezvous::Impl::report_late(const Frame& frame) {
   if (late_) return;
   late_ = frame;
   late_deadline_ = after(rank_ == 0 ? kCallsSeconds : kVerdictSeconds);
@@ -348,19 +351,19 @@ void Rendezvous::Impl::end_late() {
     if (rank_ != 0 || peer.num_calls < late_->number || (peer.is_present && peer.last_heard < oldest))
       missing.push_back(static_cast<int>(rank));
   }
-  end(missing.empty() ? concat("all ranks came to ", late_->text, ", but it did not end")
-                      : concat(list_ranks(missing), " did not come to ", late_->text));
+  end(missing.empty() ? concat("all ranks joined ", late_->text, ", but it did not complete")
+                      : concat(list_ranks(missing), " did not join ", late_->text));
 }
 
 /// Ends this process and, through rank 0, all others.
 void Rendezvous::Impl::end(const std::string& what) {
   if (!what.empty()) print_failure(rank_, size_, what);
-  tell_all({FrameKind::end});
+  send_to_all({FrameKind::end});
   flush(kFarewellSeconds);
   std::_Exit(1);
 }
 
-/// Ends all processes because a peer is gone. If the peer is rank 0, rank 1 prints the cause.
+/// Ends all processes because a peer has disappeared. If the peer is rank 0, rank 1 prints the cause.
 void Rendezvous::Impl::end_without(size_t peer) {
   if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
   end(rank_ == 1 ? "rank 0: its process ended" : "");
@@ -368,7 +371,7 @@ void Rendezvous::Impl::end_without(size_t peer) {
 
 void Rendezvous::Impl::end_others() {
   stop_watching();
-  tell_all({FrameKind::end});
+  send_to_all({FrameKind::end});
   flush(kFarewellSeconds);
 }
 
@@ -376,7 +379,7 @@ void Rendezvous::Impl::end_others() {
 Rendezvous::Impl::~Impl() {
   stop_watching();
   share_calls();
-  if (rank_ != 0) tell_all({FrameKind::bye});
+  if (rank_ != 0) send_to_all({FrameKind::bye});
   const auto is_present = [](const Peer& peer) { return peer.connection.is_open(); };
   const Deadline end = after(num_calls_ > 0 ? kFarewellSeconds : 0);
   while (Clock::now() < end && std::ranges::any_of(peers_, is_present)) {
@@ -385,7 +388,7 @@ Rendezvous::Impl::~Impl() {
       while (const auto frame = peer.connection.next()) handle(peer, *frame);
     compare_calls();
   }
-  if (rank_ == 0) tell_all({FrameKind::bye});
+  if (rank_ == 0) send_to_all({FrameKind::bye});
   flush(kFarewellSeconds);
 }
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kFailed = 1;
 
+/// Prints the failure and ends the processes of all ranks.
 [[noreturn]] void end_all(Communicator& world, const char* what) {
   print_failure(world.rank(), world.size(), what);
   world.abort(kFailed);
@@ -31,7 +32,7 @@ void run_guarded(Communicator& world, const std::function<void(Communicator& wor
   } catch (const std::exception& error) {
     end_all(world, error.what());
   } catch (...) {
-    end_all(world, "an exception of an unknown type");
+    end_all(world, "unknown exception");
   }
 }
 

@@ -1,4 +1,4 @@
-// The frame of a program that runs as several ranks.
+// Functions that run a program on several ranks.
 #pragma once
 
 #include <functional>
@@ -7,20 +7,23 @@
 
 namespace voxgrad::distributed {
 
-/// Sets NCCL_NVLS_ENABLE to 0 and CUDA_DEVICE_MAX_CONNECTIONS to 4 where they are not set: two runs have the same bits,
-/// and kernels are launched without gaps while others wait (docs/scaling.md). CUDA reads the latter when it is first
-/// used. run() on GPUs and launch() do so: call it before them if the program uses a GPU, or asks for one, earlier.
+/// Sets the environment variables NCCL_NVLS_ENABLE to 0 and CUDA_DEVICE_MAX_CONNECTIONS to 4, unless they are already
+/// set. With the first setting, two runs give the same bits. With the second setting, kernels are launched without gaps
+/// while other streams wait (docs/how-distributed-works.md). CUDA reads the second variable when CUDA is first used.
+/// run() on GPUs, launch() and nccl_world() call this function; call it yourself in a program that uses or queries GPUs
+/// earlier. In a build without NCCL, it does nothing.
 void set_environment();
 
-/// Calls f with all ranks that mpirun, srun or, on GPUs, torchrun started: mpi_world(), or nccl_world() for
-/// Device::cuda(), and leaves the group: `int main() { return distributed::run(train); }`. An exception that leaves f
-/// on one rank ends the processes of all ranks at once, after one line on stderr: "rank 1 of 4 on host node7:
-/// <what()>". Returns 0; 1 if the group could not be made, which a line on stderr explains.
+/// Calls f(world) with the group of all ranks, and then leaves the group. The group is nccl_world() if `device` is a
+/// GPU, otherwise mpi_world(). If f throws on one rank, the processes of all ranks end at once, after one line on
+/// stderr: "rank 1 of 4 on host node7: <what()>". Returns 0. If the group cannot be created, prints the reason on
+/// stderr and returns 1. Return this result from main(): `return distributed::run(train);`.
 int run(const std::function<void(Communicator& world)>& f, Device device = Device::cpu());
 
-/// Calls f in `ranks` threads of this process, each with the GPU of its rank and a copy of this thread's default
-/// generator. set_float32_precision() is for all of them. The threads meet at 127.0.0.1, with a random token. Otherwise
-/// as run(): an exception ends the process. Throws Error if this build has no NCCL, or there are fewer GPUs.
+/// Calls f(world) in `ranks` threads of this process. Each thread uses the GPU of its rank and a copy of this thread's
+/// default generator; set_float32_precision() applies to all threads. The threads connect through 127.0.0.1 with a
+/// random token. If f throws on one rank, the process ends, as in run(). Returns 0. Throws Error if this build has no
+/// NCCL, or if there are fewer GPUs than ranks.
 int launch(int ranks, const std::function<void(Communicator& world)>& f);
 
 }  // namespace voxgrad::distributed

@@ -12,22 +12,23 @@ namespace {
 
 constexpr const char* kOp = "ZeroRedundancy";
 
-/// Of parameters of so many elements: each, from the largest on, to the rank that has the fewest so far.
-std::vector<int> share_out(const std::vector<int64_t>& sizes, int ranks) {
+/// Returns an owner for each parameter, given the parameters' numbers of elements. Assigns the parameters in order of
+/// decreasing size, each to the rank with the fewest elements so far.
+std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int ranks) {
   std::vector<size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
   std::vector<int64_t> load(static_cast<size_t>(ranks), 0);
   std::vector<int> owners(sizes.size());
   for (const size_t i : order) {
-    const auto least = std::min_element(load.begin(), load.end());
-    *least += sizes[i];
-    owners[i] = static_cast<int>(least - load.begin());
+    const auto min_load = std::min_element(load.begin(), load.end());
+    *min_load += sizes[i];
+    owners[i] = static_cast<int>(min_load - load.begin());
   }
   return owners;
 }
 
-/// The elements of a parameter, which are dense, in the order of memory.
+/// Returns the elements of a dense parameter in memory order.
 Tensor in_memory_order(const Tensor& param) { return as_strided(param, {param.numel()}, {1}, param.storage_offset()); }
 
 }  // namespace
@@ -38,18 +39,18 @@ ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communi
   for (const auto& slot : optimizer_.slots_) sizes.push_back(slot.param.numel());
   bool fresh = !optimizer_.after_step_;
   for (size_t g = 0; g < optimizer_.num_groups(); ++g) fresh = fresh && !optimizer_.has_state(g);
-  const Tensor own = zeros({3}, {.dtype = i64});
+  const Tensor own = zeros({3}, {.dtype = i64});  // number of parameters, number of elements, whether it has no state
   own.mutable_data<int64_t>()[0] = std::ssize(sizes);
   own.mutable_data<int64_t>()[1] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   own.mutable_data<int64_t>()[2] = fresh;
   const Tensor all = group_.all_gather(own);
-  const std::vector<int64_t> given = all.to_vector<int64_t>();
-  for (size_t i = 0; i < given.size(); i += 3) {
-    check(given[i] == given[0] && given[i + 1] == given[1], kOp, "rank ", i / 3, " has ", given[i], " parameters of ",
-          given[i + 1], " elements, rank 0 has ", given[0], " of ", given[1]);
-    check(given[i + 2] != 0, kOp, "the optimizer of rank ", i / 3, " has state already, or is sharded");
+  const std::vector<int64_t> counts = all.to_vector<int64_t>();
+  for (size_t i = 0; i < counts.size(); i += 3) {
+    check(counts[i] == counts[0] && counts[i + 1] == counts[1], kOp, "rank ", i / 3, " has ", counts[i],
+          " parameters with ", counts[i + 1], " elements, but rank 0 has ", counts[0], " with ", counts[1]);
+    check(counts[i + 2] != 0, kOp, "the optimizer of rank ", i / 3, " already has state or is already sharded");
   }
-  owners_ = share_out(sizes, group_.size());
+  owners_ = assign_owners(sizes, group_.size());
   optimizer_.owned_.assign(sizes.size(), false);
   for (size_t i = 0; i < sizes.size(); ++i) optimizer_.owned_[i] = owners_[i] == group_.rank();
   optimizer_.consolidated_ = group_.size() == 1;
@@ -57,10 +58,10 @@ ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communi
 }
 
 ZeroRedundancy::~ZeroRedundancy() {
-  optimizer_.after_step_ = [] { fail(kOp, "the object that shared this optimizer's state is gone"); };
+  optimizer_.after_step_ = [] { fail(kOp, "the ZeroRedundancy object of this optimizer was destroyed"); };
 }
 
-/// One message of each rank and dtype.
+/// Each rank sends one message per dtype.
 void ZeroRedundancy::exchange() {
   const NoGradGuard no_grad;
   for (int rank = 0; rank < group_.size(); ++rank)
@@ -73,15 +74,15 @@ void ZeroRedundancy::exchange() {
         params.push_back(in_memory_order(slot.param));
         count += slot.param.numel();
         if (rank == group_.rank()) continue;
-        slot = {.param = slot.param, .group = slot.group};  // without what consolidate_state_dict() left
+        slot = {.param = slot.param, .group = slot.group};  // drops the state that consolidate_state_dict() gathered
       }
       if (count == 0) continue;
       const Tensor message = empty({count}, {.dtype = dtype, .device = params[0].device()});
       Tensors parts;
-      int64_t place = 0;
+      int64_t offset = 0;
       for (const Tensor& param : params) {
-        parts.push_back(as_strided(message, {param.numel()}, {1}, place));
-        place += param.numel();
+        parts.push_back(as_strided(message, {param.numel()}, {1}, offset));
+        offset += param.numel();
       }
       if (rank == group_.rank()) scaled_copies(parts, params, 1);
       group_.broadcast(message, rank);
@@ -97,7 +98,7 @@ void ZeroRedundancy::consolidate_state_dict(int to) {
     auto& slot = optimizer_.slots_[i];
     const int owner = owners_[i];
     const bool here = group_.rank() == owner, takes = !here && group_.rank() == to;
-    // Without the steps that a GradScaler left out, of which the owner alone counts.
+    // Excludes the steps that were skipped because of a GradScaler. Only the owner counts them.
     const int64_t steps = slot.step - (here && slot.skipped.defined() ? slot.skipped.item<int64_t>() : 0);
     const Tensor step = full({}, static_cast<double>(here ? steps : 0), {.dtype = i64});
     group_.broadcast(step, owner);

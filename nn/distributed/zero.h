@@ -1,4 +1,4 @@
-// An optimizer's state, a part on each rank.
+// Sharding of an optimizer's state over the ranks.
 #pragma once
 
 #include "../optim/optimizer.h"
@@ -6,36 +6,39 @@
 
 namespace voxgrad::nn {
 
-/// The first stage of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-/// arXiv:1910.02054), PyTorch's ZeroRedundancyOptimizer: each rank steps some of the parameters, for which alone it
-/// keeps the optimizer's state, and then gives them to all others.
+/// Shards the state of an optimizer over the ranks, as stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations
+/// Toward Training Trillion Parameter Models", arXiv:1910.02054) and PyTorch's ZeroRedundancyOptimizer do. Each rank
+/// owns some of the parameters. A rank stores the state of its own parameters, updates them, and then sends them to the
+/// other ranks.
 ///
 ///   nn::DataParallel parallel(model, world);
 ///   optim::AdamW optimizer(model.parameters(), options);
 ///   nn::ZeroRedundancy sharded(optimizer, world);
 ///   loss.backward();
-///   optimizer.step();  // as before: gradients are those of all ranks, and so are clipping and GradScaler
+///   optimizer.step();  // every rank has all gradients, so clipping and GradScaler work as before
 ///
-/// Parameters have the bits that they would have without it. A step cannot be captured.
+/// The parameters have the same bits as without sharding. A step cannot be captured in a CUDA graph.
 class ZeroRedundancy {
  public:
-  /// For an optimizer of the same parameters and options on all ranks, before its first step or load_state_dict().
-  /// Keeps references to both. Throws, on all ranks, if the numbers or sizes of parameters differ, and if there is
-  /// state.
+  /// Shards the optimizer, which must have the same parameters and options on all ranks. Keeps references to both
+  /// arguments. Throws Error on all ranks if the numbers or sizes of the parameters differ between the ranks, or if the
+  /// optimizer already has state: create this object before the first step and before load_state_dict().
   ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communicator& communicator);
-  /// The optimizer is of no use afterwards: a step throws.
+  /// Steps of the optimizer throw Error afterwards.
   ~ZeroRedundancy();
   ZeroRedundancy(const ZeroRedundancy&) = delete;
   ZeroRedundancy& operator=(const ZeroRedundancy&) = delete;
 
-  /// On all ranks, before rank `to` calls state_dict() or save_checkpoint(): gives it the state of all, until the next
-  /// step. Elsewhere state_dict() throws. What was saved is the state of the optimizer without sharding:
-  /// load_state_dict() on any number of ranks keeps of it what belongs to each.
+  /// Gathers the whole state on rank `to`, where it is available until the next step. Call it on all ranks before rank
+  /// `to` calls state_dict() or save_checkpoint(); state_dict() throws on the other ranks. The saved state is that of
+  /// the optimizer without sharding. load_state_dict() works with any number of ranks; each rank keeps the state of its
+  /// own parameters.
   void consolidate_state_dict(int to = 0);
-  /// The rank that steps each parameter.
+  /// Returns the rank that updates each parameter.
   const std::vector<int>& owners() const { return owners_; }
 
  private:
+  /// Broadcasts the updated parameters of each rank.
   void exchange();
 
   optim::Optimizer& optimizer_;

@@ -13,7 +13,8 @@
 namespace voxgrad::optim {
 namespace {
 
-/// Those that have elements; all of them can be written to if they are to be.
+/// Returns the gradients that have elements. If `writes`, throws if a gradient is an expanded view, which cannot be
+/// written in place.
 Tensors gradients(const char* op, const Tensors& params, bool writes = true) {
   Tensors grads;
   for (size_t i = 0; i < params.size(); ++i) {
@@ -53,7 +54,7 @@ Tensor clip_grad_norm_(const Tensors& params, double max_norm, const ClipOptions
   const Tensor total = total_norm("clip_grad_norm_", grads, options.norm_type);
   if (options.error_if_nonfinite)
     check(std::isfinite(total.item()), "clip_grad_norm_", "the norm of the gradients is ", total.item(),
-          "; they were left alone");
+          "; the gradients were not changed");
   scale_gradients(grads, clamp(max_norm / (total.to(f64) + 1e-6), 0, 1));
   return total;
 }

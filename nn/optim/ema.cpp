@@ -20,7 +20,7 @@ void validate(const EmaOptions& o) {
   check(o.warmup == 0 || o.warmup >= 1, kOp, "warmup must be 0 or at least 1, got ", o.warmup);
 }
 
-/// What a state_dict holds beside the averages.
+/// The numbers of a state_dict, without the averages.
 nn::Fields fields_of(EmaOptions& options, int64_t& updates) {
   return nn::named_fields("updates, decay, warmup", updates, options.decay, options.warmup);
 }
@@ -31,8 +31,8 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
     : options_(options), self_(std::make_shared<ExponentialMovingAverage*>(this)) {
   validate(options);
   NoGradGuard no_grad;
-  std::map<const TensorBody*, Tensor> known;  // modules may share
-  const auto take = [&](const nn::NamedTensors& named, bool widens, Tensors& own, Tensors& kept) {
+  std::map<const TensorBody*, Tensor> known;  // modules may share tensors
+  const auto add = [&](const nn::NamedTensors& named, bool widens, Tensors& own, Tensors& kept) {
     for (const auto& [name, tensor] : named) {
       Tensor& copy = known[tensor.body().get()];
       if (!copy.defined()) {
@@ -44,8 +44,8 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
       values_[name] = copy;
     }
   };
-  take(model.named_parameters(), true, params_, averages_);
-  take(model.named_buffers(), false, buffers_, copies_);
+  add(model.named_parameters(), true, params_, averages_);
+  add(model.named_buffers(), false, buffers_, copies_);
 }
 
 void ExponentialMovingAverage::advance(bool count) {
@@ -61,7 +61,7 @@ void ExponentialMovingAverage::update() {
   if (Capture* const capture = Capture::current())
     capture->optimizer_step([self = std::weak_ptr(self_)](bool replay) {
       const auto average = self.lock();
-      check(average != nullptr, kOp, "the average whose update was captured is gone");
+      check(average != nullptr, kOp, "the average was destroyed after its update was captured");
       (*average)->advance(replay);
     });
   else
@@ -71,7 +71,7 @@ void ExponentialMovingAverage::update() {
 
 namespace {
 std::mutex swaps_mutex;
-std::vector<ExponentialMovingAverage::Swapped*> swaps;  // that live, the oldest first
+std::vector<ExponentialMovingAverage::Swapped*> swaps;  // existing objects in the order of construction
 
 bool is_same_view(const Tensor& a, const Tensor& b) {
   return a.storage() == b.storage() && a.storage_offset() == b.storage_offset();
@@ -87,22 +87,23 @@ ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& avera
   for (const Tensors& own : {average.params_, average.buffers_})
     for (const Tensor& tensor : own) {
       own_.push_back(tensor.detach());
-      saved_.push_back(own_.back().clone());  // all of them before anything is written: memory may run out
+      saved_.push_back(own_.back().clone());  // before anything is written, because memory may run out
     }
   for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(kept[i]);
   swaps.push_back(this);
 }
 
-/// If a later swap of the same tensor is alive, its saved values are those that this swap wrote. They are replaced by
-/// the values that this swap saved.
+/// Restores the saved values. If a later swap of the same tensor exists, it has saved the values that this swap wrote.
+/// In this case, its saved values are replaced, and the tensor is not changed.
 ExponentialMovingAverage::Swapped::~Swapped() {
   NoGradGuard no_grad;
   const std::lock_guard lock(swaps_mutex);
   for (size_t i = 0; i < own_.size(); ++i) {
     Tensor to = own_[i];
-    for (auto younger = swaps.rbegin(); *younger != this; ++younger)  // the oldest of them comes last
-      for (size_t k = 0; k < (*younger)->own_.size(); ++k)
-        if (is_same_view((*younger)->own_[k], own_[i])) to = (*younger)->saved_[k];
+    // Visits the later swaps from the last, so that `to` ends as the saved value of the next swap after this one.
+    for (auto later = swaps.rbegin(); *later != this; ++later)
+      for (size_t k = 0; k < (*later)->own_.size(); ++k)
+        if (is_same_view((*later)->own_[k], own_[i])) to = (*later)->saved_[k];
     to.copy_(saved_[i]);
   }
   std::erase(swaps, this);
@@ -124,12 +125,12 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
   nn::read_fields(dict, "", fields, kOp);
   validate(options);
   check_count(kOp, "updates", updates, 0);
-  const TensorMap given = nn::with_prefix(dict, "values.");
-  check(given.size() == values_.size() && dict.size() == given.size() + fields.size() + 1, kOp, "the state has ",
-        given.size(), " values among ", dict.size(), " entries, the model has ", values_.size());
+  const TensorMap values = nn::with_prefix(dict, "values.");
+  check(values.size() == values_.size() && dict.size() == values.size() + fields.size() + 1, kOp, "the state has ",
+        values.size(), " values and ", dict.size(), " entries in total, but the model has ", values_.size(), " values");
   for (const auto& [name, value] : values_) {
-    const auto entry = given.find(name);
-    check(entry != given.end(), kOp, "the state has no values.", name);
+    const auto entry = values.find(name);
+    check(entry != values.end(), kOp, "the state has no values.", name);
     const Tensor& tensor = entry->second;
     check(tensor.defined() && tensor.shape() == value.shape() && tensor.dtype() == value.dtype(), kOp, "values.", name,
           " is ", describe(tensor), ", expected ", describe(value));
@@ -138,7 +139,7 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
   }
   if (!keep) return;
   NoGradGuard no_grad;
-  for (const auto& [name, value] : values_) value.copy_(given.at(name));
+  for (const auto& [name, value] : values_) value.copy_(values.at(name));
   options_ = options;
   updates_ = updates;
 }

@@ -1,4 +1,4 @@
-// An exponential moving average of a model.
+// An exponential moving average (EMA) of a model's parameters.
 #pragma once
 
 #include <memory>
@@ -8,37 +8,40 @@
 
 namespace voxgrad::optim {
 
+/// Options of ExponentialMovingAverage.
 struct EmaOptions {
   double decay = 0.999;  ///< in [0, 1]
-  /// If not 0, update n (from 0) has at most the decay (1 + n) / (warmup + n), so that the start is soon forgotten; at
-  /// least 1. 10 is usual.
+  /// If not 0, limits the decay of update n (from 0) to (1 + n) / (warmup + n), so that the initial parameters lose
+  /// their weight quickly. Must be 0 or at least 1; 10 is common.
   double warmup = 0;
 };
 
-/// average = decay * average + (1 - decay) * parameter after each step: models that often do better than the last one
-/// (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; with a decay as in Tarvainen
-/// and Valpola, "Mean teachers are better role models", NeurIPS 2017). Buffers are copied. Averages of halves are f32.
+/// Averages of a model's parameters. update() computes average = decay * average + (1 - decay) * parameter. Averaged
+/// models often perform better than the last model of a training run (Polyak and Juditsky, "Acceleration of stochastic
+/// approximation by averaging", 1992; with a decay as in Tarvainen and Valpola, "Mean teachers are better role models",
+/// NeurIPS 2017). Buffers are copied without averaging. Averages of bf16 and f16 parameters are f32.
 ///
-/// It holds the model's tensors, not the model: like an optimizer it is made after the model has its device and dtype.
-/// update() may be part of a captured CUDA graph. For one thread at a time.
+/// The object keeps handles of the model's tensors, so create the object after the model has its final device and
+/// dtype, like an optimizer. update() may be captured in a CUDA graph. Only one thread may use an object at a time.
 class ExponentialMovingAverage : public nn::Stateful {
  public:
-  /// Starts with the model as it is. Throws Error for options out of range.
+  /// Starts from the current values of the model. Throws Error for invalid options.
   explicit ExponentialMovingAverage(const nn::Module& model, const EmaOptions& options = {});
   ExponentialMovingAverage(const ExponentialMovingAverage&) = delete;
   ExponentialMovingAverage& operator=(const ExponentialMovingAverage&) = delete;
 
-  /// Takes in the model as it is now.
+  /// Updates the averages with the current values of the model. Call it after each step of the optimizer.
   void update();
+  /// Returns the number of updates.
   int64_t updates() const { return updates_; }
 
-  /// Averages and buffers by the model's names. Handles.
+  /// Returns the averages and the copies of buffers under the model's names. They change with each update.
   const TensorMap& values() const { return values_; }
-  /// model.load_state_dict(values()): for the model or one like it.
+  /// Copies the averages to a model of the same structure: model.load_state_dict(values()).
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }
 
-  /// While it lives, the model has the averages; afterwards it has its own values again. Swaps of one or several
-  /// averages may be alive at once and be destroyed in any order.
+  /// Gives the model the averaged values during its lifetime, and restores the model's own values afterwards. Several
+  /// Swapped objects, of one or several averages, may exist at once and be destroyed in any order.
   class [[nodiscard]] Swapped {
    public:
     Swapped(const Swapped&) = delete;
@@ -48,23 +51,29 @@ class ExponentialMovingAverage : public nn::Stateful {
    private:
     friend class ExponentialMovingAverage;
     [[nodiscard]] explicit Swapped(const ExponentialMovingAverage& average);
-    Tensors own_, saved_;
+    Tensors own_;    ///< the model's tensors
+    Tensors saved_;  ///< the values to restore
   };
+  /// Swaps the averages into the model, for example for validation: `const auto swapped = average.swap();`
   Swapped swap() const { return Swapped(*this); }
 
-  /// "values.<name>", "updates", and the options. load_state_dict throws for the state of another model, an incomplete
-  /// one, options out of range, averages that are not finite, and NaN in buffers.
+  /// Returns the entries "values.<name>" and "updates", and the options. load_state_dict throws Error for an incomplete
+  /// state, for the state of another model, for invalid options, for averages that are not finite, and for NaN in
+  /// buffers.
   TensorMap state_dict() const override;
 
  private:
   void read_state(const TensorMap& state, bool keep) override;
+  /// Computes the averages. Counts the update if `count`.
   void advance(bool count);
 
   EmaOptions options_;
   int64_t updates_ = 0;
-  Tensors params_, averages_, buffers_, copies_;
-  TensorMap values_;
-  std::shared_ptr<ExponentialMovingAverage*> self_;  // captured updates see by it that it is gone
+  Tensors params_, averages_;  // the model's parameters and their averages
+  Tensors buffers_, copies_;   // the model's buffers and their copies
+  TensorMap values_;           // averages_ and copies_ by name
+  // Captured updates hold a weak pointer to self_, which expires with this object.
+  std::shared_ptr<ExponentialMovingAverage*> self_;
 };
 
 }  // namespace voxgrad::optim

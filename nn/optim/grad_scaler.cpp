@@ -20,7 +20,7 @@ void validate(const GradScalerOptions& o) {
   check(o.growth_interval > 0, kOp, "growth_interval must be positive, got ", o.growth_interval);
 }
 
-/// What a state_dict holds.
+/// The numbers of a state_dict.
 nn::Fields fields_of(GradScalerOptions& o, int64_t& growth_tracker) {
   return nn::named_fields("scale, growth_factor, backoff_factor, growth_interval, growth_tracker",  //
                           o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval, growth_tracker);
@@ -34,13 +34,13 @@ Tensor GradScaler::scale(const Tensor& loss) {
   if (!options_.enabled) return loss;
   check(loss.defined() && is_floating(loss.dtype()), kOp, "scale() takes floating tensors, got ", describe(loss));
   if (!scale_.defined()) {
-    check(!Capture::current(), kOp, "the first scale() makes state and cannot be captured; scale a loss before");
+    check(!Capture::current(), kOp, "the first scale() allocates the scale; scale one loss before the capture");
     scale_ = full({}, options_.init_scale, {.dtype = f32, .device = loss.device()});
-    growth_tracker_ = full({}, static_cast<double>(first_tracker_), {.dtype = i64, .device = loss.device()});
+    growth_tracker_ = full({}, static_cast<double>(initial_tracker_), {.dtype = i64, .device = loss.device()});
   }
-  check(loss.device() == scale_.device(), kOp, "the first loss given to scale() was on ", scale_.device(),
-        ", this one is ", describe(loss), "; all must be on one device");
-  return mul(loss, scale_.clone());  // backward() may come after update()
+  check(loss.device() == scale_.device(), kOp, "all losses must be on one device: the first loss was on ",
+        scale_.device(), ", this loss is ", describe(loss));
+  return mul(loss, scale_.clone());  // a copy, because backward() may run after update()
 }
 
 GradScaler::Checked& GradScaler::check_gradients(const Optimizer& optimizer, bool unscale) {
@@ -48,9 +48,9 @@ GradScaler::Checked& GradScaler::check_gradients(const Optimizer& optimizer, boo
   const Tensors grads = optimizer.gradients();
   check(!grads.empty(), kOp, "the optimizer has no gradients to check");
   for (const Tensor& grad : grads) {
-    check(grad.device() == scale_.device(), kOp, "the losses given to scale() are on ", scale_.device(),
-          ", a gradient is ", describe(grad), "; all must be on one device");
-    check(!unscale || grad.dtype() != f16, kOp, "unscale_() takes no gradients of f16, where they would vanish");
+    check(grad.device() == scale_.device(), kOp, "losses and gradients must be on one device: the losses are on ",
+          scale_.device(), ", a gradient is ", describe(grad));
+    check(!unscale || grad.dtype() != f16, kOp, "unscale_() rejects f16 gradients, because they would underflow");
   }
   const Tensor found_inf = zeros({}, {.dtype = i64, .device = scale_.device()});
   unscale_gradients(grads, found_inf, scale_, unscale);
@@ -60,7 +60,7 @@ GradScaler::Checked& GradScaler::check_gradients(const Optimizer& optimizer, boo
 void GradScaler::unscale_(Optimizer& optimizer) {
   if (!options_.enabled) return;
   const auto checked = checked_.find(&optimizer);
-  check(checked == checked_.end() || !checked->second.stepped, kOp, "unscale_() comes before step()");
+  check(checked == checked_.end() || !checked->second.stepped, kOp, "unscale_() must be called before step()");
   check(checked == checked_.end(), kOp, "unscale_() was already called on this optimizer since the last update()");
   check_gradients(optimizer, true);
 }
@@ -82,12 +82,12 @@ void GradScaler::update() {
   Tensor found;
   for (const auto& [optimizer, checked] : checked_)
     found = found.defined() ? maximum(found, checked.found_inf) : checked.found_inf;
-  const Tensor overflow = found > 0, calm = where(overflow, 0, growth_tracker_ + 1);
-  const Tensor grows = eq(calm, options_.growth_interval), larger = scale_ * options_.growth_factor;
+  const Tensor overflow = found > 0, tracker = where(overflow, 0, growth_tracker_ + 1);
+  const Tensor grows = eq(tracker, options_.growth_interval), larger = scale_ * options_.growth_factor;
   const Tensor grown = where(larger <= kMaxScale, larger, scale_);
   const Tensor smaller = clamp_min(scale_ * options_.backoff_factor, kMinScale);
   scale_.copy_(where(overflow, smaller, where(grows, grown, scale_)));
-  growth_tracker_.copy_(where(grows, 0, calm));
+  growth_tracker_.copy_(where(grows, 0, tracker));
   checked_.clear();
 }
 
@@ -110,7 +110,7 @@ TensorMap GradScaler::state_dict() const {
   if (!options_.enabled) return nn::write_state(kOp, {});
   GradScalerOptions options = options_;
   options.init_scale = get_scale();
-  int64_t tracker = growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : first_tracker_;
+  int64_t tracker = growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : initial_tracker_;
   return nn::write_state(kOp, fields_of(options, tracker));
 }
 
@@ -128,10 +128,10 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
         tracker, " of ", options.growth_interval);
   if (!keep) return;
   options_ = options;
-  first_tracker_ = tracker;
+  initial_tracker_ = tracker;
   if (!scale_.defined()) return;
   scale_.fill_(options_.init_scale);
-  growth_tracker_.fill_(static_cast<double>(first_tracker_));
+  growth_tracker_.fill_(static_cast<double>(initial_tracker_));
 }
 
 }  // namespace voxgrad::optim

@@ -7,70 +7,77 @@
 
 namespace voxgrad::optim {
 
+/// Options of GradScaler.
 struct GradScalerOptions {
-  double init_scale = 65536;  ///< in [GradScaler::kMinScale, GradScaler::kMaxScale]
-  double growth_factor = 2;
-  double backoff_factor = 0.5;
-  int64_t growth_interval = 2000;  ///< updates without infinities after which the scale grows
-  bool enabled = true;             ///< false: losses and gradients are left alone, step() is the optimizer's
+  double init_scale = 65536;       ///< in [GradScaler::kMinScale, GradScaler::kMaxScale]
+  double growth_factor = 2;        ///< multiplies the scale when it grows, above 1
+  double backoff_factor = 0.5;     ///< multiplies the scale after an overflow, in (0, 1)
+  int64_t growth_interval = 2000;  ///< consecutive updates without overflow after which the scale grows
+  bool enabled = true;             ///< false: nothing is scaled, and step() calls the optimizer's step()
 };
 
-/// Scales losses up, so that small gradients do not vanish in f16, and gradients down again before a step; steps whose
-/// gradients overflowed are left out, and the scale gets smaller (Micikevicius et al., "Mixed precision training", ICLR
-/// 2018). As torch.amp.GradScaler:
+/// Scales losses up, so that small gradients do not underflow in f16, and divides gradients by the scale before a step.
+/// Skips steps whose gradients overflowed, and then reduces the scale (Micikevicius et al., "Mixed precision training",
+/// ICLR 2018). The interface is that of torch.amp.GradScaler:
 ///
 ///   scaler.scale(loss).backward();
 ///   scaler.unscale_(optimizer);  // only to clip gradients: clip_grad_norm_(params, 1)
 ///   scaler.step(optimizer);
 ///   scaler.update();
 ///
-/// For losses and parameters on one device, where the scale lives too. Nothing waits for the device, and all of it may
-/// be captured in a CUDA graph, all four together, after a step outside.
+/// All losses and parameters must be on the same device; the scale is stored there. The host does not wait for the
+/// device. The four calls may be captured in a CUDA graph together, after one step outside of the capture.
 class GradScaler : public nn::Stateful {
  public:
-  /// The scale stays within these bounds, where float32 holds it and its reciprocal with full precision. PyTorch's
-  /// scale has none: it may become 0, and the next step would divide by it.
+  /// Bounds of the scale. Within these bounds, f32 represents the scale and its reciprocal with full precision. PyTorch
+  /// has no bounds: its scale may become 0, and the next step then divides by 0.
   static constexpr double kMinScale = 0x1p-126;
   static constexpr double kMaxScale = 0x1p126;
 
-  /// Throws Error for options out of range.
+  /// Throws Error for invalid options.
   explicit GradScaler(const GradScalerOptions& options = {});
 
-  /// loss * scale, differentiably; the product of an f16 loss without axes is f32.
+  /// Returns loss * scale, differentiably. For a scalar f16 loss, the product is f32. Throws Error if the loss is not
+  /// floating or is on another device than the first loss.
   Tensor scale(const Tensor& loss);
-  /// Divides the optimizer's gradients by the scale, in place, and checks them. Once between two updates, before the
-  /// step; throws otherwise, for no gradients, and for gradients of f16, which would vanish again: step() divides in
-  /// f32.
+  /// Divides the optimizer's gradients by the scale in place and checks them for infinities and NaN. Call unscale_()
+  /// before step(), at most once between two updates. Throws Error for a wrong order of calls, if there are no
+  /// gradients, and for f16 gradients, which would underflow again. step() divides in f32.
   void unscale_(Optimizer& optimizer);
-  /// Takes the optimizer's step, unless a gradient divided by the scale is infinite or NaN. Once between two updates;
-  /// throws otherwise, and as unscale_() does. Divides gradients that were not unscaled as it reads them.
+  /// Performs the optimizer's step. The device skips it if a gradient, divided by the scale, is infinite or NaN.
+  /// Gradients that were not unscaled are divided during the step. Call step() once between two updates. Throws Error
+  /// for a wrong order of calls and if there are no gradients.
   void step(Optimizer& optimizer);
-  /// Makes the scale smaller after infinities, down to kMinScale, and larger after growth_interval updates without,
-  /// unless it would exceed kMaxScale. Throws if no gradients were checked since the last update.
+  /// Reduces the scale after an overflow, but not below kMinScale. Increases it after growth_interval updates without
+  /// overflow, unless it would exceed kMaxScale. Throws Error if no gradients were checked since the last update.
   void update();
-  /// Sets the scale instead. Throws unless it lies in [kMinScale, kMaxScale].
+  /// Sets the scale. Throws Error unless it lies in [kMinScale, kMaxScale].
   void update(double new_scale);
-  /// Waits for the device. 1 if not enabled.
+  /// Returns the scale, or 1 if not enabled. Waits for the device.
   double get_scale() const;
   bool is_enabled() const { return options_.enabled; }
 
-  /// Scale, factors, interval, and the updates since the last change. Waits for the device. Only the class if not
-  /// enabled, when loading accepts any state. load_state_dict throws for options that the constructor refuses and for a
-  /// count of updates that no run leaves.
+  /// Returns the scale, the factors, the interval, and the number of updates since the last change. Waits for the
+  /// device. If not enabled, the state contains only the class, and load_state_dict accepts any state. Otherwise,
+  /// load_state_dict throws Error for invalid options, and unless the number of updates lies in [0, growth_interval).
   TensorMap state_dict() const override;
 
  private:
+  /// The gradients of an optimizer that were checked since the last update.
   struct Checked {
-    Tensor found_inf;  ///< i64
-    bool unscaled = false, stepped = false;
+    Tensor found_inf;       ///< i64 scalar, not 0 if a gradient overflowed
+    bool unscaled = false;  ///< unscale_() was called
+    bool stepped = false;   ///< step() was called
   };
   void read_state(const TensorMap& state, bool keep) override;
+  /// Checks the gradients for infinities and NaN, and divides them by the scale if `unscale`.
   Checked& check_gradients(const Optimizer& optimizer, bool unscale);
 
   GradScalerOptions options_;
-  int64_t first_tracker_ = 0;
-  // f32, i64, without axes; from options_ and first_tracker_ on the first loss's device
-  Tensor scale_, growth_tracker_;
+  int64_t initial_tracker_ = 0;  // initial value of growth_tracker_
+  // Scalars on the device of the first loss; undefined before the first call of scale().
+  Tensor scale_;                                 // f32
+  Tensor growth_tracker_;                        // i64, updates since the last change of the scale
   std::map<const Optimizer*, Checked> checked_;  // since the last update
 };
 

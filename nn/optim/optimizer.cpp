@@ -17,9 +17,10 @@ namespace {
 
 DType state_dtype(const Tensor& param) { return is_half(param.dtype()) ? f32 : param.dtype(); }
 
-/// Each element is stepped once. The parameters are dense.
+/// Throws if two parameters share memory, because a step would update the shared elements twice. The parameters must be
+/// dense.
 void check_disjoint(const char* op, const Tensors& params) {
-  std::vector<std::tuple<const char*, const char*, size_t>> ranges;  // begin, end, number
+  std::vector<std::tuple<const char*, const char*, size_t>> ranges;  // begin, end, index
   for (size_t i = 0; i < params.size(); ++i) {
     const auto* begin = static_cast<const char*>(params[i].raw_data());
     const int64_t bytes = params[i].numel() * item_size(params[i].dtype());
@@ -27,10 +28,9 @@ void check_disjoint(const char* op, const Tensors& params) {
   }
   std::sort(ranges.begin(), ranges.end());
   for (size_t i = 1; i < ranges.size(); ++i) {
-    const auto [begin, end, number] = ranges[i - 1];
+    const auto [begin, end, index] = ranges[i - 1];
     const auto [next_begin, next_end, next] = ranges[i];
-    check(end <= next_begin, op, "parameters ", std::min(number, next), " and ", std::max(number, next),
-          " share memory");
+    check(end <= next_begin, op, "parameters ", std::min(index, next), " and ", std::max(index, next), " share memory");
   }
 }
 
@@ -45,7 +45,7 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
       const size_t index = slots_.size();
       check(param.defined(), name, "parameter ", index, " is undefined");
       check(param.is_leaf(), name, "parameter ", index, " is the result of an operation, not a leaf");
-      check(is_floating(param.dtype()), name, "parameters must have a floating dtype, parameter ", index, " is ",
+      check(is_floating(param.dtype()), name, "parameters must have a floating dtype, but parameter ", index, " is ",
             describe(param));
       check(param.is_contiguous(param.suggest_memory_format()), name, "parameter ", index,
             " is neither contiguous nor channels_last: ", describe(param));
@@ -64,10 +64,9 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
 void Optimizer::check_gradients() const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Tensor& param = slots_[i].param;
-    check(
-        param.body().use_count() > 1, name_, "parameter ", i, ", ", describe(param),
-        ", belongs to nobody but the optimizer: its module is gone, or was given another tensor in its place; make the "
-        "optimizer after that");
+    check(param.body().use_count() > 1, name_, "parameter ", i, ", ", describe(param),
+          ", is no longer used by any module: its module was destroyed, or another tensor was assigned to the member; "
+          "create the optimizer after that");
     const Tensor grad = param.grad();
     if (!grad.defined()) continue;
     const bool fits = grad.shape() == param.shape() && grad.dtype() == param.dtype() && grad.device() == param.device();
@@ -75,11 +74,10 @@ void Optimizer::check_gradients() const {
     for (const Tensor& buffer : slots_[i].buffers)
       check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == state_dtype(param)), name_,
             "the state of parameter ", i, " is ", describe(buffer), ", the parameter is ", describe(param),
-            "; make the optimizer after moving the model");
+            "; create the optimizer after moving the model");
   }
 }
 
-/// Where the parameters and their state lie: a captured step goes on to work there.
 std::vector<const void*> Optimizer::memory_of(const Update& u) const {
   std::vector<const void*> memory;
   for (const size_t i : u.slots) {
@@ -90,14 +88,13 @@ std::vector<const void*> Optimizer::memory_of(const Update& u) const {
   return memory;
 }
 
-/// An update of a captured step.
+/// An update of a captured step, and the memory that it uses.
 struct Optimizer::Captured {
   size_t group;
   Update update;
   std::vector<const void*> memory;
 };
 
-/// The updates of a captured step with the numbers of a replay that is about to begin.
 void Optimizer::replay(std::vector<Captured>& updates) {
   for (Captured& c : updates) {
     check(memory_of(c.update) == c.memory, name_,
@@ -118,7 +115,7 @@ void Optimizer::count_skip(Update& u) {
   const auto sharers = static_cast<size_t>(std::count_if(slots_.begin(), slots_.end(), sharing));
   if (!u.skipped.defined() || sharers != u.slots.size()) {
     check(!Capture::current(), name_,
-          "the first step with a GradScaler makes state and cannot be captured; take a step before");
+          "the first step with a GradScaler allocates a counter; run one step before the capture");
     u.skipped = u.skipped.defined() ? u.skipped.clone() : zeros({}, {.dtype = i64, .device = u.params[0].device()});
     for (const size_t i : u.slots) slots_[i].skipped = u.skipped;
   }
@@ -129,15 +126,15 @@ void Optimizer::step(const GradScaling& scaling) {
   check_gradients();
   NoGradGuard no_grad;
   Capture* const capture = Capture::current();
-  check(!capture || !after_step_, name_, "a step whose state is shared by several processes cannot be captured");
-  std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> updates;  // by group, step and counter of skipped ones
+  check(!capture || !after_step_, name_, "a step of an optimizer with ZeroRedundancy cannot be captured");
+  std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> updates;  // by group, step and counter of skipped steps
   for (size_t number = 0; number < slots_.size(); ++number) {
     Slot& slot = slots_[number];
     const Tensor grad = slot.param.grad();
     if (!grad.defined() || !owns(number)) continue;
     if (capture)
       check(slot.param.device() == capture->device(), name_, "a parameter on ", slot.param.device(),
-            " has no step in a graph captured on ", capture->device());
+            " cannot be updated by a graph that is captured on ", capture->device());
     Update& u = updates[{slot.group, slot.step + 1, slot.skipped.body().get()}];
     u.step = slot.step + 1;
     u.given = scaling;
@@ -149,7 +146,7 @@ void Optimizer::step(const GradScaling& scaling) {
     for (size_t i = 0; i < specs.size(); ++i) {
       if (!specs[i].used) continue;
       check(!capture || slot.buffers[i].defined(), name_,
-            "the first step makes the optimizer's state and cannot be captured; take a step before");
+            "the first step allocates the optimizer's state; run one step before the capture");
       if (!slot.buffers[i].defined())
         slot.buffers[i] = full(slot.param.shape(), specs[i].initial, {state_dtype(slot.param), slot.param.device()});
       match_memory_format(name_, slot.buffers[i], slot.param);
@@ -163,7 +160,7 @@ void Optimizer::step(const GradScaling& scaling) {
     for (const auto& [key, u] : updates) captured.push_back({std::get<0>(key), u, memory_of(u)});
     capture->optimizer_step([self = std::weak_ptr(self_), name = name_, captured](bool replay) mutable {
       const auto optimizer = self.lock();
-      check(optimizer != nullptr, name, "the optimizer whose step was captured is gone");
+      check(optimizer != nullptr, name, "the optimizer was destroyed after its step was captured");
       if (replay) return (*optimizer)->replay(captured);
       for (const Captured& c : captured) (*optimizer)->update(c.group, c.update);
     });
@@ -201,7 +198,7 @@ void Optimizer::set_lr(double lr) {
 
 TensorMap Optimizer::state_dict() const {
   check(consolidated_, name_,
-        "each process has a part of the state: call consolidate_state_dict before, on all of them");
+        "each rank has only a part of the state; call consolidate_state_dict() on all ranks first");
   TensorMap state = nn::write_state(name_, {});
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
@@ -224,7 +221,7 @@ TensorMap Optimizer::state_dict() const {
 
 void Optimizer::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "an");
-  size_t known = 1;
+  size_t known = 1;  // number of entries of the state that have been read
   std::vector<BufferSpecs> specs(num_groups());
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
@@ -233,7 +230,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     std::vector<int64_t> expected(group_sizes_[g]);
     for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<int64_t>(first + i);
     check(params != state.end() && params->second.to_vector<int64_t>() == expected, name_,
-          "the state's parameter group ", g, " does not hold the parameters ", first, " to ",
+          "the state's parameter group ", g, " does not contain the parameters ", first, " to ",
           first + group_sizes_[g] - 1);
     known += nn::with_prefix(state, prefix).size();
   }
@@ -256,7 +253,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
         check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
-        // The next step would carry NaN, an infinity or the root of a negative square into the parameters.
+        // Rejects NaN, infinities and negative squares, because the next step would make parameters NaN.
         nn::check_values(name_, prefix + spec.name, buffer, true, !spec.squares);
         ++known;
         if (keep && owns(i)) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
@@ -266,7 +263,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     loaded.push_back(std::move(slot));
   }
   check(known == state.size(), name_, "the state has ", state.size() - known,
-        " entries more than these parameters and options need");
+        " entries that these parameters and options do not use");
   if (!keep) return;
   for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs[g], true);
   slots_ = std::move(loaded);
@@ -276,12 +273,13 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
 void match_memory_format(const char* op, const Tensor& state, const Tensor& param) {
   const MemoryFormat format = param.suggest_memory_format();
   if (state.is_contiguous(format)) return;
-  check(!Capture::current(), op, "the first step in another memory format cannot be captured; take a step before");
+  check(!Capture::current(), op,
+        "the first step in another memory format converts the state; run one step before the capture");
   nn::detail::convert("state", state, [format](const Tensor& t) { return t.contiguous(format); });
 }
 
-void check_count(const char* op, const std::string& name, int64_t count, int64_t least) {
-  check(count >= least && count <= int64_t{1} << 62, op, name, " must lie in [", least, ", 2^62], got ", count);
+void check_count(const char* op, const std::string& name, int64_t count, int64_t min) {
+  check(count >= min && count <= int64_t{1} << 62, op, name, " must lie in [", min, ", 2^62], got ", count);
 }
 
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {

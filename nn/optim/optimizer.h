@@ -1,4 +1,4 @@
-// Optimizers: what all of them share. The steps themselves are in ops/optim.h.
+// Base classes of all optimizers. optimizers.h defines the optimizers, and ops/optim.h their steps.
 #pragma once
 
 #include <array>
@@ -28,130 +28,151 @@ struct ParamGroup {
   Options options{};
 };
 
-/// A tensor that an optimizer may keep for each parameter, under PyTorch's name.
+/// Describes a tensor that an optimizer may keep for each parameter.
 struct BufferSpec {
-  std::string name;
-  bool used;
-  bool squares = false;  ///< an average of squares, never negative
-  double initial = 0;    ///< what it holds before the first step
+  std::string name;      ///< the name in PyTorch's state_dict
+  bool used;             ///< false if the options do not need the buffer
+  bool squares = false;  ///< the buffer averages squares, so its elements are never negative
+  double initial = 0;    ///< value of all elements before the first step
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
-inline constexpr size_t kMaxBuffers = 3;
+inline constexpr size_t kMaxBuffers = 3;  ///< per parameter
 using BufferSpecs = std::vector<BufferSpec>;
 
-/// What a GradScaler tells an optimizer's step: tensors of one element on the parameters' device.
+/// Arguments that a GradScaler passes to Optimizer::step: scalar tensors on the device of the parameters.
 struct GradScaling {
-  Tensor scale{};      ///< f32: gradients are this many times too large; undefined: they are as they should be
-  Tensor found_inf{};  ///< i64: where it is not 0, the step is not taken, and not counted; undefined: as 0
+  Tensor scale{};      ///< f32; the step divides gradients by it; undefined: gradients are not scaled
+  Tensor found_inf{};  ///< i64; if it is not 0, the device skips the step and does not count it; undefined: 0
 };
 
-/// The parameters of a group that are at the same step.
+/// A step of all parameters of a group that have taken the same number of steps.
 struct Update {
-  int64_t step = 0;  ///< 1 for the first, whose buffers are zero
+  int64_t step = 0;  ///< number of this step, from 1
   Tensors params, grads;
-  std::vector<size_t> slots{};                 ///< the parameters' numbers
-  std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty where not used
-  GradScaling given{};
-  Tensor skipped{};  ///< how many of `step` steps the device did not take; undefined: none
+  std::vector<size_t> slots{};                 ///< indices of the parameters
+  std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty if not used
+  GradScaling given{};                         ///< arguments of Optimizer::step
+  Tensor skipped{};  ///< number of earlier steps that the device skipped, an i64 scalar; undefined: 0
 
+  /// Returns the scaling in the form that the functions of ops/optim.h take.
   StepScaling scaling() const {
     const auto if_defined = [](const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; };
     return {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)};
   }
 };
 
-/// Changes parameters by their gradients. The parameters must be contiguous or channels_last floating leaves,
-/// each given once, that share no memory; their state has their memory format and dtype, that of halves is f32, as is
-/// the arithmetic. For one thread at a time, while no other uses the parameters.
+/// Base class of optimizers, which update parameters from their gradients. The parameters must be floating leaves that
+/// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has its memory
+/// format and dtype, but the state of bf16 and f16 parameters is f32, and their steps are computed in f32. Only one
+/// thread may use an optimizer at a time, and no other thread may use its parameters meanwhile.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One step for every parameter that has a gradient; the others, their state too, are left as they are.
-  /// Throws, before anything is changed, for a gradient whose shape, dtype or device is not the parameter's, and for a
-  /// parameter of which nobody but the optimizer holds a handle: its module is gone, or its member was assigned to
-  /// (another handle, in a list of parameters for instance, hides that).
-  /// Within the capture of a CUDA graph (cuda/cuda.h) the step is taken by each replay. `scaling` comes from a
-  /// GradScaler (nn/optim/grad_scaler.h); nothing waits for it.
+  /// Updates every parameter that has a gradient. Other parameters and their state remain unchanged. Throws Error,
+  /// before anything is changed, if the shape, dtype or device of a gradient differs from its parameter's. Also throws
+  /// if only the optimizer holds a handle of a parameter, because its module was destroyed or another tensor was
+  /// assigned to the member. This check cannot detect the problem if another handle of the parameter exists, for
+  /// example in a list.
+  ///
+  /// In the capture of a CUDA graph (cuda/cuda.h), the step is recorded, and each replay performs it. `scaling` comes
+  /// from a GradScaler (nn/optim/grad_scaler.h); the host does not wait for its values.
   void step(const GradScaling& scaling = {});
-  /// The gradients that there are.
+  /// Returns the gradients of all parameters that have one.
   Tensors gradients() const;
   /// Drops the gradients of all parameters.
   void zero_grad() const;
 
   size_t num_groups() const { return group_sizes_.size(); }
+  /// Returns the learning rate of a group.
   virtual double lr(size_t group = 0) const = 0;
-  /// Throws unless `lr` is finite and not negative. Without `group`: for all groups.
+  /// Sets the learning rate of one group, or of all groups. Throws Error unless `lr` is finite and not negative.
   void set_lr(size_t group, double lr);
   void set_lr(double lr);
-  /// Sets momentum, or beta1 where there are betas. Throws where there is neither, and as set_options does.
+  /// Sets the momentum of a group, or beta1 of an optimizer with betas. Throws Error if the optimizer has neither, if
+  /// the value is invalid, or if it would add or remove momentum after the first step.
   void set_momentum(size_t group, double momentum) { change_option(group, {"momentum", "beta1"}, momentum); }
 
-  /// "state.<parameter>.<buffer>" and "state.<parameter>.step", "param_groups.<group>.<option>",
-  /// "param_groups.<group>.params" (the numbers of its parameters), and "class.<name>". Buffers are handles.
-  /// load_state_dict takes over the options and copies of the buffers. It throws if the state comes from another kind
-  /// of optimizer, from other groups or shapes, or is not complete; if an option is one that the constructor refuses, a
-  /// step count lies outside [1, 2^62], a buffer holds a value that is not finite, or one of squares (exp_avg_sq,
-  /// max_exp_avg_sq, square_avg) a negative one.
+  /// Returns the state with the names "state.<parameter>.<buffer>" and "state.<parameter>.step",
+  /// "param_groups.<group>.<option>", "param_groups.<group>.params" (the indices of its parameters), and
+  /// "class.<name>". The buffers share memory with the optimizer.
+  ///
+  /// load_state_dict replaces the options and copies the buffers. It throws Error if the state is incomplete, or comes
+  /// from another class of optimizer or from other groups or shapes. It also throws if the constructor would reject an
+  /// option, if a step count lies outside [1, 2^62], if a buffer contains NaN or infinities, or if an average of
+  /// squares (exp_avg_sq, max_exp_avg_sq, square_avg) is negative.
   TensorMap state_dict() const override;
 
  protected:
   Optimizer(const char* name, const std::vector<Tensors>& groups);
 
+  /// Performs one step of some parameters of a group.
   virtual void update(size_t group, const Update& u) = 0;
+  /// Returns the buffers that a group may have.
   virtual BufferSpecs buffers(size_t group) const = 0;
-  /// Sets the option that has one of these names.
+  /// Sets the option that has one of these names. Throws if the options have none of these names, or if the value is
+  /// invalid.
   virtual void change_option(size_t group, std::initializer_list<std::string_view> names, double value) = 0;
+  /// Adds the options of a group to `state`.
   virtual void write_options(size_t group, TensorMap& state, const std::string& prefix) const = 0;
-  /// Reads and checks a group's options; `buffers` receives what they need. Keeps them only if `keep`.
+  /// Reads and checks the options of a group, and sets them if `keep`. `buffers` receives the buffers that these
+  /// options need.
   virtual void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& buffers,
                             bool keep) = 0;
 
   const char* name() const { return name_; }
-  /// Whether a parameter of the group has been updated.
+  /// Returns whether a parameter of the group has been updated.
   bool has_state(size_t group) const;
 
  private:
+  /// A parameter and its state.
   struct Slot {
     Tensor param;
     size_t group;
-    int64_t step = 0;  ///< those counted, the skipped ones too
+    int64_t step = 0;  ///< number of steps, including those that the device skipped
     std::array<Tensor, kMaxBuffers> buffers{};
-    Tensor skipped{};  ///< Update's; parameters that always stepped together share it
+    Tensor skipped{};  ///< see Update::skipped; shared by parameters that have taken all steps together
   };
   friend class StepSchedule;
   friend class nn::ZeroRedundancy;
 
+  /// Returns whether this process updates the parameter.
   bool owns(size_t slot) const { return owned_.empty() || owned_[slot]; }
   void check_gradients() const;
+  /// Returns the addresses of the parameters and of their state. A captured step uses them in its replays.
   std::vector<const void*> memory_of(const Update& u) const;
-  /// Makes u.skipped a counter of just these parameters, and counts this step in it.
+  /// Adds u.given.found_inf to u.skipped. If other parameters share the counter, first creates a separate counter for
+  /// these parameters.
   void count_skip(Update& u);
   struct Captured;
+  /// Prepares the updates of a captured step for the replay that is about to begin.
   void replay(std::vector<Captured>& updates);
   void read_state(const TensorMap& state, bool keep) override;
 
   const char* name_;
   std::vector<size_t> group_sizes_;
   std::vector<Slot> slots_;
-  std::vector<bool> owned_;           // of the slots, which this process steps and has the state of; empty: all
-  std::function<void()> after_step_;  // of nn::ZeroRedundancy
-  bool consolidated_ = true;          // the state of all slots is here
-  std::vector<std::optional<double>> initial_lr_;                          // that schedules begin with, until set_lr()
-  std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);  // captured steps see by it that it is gone
+  std::vector<bool> owned_;           // by slot: whether this process updates it and has its state; empty: all
+  std::function<void()> after_step_;  // set by nn::ZeroRedundancy
+  bool consolidated_ = true;          // this process has the state of all slots
+  std::vector<std::optional<double>> initial_lr_;  // by group: the initial rate of schedules; reset by set_lr()
+  // Captured steps hold a weak pointer to self_, which expires with the optimizer.
+  std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);
 };
 
-/// An optimizer whose groups have options of one type. Options has members lr, kName, validate(), which throws Error
-/// for values out of range, fields(), buffers(), and step(), which updates the parameters of a group.
+/// An optimizer whose groups have options of type Options. Options has the members lr, kName (the class name), and four
+/// functions: validate() throws Error for invalid values, fields() returns the options by name, buffers() returns the
+/// buffers that the options need, and step() updates the parameters of a group.
 template <class Options>
 class OptimizerOf : public Optimizer {
  public:
   using Group = ParamGroup<Options>;
 
-  /// Throws Error for an empty list, a tensor that is no parameter or appears twice, and for options out of range.
-  explicit OptimizerOf(const Tensors& params, const Options& given = {})
-      : OptimizerOf(std::vector<Group>{{params, given}}) {}
+  /// Creates an optimizer with one group, or with the given groups. Throws Error for an empty group, for a tensor that
+  /// is not a floating leaf, for parameters that appear twice or share memory, and for invalid options.
+  explicit OptimizerOf(const Tensors& params, const Options& options = {})
+      : OptimizerOf(std::vector<Group>{{params, options}}) {}
   OptimizerOf(const Tensors& params, double lr) : OptimizerOf(params, Options{.lr = lr}) {}
   explicit OptimizerOf(const std::vector<Group>& groups) : Optimizer(Options::kName, params_of(groups)) {
     for (const Group& group : groups) {
@@ -161,13 +182,13 @@ class OptimizerOf : public Optimizer {
   }
 
   double lr(size_t group = 0) const override { return options(group).lr; }
-  /// Throws if there is no such group.
+  /// Returns the options of a group. Throws Error if group >= num_groups().
   const Options& options(size_t group = 0) const {
     check(group < options_.size(), name(), "there is no parameter group ", group, " among ", options_.size());
     return options_[group];
   }
-  /// Throws for options out of range, and for those that need other buffers than the steps so far have made
-  /// (switching momentum, amsgrad or centered on or off).
+  /// Sets the options of a group. Throws Error for invalid options. After the first step, also throws for options that
+  /// need other buffers: momentum, amsgrad and centered can then not be switched on or off.
   void set_options(size_t group, const Options& changed) {
     const BufferSpecs before = options(group).buffers();
     changed.validate();
@@ -211,16 +232,17 @@ class OptimizerOf : public Optimizer {
   std::vector<Options> options_;
 };
 
-/// Puts the state of `param` into its memory format, which may have changed since the state was made: in place. Throws
-/// if that would be captured.
+/// Converts the state of `param` in place to the memory format of `param`, which may have changed. Throws if the
+/// conversion would be captured.
 void match_memory_format(const char* op, const Tensor& state, const Tensor& param);
 
-/// Throws "<op>: <name> must lie in [<least>, 2^62], got <count>": nobody counts from there to an overflow.
-void check_count(const char* op, const std::string& name, int64_t count, int64_t least);
+/// Throws "<op>: <name> must lie in [<min>, 2^62], got <count>". A count within these bounds cannot overflow in
+/// practice.
+void check_count(const char* op, const std::string& name, int64_t count, int64_t min);
 
-/// Throws "<optimizer>: <option> must be finite and at least 0, got -1" for the first of `options` that is not.
+/// Throws "<optimizer>: <option> must be finite and at least 0, got <value>" for the first option that is not.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
-/// Throws unless both lie in [0, 1).
+/// Throws unless both betas lie in [0, 1).
 void check_betas(const char* optimizer, const std::array<double, 2>& betas);
 
 }  // namespace voxgrad::optim

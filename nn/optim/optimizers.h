@@ -1,4 +1,4 @@
-// SGD, Adam, AdamW, RMSprop, Adagrad and Lion: the options of each, with what OptimizerOf asks of them.
+// The optimizers SGD, Adam, AdamW, RMSprop, Adagrad and Lion, and their options.
 #pragma once
 
 #include <cmath>
@@ -7,13 +7,14 @@
 
 namespace voxgrad::optim {
 
+/// Options of SGD. `weight_decay` is added to the gradient. `lr` is the learning rate, as in all optimizers below.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0;
-  double dampening = 0;
+  double dampening = 0;  ///< the momentum buffer accumulates (1 - dampening) * gradient
   double weight_decay = 0;
-  bool nesterov = false;  ///< needs momentum and no dampening
-  bool maximize = false;
+  bool nesterov = false;  ///< Nesterov momentum; requires momentum > 0 and dampening = 0
+  bool maximize = false;  ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "SGD";
   void validate() const {
@@ -32,19 +33,20 @@ struct SgdOptions {
              u.scaling());
   }
 };
-/// With momentum as in Sutskever et al., "On the importance of initialization and momentum in deep learning",
-/// ICML 2013, in PyTorch's form.
+/// Stochastic gradient descent, optionally with momentum (Sutskever et al., "On the importance of initialization and
+/// momentum in deep learning", ICML 2013), in the form that PyTorch uses.
 using SGD = OptimizerOf<SgdOptions>;
 
-/// `decoupled`: weight decay shrinks the parameter itself; it is added to the gradient otherwise.
+/// Options of Adam and AdamW. If `decoupled`, as in AdamW, weight decay multiplies the parameter by 1 - lr *
+/// weight_decay. Otherwise, weight decay is added to the gradient.
 template <bool decoupled>
 struct AdamOptionsOf {
   double lr = 1e-3;
-  std::array<double, 2> betas{0.9, 0.999};
-  double eps = 1e-8;
+  std::array<double, 2> betas{0.9, 0.999};  ///< decay of the averages of the gradient and of its square
+  double eps = 1e-8;                        ///< added to the root of the average square
   double weight_decay = decoupled ? 1e-2 : 0;
-  bool amsgrad = false;
-  bool maximize = false;
+  bool amsgrad = false;   ///< divides by the maximum of all averages of the square so far
+  bool maximize = false;  ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = decoupled ? "AdamW" : "Adam";
   void validate() const {
@@ -67,20 +69,21 @@ struct AdamOptionsOf {
 };
 using AdamOptions = AdamOptionsOf<false>;
 using AdamWOptions = AdamOptionsOf<true>;
-/// Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015; amsgrad: Reddi et al., "On the
-/// convergence of Adam and beyond", ICLR 2018.
+/// Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015; amsgrad: Reddi et al., "On the
+/// convergence of Adam and beyond", ICLR 2018).
 using Adam = OptimizerOf<AdamOptions>;
-/// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
+/// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019).
 using AdamW = OptimizerOf<AdamWOptions>;
 
+/// Options of RMSprop.
 struct RmspropOptions {
   double lr = 1e-2;
-  double alpha = 0.99;
-  double eps = 1e-8;
-  double weight_decay = 0;
+  double alpha = 0.99;      ///< decay of the average of the squared gradient
+  double eps = 1e-8;        ///< added to the root of the average square
+  double weight_decay = 0;  ///< added to the gradient
   double momentum = 0;
-  bool centered = false;
-  bool maximize = false;
+  bool centered = false;  ///< divides by the standard deviation of the gradient instead of its root mean square
+  bool maximize = false;  ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "RMSprop";
   void validate() const {
@@ -101,17 +104,18 @@ struct RmspropOptions {
                  {lr, alpha, eps, weight_decay, momentum, centered, maximize}, u.scaling());
   }
 };
-/// Hinton, "Neural networks for machine learning", lecture 6e, 2012; centered: Graves, "Generating sequences with
-/// recurrent neural networks", arXiv:1308.0850.
+/// RMSprop (Hinton, "Neural networks for machine learning", lecture 6e, 2012; centered: Graves, "Generating sequences
+/// with recurrent neural networks", arXiv:1308.0850).
 using RMSprop = OptimizerOf<RmspropOptions>;
 
+/// Options of Adagrad.
 struct AdagradOptions {
   double lr = 1e-2;
-  double lr_decay = 0;  ///< step n has the rate lr / (1 + (n - 1) * lr_decay)
-  double weight_decay = 0;
-  double initial_accumulator_value = 0;
-  double eps = 1e-10;
-  bool maximize = false;
+  double lr_decay = 0;                   ///< the learning rate of step n is lr / (1 + (n - 1) * lr_decay)
+  double weight_decay = 0;               ///< added to the gradient
+  double initial_accumulator_value = 0;  ///< initial value of the sums of squares
+  double eps = 1e-10;                    ///< added to the root of the sum of squares
+  bool maximize = false;                 ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "Adagrad";
   void validate() const {
@@ -132,14 +136,16 @@ struct AdagradOptions {
     adagrad_step(u.params, u.grads, u.buffers[0], {lr, lr_decay, weight_decay, eps, maximize, u.step}, u.scaling());
   }
 };
-/// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
+/// Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization",
+/// JMLR 2011).
 using Adagrad = OptimizerOf<AdagradOptions>;
 
+/// Options of Lion.
 struct LionOptions {
   double lr = 1e-4;
-  std::array<double, 2> betas{0.9, 0.99};
-  double weight_decay = 0;  ///< shrinks the parameter itself
-  bool maximize = false;
+  std::array<double, 2> betas{0.9, 0.99};  ///< weight of the average in the step, and decay of the average
+  double weight_decay = 0;                 ///< decoupled: multiplies the parameter by 1 - lr * weight_decay
+  bool maximize = false;                   ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "Lion";
   void validate() const {
@@ -154,8 +160,9 @@ struct LionOptions {
     lion_step(u.params, u.grads, u.buffers[0], {lr, betas[0], betas[1], weight_decay, maximize}, u.scaling());
   }
 };
-/// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023: steps by the sign of an average.
-/// Learning rates are 3 to 10 times smaller than AdamW's, weight decay as much larger.
+/// Lion (Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023). A step is the sign of an average
+/// of gradients, times lr. Compared to AdamW, the authors recommend a learning rate that is 3 to 10 times smaller, and
+/// a weight decay that is larger by the same factor.
 using Lion = OptimizerOf<LionOptions>;
 
 }  // namespace voxgrad::optim

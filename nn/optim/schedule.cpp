@@ -56,13 +56,14 @@ void StepSchedule::check_fields() const {
 
 namespace {
 
-/// The rate after `steps` steps, on its way from one of `rates` to another: the first, the highest, the last.
+/// Returns the value of the one-cycle curve after `steps` steps. `rates` are the first, the middle and the last value
+/// of the curve.
 double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<double, 3>& rates) {
-  check(steps <= o.total_steps, o.kName, "step ", steps, " of ", o.total_steps);
+  check(steps <= o.total_steps, o.kName, "step ", steps, " exceeds total_steps = ", o.total_steps);
   const auto now = static_cast<double>(steps), total = static_cast<double>(o.total_steps);
   struct Phase {
-    double end;
-    size_t from, to;
+    double end;       // last step of the phase
+    size_t from, to;  // indices into `rates`
   };
   const double up = o.pct_start * total;
   const std::vector<Phase> phases = o.three_phase
@@ -80,7 +81,8 @@ double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<dou
 }  // namespace
 
 double CosineAnnealingWarmRestartsOptions::lr_at(int64_t steps, double initial) const {
-  // Steps since the restart, and until the next one; in double, as a period may be longer than any count.
+  // Steps since the last restart, and length of the current period. Both have type double, because a period may exceed
+  // 2^63.
   double since = static_cast<double>(t_mult == 1 ? steps % t_0 : steps), period = static_cast<double>(t_0);
   for (; since >= period; period *= static_cast<double>(t_mult)) since -= period;
   return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * since / period)) / 2;

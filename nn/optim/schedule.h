@@ -1,4 +1,4 @@
-// Learning-rate schedules: they set the learning rates of an optimizer's groups as training goes on.
+// Learning-rate schedules, which set the learning rates of an optimizer's groups during training.
 #pragma once
 
 #include <algorithm>
@@ -14,24 +14,26 @@
 
 namespace voxgrad::optim {
 
-/// Base of all schedules; each keeps a reference to its optimizer, which must outlive it.
+/// Base class of all schedules. A schedule keeps a reference to its optimizer, which must outlive it.
 ///
-/// load_state_dict throws if the state comes from another kind of schedule, is not complete, or holds numbers that no
-/// run leaves: counts outside [0, 2^62], learning rates that are negative or not finite, NaN.
+/// load_state_dict throws Error if the state is incomplete or comes from another class of schedule. It also throws if a
+/// count lies outside [0, 2^62], if a learning rate is negative or not finite, or if a number is NaN.
 class Schedule : public nn::Stateful {
  public:
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
 
-  /// How far the schedule is. The options are not part of it, and the learning rates are the optimizer's.
+  /// Returns the progress of the schedule. The state contains neither the options of the schedule nor the current
+  /// learning rates, which are part of the optimizer's state.
   TensorMap state_dict() const override;
 
  protected:
   Schedule(const char* name, Optimizer& optimizer) : name_(name), optimizer_(optimizer) {}
   Optimizer& optimizer() const { return optimizer_; }
   const char* name() const { return name_; }
+  /// Returns the numbers that make up the state.
   virtual nn::Fields fields() = 0;
-  /// Throws unless the fields can be what a run of this schedule leaves.
+  /// Throws if the fields have values that this schedule cannot reach.
   virtual void check_fields() const = 0;
 
  private:
@@ -41,58 +43,59 @@ class Schedule : public nn::Stateful {
   Optimizer& optimizer_;
 };
 
-/// A schedule that is a function of the number of steps taken: the learning rate of each group is its initial one,
-/// times or towards what the function says. The initial one is the rate as found when the schedule was made; where a
-/// schedule has set that before, and not the caller, it is that schedule's.
+/// A schedule that computes the learning rates from the number of steps. It starts from the initial learning rate of
+/// each group, which is the rate of the optimizer when the first schedule is constructed. Later schedules of the same
+/// optimizer use the same initial rates, unless set_lr() has been called in between.
 class StepSchedule : public Schedule {
  public:
-  /// Counts one step (an epoch or a batch, as the caller likes) and sets the learning rates. Throws, before anything is
-  /// changed, if one would not be finite or be negative.
+  /// Counts one step, which may be an epoch or a batch, and sets the learning rates. Throws Error, before anything is
+  /// changed, if a rate would be negative or not finite.
   void step() { set_steps(steps_ + 1); }
+  /// Returns the number of steps.
   int64_t steps() const { return steps_; }
-  /// The learning rate after `steps` steps, from the initial one.
+  /// Returns the learning rate after `steps` steps of a group with the given initial rate.
   virtual double lr_at(int64_t steps, double initial) const = 0;
-  /// The momentum (beta1 of Adam) after `steps` steps, if it is part of the schedule.
+  /// Returns the momentum (beta1 of Adam) after `steps` steps, or nullopt if the schedule does not change it.
   virtual std::optional<double> momentum_at(int64_t) const { return std::nullopt; }
 
  protected:
   StepSchedule(const char* name, Optimizer& optimizer);
-  /// Sets the learning rates for this number of steps; constructors of derived classes do, for 0.
+  /// Sets the number of steps and the learning rates. Constructors of derived classes call set_steps(0).
   void set_steps(int64_t steps);
   nn::Fields fields() override;
   void check_fields() const override;
 
  private:
   int64_t steps_ = 0;
-  std::vector<double> initial_;
+  std::vector<double> initial_;  ///< initial learning rate of each group
 };
 
-/// Throws "<schedule>: <option> must be positive, got -1".
+/// Throws "<schedule>: <option> must be positive, got <value>" unless it is.
 inline void check_positive(const char* schedule, const char* option, int64_t value) {
   check(value > 0, schedule, option, " must be positive, got ", value);
 }
-/// Throws "<schedule>: <option> must lie in <range>, got 2" unless it is `inside`.
+/// Throws "<schedule>: <option> must lie in <range>, got <value>" unless `inside`.
 inline void check_in(bool inside, const char* schedule, const char* option, const char* range, double value) {
   check(inside, schedule, option, " must lie in ", range, ", got ", value);
 }
 
-/// Throws "<schedule>: milestones must not be negative, got -1".
+/// Throws "<schedule>: milestones must not be negative, got <milestone>" for the first negative milestone.
 inline void check_milestones(const char* schedule, const std::vector<int64_t>& milestones) {
   for (const int64_t milestone : milestones)
     check(milestone >= 0, schedule, "milestones must not be negative, got ", milestone);
 }
 
-/// From `start` at 0 to `end` at `total` and beyond.
+/// Interpolates linearly from `start` at step 0 to `end` at step `total`. Returns `end` for later steps.
 inline double ramp(double start, double end, int64_t steps, int64_t total) {
   const double done = static_cast<double>(std::min(steps, total)) / static_cast<double>(total);
   return start + (end - start) * done;
 }
 
-/// A StepSchedule by its options, which have members kName, validate(), lr_at(), perhaps momentum_at().
+/// A StepSchedule that Options defines: kName (the class name), validate(), lr_at() and, optionally, momentum_at().
 template <class Options>
 class ScheduleOf : public StepSchedule {
  public:
-  /// Throws Error for options out of range.
+  /// Sets the learning rates for step 0. Throws Error for invalid options.
   explicit ScheduleOf(Optimizer& optimizer, const Options& options = {})
       : StepSchedule(Options::kName, optimizer), options_(options) {
     options_.validate();
@@ -108,9 +111,9 @@ class ScheduleOf : public StepSchedule {
   Options options_;
 };
 
-/// Times gamma every step_size steps.
+/// Multiplies the learning rate by gamma every step_size steps.
 struct StepLROptions {
-  int64_t step_size = 1;
+  int64_t step_size = 1;  ///< positive
   double gamma = 0.1;
 
   static constexpr const char* kName = "StepLR";
@@ -124,7 +127,7 @@ struct StepLROptions {
 };
 using StepLR = ScheduleOf<StepLROptions>;
 
-/// Times `factor` for the first total_iters steps.
+/// Multiplies the learning rate by `factor` during the first total_iters steps.
 struct ConstantLROptions {
   double factor = 1.0 / 3;  ///< in [0, 1]
   int64_t total_iters = 5;
@@ -138,7 +141,8 @@ struct ConstantLROptions {
 };
 using ConstantLR = ScheduleOf<ConstantLROptions>;
 
-/// A factor that goes linearly from start_factor to end_factor in total_iters steps, and stays there.
+/// Multiplies the learning rate by a factor that changes linearly from start_factor to end_factor in total_iters steps
+/// and then remains constant.
 struct LinearLROptions {
   double start_factor = 1.0 / 3;  ///< in (0, 1]
   double end_factor = 1;          ///< in [0, 1]
@@ -156,13 +160,14 @@ struct LinearLROptions {
 };
 using LinearLR = ScheduleOf<LinearLROptions>;
 
-/// Half a cosine from the initial learning rate down to eta_min, after a linear warm-up; going on beyond t_max it
-/// comes up again, as PyTorch's does. Loshchilov and Hutter, "SGDR", ICLR 2017.
+/// Decreases the learning rate along half a cosine to eta_min in t_max steps, after an optional linear warm-up
+/// (Loshchilov and Hutter, "SGDR", ICLR 2017). After t_max steps the rate follows the cosine and rises again, as in
+/// PyTorch. The warm-up is an extension of PyTorch's schedule.
 struct CosineAnnealingLROptions {
-  int64_t t_max = 0;  ///< steps from the end of the warm-up to eta_min
-  double eta_min = 0;
-  int64_t warmup_steps = 0;  ///< steps before that, through which the learning rate grows linearly
-  double warmup_start_factor = 0.01;
+  int64_t t_max = 0;                  ///< steps from the end of the warm-up to eta_min; positive
+  double eta_min = 0;                 ///< the lowest learning rate
+  int64_t warmup_steps = 0;           ///< steps of the warm-up
+  double warmup_start_factor = 0.01;  ///< first learning rate of the warm-up / initial rate, in (0, 1]
 
   static constexpr const char* kName = "CosineAnnealingLR";
   void validate() const {
@@ -180,12 +185,13 @@ struct CosineAnnealingLROptions {
 };
 using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 
-/// Half a cosine from the initial learning rate towards eta_min in t_0 steps, then again from the initial one, each
-/// time in t_mult times as many steps. Loshchilov and Hutter, "SGDR", ICLR 2017.
+/// Decreases the learning rate along half a cosine towards eta_min and restarts it from the initial rate. The first
+/// period has t_0 steps; each later period is t_mult times as long as the one before (Loshchilov and Hutter, "SGDR",
+/// ICLR 2017).
 struct CosineAnnealingWarmRestartsOptions {
-  int64_t t_0 = 0;     ///< steps until the first restart
+  int64_t t_0 = 0;     ///< steps until the first restart; positive
   int64_t t_mult = 1;  ///< at least 1
-  double eta_min = 0;
+  double eta_min = 0;  ///< the lowest learning rate
 
   static constexpr const char* kName = "CosineAnnealingWarmRestarts";
   void validate() const {
@@ -197,9 +203,9 @@ struct CosineAnnealingWarmRestartsOptions {
 };
 using CosineAnnealingWarmRestarts = ScheduleOf<CosineAnnealingWarmRestartsOptions>;
 
-/// Times gamma at each milestone.
+/// Multiplies the learning rate by gamma at each milestone.
 struct MultiStepLROptions {
-  std::vector<int64_t> milestones{};  ///< one that is listed twice counts twice
+  std::vector<int64_t> milestones{};  ///< step numbers, in any order; a repeated milestone counts repeatedly
   double gamma = 0.1;
 
   static constexpr const char* kName = "MultiStepLR";
@@ -214,7 +220,7 @@ struct MultiStepLROptions {
 };
 using MultiStepLR = ScheduleOf<MultiStepLROptions>;
 
-/// Times gamma at every step: ExponentialLR(optimizer, 0.9).
+/// Multiplies the learning rate by gamma at every step: ExponentialLR(optimizer, 0.9).
 struct ExponentialLROptions {
   ExponentialLROptions(double factor) : gamma(factor) {}
   double gamma;
@@ -225,7 +231,7 @@ struct ExponentialLROptions {
 };
 using ExponentialLR = ScheduleOf<ExponentialLROptions>;
 
-/// Times (1 - steps / total_iters) ^ power, and 0 from there on.
+/// Multiplies the initial learning rate by (1 - steps / total_iters) ^ power. From step total_iters on, the rate is 0.
 struct PolynomialLROptions {
   int64_t total_iters = 5;
   double power = 1;
@@ -241,7 +247,8 @@ struct PolynomialLROptions {
 };
 using PolynomialLR = ScheduleOf<PolynomialLROptions>;
 
-/// Times factor(steps): LambdaLR(optimizer, [](int64_t steps) { return ...; }). The function is not part of the state.
+/// Multiplies the initial learning rate by factor(steps): LambdaLR(optimizer, [](int64_t steps) { return ...; }). The
+/// function is not part of the state. The constructor throws Error if it is empty.
 struct LambdaLROptions {
   template <class F>
   LambdaLROptions(F function) : factor(std::move(function)) {}
@@ -253,21 +260,24 @@ struct LambdaLROptions {
 };
 using LambdaLR = ScheduleOf<LambdaLROptions>;
 
+/// The shape of a transition between two learning rates.
 enum class AnnealStrategy : uint8_t { cos, linear };
 
-/// Up to max_lr and down again, the momentum the other way round. The last rate is that after total_steps - 1 steps
-/// and one more; step() throws beyond. Smith and Topin,
-/// "Super-convergence: very fast training of neural networks using large learning rates", 2019.
+/// Increases the learning rate to max_lr and decreases it again, and changes the momentum in the opposite direction
+/// (Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates", 2019). The
+/// rate reaches its last value after total_steps - 1 steps. One more step is allowed; further calls of step() throw
+/// Error.
 struct OneCycleLROptions {
-  double max_lr = 0;        ///< of all groups; the optimizer's own rates do not count
-  int64_t total_steps = 0;  ///< epochs * steps in each
-  double pct_start = 0.3;   ///< the part of them in which the rate grows
+  double max_lr = 0;        ///< highest rate of all groups; the optimizer's rates are ignored
+  int64_t total_steps = 0;  ///< number of epochs * steps per epoch
+  double pct_start = 0.3;   ///< fraction of the steps in which the rate increases
   AnnealStrategy anneal_strategy = AnnealStrategy::cos;
-  bool cycle_momentum = true;  ///< needs an optimizer with momentum or betas
-  double base_momentum = 0.85, max_momentum = 0.95;
-  double div_factor = 25;         ///< max_lr / the first rate
-  double final_div_factor = 1e4;  ///< the first rate / the last one
-  bool three_phase = false;       ///< down to the first rate as fast as up, then to the last one
+  bool cycle_momentum = true;     ///< requires an optimizer with momentum or betas
+  double base_momentum = 0.85;    ///< momentum at max_lr
+  double max_momentum = 0.95;     ///< momentum at the first and the last rate
+  double div_factor = 25;         ///< max_lr / first rate
+  double final_div_factor = 1e4;  ///< first rate / last rate
+  bool three_phase = false;       ///< returns to the first rate in pct_start of the steps, then decreases to the last
 
   static constexpr const char* kName = "OneCycleLR";
   void validate() const;
@@ -276,46 +286,51 @@ struct OneCycleLROptions {
 };
 using OneCycleLR = ScheduleOf<OneCycleLROptions>;
 
-/// One schedule after the other, each from its beginning: the i-th from milestones[i - 1] on. All are made for this
-/// optimizer; their own counts are not used.
+/// Runs several schedules one after another. Schedule i starts at step milestones[i - 1], and its steps are counted
+/// from there. All schedules must have been created for the same optimizer; their own step counts are ignored.
 class SequentialLR : public StepSchedule {
  public:
-  /// Throws unless milestones increase and are one fewer than the schedules.
+  /// Throws Error unless the milestones are in increasing order and there is one fewer than schedules.
   SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
                std::vector<int64_t> milestones);
   double lr_at(int64_t steps, double initial) const override;
   std::optional<double> momentum_at(int64_t steps) const override;
 
  private:
-  /// The schedule of this step; `*steps` becomes its own number of steps.
+  /// Returns the schedule that is active after *steps steps, and changes *steps to the number of steps of that
+  /// schedule.
   const StepSchedule& current(int64_t* steps) const;
 
   std::vector<std::shared_ptr<StepSchedule>> schedules_;
   std::vector<int64_t> milestones_;
 };
 
-enum class PlateauMode : uint8_t { min, max };  ///< whether a smaller or a larger metric is better
+/// Whether a smaller or a larger metric is better.
+enum class PlateauMode : uint8_t { min, max };
+/// Whether a threshold is relative to the best metric or absolute.
 enum class ThresholdMode : uint8_t { relative, absolute };
 
+/// Options of ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
   PlateauMode mode = PlateauMode::min;
-  double factor = 0.1;      ///< in [0, 1)
-  int64_t patience = 10;    ///< steps without a better metric that are let pass
-  double threshold = 1e-4;  ///< by how much a metric has to be better; below 1 if relative
+  double factor = 0.1;      ///< multiplies the learning rates, in [0, 1)
+  int64_t patience = 10;    ///< consecutive steps without improvement that are tolerated
+  double threshold = 1e-4;  ///< minimum improvement of the metric; below 1 if relative
   ThresholdMode threshold_mode = ThresholdMode::relative;
-  int64_t cooldown = 0;  ///< steps after a reduction that do not count
-  double min_lr = 0;
-  double eps = 1e-8;  ///< changes smaller than this are not made
+  int64_t cooldown = 0;  ///< steps after a reduction that do not count as steps without improvement
+  double min_lr = 0;     ///< lower bound of the learning rates
+  double eps = 1e-8;     ///< reductions of a rate by at most this amount are skipped
 };
 
-/// Multiplies the learning rates by `factor` when a metric has stopped getting better. A relative threshold is a share
-/// of |best|: a metric is better in mode min if it is below best - threshold * |best|. PyTorch computes best * (1 -
-/// threshold), where every negative metric that stays the same counts as better.
+/// Multiplies the learning rates by `factor` when a metric has stopped improving. A relative threshold is a fraction of
+/// |best|: with PlateauMode::min, a metric improves if it is below best - threshold * |best|. PyTorch uses best * (1 -
+/// threshold) instead, with which a constant negative metric improves at every step.
 class ReduceLROnPlateau : public Schedule {
  public:
   explicit ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
-  /// Tells the metric of one more step. NaN counts as not better.
+  /// Counts one step with this metric and reduces the learning rates if necessary. NaN counts as no improvement.
   void step(double metric);
+  /// Returns the best metric so far.
   double best() const { return best_; }
 
  protected:

@@ -1,11 +1,13 @@
-// Forward and transposed convolution on the CPU: one gather for both, see ops/detail/conv_geometry.h.
+// Forward and transposed convolution on the CPU. Both use the gather form of ops/detail/conv_geometry.h.
 //
-// A task packs a tile of the input once, then walks the rows of outputs that it feeds. A row is a product whose
-// left factor is the packed tile itself, read at one offset for each tap; taps that miss the input along d or h are
-// left out, and along w they multiply the outputs that they meet, or zeros where that would be too little work. Where
-// the weights outweigh the inputs, a task is a block of output channels instead, and packs its weights. Few output
-// channels are the rows of the register tile, and voxels its columns. Sums run over taps, then channels, in an order
-// that depends on shapes only.
+// Usually, a task is a tile of outputs. The task packs the input tile once and then computes the rows of outputs one
+// after another. A row is a matrix product whose left operand is the packed tile, read at one offset per tap. Taps that
+// are outside the input along d or h are skipped. Taps that are outside along w for some outputs of the row multiply
+// the other outputs only, or zeros if a product has few terms. If the weights are larger than the inputs, a task is a
+// block of output channels instead and packs its weights.
+//
+// The rows of the register tile are voxels and its columns are output channels; with few output channels, the roles are
+// exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
 #include <algorithm>
 #include <atomic>
 
@@ -21,32 +23,34 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Memory beside the operands: kWeightBytes in all, and kTileBytes for each thread; a thread's tile and the weights of
-// one phase (at most kPanelBytes) share its second-level cache.
+// Limits of the workspace: kWeightBytes for the packed weights and kTileBytes for the packed tile of each thread. The
+// tile of a thread and the weights of one phase (at most kPanelBytes) fit in the second-level cache together.
 constexpr int64_t kWeightBytes = 16 << 20;
 constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
-// Taps at the ends of w multiply their own rows where a row's product has this many terms.
-constexpr int64_t kLeastDepth = 64;
-constexpr int64_t kInputBytes = 4 << 20;  // packed all at once where they are few beside the weights
-// Weights of so many input channels are packed together: a cache line's worth in channels_last.
+// Below this number of terms, a product does not treat the taps at the ends of w separately.
+constexpr int64_t kMinDepth = 64;
+// All inputs are packed at once if they are smaller than this and than the weights.
+constexpr int64_t kInputBytes = 4 << 20;
+// Input channels whose weights one task packs: the elements of a cache line in channels_last.
 constexpr int64_t kPackedChannels = 16;
-// Rows shorter than this are not worth a wider range of channels.
-constexpr int64_t kShortestRow = 32;
+// A tile is not made shorter than this along w in order to hold more channels.
+constexpr int64_t kMinRow = 32;
 
 /// One phase of each axis.
 using Phase3 = std::array<const ConvPhase*, 3>;
 
-/// What a thread works on: one tile of outputs, and its own memory.
+/// The output tile that a thread computes, and the memory of the thread.
 template <class T>
 struct TileTask {
   const T* weights = nullptr;
-  T* packed = nullptr;
-  std::vector<TileSegment> lines = {}, segments = {};
-  std::vector<ColumnBlock<T>> voxel_blocks = {};  // of rows of `voxels`
+  T* packed = nullptr;                            // the packed input tile
+  std::vector<TileSegment> lines = {};            // the taps (d, h) of the current row, see fill_lines()
+  std::vector<TileSegment> segments = {};         // the segments of the current product
+  std::vector<ColumnBlock<T>> voxel_blocks = {};  // column blocks for rows of `voxels` voxels
   int64_t voxels = 0;
-  int64_t n = 0;
-  std::array<int64_t, 3> origin{};
+  int64_t n = 0;                    // sample
+  std::array<int64_t, 3> origin{};  // first step of the tile on each axis
 };
 
 template <class T>
@@ -80,7 +84,7 @@ class Convolution {
     return {group, first, channels, block, 0, weights_.taps() * channels * block.family->columns};
   }
 
-  /// All units, in passes whose packed weights fit in kWeightBytes.
+  /// Computes all units, in passes whose packed weights fit in kWeightBytes.
   void run_by_tiles() {
     const int64_t limit = kWeightBytes / item();
     const Workspace<T> weights(
@@ -102,10 +106,10 @@ class Convolution {
   }
 
   int64_t tiles() const { return p_.out.batch * tiling_.count(); }
-  /// Of a packed tile; a register tile may read beyond the last row.
+  /// Returns the elements of a packed tile, plus padding because a register tile may read beyond the last row.
   int64_t tile_elements() const { return tiling_.slots() * channels_per_unit_ + kMaxTileWidth / item(); }
 
-  /// Whether the weights are more than all packed inputs, as with many channels of few voxels.
+  /// Returns whether all packed inputs are smaller than the weights, as with many channels and few voxels.
   bool inputs_are_small() const {
     const int64_t inputs = tiles() * tile_elements() * slabs() * p_.groups;
     return inputs * item() <= kInputBytes && p_.groups * static_cast<int64_t>(blocks_.size()) >= num_threads() &&
@@ -113,8 +117,8 @@ class Convolution {
            inputs <= p_.groups * p_.out_channels() * p_.in_channels() * weights_.taps();
   }
 
-  /// The inputs are packed first. A task is a block of columns: it packs its weights unit by unit into the cache, and
-  /// all tiles use them there.
+  /// Packs all inputs first. A task is then a block of columns: it packs the weights of one unit at a time into the
+  /// cache and uses them for all tiles.
   void run_by_columns() {
     const int64_t tile_count = tiles(), block_count = static_cast<int64_t>(blocks_.size());
     const int64_t inputs = p_.groups * slabs() * tile_count;
@@ -151,31 +155,35 @@ class Convolution {
     task.origin = tiling_.origin(tile % tiling_.count());
   }
 
+  /// Returns the number of input channels per unit, so that the weights of a phase and a tile with short rows fit in
+  /// their memory.
   int64_t choose_channels() const {
-    int64_t slots = 1, columns = 1, most_taps = 1;  // of one phase
+    int64_t slots = 1;
+    int64_t columns = 1;
+    int64_t max_taps = 1;  // largest number of taps of a phase
     for (const ColumnBlock<T>& block : blocks_) columns = std::max<int64_t>(columns, block.family->columns);
     for (int axis = 0; axis < 3; ++axis) {
       const ConvGather& gather = p_.gather[static_cast<size_t>(axis)];
-      const int64_t length = axis == 2 ? std::min(gather.steps(), kShortestRow) : 1;
+      const int64_t length = axis == 2 ? std::min(gather.steps(), kMinRow) : 1;
       slots *= std::max<int64_t>(1, AxisWindow(gather, p_.kernel[axis], length).slots);
       size_t taps = 1;
       for (const ConvPhase& phase : gather.phases) taps = std::max(taps, phase.taps.size());
-      most_taps *= static_cast<int64_t>(taps);
+      max_taps *= static_cast<int64_t>(taps);
     }
-    const int64_t panel = most_taps * columns * item();
+    const int64_t panel = max_taps * columns * item();
     const int64_t weights = std::max<int64_t>(1, weights_.taps()) * columns * item();
-    const int64_t most = std::min({kPanelBytes / panel, kTileBytes / (slots * item()), kWeightBytes / weights});
-    return even_piece(p_.in_channels(), std::max<int64_t>(1, most));
+    const int64_t max_channels = std::min({kPanelBytes / panel, kTileBytes / (slots * item()), kWeightBytes / weights});
+    return even_piece(p_.in_channels(), std::max<int64_t>(1, max_channels));
   }
 
-  /// All outputs of these units, whose weights are packed first.
+  /// Packs the weights of the units, then computes their outputs.
   void run_pass(const std::vector<ConvUnit<T>>& units, T* weights) const {
     const int64_t parts = divide_up(channels_per_unit_, kPackedChannels);
     parallel_for(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         weights_.pack(units[static_cast<size_t>(i / parts)], i % parts * kPackedChannels, kPackedChannels, weights);
     });
-    // Tiles at the border are cheaper: each thread takes the next one when it is done.
+    // Threads take tiles from a common counter, because tiles at the border of the volume need less time.
     const int64_t tasks = tiles();
     std::atomic<int64_t> next = 0;
     parallel_for(std::min<int64_t>(tasks, num_threads()), 1, [&](int64_t, int64_t) {
@@ -194,17 +202,18 @@ class Convolution {
   }
 
   void run_tile(const std::vector<ConvUnit<T>>& units, TileTask<T>& task) const {
-    const ConvUnit<T>* held = nullptr;  // whose channels are packed
+    const ConvUnit<T>* packed = nullptr;  // the unit whose input channels are packed
     for (const ConvUnit<T>& unit : units) {
-      if (!held || held->group != unit.group || held->first_channel != unit.first_channel) {
+      if (!packed || packed->group != unit.group || packed->first_channel != unit.first_channel) {
         pack_input(unit, task);
-        held = &unit;
+        packed = &unit;
       }
       run_unit(unit, task);
     }
   }
 
-  /// The phases along w stay innermost, so that a line of the output is completed while it is in the cache.
+  /// Computes a unit for one tile. The phases along w are innermost, so that a line of the output is completed while it
+  /// is in the cache.
   void run_unit(const ConvUnit<T>& unit, TileTask<T>& task) const {
     const std::array<int64_t, 3>& origin = task.origin;
     for (const ConvPhase& pd : p_.gather[0].phases)
@@ -220,7 +229,7 @@ class Convolution {
       }
   }
 
-  /// Row (q[0], q[1]) of one phase, from step q[2] to the end of the tile.
+  /// Computes row (q[0], q[1]) of one phase, from step q[2] to the end of the tile.
   void run_row(const ConvUnit<T>& unit, const Phase3& phase, const std::array<int64_t, 3>& q, TileTask<T>& task) const {
     const int64_t count = std::min(phase[2]->count - q[2], tiling_.length[2]);
     if (count <= 0) return;
@@ -252,7 +261,7 @@ class Convolution {
     const int64_t rows = even_piece(count, family.max_rows);
     for (int64_t m = 0; m < count; m += rows) {
       const int64_t now = std::min(rows, count - m);
-      // Each channel's outputs lie in a place of their own, which would be waited for at the end.
+      // Prefetch the outputs of each channel, which store() would otherwise wait for.
       for (int64_t n = 0; n < unit.block.count; ++n) {
         __builtin_prefetch(out + n * p_.out.channel_stride + m * out_step, 1);
         __builtin_prefetch(out + n * p_.out.channel_stride + (m + now - 1) * out_step, 1);
@@ -263,8 +272,8 @@ class Convolution {
     }
   }
 
-  /// A product of `rows` rows, steps from `step` on. The taps at the ends of w meet only some of them: each such tap
-  /// multiplies these alone, where it has enough to do.
+  /// Computes a product for the `rows` steps from `step` on. Some taps may be inside the input along w for a part of
+  /// the steps only. If the product is large enough, each tap multiplies only the steps for which it is inside.
   void multiply_inside(const TileFamily<T>& family, const TileProduct<T>& product, int64_t rows, int64_t step,
                        const ConvPhase& along_w) const {
     const size_t each = product.segments.size() / along_w.taps.size();
@@ -273,8 +282,8 @@ class Convolution {
       return ConvRange{std::clamp<int64_t>(range.begin - step, 0, rows),
                        std::clamp<int64_t>(range.end - step, 0, rows)};
     };
-    auto meets_all = [&](const ConvTap& tap) { return inside(tap).end - inside(tap).begin == rows; };
-    if (static_cast<int64_t>(each) * product.depth < kLeastDepth || std::ranges::all_of(along_w.taps, meets_all))
+    auto is_inside = [&](const ConvTap& tap) { return inside(tap).end - inside(tap).begin == rows; };
+    if (static_cast<int64_t>(each) * product.depth < kMinDepth || std::ranges::all_of(along_w.taps, is_inside))
       return family.products[rows - 1](product);
     std::fill_n(product.c, rows * family.columns, T(0));
     for (size_t k = 0; k < along_w.taps.size(); ++k) {
@@ -286,12 +295,13 @@ class Convolution {
     }
   }
 
-  /// The taps (d, h) that row (q[0], q[1]) meets: where their rows are in the packed tile, and their number.
+  /// Lists the taps (d, h) that are inside the input for row (q[0], q[1]), with the offset of their rows in the packed
+  /// tile and their index among the taps of the phase.
   void fill_lines(const ConvPhase& pd, const ConvPhase& ph, const std::array<int64_t, 3>& q,
                   std::vector<TileSegment>& lines) const {
-    auto misses = [&](size_t axis, const ConvTap& tap) {
+    auto is_inside = [&](size_t axis, const ConvTap& tap) {
       const int64_t position = q[axis] * p_.gather[axis].in_step + tap.offset;
-      return position < 0 || position >= p_.gather[axis].in_size;
+      return position >= 0 && position < p_.gather[axis].in_size;
     };
     auto slot = [&](size_t axis, const ConvTap& tap) {
       return tiling_.windows[axis].base[static_cast<size_t>(tap.index)];
@@ -300,13 +310,13 @@ class Convolution {
     int64_t number = 0;
     for (const ConvTap& d : pd.taps)
       for (const ConvTap& h : ph.taps) {
-        if (!misses(0, d) && !misses(1, h))
+        if (is_inside(0, d) && is_inside(1, h))
           lines.push_back({(slot(0, d) * tiling_.windows[1].slots + slot(1, h)) * layout_.row, number});
         ++number;
       }
   }
 
-  /// In the order of the taps along w, then d, then h.
+  /// Lists the segments of a product, ordered by the taps along w, then d, then h.
   void fill_segments(const ConvUnit<T>& unit, const ConvPhase& along_w, TileTask<T>& task) const {
     const int64_t panel = unit.channels * unit.block.family->columns;
     const int64_t taps = static_cast<int64_t>(along_w.taps.size());
@@ -320,14 +330,14 @@ class Convolution {
     }
   }
 
-  /// Sums of one tile: of row m and of the n-th of its channels at data[m * row + n * channel].
+  /// Sums of one register tile. The sum of output m and channel n is data[m * row + n * channel].
   struct Sums {
     const T* data;
     int64_t row, channel;
   };
 
-  /// Channels [channels.begin, channels.end) of a unit, of `rows` outputs from `out` on. The first range of input
-  /// channels sets the outputs, the others add to them.
+  /// Stores the sums of channels [channels.begin, channels.end) of a unit to the `rows` outputs from `out` on. The
+  /// first range of input channels sets the outputs; the others add to them.
   void store(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums, int64_t rows, T* out,
              int64_t out_step) const {
     const int64_t channel_stride = p_.out.channel_stride, count = channels.end - channels.begin;
@@ -364,10 +374,10 @@ class Convolution {
   int64_t channels_per_unit_ = 0;
   Tiling tiling_;
   PackedLayout layout_;
-  bool voxels_are_columns_ = false;  ///< of the register tile, whose rows are output channels then
+  bool voxels_are_columns_ = false;  // of the register tile, whose rows then are output channels
 };
 
-/// Every output's bias, or zero.
+/// Sets every output to its bias, or to zero if there is no bias.
 template <class T>
 void fill_bias(const View& out, const View* bias) {
   T zero{0};
@@ -378,20 +388,21 @@ void fill_bias(const View& out, const View* bias) {
   copy(out, values);
 }
 
-/// Whether it is a matrix product of few rows with voxels that lie side by side: a head's.
+/// Returns whether the convolution is the head of a network: a 1 x 1 x 1 kernel, few output channels, and contiguous
+/// voxels.
 template <class T>
 bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const View& w, const ConvGeometry& geometry) {
   constexpr int64_t kMaxOutputs = 8;
-  bool whole = p.out_channels() <= kMaxOutputs;
+  bool matches = p.out_channels() <= kMaxOutputs;
   for (int axis = 0; axis < 3; ++axis)
-    whole = whole && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0 &&
-            out.size[axis + 2] == in.size[axis + 2];  // or not, by output_padding
+    matches = matches && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0 &&
+              out.size[axis + 2] == in.size[axis + 2];  // output_padding may make the output larger
   for (const View* v : {&out, &in})
-    whole = whole && v->stride[4] == 1 && v->stride[3] == v->size[4] && v->stride[2] == v->size[3] * v->size[4];
-  return whole;
+    matches = matches && v->stride[4] == 1 && v->stride[3] == v->size[4] && v->stride[2] == v->size[3] * v->size[4];
+  return matches;
 }
 
-/// That product. The input is read where it lies, once for all outputs.
+/// Computes such a convolution without packing. Reads the input once for all outputs.
 template <class T>
 void multiply_head(const ConvProblem<T>& p) {
   constexpr int64_t kPiece = 256;
@@ -416,13 +427,14 @@ void multiply_head(const ConvProblem<T>& p) {
       }
       for (int64_t o = 0; p.relu && o < outputs; ++o) {
         T* const y = p.out.at(n, group * outputs + o) + first;
-        for (int64_t j = 0; j < count; ++j) y[j] = y[j] < 0 ? T{0} : y[j];  // and NaN stays
+        for (int64_t j = 0; j < count; ++j) y[j] = y[j] < 0 ? T{0} : y[j];  // keeps NaN
       }
     }
   });
 }
 
-/// `transposed`: out is x and in is y; the weight is (y channels, x channels / groups, ...) either way.
+/// Computes a forward convolution, or a transposed one, for which `out` is x and `in` is y. In both cases the weight is
+/// (y channels, x channels / groups, ...).
 void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w,
               const ConvEpilogue& epilogue, const ConvGeometry& geometry) {
   if (is_half(out.dtype))
@@ -440,7 +452,7 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     const View* bias = epilogue.bias;
     problem.bias = bias ? bias->as<const T>() : nullptr;
     problem.bias_stride = bias ? bias->stride[0] : 0;
-    bool whole = true;  // one piece writes every result, complete
+    bool complete = true;  // whether a single piece of the kernel computes every output
     for_each_kernel_piece(w, geometry, [&](const View& piece, const ConvGeometry& g) {
       bool covered = true;
       for (int axis = 0; axis < 3; ++axis) {
@@ -453,14 +465,14 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
         problem.weight_stride[axis] = piece.stride[axis + 2];
       }
       problem.weight = piece.as<const T>();
-      whole = whole && covered && piece.numel() == w.numel();
-      problem.relu = epilogue.relu && whole;
+      complete = complete && covered && piece.numel() == w.numel();
+      problem.relu = epilogue.relu && complete;
       if (is_head(problem, out, in, w, geometry)) return multiply_head(problem);
       if (!covered && !problem.adds) fill_bias<T>(out, bias);
       Convolution<T>(problem).run();
       problem.adds = true;
     });
-    if (epilogue.relu && !whole) unary(UnaryOp::relu, out, out, 0, 0);
+    if (epilogue.relu && !complete) unary(UnaryOp::relu, out, out, 0, 0);
   });
 }
 

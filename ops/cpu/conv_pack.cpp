@@ -1,7 +1,8 @@
-#include "core/detail/divide.h"
 #include "ops/cpu/conv_pack.h"
 
 #include <utility>
+
+#include "core/detail/divide.h"
 
 namespace voxgrad::cpu {
 
@@ -27,7 +28,7 @@ AxisWindow::AxisWindow(const ConvGather& gather, int64_t kernel, int64_t length)
     : base(static_cast<size_t>(kernel), 0) {
   std::vector<ConvTap> taps;
   for (const ConvPhase& phase : gather.phases) taps.insert(taps.end(), phase.taps.begin(), phase.taps.end());
-  // Steps of one tap are in_step apart, so that only taps of one residue can share inputs.
+  // The inputs of one tap are in_step apart, so only taps whose offsets have the same residue share inputs.
   auto residue = [&](const ConvTap& tap) { return (tap.offset % gather.in_step + gather.in_step) % gather.in_step; };
   std::sort(taps.begin(), taps.end(), [&](const ConvTap& s, const ConvTap& t) {
     return std::pair(residue(s), s.offset) < std::pair(residue(t), t.offset);
@@ -68,9 +69,9 @@ Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimi
   Tiling tiling;
   std::array<int64_t, 3>&length = tiling.length, &pieces = tiling.pieces;
   std::vector<AxisWindow>& windows = tiling.windows;
-  auto set_length = [&](size_t axis, int64_t most) {
+  auto set_length = [&](size_t axis, int64_t max_length) {
     const int64_t steps = gather[axis].steps();
-    length[axis] = even_piece(steps, std::max<int64_t>(1, most));
+    length[axis] = even_piece(steps, std::max<int64_t>(1, max_length));
     pieces[axis] = steps == 0 ? 0 : (steps + length[axis] - 1) / length[axis];
     windows[axis] = AxisWindow(gather[axis], kernel[static_cast<int>(axis)], length[axis]);
   };
@@ -78,7 +79,7 @@ Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimi
   for (size_t axis = 0; axis < 3; ++axis) set_length(axis, gather[axis].steps());
   while (true) {
     const bool too_large = tiling.slots() > limits.slots || length[0] * length[1] * length[2] > limits.steps;
-    // d and h shrink together: the border, which is read twice, is smallest about a square.
+    // Shorten the longer of d and h: a square has the smallest border, which neighboring tiles read twice.
     const size_t longer = length[0] >= length[1] ? 0 : 1;
     const size_t axis = length[longer] > 1 ? longer : 2;
     const bool too_few = tiling.count() < limits.tiles && axis != 2;

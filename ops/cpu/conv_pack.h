@@ -1,5 +1,5 @@
-// What the CPU convolutions copy before they multiply: a tile of the input with its border, zero where the input
-// ends, and laid out so that neighbouring outputs read neighbouring elements whatever the stride.
+// Packing of input tiles for the CPU convolutions. A packed tile contains its border, with zeros outside the input, and
+// neighboring outputs read neighboring elements for any stride.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 
 namespace voxgrad::cpu {
 
-/// Uninitialised elements, aligned for the tiles. They come from the tensors' allocator, which keeps freed blocks: the
-/// page faults of fresh ones would cost as much as packing.
+/// Uninitialized memory, aligned for the register tiles. The allocator of the tensors provides it, because it reuses
+/// freed blocks: the page faults of new memory would cost as much time as packing.
 template <class T>
 class Workspace {
  public:
@@ -32,55 +32,55 @@ class Workspace {
   Storage storage_;
 };
 
-/// Calls body(piece of the weight, geometry that puts its taps where they were) for pieces of few enough taps for
-/// everything that is kept for each tap to stay within a few megabytes. Nearly always that is the weight itself.
+/// Splits a kernel with very many taps, so that the memory per tap stays within a few megabytes. Calls
+/// body(piece of the weight, geometry of the piece). Nearly always the only piece is the weight itself.
 void for_each_kernel_piece(const View& w, const ConvGeometry& geometry,
                            const std::function<void(const View&, const ConvGeometry&)>& body);
 
-/// The inputs that `length` consecutive steps of an axis read, as slots: step q (counted from the first) and tap k
-/// find theirs in slot q + base[k]. Each input has one slot, and gaps between dilated taps have none.
+/// The inputs that `length` consecutive steps of an axis read, stored in slots. Step q (from the first step) and tap k
+/// read slot q + base[k]. Each input has one slot; inputs between dilated taps, which no step reads, have none.
 struct AxisWindow {
-  /// Slots [slot, slot + length) hold the inputs at first_step * in_step + position + j * in_step.
+  /// Slot number slot + j, with j in [0, length), holds the input at (first step + j) * in_step + position.
   struct Run {
     int64_t slot = 0;
     int64_t position = 0;
     int64_t length = 0;
   };
   int64_t slots = 0;
-  std::vector<int64_t> base;  // by the index of the tap
+  std::vector<int64_t> base;  // per tap, by its index in the kernel
   std::vector<Run> runs;
 
   AxisWindow() = default;
   AxisWindow(const ConvGather& gather, int64_t kernel, int64_t length);
-  /// The input position in `slot` for a window that starts at step 0.
+  /// Returns the input position in `slot` for a window that starts at step 0.
   int64_t position(int64_t slot, int64_t in_step) const;
 };
 
-/// How the steps of the three axes are cut into tiles, each with its window.
+/// The division of the steps of three axes into tiles.
 struct Tiling {
-  std::array<int64_t, 3> length{1, 1, 1};
-  std::array<int64_t, 3> pieces{0, 0, 0};
-  std::vector<AxisWindow> windows;
+  std::array<int64_t, 3> length{1, 1, 1};  // steps per tile
+  std::array<int64_t, 3> pieces{0, 0, 0};  // tiles
+  std::vector<AxisWindow> windows;         // the inputs that a tile reads
 
   int64_t count() const { return pieces[0] * pieces[1] * pieces[2]; }
   int64_t slots() const { return windows[0].slots * windows[1].slots * windows[2].slots; }
-  /// First step of each axis in tile `index`.
+  /// Returns the first step of tile `index` on each axis.
   std::array<int64_t, 3> origin(int64_t index) const;
 };
 
 using Gather3 = std::array<ConvGather, 3>;
 
-/// What a tile may hold; one step is the least.
+/// Limits for the size of a tile. A tile has at least one step, even if it exceeds the limits.
 struct TilingLimits {
-  int64_t slots = 0;
-  int64_t steps = std::numeric_limits<int64_t>::max();
-  int64_t tiles = 1;  ///< at least so many, if there are that many rows
+  int64_t slots = 0;                                    ///< largest number of slots per tile
+  int64_t steps = std::numeric_limits<int64_t>::max();  ///< largest number of steps per tile
+  int64_t tiles = 1;                                    ///< smallest number of tiles, if there are enough rows
 };
 
-/// The largest tiles within the limits, cut evenly, and along w last.
+/// Returns the largest tiles within the limits. Divides an axis evenly, and w only if d and h have one step per tile.
 Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimits& limits);
 
-/// One element type's view of an (N, C, D, H, W) tensor.
+/// An (N, C, D, H, W) view with elements of type T.
 template <class T>
 struct Volume {
   T* data = nullptr;
@@ -101,26 +101,28 @@ struct Volume {
   T* at(int64_t n, int64_t c) const { return data + n * batch_stride + c * channel_stride; }
 };
 
-/// Where a packed tile's elements go: channel c of slot (d, h, w) is at
-/// (d * slots_h + h) * row + c * channel + w * step.
+/// Strides of a packed tile. Channel c of slot (d, h, w) is at (d * slots_h + h) * row + c * channel + w * step.
 struct PackedLayout {
   int64_t row = 0;
   int64_t channel = 0;
   int64_t step = 0;
 };
 
-/// Lines that are interleaved at a time.
+/// Number of lines that are interleaved at a time.
 inline constexpr int kInterleaved = 8;
 
-/// A run of slots along w, of which [begin, end) lie inside the input; the first of those is `start` elements behind
-/// the start of a row, and they are `step` apart.
+/// A run of slots along w.
 struct PackedRun {
-  int64_t slot = 0, length = 0, begin = 0, end = 0;
-  int64_t start = 0, step = 0;
+  int64_t slot = 0;    // first slot of the run
+  int64_t length = 0;  // number of slots
+  int64_t begin = 0;   // slots [begin, end) of the run are inside the input
+  int64_t end = 0;
+  int64_t start = 0;  // offset of slot `begin` in a row of the input
+  int64_t step = 0;   // elements of the input between slots
 
   PackedRun(const AxisWindow::Run& run, const ConvGather& gather, int64_t origin, int64_t stride);
 
-  /// Slots [at, at + count) of a row, side by side in `to`.
+  /// Copies slots [at, at + count) of a row of the input to contiguous memory, with zeros outside the input.
   template <class T>
   void copy(const T* row, int64_t at, int64_t count, T* to) const {
     const int64_t zeros = std::clamp<int64_t>(begin - at, 0, count), stop = std::clamp<int64_t>(end - at, zeros, count);
@@ -138,7 +140,8 @@ struct PackedRun {
     std::fill(to + stop, to + count, T(0));
   }
 
-  /// All slots of the rows of `channels` channels; slots are `width` elements apart, and channels side by side.
+  /// Copies all slots of a row for `channels` channels. In `to`, the channels of a slot are contiguous, and slots are
+  /// `width` elements apart.
   template <class T>
   void interleave(const T* row, int64_t channels, int64_t channel_stride, int64_t width, T* to) const {
     constexpr int64_t kSlots = 64;
@@ -147,7 +150,8 @@ struct PackedRun {
       for (int64_t c = 0; c < channels; c += kInterleaved) {
         const int64_t count = std::min(kSlots, length - at), now = std::min<int64_t>(kInterleaved, channels - c);
         for (int64_t i = 0; i < now; ++i) copy(row + (c + i) * channel_stride, at, count, lines[i]);
-        const auto squares = [&]<int n>(std::integral_constant<int, n>, int64_t i) {
+        // Transposes n channels from channel i on, in squares of n slots. Returns the next channel.
+        const auto transpose_squares = [&]<int n>(std::integral_constant<int, n>, int64_t i) {
           T* out = to + at * width + c + i;
           int64_t j = 0;
           for (; j + n <= count; j += n)
@@ -157,16 +161,16 @@ struct PackedRun {
           return i + n;
         };
         int64_t i = 0;
-        if (now == kInterleaved) i = squares(std::integral_constant<int, kInterleaved>(), i);
-        if (now - i >= 4) i = squares(std::integral_constant<int, 4>(), i);
-        for (; i < now; ++i) squares(std::integral_constant<int, 1>(), i);
+        if (now == kInterleaved) i = transpose_squares(std::integral_constant<int, kInterleaved>(), i);
+        if (now - i >= 4) i = transpose_squares(std::integral_constant<int, 4>(), i);
+        while (i < now) i = transpose_squares(std::integral_constant<int, 1>(), i);
       }
   }
 };
 
-/// Copies the tile at `origin`: `channels` channels from `source` on (the element at n, first channel, 0, 0, 0). Slots
-/// beyond the ends of the w axis become 0. Rows that lie outside the input are left as they are: no tap reads them.
-/// Either the layout's step is 1, or its channel is, or there is one channel.
+/// Packs `channels` channels of the tile at `origin`. `source` is the element (n, first channel, 0, 0, 0). Slots
+/// outside the input along w become 0. Rows outside the input are not written, because no tap reads them. Requires
+/// layout.step == 1, layout.channel == 1 or a single channel.
 template <class T>
 void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
                const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin) {
@@ -177,7 +181,7 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
   };
   std::vector<PackedRun> runs;
   for (const AxisWindow::Run& run : windows[2].runs) runs.emplace_back(run, gather[2], origin[2], volume.stride[2]);
-  // Memory is read in its order: few channels at a time where each is a volume of its own.
+  // Read the input in memory order: all channels of a voxel at once in channels_last, otherwise few channels at a time.
   const int64_t few = layout.step == 1 ? 1 : kInterleaved;
   const int64_t together = volume.channel_stride < volume.stride[2] ? channels : few;
   for (int64_t c = 0; c < channels; c += together)
@@ -187,8 +191,8 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
         if (pd < 0 || ph < 0) continue;
         const T* row = source + c * volume.channel_stride + pd * volume.stride[0] + ph * volume.stride[1];
         T* to = packed + (d * windows[1].slots + h) * layout.row + c * layout.channel;
-        const int64_t now = std::min(together, channels - c);
-        // The next channels are far away: no prefetcher of the processor's finds them.
+        const int64_t now = std::min(together, channels - c);  // channels that this iteration packs
+        // Prefetch the next channels, which are too far away for the hardware prefetcher.
         constexpr int64_t kLine = 64 / sizeof(T);
         for (int64_t i = together; volume.stride[2] == 1 && i < std::min(2 * together, channels - c); ++i)
           for (int64_t j = 0; j < volume.size[2]; j += kLine) __builtin_prefetch(row + i * volume.channel_stride + j);
@@ -203,9 +207,10 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
       }
 }
 
-/// Rows to give each tile of a run of `count`: as few tiles as possible, as even as possible.
-inline int64_t even_piece(int64_t count, int64_t most) {
-  const int64_t pieces = divide_up(count, most);
+/// Returns the length of the pieces when `count` elements are divided into as few pieces of at most `max_length`
+/// elements as possible, with equal lengths except for the last piece.
+inline int64_t even_piece(int64_t count, int64_t max_length) {
+  const int64_t pieces = divide_up(count, max_length);
   return pieces == 0 ? 0 : divide_up(count, pieces);
 }
 

@@ -1,10 +1,10 @@
-// The register tile under the CPU convolutions: c = a * b, where b's columns fill vectors and a's elements are
-// broadcast.
+// The register tile of the CPU convolutions. It computes c = a * b with vectors of columns of b and broadcast elements
+// of a.
 //
-// A convolution is a matrix product whose left factor repeats the input once for each tap. Eigen's gemm reaches the
-// processor's rate only on that repeated matrix, copied out and then packed once more. Here the product is a sum over
-// segments (a tap, or a row of voxels) that point into the input tile as it is: nothing is repeated, and taps that
-// fall outside the input are simply not in the list.
+// A convolution is a matrix product whose left operand contains the input once per tap. With Eigen's matrix product,
+// this operand would have to be copied to memory and then packed again. The register tile instead sums over segments (a
+// tap, or a row of voxels) that point into the packed input tile. The tile holds each input once, and the list of
+// segments omits the taps outside the input.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace voxgrad::cpu {
 
-/// Where a segment starts: offsets of its first elements in a and in b.
+/// The start of a segment.
 struct TileSegment {
-  int64_t a = 0;
-  int64_t b = 0;
+  int64_t a = 0;  // offset of its first element in a
+  int64_t b = 0;  // offset of its first element in b
 };
 
 /// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * b_step +
-/// n]. c has as many columns as the tile, row after row.
+/// n]. c is row-major and has the columns of the tile.
 template <class T>
 struct TileProduct {
   const T* a = nullptr;
@@ -30,35 +30,35 @@ struct TileProduct {
   std::span<const TileSegment> segments;
   int64_t depth = 0;
   T* c = nullptr;
-  bool adds = false;
+  bool adds = false;  ///< adds to c instead of setting c
 };
 
 inline constexpr int kTileAlignment = 64;
 inline constexpr int kMaxTileRows = 12;
-/// No tile is wider than this many bytes.
+/// Largest width of a tile in bytes.
 inline constexpr int kMaxTileWidth = 3 * kTileAlignment;
 
-/// The tiles of one width: products[m - 1] computes m rows.
+/// The tiles with the same number of columns.
 template <class T>
 struct TileFamily {
   int columns = 0;
   int max_rows = 0;
-  void (*products[kMaxTileRows])(const TileProduct<T>&) = {};
+  void (*products[kMaxTileRows])(const TileProduct<T>&) = {};  // products[m - 1] computes m rows
 };
 
-/// A run of columns (channels) and the tiles that compute it; the run may end before the tile does.
+/// A run of columns, which are channels, and the tiles that compute it.
 template <class T>
 struct ColumnBlock {
   int64_t first = 0;
-  int64_t count = 0;
+  int64_t count = 0;  // at most the columns of the tiles
   const TileFamily<T>* family = nullptr;
 };
 
-/// Blocks that cover `channels` columns with little padding. f32 and f64.
+/// Divides `channels` columns into blocks with little padding. Compiled for f32 and f64.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels);
 
-/// The columns of these blocks, padding included.
+/// Returns the number of columns of the blocks, including padding.
 template <class T>
 int64_t padded_columns(const std::vector<ColumnBlock<T>>& blocks) {
   int64_t columns = 0;

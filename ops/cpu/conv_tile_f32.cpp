@@ -1,3 +1,4 @@
+// The register tiles for f32.
 #include "ops/cpu/conv_tile_impl.h"
 
 namespace voxgrad::cpu {

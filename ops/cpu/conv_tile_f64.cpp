@@ -1,3 +1,4 @@
+// The register tiles for f64.
 #include "ops/cpu/conv_tile_impl.h"
 
 namespace voxgrad::cpu {

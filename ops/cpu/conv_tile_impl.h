@@ -1,4 +1,4 @@
-// The register tiles of conv_tile.h as templates; each element type is compiled in a file of its own.
+// The templates of the register tiles in conv_tile.h. Each element type is compiled in its own file.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 
 namespace voxgrad::cpu {
 
-/// Rows of a tile of `vectors` vectors: three quarters of the registers hold sums, the rest operands.
+/// Returns the rows of a tile whose columns fill `vectors` vectors. Three quarters of the registers hold sums, and the
+/// others hold operands.
 constexpr int tile_rows(int vectors) { return std::min(kMaxTileRows, kVectorRegisters * 3 / 4 / vectors); }
 
 template <class T, int bytes, int vectors, int rows>
@@ -46,8 +47,9 @@ const TileFamily<T>* tile_family() {
   return &family;
 }
 
-/// Columns are counted in halves of a vector: an odd count takes one block of half-width vectors, of three if it can,
-/// and the rest goes in pairs of whole vectors, with one or three where pairs do not come out even.
+// Columns are counted in units of half a vector. If the number of units is odd, the first block has three vectors of
+// half width, or one if there is only one unit. The other blocks have two whole vectors, except for one block with
+// three (or with one, if only one vector remains) if the number of vectors is odd.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
   constexpr int half = kHalfVectorBytes;

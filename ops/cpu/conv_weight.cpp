@@ -1,9 +1,9 @@
 // The weight gradient of convolutions on the CPU: dw(co, ci, tap) = sum over n and o of y(n, co, o) * x(n, ci, i),
 // with i = o * stride - padding + tap * dilation.
 //
-// Tiles of x and y are packed with a few of their channels innermost. For each tap the register tile then multiplies
-// rows of y with rows of x, moved by the tap: the sum runs over voxels, and every thread owns some (channels, tap) of
-// the result, so that no sum is split between threads.
+// Tiles of x and y are packed with pieces of their channels innermost. For each tap, the register tile multiplies rows
+// of y by rows of x, shifted by the tap, and sums over voxels. Each thread computes some (channels, tap) of the result,
+// so no sum is split between threads.
 #include <algorithm>
 #include <numeric>
 
@@ -16,41 +16,44 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Memory beside the operands: kBatchBytes, for as many tiles of x and y as fit (kTileBytes each at most), and kSumBytes
-// for the part of the result that is being summed.
+// Limits of the workspace: kBatchBytes for the packed tiles of x and y that are multiplied together, and kSumBytes for
+// the part of the result that is being summed. A packed tile has at most kTileBytes.
 constexpr int64_t kBatchBytes = 16 << 20;
 constexpr int64_t kSumBytes = 16 << 20;
 constexpr int64_t kTileBytes = 2 << 20;
-// Voxels in one run of sums: enough to outweigh adding the result to memory, few enough that rounding stays small.
+// Largest number of voxels per tile. A product over a tile is summed in registers. Adding it to memory must cost little
+// in comparison, and the rounding error of the sum must stay small.
 constexpr int64_t kTileVoxels = 1024;
 
-/// Channels that are packed side by side: `width` elements a voxel, zero beyond `count`. Those of the columns name
-/// the tiles that multiply them.
+/// Channels that are packed next to each other.
 template <class T>
 struct Piece {
-  int64_t first = 0, count = 0, width = 0;
-  const TileFamily<T>* family = nullptr;
+  int64_t first = 0;
+  int64_t count = 0;
+  int64_t width = 0;                      // packed elements per voxel; those after `count` are 0
+  const TileFamily<T>* family = nullptr;  // the tiles that multiply the piece, for pieces of the columns only
 };
 
-/// One factor of the product: x, which the taps move, or y.
+/// One operand of the product: x, which the taps shift, or y.
 template <class T>
 struct Operand {
   Volume<const T> volume;
   Gather3 gather;
   Tiling tiling;
-  int64_t weight_stride = 0;  // of its channels in the weight
-  int64_t first_channel = 0, channels = 0;
+  int64_t weight_stride = 0;  // stride of the operand's channels in the weight
+  int64_t first_channel = 0;
+  int64_t channels = 0;
   std::vector<Piece<T>> pieces = {};
 
   explicit Operand(const View& view) : volume(view) {}
-  /// Elements of a packed tile, up to piece number `piece`.
+  /// Returns the elements of a packed tile before piece number `piece`.
   int64_t elements(size_t piece) const {
     int64_t width = 0;
     for (size_t i = 0; i < piece; ++i) width += pieces[i].width;
     return width * tiling.slots();
   }
   int64_t elements() const { return elements(pieces.size()); }
-  /// Pieces are packed one by one.
+  /// Returns the number of tasks that pack a tile. Each task packs one piece.
   int64_t pack_tasks() const { return static_cast<int64_t>(pieces.size()); }
 
   void pack(T* packed, int64_t n, const std::array<int64_t, 3>& origin, int64_t task) const {
@@ -94,11 +97,12 @@ class WeightGradient {
   static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
 
   int64_t channels_per_tile(int64_t channels) const {
-    const Tiling least = make_tiling(x_.gather, kernel_, {.slots = 1});
-    return even_piece(channels, std::max<int64_t>(1, kTileBytes / item() / std::max<int64_t>(1, least.slots())));
+    const Tiling smallest = make_tiling(x_.gather, kernel_, {.slots = 1});
+    return even_piece(channels, std::max<int64_t>(1, kTileBytes / item() / std::max<int64_t>(1, smallest.slots())));
   }
 
-  /// Columns of the product are the channels that fill vectors better, or the more numerous ones.
+  /// Chooses the operand whose channels are the columns of the product: the one that wastes less of the vectors or, if
+  /// both waste the same, the one with more channels.
   void choose_roles() {
     const int64_t x_waste = padded_columns(column_blocks<T>(x_.channels)) * y_.channels,
                   y_waste = padded_columns(column_blocks<T>(y_.channels)) * x_.channels;
@@ -110,15 +114,15 @@ class WeightGradient {
       columns_->pieces.push_back({block.first, block.count, block.family->columns, block.family});
     int64_t max_rows = kMaxTileRows;
     for (const Piece<T>& piece : columns_->pieces) max_rows = std::min<int64_t>(max_rows, piece.family->max_rows);
-    // In fours where it costs nothing: that many channels are interleaved at a time.
     int64_t height = even_piece(rows_->channels, max_rows);
-    if (const int64_t fours = (height + 3) / 4 * 4; height > 4 && fours <= max_rows) height = fours;
+    // Round up to a multiple of 4 if possible, because packing interleaves 4 or 8 channels at a time.
+    if (const int64_t rounded = round_up(height, int64_t{4}); height > 4 && rounded <= max_rows) height = rounded;
     rows_->pieces.clear();
     for (int64_t first = 0; first < rows_->channels; first += height)
       rows_->pieces.push_back({first, std::min(height, rows_->channels - first), height, nullptr});
   }
 
-  /// The gradient of one group's weight (for some of x's channels) at `w`.
+  /// Computes the gradient `w` of the weight of one group for the current channels of x.
   void run_channels(T* w) {
     choose_roles();
     const int64_t elements = kTileBytes / item();
@@ -139,7 +143,7 @@ class WeightGradient {
     return std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, tiles()));
   }
 
-  /// Items [range.begin, range.end): all tiles are packed, batch by batch, and each adds its share.
+  /// Computes items [range.begin, range.end). Packs all tiles, one batch after another, and adds the products of each.
   void run_items(T* w, T* sums, T* packed, const ConvRange& range) {
     std::fill_n(sums, (range.end - range.begin) * item_elements(), T(0));
     auto over_items = [&](const auto& body) {
@@ -170,7 +174,7 @@ class WeightGradient {
       y_.pack(packed + x_.elements(), n, origin, task - x_.pack_tasks());
   }
 
-  /// The same steps as x's tiles, each with its one element.
+  /// Returns a tiling of y with the steps of the tiles of x. Each step reads one element of y.
   Tiling tiling_of_y() const {
     Tiling tiling = x_.tiling;
     for (size_t i = 0; i < 3; ++i) tiling.windows[i] = AxisWindow(y_.gather[i], 1, tiling.length[i]);
@@ -189,10 +193,10 @@ class WeightGradient {
     return offset;
   }
 
-  /// An item is a (piece of the columns, piece of the rows, tap): one register tile of the result. Taps go fastest, so
-  /// that both pieces stay in the cache.
+  /// A register tile of the result. Consecutive items differ in the tap, so that both pieces stay in the cache.
   struct Item {
-    size_t columns, rows;
+    size_t columns;  // index of the piece of the columns
+    size_t rows;     // index of the piece of the rows
     int64_t tap;
   };
   Item item_at(int64_t i) const {
@@ -205,11 +209,11 @@ class WeightGradient {
     return width * rows_->pieces[0].width;
   }
 
-  /// Adds one tile's share of `items` to their sums.
+  /// Adds the products of one packed tile to the sums of the items.
   void multiply(T* sums, const T* packed, const std::array<int64_t, 3>& origin, const ConvRange& items) const {
     const T* rows_data = packed + (rows_ == &x_ ? 0 : x_.elements());
     const T* columns_data = packed + (columns_ == &x_ ? 0 : x_.elements());
-    alignas(kTileAlignment) T share[kMaxTileRows * kMaxTileWidth / sizeof(T)];
+    alignas(kTileAlignment) T products[kMaxTileRows * kMaxTileWidth / sizeof(T)];
     std::vector<TileSegment> segments;
     for (int64_t i = items.begin; i < items.end; ++i, sums += item_elements()) {
       const Item it = item_at(i);
@@ -218,12 +222,12 @@ class WeightGradient {
       if (depth == 0 || segments.empty()) continue;
       columns.family->products[rows.count - 1]({rows_data + rows_->elements(it.rows), rows.width,
                                                 columns_data + columns_->elements(it.columns), columns.width, segments,
-                                                depth, share});
-      for (int64_t j = 0; j < rows.count * columns.width; ++j) sums[j] += share[j];
+                                                depth, products});
+      for (int64_t j = 0; j < rows.count * columns.width; ++j) sums[j] += products[j];
     }
   }
 
-  /// The sums of `items` to their places in the weight.
+  /// Writes the sums of the items to the weight.
   void write(T* w, const T* sums, const ConvRange& items) const {
     for (int64_t i = items.begin; i < items.end; ++i, sums += item_elements()) {
       const Item it = item_at(i);
@@ -235,8 +239,8 @@ class WeightGradient {
     }
   }
 
-  /// One segment for each row of voxels whose x at `tap` lies inside along d and h; returns their common length,
-  /// the voxels whose x lies inside along w.
+  /// Lists a segment for each row of voxels for which `tap` is inside x along d and h. Returns the length of the
+  /// segments: the number of voxels for which the tap is inside along w.
   int64_t fill_segments(int64_t rows_width, int64_t columns_width, int64_t tap, const std::array<int64_t, 3>& origin,
                         std::vector<TileSegment>& segments) const {
     const auto k = tap_index(tap);
@@ -247,8 +251,10 @@ class WeightGradient {
       begin[i] = std::max<int64_t>(0, range.begin - origin[i]);
       end[i] = std::min(x_.tiling.length[i], range.end - origin[i]);
     }
-    struct Walk {  // over the elements of an operand: where it starts, and its steps along d and h
-      int64_t start, d, h;
+    struct Walk {     // offsets in the packed tile of an operand
+      int64_t start;  // first voxel
+      int64_t d;      // stride along d
+      int64_t h;      // stride along h
     };
     auto walk = [&](const Operand<T>& operand, int64_t width) {
       const auto& windows = operand.tiling.windows;

@@ -1,4 +1,4 @@
-// What a CPU convolution is, and its weights as the register tiles read them.
+// The description of a CPU convolution, and the packing of its weights for the register tiles.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace voxgrad::cpu {
 
-/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), channels counted within a group.
+/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), with channel numbers within a group.
 template <class T>
 struct ConvProblem {
   Volume<T> out;
@@ -20,29 +20,33 @@ struct ConvProblem {
   Triple kernel{1};
   int64_t groups = 1;
   const T* weight = nullptr;
-  int64_t weight_group_stride = 0, weight_out_stride = 0, weight_in_stride = 0;
+  int64_t weight_group_stride = 0;
+  int64_t weight_out_stride = 0;
+  int64_t weight_in_stride = 0;
   Triple weight_stride{0};
   const T* bias = nullptr;
   int64_t bias_stride = 0;
-  bool adds = false;  ///< to what is in `out`, in place of the bias
-  bool relu = false;  ///< of complete results
+  bool adds = false;  ///< adds to `out` instead of setting `out`; the bias is not added
+  bool relu = false;  ///< applies ReLU to the complete sums
 
   int64_t in_channels() const { return in.channels / groups; }
   int64_t out_channels() const { return out.channels / groups; }
 };
 
-/// The smallest piece of work: some output channels of a group from some of its input channels.
+/// The smallest unit of work: the part of the sums of some output channels that comes from some input channels.
 template <class T>
 struct ConvUnit {
   int64_t group = 0;
-  int64_t first_channel = 0, channels = 0;
-  ColumnBlock<T> block;
-  int64_t weights = 0, weight_count = 0;  // packed: [phase d, h, w][tap d, h, w][channel][column]
+  int64_t first_channel = 0;  // input channels, within the group
+  int64_t channels = 0;
+  ColumnBlock<T> block;      // output channels, within the group
+  int64_t weights = 0;       // offset of the packed weights: [phase d, h, w][tap d, h, w][channel][column]
+  int64_t weight_count = 0;  // number of packed weights
 
   int64_t end() const { return weights + weight_count; }
 };
 
-/// Packs weights by phase (d, h, w), tap (d, h, w) of the phase, channel and column.
+/// Packs weights in the order of phase (d, h, w), tap (d, h, w) of the phase, input channel and column.
 template <class T>
 class WeightPacking {
  public:
@@ -56,13 +60,14 @@ class WeightPacking {
               for (const ConvTap& w : pw.taps) slots_[index(d, h, w)] = taps_++;
   }
 
-  /// Of all phases.
+  /// Returns the number of taps of all phases.
   int64_t taps() const { return taps_; }
+  /// Returns the position of the first tap of a phase among the packed taps.
   int64_t first_slot(const std::array<const ConvPhase*, 3>& phase) const {
     return slots_[index(phase[0]->taps[0], phase[1]->taps[0], phase[2]->taps[0])];
   }
 
-  /// Input channels [first, first + together) of a unit.
+  /// Packs the weights of input channels [first, first + together) of a unit.
   void pack(const ConvUnit<T>& unit, int64_t first, int64_t together, T* weights) const {
     const int64_t columns = unit.block.family->columns, channels = std::min(together, unit.channels - first);
     if (channels <= 0) return;
@@ -99,9 +104,9 @@ class WeightPacking {
            p_.weight_stride[0] == p_.kernel[1] * p_.kernel[2];
   }
 
-  /// `count` weights that follow each other in memory, whole kernels of one or more channels. Squares of weights x
-  /// columns are transposed; the last square overlaps the one before, and columns beyond the block repeat its last.
-  /// What comes `ahead` elements later is prefetched.
+  /// Packs `count` weights per column that are contiguous in memory: the kernels of one or more input channels.
+  /// Transposes squares of weights x columns. The last square overlaps the previous one, and padding columns repeat the
+  /// last column of the block. Prefetches the weights `ahead` elements later.
   void pack_columns(const ConvUnit<T>& unit, const T* source, int64_t count, int64_t ahead, T* to) const {
     constexpr int kSquare = kColumnUnit<T>;
     const int64_t columns = unit.block.family->columns, taps = static_cast<int64_t>(slots_.size());
@@ -128,7 +133,7 @@ class WeightPacking {
 
   const ConvProblem<T>& p_;
   int64_t taps_ = 0;
-  std::vector<int64_t> slots_;  // by index in the kernel: the place among the packed taps, -1 if no output meets it
+  std::vector<int64_t> slots_;  // position among the packed taps by index in the kernel; -1 if no output uses the tap
 };
 
 }  // namespace voxgrad::cpu

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kTile = 32;
 
-/// A copy between layouts: out is contiguous along the inner axis of `nest`, in along `axis`. Tiles go through a
-/// buffer, so that both are read and written by whole cache lines.
+/// Copies between memory formats: `out` is contiguous along the inner axis of `nest`, `in` along `axis`. Transposes
+/// tiles in a buffer, so that reads and writes use whole cache lines.
 template <class Word>
 void transpose_words(const Nest& nest, int axis, const View& out, const View& in) {
   const int64_t out_step = nest.stride[static_cast<size_t>(axis)][0];
@@ -37,8 +37,8 @@ void transpose_words(const Nest& nest, int axis, const View& out, const View& in
       kTile, length);
 }
 
-/// Whether it was a copy between layouts that transposes, and was done.
-bool transposed(const View& out, const View& in) {
+/// Copies with transpose_words() if `out` and `in` are contiguous along different axes. Returns false otherwise.
+bool try_transpose(const View& out, const View& in) {
   const Nest nest = make_nest(-1, out, in);
   if (nest.inner_stride()[0] != 1 || nest.inner_stride()[1] <= 1) return false;
   for (int axis = 0; axis + 1 < nest.rank; ++axis)
@@ -52,10 +52,11 @@ bool transposed(const View& out, const View& in) {
 }  // namespace
 
 void copy(const View& out, const View& in) {
-  if (out.dtype == in.dtype && transposed(out, in)) return;
-  // What is no row function itself, between a half and an integer, is computed in float32.
+  if (out.dtype == in.dtype && try_transpose(out, in)) return;
+  // bf16 and f16 have row functions for conversions from and to float32 only. Other conversions use float32 between.
   const bool direct = out.dtype == in.dtype || out.dtype == f32 || in.dtype == f32;
-  const DType to = direct ? out.dtype : computed(out.dtype), from = direct ? in.dtype : computed(in.dtype);
+  const DType to = direct ? out.dtype : widened(out.dtype);
+  const DType from = direct ? in.dtype : widened(in.dtype);
   map_rows(conversion(to, from), nullptr, {{out, to}, {in, from}});
 }
 

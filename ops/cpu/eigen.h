@@ -1,4 +1,4 @@
-// Eigen as this folder uses it.
+// Eigen's arrays for the CPU kernels.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +7,13 @@
 #include <cstring>
 #include <tuple>
 
-// Threads come from parallel_for alone: Eigen's own would choose its blocks, and so the order of its sums, by their
-// number.
+// Only parallel_for starts threads. With Eigen's threads, the blocks of a product, and with them the order of its sums,
+// would depend on the number of threads.
 #ifndef EIGEN_DONT_PARALLELIZE
 #define EIGEN_DONT_PARALLELIZE
 #endif
 
-// GCC 12 takes the deliberately undefined operands of its own AVX-512 intrinsics for mistakes (its bug 105593).
+// GCC 12 warns of undefined operands in its own AVX-512 intrinsics (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -25,14 +25,15 @@
 
 namespace voxgrad::cpu {
 
-// A result must be a function of its element alone, but Eigen computes the ends of an array, and what precedes an
-// aligned address, with other instructions. So elements pass through whole, aligned blocks.
+/// Elements per block. Eigen computes the unaligned beginning and the end of an array with other instructions, which
+/// may round differently. Kernels therefore compute whole aligned blocks, so that a result depends only on its
+/// operands.
 inline constexpr int kBlock = 64;
 template <class T>
 using Block = Eigen::Array<T, kBlock, 1>;
 
-/// exp(x). Eigen's own ends at about the smallest normal number, so that exp(-inf) is not 0; below that the square of
-/// the root goes on to 0.
+/// Computes exp(x). Eigen's exp is never smaller than about the smallest normal number, not even for -inf. Below that,
+/// this function computes exp(x / 2)^2, which reaches 0.
 template <class T>
 Block<T> exp_block(const Block<T>& x) {
   constexpr T kLow = sizeof(T) == 8 ? T(-708) : T(-87);
@@ -40,7 +41,7 @@ Block<T> exp_block(const Block<T>& x) {
   return (x < kLow).select((x * T(0.5)).exp().square(), x.exp());
 }
 
-/// Calls y block = f(x blocks...) over `count` elements; what a last, partial block holds beyond its end is unused.
+/// Computes y = f(x...) for `count` elements, block by block. The unused elements of a partial last block are ignored.
 template <class T, class F, class... In>
 void map_blocks(F f, int64_t count, T* y, const In*... x) {
   std::array<Block<T>, sizeof...(In)> blocks;

@@ -1,5 +1,5 @@
-// Elementwise operators: the formulas of ops/detail/scalar_ops.h over rows, and Eigen's vectorised exp and tanh
-// where a call of the C library for each element would cost more than the memory.
+// Elementwise operators. Rows are computed with the formulas of ops/detail/operators.h, or with Eigen's vectorized exp
+// and tanh if calls of the C library would take longer than the memory accesses.
 #include <array>
 
 #include "ops/cpu/eigen.h"
@@ -15,7 +15,7 @@ Block<T> sigmoid_block(const Block<T>& x) {
   return T(1) / (T(1) + exp_block<T>(-x));
 }
 
-/// The block form of an operator, or nothing where the scalar formula serves.
+/// Returns a function that computes the operator for blocks, or nothing (void) if the formula for elements is used.
 template <auto op, class T>
 auto block_form([[maybe_unused]] T a, [[maybe_unused]] T b) {
   using B = Block<T>;
@@ -47,15 +47,15 @@ inline constexpr bool has_block_form = [] {
     return false;
 }();
 
-/// What formulas call a and b.
+/// The constants a and b of an operator.
 using Constants = std::array<double, 2>;
 
-/// y = op(x...; a, b) over a row of type T.
+/// Computes y = op(x...; a, b) for a row of elements of type T.
 template <auto op, class T>
-void compute_row(const void* constants, int64_t count, void* out, const void* const* in) {
-  const Constants& given = *static_cast<const Constants*>(constants);
+void compute_row(const void* state, int64_t count, void* out, const void* const* in) {
+  const Constants& constants = *static_cast<const Constants*>(state);
   auto* const y = static_cast<result_t<op, T>*>(out);
-  const auto compute = [&, a = convert<T>(given[0]), b = convert<T>(given[1])](const auto*... x) {
+  const auto compute = [&, a = convert<T>(constants[0]), b = convert<T>(constants[1])](const auto*... x) {
     if constexpr (has_block_form<op, T>) {
       map_blocks<T>(block_form<op, T>(a, b), count, y, x...);
     } else {
@@ -78,7 +78,7 @@ RowFunction row_function(DType dtype) {
   return result;
 }
 
-/// The row function of operator `op`, one of `count`, on operands of `dtype`.
+/// Returns the row function of operator `op` for operands of `dtype`. `count` is the number of operators of type Op.
 template <class Op, size_t count>
 RowFunction find_row_function(Op op, DType dtype) {
   return [&]<size_t... i>(std::index_sequence<i...>) {

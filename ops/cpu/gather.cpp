@@ -1,4 +1,4 @@
-// Reading and adding at indices along one axis.
+// gather and scatter_add along one axis.
 #include <type_traits>
 #include <vector>
 
@@ -10,27 +10,27 @@
 namespace voxgrad::cpu {
 namespace {
 
-int64_t checked(const char* op, int64_t index, int64_t size, int axis) {
+int64_t checked_index(const char* op, int64_t index, int64_t size, int axis) {
   check(index >= 0 && index < size, op, "index ", index, " is out of range for axis ", axis, " of size ", size);
   return index;
 }
 
-/// `indexed` is the view of Q that is addressed by `index`; `plain`, of P, has index's shape. f(element of plain,
-/// element of indexed).
+/// Calls f(element of `plain`, element of `indexed`) for each element of `index`. `plain` has elements of type P and
+/// the shape of `index`. `indexed` has elements of type Q, which `index` selects along `axis`.
 template <class P, class Q, class F>
 void for_indexed(const char* op, const View& plain, const View& indexed, const View& index, int axis, F&& f) {
   const auto nest = make_nest(axis, plain, indexed, index);
   const Offsets across = nest.inner_stride();
   const int64_t length = plain.size[axis], size = indexed.size[axis];
-  const bool axis_inside = std::abs(plain.stride[axis]) < std::abs(across[0]);
+  const bool axis_inner = std::abs(plain.stride[axis]) < std::abs(across[0]);
   for_each_row(
       nest,
       [&](const Offsets& offset, int64_t count) {
         P* p = plain.as<P>() + offset[0];
         Q* q = indexed.as<Q>() + offset[1];
         const int64_t* at = index.as<const int64_t>() + offset[2];
-        for_lines(length, count, axis_inside, [&](int64_t k, int64_t j) {
-          const int64_t i = checked(op, at[k * index.stride[axis] + j * across[2]], size, axis);
+        for_lines(length, count, axis_inner, [&](int64_t k, int64_t j) {
+          const int64_t i = checked_index(op, at[k * index.stride[axis] + j * across[2]], size, axis);
           f(p[k * plain.stride[axis] + j * across[0]], q[i * indexed.stride[axis] + j * across[1]]);
         });
       },

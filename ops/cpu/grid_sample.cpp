@@ -1,21 +1,22 @@
-// Reading volumes at the positions of a grid, and the gradients.
+// grid_sample and its gradients.
 #include <vector>
 
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/cpu/volumes.h"
 #include "ops/detail/grid_position.h"
 
 namespace voxgrad::cpu {
 namespace {
 
-/// Positions of a sample.
+/// Returns the number of positions per sample.
 int64_t positions_of(const View& grid) { return grid.size[1] * grid.size[2] * grid.size[3]; }
 
-/// Calls f(i, offset in channel 0 of y, corners in x) for the positions i in [begin, end) of the whole grid.
+/// Calls f(i, offset in channel 0 of y, corners in x) for the positions i in [begin, end) of all samples.
 template <class C, class F>
-void each_position(const View& y, const View& x, const View& grid, const GridSampleOptions& how, int64_t begin,
-                   int64_t end, F f) {
+void for_each_position(const View& y, const View& x, const View& grid, const GridSampleOptions& how, int64_t begin,
+                       int64_t end, F f) {
   const int64_t depth = grid.size[1], height = grid.size[2], width = grid.size[3];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t n = i / width / height / depth, place[] = {i / width / height % depth, i / width % height, i % width};
@@ -25,30 +26,28 @@ void each_position(const View& y, const View& x, const View& grid, const GridSam
   }
 }
 
-/// In parallel for all positions.
+/// Calls f for all positions, in parallel.
 template <class C, class F>
 void for_all_positions(const View& y, const View& x, const View& grid, const GridSampleOptions& how, F f) {
   parallel_for(x.size[0] * positions_of(grid), grain_of(8 * x.size[1]),
-               [&](int64_t begin, int64_t end) { each_position<C>(y, x, grid, how, begin, end, f); });
+               [&](int64_t begin, int64_t end) { for_each_position<C>(y, x, grid, how, begin, end, f); });
 }
 
-/// The gradient of channel c of sample n; `sums` has a place for each voxel.
+/// Computes channel number i of dx. `sums` is a buffer with one element per voxel.
 template <class T, class C = compute_t<T>>
-void backward_input(const View& dx, const View& dy, const View& grid, const GridSampleOptions& how, int64_t n,
-                    int64_t c, std::vector<C>& sums) {
-  const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4], positions = positions_of(grid);
+void backward_input(const View& dx, const View& dy, const View& grid, const GridSampleOptions& how, int64_t i,
+                    std::vector<C>& sums) {
+  const int64_t n = i / dx.size[1], c = i % dx.size[1];
+  const int64_t height = dx.size[3], width = dx.size[4], positions = positions_of(grid);
   std::fill(sums.begin(), sums.end(), C(0));
-  each_position<C>(dy, dx, grid, how, n * positions, (n + 1) * positions, [&](int64_t, int64_t in_dy, const auto& at) {
-    const C g = static_cast<C>(dy.as<const T>()[in_dy + c * dy.stride[1]]);
-    at.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
-      sums[static_cast<size_t>((voxel[0] * height + voxel[1]) * width + voxel[2])] += weight * g;
-    });
-  });
-  T* out = dx.as<T>() + n * dx.stride[0] + c * dx.stride[1];
-  auto sum = sums.begin();
-  for (int64_t d = 0; d < depth; ++d)
-    for (int64_t h = 0; h < height; ++h)
-      for (int64_t w = 0; w < width; ++w) out[voxel_offset(dx, {d, h, w})] = convert<T>(*sum++);
+  for_each_position<C>(dy, dx, grid, how, n * positions, (n + 1) * positions,
+                       [&](int64_t, int64_t in_dy, const auto& at) {
+                         const C g = static_cast<C>(dy.as<const T>()[in_dy + c * dy.stride[1]]);
+                         at.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
+                           sums[static_cast<size_t>((voxel[0] * height + voxel[1]) * width + voxel[2])] += weight * g;
+                         });
+                       });
+  store_channel<T>(dx, i, sums);
 }
 
 }  // namespace
@@ -79,11 +78,10 @@ void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, con
         at.gradient(dgrid->as<C>() + 3 * i, x, sample, dy.as<const T>() + in_dy, dy.stride[1]);
       });
     if (!dx) return;
-    // Positions may share voxels: a volume belongs to one thread.
+    // Several positions may add to the same voxel, so one thread computes a whole channel.
     parallel_for(dx->size[0] * dx->size[1], grain_of(8 * grid.numel()), [&](int64_t begin, int64_t end) {
       std::vector<C> sums(static_cast<size_t>(dx->size[2] * dx->size[3] * dx->size[4]));
-      for (int64_t i = begin; i < end; ++i)
-        backward_input<T>(*dx, dy, grid, how, i / dx->size[1], i % dx->size[1], sums);
+      for (int64_t i = begin; i < end; ++i) backward_input<T>(*dx, dy, grid, how, i, sums);
     });
   });
 }

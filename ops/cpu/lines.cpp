@@ -1,4 +1,4 @@
-// What looks at one line along an axis after the other: running sums, positions of extrema, and order.
+// Kernels that process lines along an axis: cumsum, argmax and sort.
 #include <utility>
 #include <vector>
 
@@ -10,27 +10,29 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Lines that are gone through at a time.
+/// Largest number of lines that are processed together.
 constexpr int64_t kLines = 256;
 
-/// Some neighbouring lines of two views: the steps along them and to the next.
+/// Neighboring lines of two views.
 template <class Out, class In>
 struct Lines {
   Out* out;
   const In* in;
-  Offsets along, across;
-  int64_t length, count;  // elements of a line of `in`, lines
+  Offsets along;   // strides of `out` and `in` along a line
+  Offsets across;  // strides of `out` and `in` between lines
+  int64_t length;  // elements per line of `in`
+  int64_t count;   // number of lines
 
   const In& input(int64_t k, int64_t j) const { return in[k * along[1] + j * across[1]]; }
   Out& output(int64_t k, int64_t j) const { return out[k * along[0] + j * across[0]]; }
-  /// f(k, j) for elements k of lines j; k ascends.
+  /// Calls f(k, j) for element k of line j. k ascends for every j.
   template <class F>
-  void each(F&& f) const {
+  void for_each(F&& f) const {
     for_lines(length, count, std::abs(along[1]) < std::abs(across[1]), f);
   }
 };
 
-/// f(lines) for all lines along `axis`, at most kLines at a time.
+/// Calls f(lines) for all lines along `axis`, at most kLines at a time.
 template <class Out, class In, class F>
 void for_all_lines(const View& out, const View& in, int axis, F&& f) {
   const auto nest = make_nest(axis, in, out);
@@ -45,47 +47,48 @@ void for_all_lines(const View& out, const View& in, int axis, F&& f) {
       kLines, in.size[axis]);
 }
 
-/// Bool has the order of its bytes.
+/// Returns the dtype to compare elements as: u8 for bool.
 DType ordered(DType dtype) { return dtype == b8 ? u8 : dtype; }
 
-/// From the last element to the first, so that the first of ties, or of NaNs, is what stays.
+/// Finds the position of the extremum of each line. Runs from the last element to the first, so that the first of equal
+/// elements, or the first NaN, is the result.
 template <bool largest, class T>
 void find_extremum(const Lines<int64_t, T>& lines) {
   using C = compute_t<T>;
   C best[kLines];
-  int64_t place[kLines];
+  int64_t position[kLines];
   for (int64_t j = 0; j < lines.count; ++j) {
-    place[j] = lines.length - 1;
-    best[j] = lines.input(place[j], j);
+    position[j] = lines.length - 1;
+    best[j] = lines.input(position[j], j);
   }
-  lines.each([&](int64_t ascending, int64_t j) {
+  lines.for_each([&](int64_t ascending, int64_t j) {
     const int64_t k = lines.length - 1 - ascending;
     const C x = lines.input(k, j);
     const bool taken = (largest ? x >= best[j] : x <= best[j]) | (x != x);
     best[j] = taken ? x : best[j];
-    place[j] = taken ? k : place[j];
+    position[j] = taken ? k : position[j];
   });
-  for (int64_t j = 0; j < lines.count; ++j) lines.output(0, j) = place[j];
+  for (int64_t j = 0; j < lines.count; ++j) lines.output(0, j) = position[j];
 }
 
-/// An element's place in the order of its line, and where it stands.
+/// (sort key, index within the line)
 using Item = std::pair<uint64_t, int64_t>;
 
-/// Puts the first `wanted` in order.
-void order(std::vector<Item>& items, int64_t wanted) {
-  std::nth_element(items.begin(), items.begin() + wanted, items.end());
-  std::sort(items.begin(), items.begin() + wanted);
+/// Moves the smallest `count` items to the front, in ascending order.
+void sort_first(std::vector<Item>& items, int64_t count) {
+  std::nth_element(items.begin(), items.begin() + count, items.end());
+  std::sort(items.begin(), items.begin() + count);
 }
 
-/// The first `wanted` positions of each line in order.
+/// Finds the positions of the first `count` elements of each line in sorted order.
 template <class T>
-void find_order(const Lines<int64_t, T>& lines, int64_t wanted, bool descending) {
+void find_order(const Lines<int64_t, T>& lines, int64_t count, bool descending) {
   std::vector<Item> items(static_cast<size_t>(lines.length));
   for (int64_t j = 0; j < lines.count; ++j) {
     for (int64_t k = 0; k < lines.length; ++k)
       items[static_cast<size_t>(k)] = {sort_key(lines.input(k, j), descending), k};
-    order(items, wanted);
-    for (int64_t k = 0; k < wanted; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].second;
+    sort_first(items, count);
+    for (int64_t k = 0; k < count; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].second;
   }
 }
 
@@ -99,7 +102,7 @@ void cumsum(const View& out, const View& in, int axis, bool reverse) {
     using Out = std::conditional_t<floating, T, int64_t>;
     for_all_lines<Out, T>(out, in, axis, [&](const Lines<Out, T>& lines) {
       Sum total[kLines] = {};
-      lines.each([&](int64_t k, int64_t j) {
+      lines.for_each([&](int64_t k, int64_t j) {
         if (reverse) k = lines.length - 1 - k;
         total[j] += convert<Sum>(lines.input(k, j));
         lines.output(k, j) = convert<Out>(total[j]);

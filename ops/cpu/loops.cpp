@@ -1,5 +1,5 @@
-// The planning of loops, and the movement of rows to and from the buffers that row functions compute on: once for all
-// operators and dtypes.
+// Loops over views, and copies of rows to and from the buffers of row functions. Compiled once for all operators and
+// dtypes.
 #include "ops/cpu/loops.h"
 
 #include <cstring>
@@ -10,15 +10,16 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Whether an axis of strides `a` belongs outside of one with strides `b`: by the first view that tells.
-bool farther(const Offsets& a, const Offsets& b) {
+/// Returns whether an axis with strides `a` should be outside an axis with strides `b`. The first view in which both
+/// strides are nonzero and differ decides.
+bool is_outer(const Offsets& a, const Offsets& b) {
   for (size_t k = 0; k < kMaxViews; ++k)
     if (std::abs(a[k]) != std::abs(b[k]) && a[k] != 0 && b[k] != 0) return std::abs(a[k]) > std::abs(b[k]);
   return false;
 }
 
-/// Joins an axis to the innermost one if all views step evenly over both.
-bool absorb(Nest& nest, int64_t inner, const Offsets& inner_step) {
+/// Merges an axis with the inner axis of `nest` if all views have a constant stride over both. Returns false otherwise.
+bool try_merge(Nest& nest, int64_t inner, const Offsets& inner_step) {
   if (nest.rank == 0) return false;
   Offsets& last = nest.stride[static_cast<size_t>(nest.rank - 1)];
   for (size_t k = 0; k < kMaxViews; ++k)
@@ -28,7 +29,7 @@ bool absorb(Nest& nest, int64_t inner, const Offsets& inner_step) {
   return true;
 }
 
-/// for_each_row() of any function.
+/// Implements for_each_row() for any type of function.
 template <class F>
 void walk(const Nest& nest, int64_t piece, int64_t work, F&& row) {
   if (nest.numel() == 0) return;
@@ -59,7 +60,7 @@ void walk(const Nest& nest, int64_t piece, int64_t work, F&& row) {
   });
 }
 
-/// to[i * to_step] = from[i * from_step]. One of the steps is 1.
+/// Computes to[i * to_step] = from[i * from_step]. One of the steps is 1.
 void copy_steps(DType dtype, std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step, int64_t count) {
   with_word(dtype, [&]<class Word>() {
     auto* const y = reinterpret_cast<Word*>(to);
@@ -89,7 +90,7 @@ void convert_row(const void*, int64_t count, void* y, const void* const* x) {
 
 Nest Nest::simplified() const {
   Nest sorted, merged;
-  if (std::find(size.begin(), size.begin() + rank, 0) != size.begin() + rank) {  // nothing to step through
+  if (std::find(size.begin(), size.begin() + rank, 0) != size.begin() + rank) {  // the views have no elements
     sorted.push(0, stride[0]);
     return sorted;
   }
@@ -97,13 +98,13 @@ Nest Nest::simplified() const {
     if (size[i] == 1) continue;
     size_t at = static_cast<size_t>(sorted.rank);
     sorted.push(size[i], stride[i]);
-    for (; at > 0 && farther(stride[i], sorted.stride[at - 1]); --at) {
+    for (; at > 0 && is_outer(stride[i], sorted.stride[at - 1]); --at) {
       std::swap(sorted.size[at], sorted.size[at - 1]);
       std::swap(sorted.stride[at], sorted.stride[at - 1]);
     }
   }
   for (size_t i = 0; i < static_cast<size_t>(sorted.rank); ++i)
-    if (!absorb(merged, sorted.size[i], sorted.stride[i])) merged.push(sorted.size[i], sorted.stride[i]);
+    if (!try_merge(merged, sorted.size[i], sorted.stride[i])) merged.push(sorted.size[i], sorted.stride[i]);
   if (merged.rank == 0) merged.push(1, {1, 1, 1, 1});
   return merged;
 }

@@ -1,6 +1,6 @@
-// Loops over views of one shape. The axes are ordered by the strides of the first view and merged where all
-// views allow it, so that most calls end as one long contiguous row. Work is cut at fixed places: which
-// elements share a vector, a tail or a partial sum never depends on the number of threads.
+// Loops over views of the same shape. Axes are ordered by the strides of the first view and merged if the strides of
+// all views allow it, so that most calls become a loop over one long contiguous row. The division of the work depends
+// only on the shape and strides, so that results do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,9 @@
 
 #include "core/thread_pool.h"
 #include "core/view.h"
+#include "ops/detail/halves.h"
 
-// Element i of a result depends on elements i only, also where a result is written over an operand.
+// For loops in which element i of the result depends only on elements i of the operands. The result may be an operand.
 #if defined(__GNUC__) && !defined(__clang__)
 #define VG_INDEPENDENT _Pragma("GCC ivdep")
 #else
@@ -23,23 +24,24 @@
 
 namespace voxgrad::cpu {
 
-/// Elements of a row that one call of a row body gets at most.
+/// Largest number of elements for which a row function is called with a buffer.
 inline constexpr int64_t kRowPiece = 1024;
-/// Elements below which a second thread does not pay.
+/// Elements per task of parallel_for. With fewer elements, a second thread does not pay off.
 inline constexpr int64_t kGrain = 32768;
 
-/// Units of `work` elements each that make a piece of parallel_for worth while.
+/// Returns the iterations per task of parallel_for if each iteration costs as much as `work` elements.
 inline int64_t grain_of(int64_t work) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work)); }
 
-/// A place, or a step, in each view of a loop; those that a loop has fewer of stay 0.
+/// Largest number of views of a loop.
 inline constexpr size_t kMaxViews = 4;
+/// An offset or a stride for each view of a loop. Unused entries are 0.
 using Offsets = std::array<int64_t, kMaxViews>;
 
-/// The axes that some views have in common, outermost first; axis rank - 1 is the inner one. rank is at least 1.
+/// The axes of views of the same shape, outermost first. Axis rank - 1 is the inner axis.
 struct Nest {
-  int rank = 0;
+  int rank = 0;  // at least 1, except while axes are added
   std::array<int64_t, kMaxRank> size{};
-  std::array<Offsets, kMaxRank> stride{};  // by axis, then by view
+  std::array<Offsets, kMaxRank> stride{};  // per axis and view
 
   int64_t inner_size() const { return size[static_cast<size_t>(rank - 1)]; }
   const Offsets& inner_stride() const { return stride[static_cast<size_t>(rank - 1)]; }
@@ -50,31 +52,32 @@ struct Nest {
   }
   int64_t rows() const { return numel() / std::max<int64_t>(1, inner_size()); }
 
-  /// Adds an axis inside of those there are.
+  /// Adds an axis as the new inner axis.
   void push(int64_t axis_size, const Offsets& axis_stride) {
     size[static_cast<size_t>(rank)] = axis_size;
     stride[static_cast<size_t>(rank++)] = axis_stride;
   }
 
-  /// Drops axes of size 1, orders and merges the others; an empty nest is left with one axis.
+  /// Returns the nest without axes of size 1, with the other axes ordered and merged. An empty nest becomes one axis of
+  /// size 0.
   Nest simplified() const;
 };
 
-/// The nest of views of one shape, without axis `without` (-1: with all).
+/// Returns the nest of views of the same shape, without axis `omitted`. Omits no axis if `omitted` is -1.
 template <class... Views>
-Nest make_nest(int without, const View& first, const Views&... rest) {
+Nest make_nest(int omitted, const View& first, const Views&... rest) {
   Nest nest;
   for (int i = 0; i < first.rank; ++i)
-    if (i != without) nest.push(first.size[i], {first.stride[i], rest.stride[i]...});
+    if (i != omitted) nest.push(first.size[i], {first.stride[i], rest.stride[i]...});
   return nest.simplified();
 }
 
-/// Steps through the rows of a nest, from any of them on, keeping each view's offset.
+/// Iterates over the rows of a nest, starting at any row, and computes the offset of the row in each view.
 class RowCursor {
  public:
   RowCursor(const Nest& nest, int64_t row);
   const Offsets& offset() const { return offset_; }
-  /// By so many rows, at most rows_in_line().
+  /// Advances by `rows` rows, at most rows_in_line().
   void next(int64_t rows = 1) {
     for (int i = nest_.rank - 2; i >= 0; --i, rows = 1) {
       const auto axis = static_cast<size_t>(i);
@@ -85,7 +88,7 @@ class RowCursor {
       index_[axis] = 0;
     }
   }
-  /// Rows from this one on that lie row_step() apart.
+  /// Returns the number of rows from this one on, along the axis next to the inner one, that are row_step() apart.
   int64_t rows_in_line() const {
     const auto axis = static_cast<size_t>(nest_.rank - 2);
     return nest_.rank > 1 ? nest_.size[axis] - index_[axis] : 1;
@@ -98,16 +101,16 @@ class RowCursor {
   Offsets offset_{};
 };
 
-/// Calls row(offsets, count) for all rows, cut into pieces of at most `piece` elements, in parallel. `work` is what
-/// one element costs, in units of a memory access.
+/// Calls row(offsets, count) in parallel for pieces of at most `piece` elements of all rows. `work` is the cost of an
+/// element in memory accesses.
 using RowBody = std::function<void(const Offsets& offset, int64_t count)>;
 void for_each_row(const Nest& nest, const RowBody& row, int64_t piece = kRowPiece, int64_t work = 1);
 
-/// Calls f(k, j) for k along an axis of `length` and j across it. k ascends for every j; which of the two loops goes
-/// inside follows from the steps of what is written or read in order.
+/// Calls f(k, j) for element k of each of `count` lines j. k ascends for every j. With `axis_inner`, the inner loop is
+/// over k: the better order if elements of a line are closer in memory than lines.
 template <class F>
-void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
-  if (axis_inside) {
+void for_lines(int64_t length, int64_t count, bool axis_inner, F&& f) {
+  if (axis_inner) {
     for (int64_t j = 0; j < count; ++j)
       for (int64_t k = 0; k < length; ++k) f(k, j);
   } else {
@@ -116,10 +119,16 @@ void for_lines(int64_t length, int64_t count, bool axis_inside, F&& f) {
   }
 }
 
-/// combine(start, x_0, ..., x_(count - 1)) in a fixed number of lanes, which the compiler keeps in vectors. The
-/// elements come in pieces of `piece`, a multiple of kFoldLanes: f(first, n) is a function of their numbers in the
-/// piece.
+/// Returns the larger or smaller of two values, or NaN if one of them is NaN.
+template <bool largest, class T>
+T extremum(T a, T b) {
+  return ((largest ? b > a : b < a) | (b != b)) ? b : a;
+}
+
+/// Number of partial results of fold_pieces(), which the compiler keeps in vectors.
 inline constexpr int64_t kFoldLanes = 32;
+/// Combines start, x_0, ..., x_(count - 1) in an order that depends only on `count` and `piece`. The elements are read
+/// in pieces of `piece` elements, a multiple of kFoldLanes: f(first, n) returns a function of the index in the piece.
 template <class A, class Combine, class F>
 A fold_pieces(int64_t count, int64_t piece, A start, Combine combine, F&& f) {
   if (count < kFoldLanes) {
@@ -141,34 +150,32 @@ A fold_pieces(int64_t count, int64_t piece, A start, Combine combine, F&& f) {
   return lanes[0];
 }
 
-/// The same of f(0), ..., f(count - 1).
+/// Combines start, f(0), ..., f(count - 1) in an order that depends only on `count`.
 template <class A, class Combine, class F>
 A fold_lanes(int64_t count, A start, Combine combine, const F& f) {
   return fold_pieces(count, count, start, combine, [&f](int64_t, int64_t) { return f; });
 }
 
-/// f(0) + ... + f(count - 1).
+/// Returns f(0) + ... + f(count - 1).
 template <class F>
 double sum_lanes(int64_t count, const F& f) {
   return fold_lanes(
       count, 0.0, [](double a, double b) { return a + b; }, f);
 }
 
-/// Computes y from x... over `count` contiguous elements; `state` is what the caller gave with it.
+/// Computes `count` contiguous elements of y from those of x[0], x[1], ... `state` is an argument of the caller.
 using RowFunction = void (*)(const void* state, int64_t count, void* y, const void* const* x);
 
-/// The row function y = convert(x). Between a half and another dtype there is one for f32 only.
+/// Returns the row function y = convert(x). bf16 and f16 convert only from and to f32.
 RowFunction conversion(DType to, DType from);
 
-/// Room for one piece of a row of any dtype: as it lies in memory but for its step, and converted.
+/// Memory for kRowPiece elements of any dtype.
 struct RowBuffer {
-  alignas(64) std::byte packed[kRowPiece * 8], converted[kRowPiece * 8];
+  alignas(64) std::byte packed[kRowPiece * 8];     // contiguous, in the dtype of the view
+  alignas(64) std::byte converted[kRowPiece * 8];  // in the dtype of the row function
 };
 
-/// f32 for halves, as compute_t.
-inline DType computed(DType dtype) { return dtype == bf16 || dtype == f16 ? f32 : dtype; }
-
-/// Calls f.template operator()<Word>() with an unsigned integer of the size of the dtype's elements.
+/// Calls f.template operator()<Word>() with the unsigned integer type that has the size of an element.
 template <class F>
 void with_word(DType dtype, F&& f) {
   switch (item_size(dtype)) {
@@ -183,19 +190,21 @@ void with_word(DType dtype, F&& f) {
   }
 }
 
-/// A view whose rows row functions take or give as elements of `dtype`: its own dtype or, of a half, f32.
+/// A view whose rows row functions read or write as elements of `dtype`. By default, `dtype` is the dtype of the view,
+/// but f32 for bf16 and f16.
 class RowOperand {
  public:
   RowOperand(const View& operand, DType dtype);
-  RowOperand(const View& operand) : RowOperand(operand, computed(operand.dtype)) {}
+  RowOperand(const View& operand) : RowOperand(operand, widened(operand.dtype)) {}
 
-  /// Whether rows of this step are taken and given where they lie, of any length.
+  /// Returns whether row functions can read and write rows with this step in the view itself, without a buffer.
   bool in_place(int64_t step) const { return step == 1 && !load_; }
-  /// `count` elements from `offset` on, at most kRowPiece: where they lie if that serves, else in `buffer`.
+  /// Returns `count` elements from `offset` on, in the view or copied to `buffer`. A copy has at most kRowPiece
+  /// elements.
   const void* load(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
     return in_place(step) ? at(offset) : gather(offset, step, count, buffer);
   }
-  /// Where a row function leaves what store() is then given.
+  /// Returns the memory where a row function writes its result. Call store() afterwards.
   void* target(int64_t offset, int64_t step, RowBuffer& buffer) const {
     return in_place(step) ? at(offset) : store_ ? buffer.converted : buffer.packed;
   }
@@ -211,10 +220,11 @@ class RowOperand {
   void scatter(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const;
 
   int64_t size_;
-  RowFunction load_, store_;  // null, both: not converted
+  RowFunction load_;   // converts to `dtype`; null if the view has this dtype
+  RowFunction store_;  // converts from `dtype`; null if the view has this dtype
 };
 
-/// The first is f of the others, everywhere.
+/// Applies f to all rows. The first operand is the output.
 void map_rows(RowFunction f, const void* state, std::initializer_list<RowOperand> operands);
 
 }  // namespace voxgrad::cpu

@@ -1,4 +1,4 @@
-// Sums over the voxels of every class, of which losses are made, and their gradient.
+// class_sums, the sums over voxels from which losses are computed, and its gradient.
 #include <algorithm>
 #include <vector>
 
@@ -11,21 +11,21 @@
 namespace voxgrad::cpu {
 
 void class_sums(const char* op, const View& sums, const View& x, const View& target, const ClassSums& options) {
-  constexpr int64_t kPart = 4096;  // voxels
-  const int64_t length = x.size[2], classes = x.size[1], own = classes * kClassSums;
+  constexpr int64_t kPart = 4096;  // voxels whose sums one thread computes
+  const int64_t length = x.size[2], classes = x.size[1], sums_per_part = classes * kClassSums;
   const int64_t parts = divide_up(length, kPart), count = x.size[0] * parts;
-  std::vector<double> partial(static_cast<size_t>(count * own));
+  std::vector<double> partial(static_cast<size_t>(count * sums_per_part));
   const auto add_part = [&]<class T, int kClasses>(int64_t part) {
     const int64_t n = part / parts, first = part % parts * kPart, last = std::min(first + kPart, length);
-    double of_part[kClasses][kClassSums] = {};
+    double part_sums[kClasses][kClassSums] = {};
     for (int64_t l = first; l < last; ++l) {
       const int64_t number = class_at(target, n, l);
       if (number == options.ignore_index) continue;
       ClassVoxel<compute_t<T>, kClasses> voxel{static_cast<int>(classes), {}};
       voxel.load(x.as<const T>() + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      voxel.add_to(of_part, number, options);
+      voxel.add_to(part_sums, number, options);
     }
-    std::copy_n(of_part[0], own, partial.data() + part * own);
+    std::copy_n(part_sums[0], sums_per_part, partial.data() + part * sums_per_part);
   };
   dispatch(Floats(), x.dtype, op, "CPU", [&]<class T>() {
     with_classes(classes, [&]<int kClasses>() {

@@ -1,5 +1,5 @@
-// Batched matrix products: Eigen's gemm on tiles of c. The tiles follow from the shape alone and each is computed
-// by one thread, so the order of every sum is the same for any number of threads.
+// Batched matrix products with Eigen, in tiles of c. The tiles depend only on the shape, and one thread computes a
+// tile, so the order of every sum is the same for any number of threads.
 #include <vector>
 
 #include "core/detail/divide.h"
@@ -21,13 +21,16 @@ template <class T, int order>
 using ConstMatrix =
     Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Eigen::OuterStride<>>;
 
-/// Part of a matrix anywhere in memory, of floats or doubles, whose rows or columns are contiguous.
+/// A part of a matrix with elements of type T (float or double), whose rows or columns are contiguous.
 template <class T>
 struct Operand {
   const T* data;
-  int64_t rows, columns, row_step, column_step;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_step;
+  int64_t column_step;
 
-  /// As it is, or copied to `buffer` where no axis is contiguous, and where elements are of another type: halves.
+  /// Refers to the matrix at `from`, or to a copy in `buffer` if no axis is contiguous or the elements are bf16 or f16.
   template <class From>
   Operand(const From* from, int64_t m, int64_t n, int64_t row, int64_t column, std::vector<T>& buffer)
       : rows(m), columns(n), row_step(row), column_step(column) {
@@ -56,7 +59,7 @@ struct Operand {
   }
 };
 
-/// out = a * b, a row-major matrix.
+/// Computes out = a * b, where `out` is row-major.
 template <class T>
 void store_product(T* out, int64_t row_step, const Operand<T>& a, const Operand<T>& b) {
   Matrix<T, Eigen::RowMajor> product(out, a.rows, b.columns, Eigen::OuterStride<>(row_step));

@@ -1,10 +1,11 @@
-// Group normalisation, forward and backward: sums of every channel, then coefficients of every channel, then one
-// elementwise pass.
+// Group normalization, forward and backward. Both compute sums per channel, then coefficients per channel, and then all
+// elements in an elementwise pass.
 //
-// Statistics are taken block by block in two sweeps through the first-level cache, and blocks, then channels, are
-// joined by Chan, Golub and LeVeque's update ("Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979): one pass over memory, and no difference of large squares. Elements are converted as they are
-// loaded and stored; sums are in double, coefficients in compute_t.
+// Statistics are computed per block that fits in the first-level cache: first the mean, then the squared deviations.
+// The results of blocks and channels are joined by the update of Chan, Golub and LeVeque ("Updating formulae and a
+// pairwise algorithm for computing sample variances", 1979). This needs one pass over memory and avoids the difference
+// of large squares. Elements are converted when they are loaded and stored. Sums are in double, coefficients in
+// compute_t.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,8 +18,14 @@
 namespace voxgrad::cpu {
 namespace {
 
+// Elements of a block that fits in the first-level cache.
+constexpr int64_t kCachedElements = 2048;
+
+/// The statistics of a set of elements.
 struct Moments {
-  double count = 0, mean = 0, squares = 0;  // squares: the sum of squared deviations
+  double count = 0;
+  double mean = 0;
+  double squares = 0;  // sum of squared deviations from the mean
 
   void join(const Moments& other) {
     if (other.count == 0) return;
@@ -29,13 +36,13 @@ struct Moments {
   }
 };
 
-/// before(v), as the statistics take it.
+/// Returns before(v) in double, for the statistics.
 template <class T, class Activations>
 double before(const Activations& activations, T v) {
   return static_cast<double>(activations.before.value(v));
 }
 
-/// Adds a slab of one channel.
+/// Adds a slab of one channel to its statistics.
 template <class T, class Activations>
 void add_row(Moments& moments, const Slabs& slabs, const RowOperand& x, const Slab& slab,
              const Activations& activations) {
@@ -53,14 +60,14 @@ void add_row(Moments& moments, const Slabs& slabs, const RowOperand& x, const Sl
   }
 }
 
-/// Adds a slab of all channels, side by side.
+/// Adds a slab of all channels to their statistics.
 template <class T, class Activations>
 void add_columns(Moments* moments, const Slabs& slabs, const RowOperand& x, const Slab& slab,
                  const Activations& activations) {
   const int64_t columns = slab.columns;
   std::vector<double> means(static_cast<size_t>(columns)), squares(means.size());
   RowBuffer buffer;
-  const int64_t block_rows = std::max<int64_t>(1, kBlock / columns);
+  const int64_t block_rows = std::max<int64_t>(1, kCachedElements / columns);
   for (int64_t first = 0; first < slab.rows; first += block_rows) {
     const int64_t n = std::min(block_rows, slab.rows - first);
     double *mean = means.data(), *square = squares.data();
@@ -80,11 +87,14 @@ void add_columns(Moments* moments, const Slabs& slabs, const RowOperand& x, cons
   }
 }
 
-/// y = (x - mean) * rstd * gamma + beta, the mean in two parts: subtracting it costs no accuracy even where it is large
-/// beside the deviations.
+/// y = (x - mean) * rstd * gamma + beta. The mean is stored as the sum of two values, so that the subtraction is
+/// accurate even if the mean is large compared with the deviations.
 template <class T>
 struct Affine {
-  T high, low, factor, term;
+  T high;  // the rounded mean
+  T low;   // the rounding error of `high`
+  T factor;
+  T term;
 
   Affine() = default;
   Affine(double mean, double rstd, double gamma, double beta)
@@ -95,16 +105,16 @@ struct Affine {
   T operator()(T x) const { return ((x - high) - low) * factor + term; }
 };
 
-/// y = after((before(x) - mean) * rstd * gamma + beta), with {mean, rstd} = statistics(group); `groups` has their
-/// shape.
+/// Computes y = after((before(x) - mean) * rstd * gamma + beta) with {mean, rstd} = statistics(group). `groups` has the
+/// shape of the statistics.
 template <class T, class Activations, class F>
-void normalise(const Slabs& slabs, const View& y, const View& x, const View& groups, const View* gamma,
-               const View* beta, const Activations& a, F&& statistics) {
+void apply_norm(const Slabs& slabs, const View& y, const View& x, const View& groups, const View* gamma,
+                const View* beta, const Activations& a, F&& statistics) {
   std::vector<Affine<T>> affine(static_cast<size_t>(slabs.samples * slabs.channels));
   for_each_group(slabs, groups, [&](const Group& group) {
-    const std::pair<double, double> own = statistics(group);
+    const std::pair<double, double> mean_rstd = statistics(group);
     group.for_each([&](int64_t n, int64_t c) {
-      affine[static_cast<size_t>(n * slabs.channels + c)] = {own.first, own.second, entry(gamma, c, 1),
+      affine[static_cast<size_t>(n * slabs.channels + c)] = {mean_rstd.first, mean_rstd.second, entry(gamma, c, 1),
                                                              entry(beta, c, 0)};
     });
   });
@@ -112,7 +122,7 @@ void normalise(const Slabs& slabs, const View& y, const View& x, const View& gro
       slabs, affine, [a](const Affine<T>& f, T v, T) { return a.after.value(f(a.before.value(v))); }, y, x, x);
 }
 
-/// The share that each rank has in the elements of a group, from the last rows of `all` (see OverRanks).
+/// Returns the fraction of the elements of a group that each rank has, from the last rows of `all` (see OverRanks).
 std::vector<double> shares_of_ranks(const View& all) {
   const int64_t rows = all.size[1], columns = all.size[2];
   std::vector<double> shares;
@@ -123,18 +133,18 @@ std::vector<double> shares_of_ranks(const View& all) {
   return shares;
 }
 
-/// Sets (mean, rstd) of each group from those of all ranks (see OverRanks): the variances, which are rstd^-2 with eps
-/// included, are joined about the common mean.
+/// Computes (mean, rstd) of each group from the statistics of all ranks (see OverRanks). Joins the variances, which are
+/// rstd^-2 and include eps, around the common mean.
 void join_ranks(const View& all, std::pair<double, double>* statistics) {
   const std::vector<double> shares = shares_of_ranks(all);
-  const auto* given = all.as<const std::pair<double, double>>();
+  const auto* of_ranks = all.as<const std::pair<double, double>>();
   const auto rows = static_cast<size_t>(all.size[1]);
   for (size_t group = 0; group + 1 < rows; ++group) {
     double mean = 0, variance = 0;
-    for (size_t rank = 0; rank < shares.size(); ++rank) mean += shares[rank] * given[rank * rows + group].first;
+    for (size_t rank = 0; rank < shares.size(); ++rank) mean += shares[rank] * of_ranks[rank * rows + group].first;
     for (size_t rank = 0; rank < shares.size(); ++rank) {
-      const auto [own_mean, rstd] = given[rank * rows + group];
-      if (shares[rank] > 0) variance += shares[rank] * (1 / (rstd * rstd) + (own_mean - mean) * (own_mean - mean));
+      const auto [rank_mean, rstd] = of_ranks[rank * rows + group];
+      if (shares[rank] > 0) variance += shares[rank] * (1 / (rstd * rstd) + (rank_mean - mean) * (rank_mean - mean));
     }
     statistics[group] = {mean, 1 / std::sqrt(variance)};
   }
@@ -147,13 +157,13 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   const RowOperand in(x, dtype_of<T>);
   std::vector<Moments> moments(slabs.sums());
   slabs.for_each([&](const Slab& slab) {
-    Moments* into = moments.data() + slab.sums;
+    Moments* const slab_moments = moments.data() + slab.sums;
     if (slabs.channels_inner)
-      add_columns<T>(into, slabs, in, slab, activations);
+      add_columns<T>(slab_moments, slabs, in, slab, activations);
     else
-      add_row<T>(*into, slabs, in, slab, activations);
+      add_row<T>(*slab_moments, slabs, in, slab, activations);
   });
-  // Mean and rstd of each group, then the number of elements in a group.
+  // The mean and rstd of each group. The last entry is the number of elements in a group.
   std::vector<std::pair<double, double>> statistics(static_cast<size_t>(mean.numel() + 1));
   for_each_group(slabs, mean, [&](const Group& group) {
     Moments total;
@@ -171,46 +181,50 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
     at<T>(mean, number) = static_cast<T>(statistics[static_cast<size_t>(number)].first);
     at<T>(rstd, number) = static_cast<T>(statistics[static_cast<size_t>(number)].second);
   }
-  normalise<T>(slabs, y, x, mean, gamma, beta, activations,
-               [&](const Group& group) { return statistics[static_cast<size_t>(group.number)]; });
+  apply_norm<T>(slabs, y, x, mean, gamma, beta, activations,
+                [&](const Group& group) { return statistics[static_cast<size_t>(group.number)]; });
 }
 
-/// With v = before(x) and g, the gradient of the normalised value: sums of g, of g * (v - mean) and of v - mean. The
-/// stored mean is rounded; the last sum tells by how much.
+/// Sums over elements of a channel, where v = before(x), and g is the gradient of the normalized value.
 struct GradientSums {
-  double g = 0, g_centred = 0, centred = 0;
+  double g = 0;           // sum of g
+  double g_centered = 0;  // sum of g * (v - mean)
+  double centered = 0;    // sum of v - mean, which corrects the rounding of the stored mean
 
   void join(const GradientSums& other) {
     g += other.g;
-    g_centred += other.g_centred;
-    centred += other.centred;
+    g_centered += other.g_centered;
+    centered += other.centered;
   }
 };
 
-/// Sets the means over each group from those of all ranks (see OverRanks).
+/// Computes the means over each group from the means of all ranks (see OverRanks).
 void average_ranks(const View& all, GradientSums* means) {
   const std::vector<double> shares = shares_of_ranks(all);
-  const auto* given = all.as<const GradientSums>();
+  const auto* of_ranks = all.as<const GradientSums>();
   const auto rows = static_cast<size_t>(all.size[1]);
   for (size_t group = 0; group + 1 < rows; ++group) {
     means[group] = {};
     for (size_t rank = 0; rank < shares.size(); ++rank) {
-      const GradientSums& own = given[rank * rows + group];
-      means[group].join({shares[rank] * own.g, shares[rank] * own.g_centred, shares[rank] * own.centred});
+      const GradientSums& mean = of_ranks[rank * rows + group];
+      means[group].join({shares[rank] * mean.g, shares[rank] * mean.g_centered, shares[rank] * mean.centered});
     }
   }
 }
 
-/// The normalisation of a channel as the forward pass computed it, (v - mean) * factor + term, and its gradient.
+/// The normalization of a channel as the forward pass computed it, (v - mean) * factor + term, and its gradient.
 template <class T, class Activations>
 struct ChannelNorm {
-  T mean, factor, term;
+  T mean;
+  T factor;
+  T term;
 
-  T centred(const Activations& a, T x) const { return a.before.value(x) - mean; }
-  T gradient(const Activations& a, T dy, T centred) const { return a.after.gradient(dy, centred * factor + term); }
+  T centered(const Activations& a, T x) const { return a.before.value(x) - mean; }
+  T gradient(const Activations& a, T dy, T centered) const { return a.after.gradient(dy, centered * factor + term); }
 };
 
-/// Adds a slab: to sums[0] if it belongs to one channel, norm[0], else to each channel's.
+/// Adds the sums of a slab: to sums[0] if the slab belongs to one channel, norm[0], otherwise to the sums of each
+/// channel.
 template <class T, class Activations>
 void add_gradients(const Slabs& slabs, const Slab& slab, const RowOperand& dy, const RowOperand& x,
                    const ChannelNorm<T, Activations>* norm, const Activations& a, GradientSums* sums) {
@@ -221,90 +235,124 @@ void add_gradients(const Slabs& slabs, const Slab& slab, const RowOperand& dy, c
     if (slabs.channels_inner) {
       for (int64_t i = 0; i < rows; ++i, d += count, v += count)
         for (int64_t j = 0; j < count; ++j) {
-          const auto centred = norm[c + j].centred(a, v[j]), g = norm[c + j].gradient(a, d[j], centred);
-          sums[c + j].join({double{g}, double{g} * double{centred}, double{centred}});
+          const auto centered = norm[c + j].centered(a, v[j]), g = norm[c + j].gradient(a, d[j], centered);
+          sums[c + j].join({double{g}, double{g} * double{centered}, double{centered}});
         }
-    } else {  // once from memory, three times from the cache
-      const auto centred = [v, &a, m = *norm](int64_t i) { return m.centred(a, v[i]); };
-      const auto g = [d, &a, m = *norm, centred](int64_t i) { return double{m.gradient(a, d[i], centred(i))}; };
-      sums->join({sum_lanes(count, g), sum_lanes(count, [=](int64_t i) { return g(i) * double{centred(i)}; }),
-                  sum_lanes(count, [=](int64_t i) { return double{centred(i)}; })});
+    } else {  // three sweeps; the second and third read the block from the cache
+      const auto centered = [v, &a, m = *norm](int64_t i) { return m.centered(a, v[i]); };
+      const auto g = [d, &a, m = *norm, centered](int64_t i) { return double{m.gradient(a, d[i], centered(i))}; };
+      sums->join({sum_lanes(count, g), sum_lanes(count, [=](int64_t i) { return g(i) * double{centered(i)}; }),
+                  sum_lanes(count, [=](int64_t i) { return double{centered(i)}; })});
     }
   });
 }
 
+/// The gradients of a normalization. A line is a channel of a sample.
 template <class T, class Activations>
-void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
-              const View* gamma, const View* beta, const Activations& activations, const OverRanks* over_ranks) {
-  using Norm = ChannelNorm<T, Activations>;
-  const Slabs slabs(x);
-  const RowOperand dy_rows(dy, dtype_of<T>), x_rows(x, dtype_of<T>);
-  const int64_t lines = slabs.samples * slabs.channels;
-  std::vector<Norm> norms(static_cast<size_t>(lines));
-  const auto line = [&](int64_t n, int64_t c) { return static_cast<size_t>(n * slabs.channels + c); };
-  for_each_group(slabs, mean, [&](const Group& group) {
-    group.for_each([&](int64_t n, int64_t c) {
-      norms[line(n, c)] = {at<T>(mean, group.number),
-                           static_cast<T>(double{at<T>(rstd, group.number)} * entry(gamma, c, 1)),
-                           static_cast<T>(entry(beta, c, 0))};
+class Backward {
+ public:
+  Backward(const View& dy, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta,
+           const Activations& activations)
+      : dy_(dy),
+        x_(x),
+        mean_(mean),
+        rstd_(rstd),
+        gamma_(gamma),
+        activations_(activations),
+        slabs_(x),
+        norms_(static_cast<size_t>(slabs_.samples * slabs_.channels)),
+        sums_(norms_.size()) {
+    for_each_group(slabs_, mean, [&](const Group& group) {
+      group.for_each([&](int64_t n, int64_t c) {
+        norms_[line(n, c)] = {at<T>(mean, group.number),
+                              static_cast<T>(double{at<T>(rstd, group.number)} * entry(gamma, c, 1)),
+                              static_cast<T>(entry(beta, c, 0))};
+      });
     });
-  });
-  std::vector<GradientSums> parts(slabs.sums()), sums(static_cast<size_t>(lines));
-  slabs.for_each([&](const Slab& slab) {
-    add_gradients<T>(slabs, slab, dy_rows, x_rows, norms.data() + slab.sample * slabs.channels + slab.channel,
-                     activations, parts.data() + slab.sums);
-  });
-
-  // The means over each group of h, h * (v - mean) and v - mean, h = gamma * g; then the number of elements in a group.
-  std::vector<GradientSums> means(static_cast<size_t>(mean.numel() + 1));
-  for_each_group(slabs, mean, [&](const Group& group) {
-    GradientSums& total = means[static_cast<size_t>(group.number)];
-    const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs.length));
-    group.for_each([&](int64_t n, int64_t c) {
-      GradientSums& own = sums[line(n, c)];
-      for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
-        own.join(parts[static_cast<size_t>((n * slabs.chunks + chunk) * slabs.channels + c)]);
-      const double weight = entry(gamma, c, 1) / count;
-      total.join({weight * own.g, weight * own.g_centred, own.centred / count});
-    });
-    if (group.number == 0) means.back().g = static_cast<double>(group.lines() * slabs.length);
-  });
-  if (over_ranks) average_ranks((*over_ranks)(double_matrix(x, means.data(), mean.numel() + 1, 3)), means.data());
-
-  struct Coefficients {
-    Norm norm;
-    T low, slope, offset;
-  };
-  std::vector<Coefficients> coefficients(static_cast<size_t>(lines));
-  for_each_group(slabs, mean, [&](const Group& group) {
-    const double scale = double{at<T>(rstd, group.number)};
-    // With n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
-    const GradientSums& of_group = means[static_cast<size_t>(group.number)];
-    const double mean_h = of_group.g, low = of_group.centred, mean_hn = (of_group.g_centred - low * mean_h) * scale;
-    group.for_each([&](int64_t n, int64_t c) {
-      GradientSums& own = sums[line(n, c)];
-      own.g_centred = (own.g_centred - low * own.g) * scale;
-      coefficients[line(n, c)] = {norms[line(n, c)], static_cast<T>(low), static_cast<T>(-scale * scale * mean_hn),
-                                  static_cast<T>(-scale * mean_h)};
-    });
-  });
-  map_channels<T>(
-      slabs, coefficients,
-      [a = activations](const Coefficients& k, T d, T v) {
-        const T centred = a.before.value(v) - k.norm.mean;
-        const T g = a.after.gradient(d, centred * k.norm.factor + k.norm.term);
-        return a.before.gradient(g * k.norm.factor + ((centred - k.low) * k.slope + k.offset), v);
-      },
-      out.dx, dy, x);
-
-  for (int64_t c = 0; c < slabs.channels; ++c) {
-    GradientSums total;
-    for (int64_t n = 0; n < slabs.samples; ++n) total.join(sums[static_cast<size_t>(n * slabs.channels + c)]);
-    set_entry(out.dbeta, c, total.g);
-    set_entry(out.dgamma, c, total.g_centred);
   }
-  if (out.sums) sum_channels(slabs, *out.sums, out.dx);
-}
+
+  void run(const GroupNormGradients& out, const OverRanks* over_ranks) {
+    std::vector<GradientSums> means = sum_gradients();
+    if (over_ranks) average_ranks((*over_ranks)(double_matrix(x_, means.data(), mean_.numel() + 1, 3)), means.data());
+    compute_dx(out.dx, means);
+    for (int64_t c = 0; c < slabs_.channels; ++c) {
+      GradientSums total;
+      for (int64_t n = 0; n < slabs_.samples; ++n) total.join(sums_[line(n, c)]);
+      set_entry(out.dbeta, c, total.g);
+      set_entry(out.dgamma, c, total.g_centered);
+    }
+    if (out.sums) sum_channels(slabs_, *out.sums, out.dx);
+  }
+
+ private:
+  size_t line(int64_t n, int64_t c) const { return static_cast<size_t>(n * slabs_.channels + c); }
+
+  /// Computes sums_ and returns the means over each group of h, h * (v - mean) and v - mean, where h = gamma * g. The
+  /// last entry is the number of elements in a group.
+  std::vector<GradientSums> sum_gradients() {
+    const RowOperand dy(dy_, dtype_of<T>), x(x_, dtype_of<T>);
+    std::vector<GradientSums> parts(slabs_.sums());
+    slabs_.for_each([&](const Slab& slab) {
+      add_gradients<T>(slabs_, slab, dy, x, norms_.data() + line(slab.sample, slab.channel), activations_,
+                       parts.data() + slab.sums);
+    });
+    std::vector<GradientSums> means(static_cast<size_t>(mean_.numel() + 1));
+    for_each_group(slabs_, mean_, [&](const Group& group) {
+      GradientSums& mean = means[static_cast<size_t>(group.number)];
+      const double count = static_cast<double>(std::max<int64_t>(1, group.lines() * slabs_.length));
+      group.for_each([&](int64_t n, int64_t c) {
+        GradientSums& sums = sums_[line(n, c)];
+        for (int64_t chunk = 0; chunk < slabs_.chunks; ++chunk)
+          sums.join(parts[static_cast<size_t>((n * slabs_.chunks + chunk) * slabs_.channels + c)]);
+        const double weight = entry(gamma_, c, 1) / count;
+        mean.join({weight * sums.g, weight * sums.g_centered, sums.centered / count});
+      });
+      if (group.number == 0) means.back().g = static_cast<double>(group.lines() * slabs_.length);
+    });
+    return means;
+  }
+
+  /// Computes dx. Replaces g_centered in sums_ by the gradient of gamma: the sum of g times the normalized value.
+  void compute_dx(const View& dx, const std::vector<GradientSums>& means) {
+    struct Coefficients {
+      ChannelNorm<T, Activations> norm;
+      T low;  // mean of v minus the stored mean
+      T slope;
+      T offset;
+    };
+    std::vector<Coefficients> coefficients(norms_.size());
+    for_each_group(slabs_, mean_, [&](const Group& group) {
+      // With n = (v - mean) * rstd: dv = rstd * (h - mean(h) - n * mean(h * n)).
+      const double scale = double{at<T>(rstd_, group.number)};
+      const GradientSums& mean = means[static_cast<size_t>(group.number)];
+      const double mean_h = mean.g, low = mean.centered, mean_hn = (mean.g_centered - low * mean_h) * scale;
+      group.for_each([&](int64_t n, int64_t c) {
+        GradientSums& sums = sums_[line(n, c)];
+        sums.g_centered = (sums.g_centered - low * sums.g) * scale;
+        coefficients[line(n, c)] = {norms_[line(n, c)], static_cast<T>(low), static_cast<T>(-scale * scale * mean_hn),
+                                    static_cast<T>(-scale * mean_h)};
+      });
+    });
+    map_channels<T>(
+        slabs_, coefficients,
+        [a = activations_](const Coefficients& k, T d, T v) {
+          const T centered = a.before.value(v) - k.norm.mean;
+          const T g = a.after.gradient(d, centered * k.norm.factor + k.norm.term);
+          return a.before.gradient(g * k.norm.factor + ((centered - k.low) * k.slope + k.offset), v);
+        },
+        dx, dy_, x_);
+  }
+
+  const View& dy_;
+  const View& x_;
+  const View& mean_;
+  const View& rstd_;
+  const View* gamma_;
+  const Activations& activations_;
+  Slabs slabs_;
+  std::vector<ChannelNorm<T, Activations>> norms_;  // per line
+  std::vector<GradientSums> sums_;                  // per line
+};
 
 }  // namespace
 
@@ -318,9 +366,9 @@ void group_norm(const View& y, const View& mean, const View& rstd, const View& x
 
 void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
   dispatch(Floats(), x.dtype, "normalize", "CPU", [&]<class T>() {
-    normalise<compute_t<T>>(Slabs(x), y, x, mean, gamma, beta, NoActivations({}), [&](const Group& group) {
-      const auto given = [&](const View& v) { return static_cast<double>(at<compute_t<T>>(v, group.number)); };
-      return std::pair(given(mean), given(rstd));
+    apply_norm<compute_t<T>>(Slabs(x), y, x, mean, gamma, beta, NoActivations({}), [&](const Group& group) {
+      const auto value = [&](const View& v) { return static_cast<double>(at<compute_t<T>>(v, group.number)); };
+      return std::pair(value(mean), value(rstd));
     });
   });
 }
@@ -330,7 +378,8 @@ void group_norm_backward(const GroupNormGradients& out, const View& dy, const Vi
                          const OverRanks* over_ranks) {
   dispatch(Floats(), x.dtype, "group_norm_backward", "CPU", [&]<class T>() {
     with_activations<compute_t<T>>(activations, [&](const auto& a) {
-      backward<compute_t<T>>(out, dy, x, mean, rstd, gamma, beta, a, over_ranks);
+      using Activations = std::remove_cvref_t<decltype(a)>;
+      Backward<compute_t<T>, Activations>(dy, x, mean, rstd, gamma, beta, a).run(out, over_ranks);
     });
   });
 }
@@ -342,11 +391,11 @@ void track_statistics(const View* running_mean, const View* running_var, const V
     for (int64_t rank = 0; rank < counts->size[0]; ++rank)
       count += counts->as<const double>()[rank * counts->stride[0]];
   }
-  if (count <= 1) return;  // no unbiased variance
+  if (count <= 1) return;  // the unbiased variance does not exist
   const double unbiased = count / (count - 1);
   const auto move = [&](const View* running, int64_t c, double value) {
-    const double own = entry(running, c, 0);
-    set_entry(running, c, own + momentum * (value - own));
+    const double old = entry(running, c, 0);
+    set_entry(running, c, old + momentum * (value - old));
   };
   dispatch(Types<float, double>(), mean.dtype, "track_statistics", "CPU", [&]<class T>() {
     for (int64_t c = 0; c < mean.size[1]; ++c) {

@@ -1,4 +1,4 @@
-// Optimizer steps: the updates of ops/detail/optim_step.h over contiguous arrays.
+// Optimizer steps, with the updates of ops/detail/optim_step.h, and sum_of_squares.
 #include <numeric>
 #include <vector>
 
@@ -11,7 +11,7 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Calls step(i) for every element of `param`, in pieces that do not depend on the number of threads.
+/// Calls step(i) for every element of `param`, in parallel.
 template <class F>
 void for_each_element(const View& param, F step) {
   const int64_t count = param.numel(), pieces = divide_up(count, kRowPiece);
@@ -22,7 +22,7 @@ void for_each_element(const View& param, F step) {
   });
 }
 
-/// Steps all parameters, of whatever types.
+/// Updates all parameters, which may have different dtypes.
 template <class Step>
 void step_all(const char* op, std::span<const StepViews> params, const Step& step, float unscale) {
   for (const StepViews& views : params)
@@ -47,10 +47,10 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
 void step(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate) {
   if (gate.found_inf && *gate.found_inf) return;
   std::visit(
-      [&](auto taken) {
-        if constexpr (requires { taken.step; })
-          if (gate.skipped) taken.step -= *gate.skipped;
-        step_all(op, params, taken, inverse_scale(gate.scale));
+      [&](auto options) {
+        if constexpr (requires { options.step; })
+          if (gate.skipped) options.step -= *gate.skipped;
+        step_all(op, params, options, inverse_scale(gate.scale));
       },
       step);
 }

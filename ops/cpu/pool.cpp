@@ -1,4 +1,4 @@
-// Max pooling over (N, C, D, H, W), one (sample, channel) volume after the other.
+// Max pooling over (N, C, D, H, W).
 #include <limits>
 #include <vector>
 
@@ -6,26 +6,22 @@
 #include "core/dtype.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/cpu/volumes.h"
 
 namespace voxgrad::cpu {
 namespace {
 
-/// Where channel number i (of N * C) of `v` starts.
-template <class T>
-T* volume(const View& v, int64_t i) {
-  return v.as<T>() + i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1];
-}
-
 using Indices = Types<int32_t, int64_t>;
 
-/// The maxima of a row of windows, and where they are: -1 where a window holds padding only.
+/// The maxima of a row of windows.
 template <class T>
 struct RowMaxima {
   std::vector<T> values;
-  std::vector<int64_t> indices;
+  std::vector<int64_t> indices;  // positions of the maxima; -1 for a window that contains only padding
 
-  /// Offers one tap to every window whose tap falls into the input row: x[o * stride + shift] to window o.
-  void offer(const T* x, int64_t x_step, int64_t width, int64_t stride, int64_t shift, int64_t position) {
+  /// Updates the maxima with one tap. The tap of window o is x[o * stride + shift] if this is inside the input row,
+  /// whose first element has the index `position`.
+  void update(const T* x, int64_t x_step, int64_t width, int64_t stride, int64_t shift, int64_t position) {
     const int64_t begin = shift < 0 ? divide_up(-shift, stride) : 0;
     const int64_t end = std::min(static_cast<int64_t>(values.size()), (width - 1 - shift + stride) / stride);
     T* best = values.data();
@@ -43,7 +39,7 @@ struct RowMaxima {
   }
 };
 
-/// The row (od, oh) of one volume's output.
+/// Computes row (od, oh) of the output of one channel.
 template <class T>
 void pool_row(RowMaxima<T>& row, const T* x, const View& v, const PoolGeometry& g, int64_t od, int64_t oh) {
   std::fill(row.values.begin(), row.values.end(), convert<T>(-std::numeric_limits<compute_t<T>>::infinity()));
@@ -56,16 +52,16 @@ void pool_row(RowMaxima<T>& row, const T* x, const View& v, const PoolGeometry& 
       const int64_t ih = first_h + kh * g.dilation[1];
       if (ih < 0 || ih >= v.size[3]) continue;
       for (int64_t kw = 0; kw < g.kernel_size[2]; ++kw)
-        row.offer(x + id * v.stride[2] + ih * v.stride[3], v.stride[4], v.size[4], g.stride[2],
-                  kw * g.dilation[2] - g.padding[2], (id * v.size[3] + ih) * v.size[4]);
+        row.update(x + id * v.stride[2] + ih * v.stride[3], v.stride[4], v.size[4], g.stride[2],
+                   kw * g.dilation[2] - g.padding[2], (id * v.size[3] + ih) * v.size[4]);
     }
   }
 }
 
-/// Writes the row (od, oh) of one volume of `v`.
+/// Stores row (od, oh) of channel number `channel`.
 template <class T, class From>
 void store_row(const View& v, int64_t channel, int64_t od, int64_t oh, const std::vector<From>& row) {
-  T* out = volume<T>(v, channel) + od * v.stride[2] + oh * v.stride[3];
+  T* out = channel_data<T>(v, channel) + od * v.stride[2] + oh * v.stride[3];
   for (size_t ow = 0; ow < row.size(); ++ow) out[static_cast<int64_t>(ow) * v.stride[4]] = static_cast<T>(row[ow]);
 }
 
@@ -81,7 +77,7 @@ void max_pool(const View& y, const View* indices, const View& x, const PoolGeome
       for (int64_t i = begin; i < end; ++i) {
         const int64_t channel = i / depth, od = i % depth;
         for (int64_t oh = 0; oh < height; ++oh) {
-          pool_row(row, volume<const T>(x, channel), x, geometry, od, oh);
+          pool_row(row, channel_data<const T>(x, channel), x, geometry, od, oh);
           store_row<T>(y, channel, od, oh, row.values);
           if (!indices) continue;
           dispatch(Indices(), indices->dtype, "max_pool", "CPU",
@@ -93,16 +89,16 @@ void max_pool(const View& y, const View* indices, const View& x, const PoolGeome
 }
 
 void max_pool_backward(const View& dx, const View& dy, const View& indices, const PoolGeometry&) {
-  const int64_t depth = dx.size[2], height = dx.size[3], width = dx.size[4];
+  const int64_t voxels = dx.size[2] * dx.size[3] * dx.size[4];
   dispatch(Floats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
     dispatch(Indices(), indices.dtype, "max_pool_backward", "CPU", [&]<class Index>() {
-      // Windows may overlap: a volume belongs to one thread.
-      parallel_for(dx.size[0] * dx.size[1], grain_of(depth * height * width), [&](int64_t begin, int64_t end) {
-        std::vector<compute_t<T>> sums(static_cast<size_t>(depth * height * width));
+      // Windows may overlap, so one thread computes a whole channel.
+      parallel_for(dx.size[0] * dx.size[1], grain_of(voxels), [&](int64_t begin, int64_t end) {
+        std::vector<compute_t<T>> sums(static_cast<size_t>(voxels));
         for (int64_t i = begin; i < end; ++i) {
           std::fill(sums.begin(), sums.end(), compute_t<T>(0));
-          const T* in = volume<const T>(dy, i);
-          const Index* index = volume<const Index>(indices, i);
+          const T* in = channel_data<const T>(dy, i);
+          const Index* index = channel_data<const Index>(indices, i);
           for (int64_t d = 0; d < dy.size[2]; ++d)
             for (int64_t h = 0; h < dy.size[3]; ++h)
               for (int64_t w = 0; w < dy.size[4]; ++w) {
@@ -110,12 +106,7 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
                 if (at >= 0)
                   sums[static_cast<size_t>(at)] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
               }
-          T* out = volume<T>(dx, i);
-          size_t at = 0;
-          for (int64_t d = 0; d < depth; ++d)
-            for (int64_t h = 0; h < height; ++h)
-              for (int64_t w = 0; w < width; ++w)
-                out[d * dx.stride[2] + h * dx.stride[3] + w * dx.stride[4]] = convert<T>(sums[at++]);
+          store_channel<T>(dx, i, sums);
         }
       });
     });

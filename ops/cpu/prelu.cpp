@@ -1,4 +1,4 @@
-// Activations with a number for each channel, a bias or a slope, and the gradients of both.
+// prelu and its gradient, and the gradient of ReLU with a bias per channel.
 #include <vector>
 
 #include "ops/cpu/slabs.h"
@@ -12,7 +12,7 @@ void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const
 
 namespace {
 
-/// The weight's entry for each channel of each sample.
+/// Returns the slope of each channel of each sample.
 template <class T>
 std::vector<T> slopes(const Slabs& slabs, const View& weight) {
   std::vector<T> result(static_cast<size_t>(slabs.samples * slabs.channels));

@@ -1,4 +1,4 @@
-// Uniform and normal numbers: element i is the i-th of the Philox stream of core/detail/philox.h, counter by counter.
+// Uniform and normal random numbers. Element i is the i-th number of the Philox stream (core/detail/philox.h).
 #include <algorithm>
 
 #include "core/detail/divide.h"
@@ -10,7 +10,7 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// y[counter's elements] = draw<T>(uniforms of the counter, place among them).
+/// Sets the elements of each counter to draw<T>(uniform numbers of the counter, index of the element among them).
 template <class F>
 void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
   dispatch(Floats(), out.dtype, op, "CPU", [&]<class T>() {

@@ -1,7 +1,7 @@
-// Sums and extrema over any axes.
+// Sums, means and extrema over any axes.
 //
-// Each output is folded in a fixed order: long reductions in chunks whose number follows from the shape alone,
-// chunks in lanes. Floats are summed in double.
+// The order in which the terms of an output are combined depends only on the shape and strides. Long reductions are
+// divided into chunks, and a chunk is combined in lanes (fold_pieces() in loops.h). Floating-point sums are in double.
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -27,38 +27,32 @@ struct Sum {
   }
 };
 
-// Once NaN, an extremum stays NaN: nothing compares with it.
-struct Max {
+template <bool largest>
+struct Extremum {
   template <class T>
   using Accumulator = T;
   template <class A>
   static constexpr A start() {
-    return std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -std::numeric_limits<A>::infinity();
+    using Limits = std::numeric_limits<A>;
+    if constexpr (std::is_integral_v<A>)
+      return largest ? Limits::lowest() : Limits::max();
+    else
+      return largest ? -Limits::infinity() : Limits::infinity();
   }
   template <class A>
   static A combine(A a, A b) {
-    return ((b > a) | (b != b)) ? b : a;
-  }
-};
-struct Min {
-  template <class T>
-  using Accumulator = T;
-  template <class A>
-  static constexpr A start() {
-    return std::is_integral_v<A> ? std::numeric_limits<A>::max() : std::numeric_limits<A>::infinity();
-  }
-  template <class A>
-  static A combine(A a, A b) {
-    return ((b < a) | (b != b)) ? b : a;
+    return extremum<largest>(a, b);
   }
 };
 
+// Largest number of outputs that are computed together.
 constexpr int64_t kColumns = 1024;
+// Smallest number of elements per chunk.
 constexpr int64_t kChunk = 65536;
-// With this many groups of outputs or more, reductions are left in one chunk.
+// Reductions are divided into chunks only if there are fewer groups of outputs than this.
 constexpr int64_t kManyGroups = 64;
 
-/// Calls f(offset, count, step) for the rows, or parts of them, that hold the elements [begin, end) of a nest.
+/// Calls f(offset, count, step) for the rows, or parts of rows, that contain the elements [begin, end) of a nest.
 template <class F>
 void for_range(const Nest& nest, int64_t begin, int64_t end, F&& f) {
   if (begin == end) return;
@@ -71,18 +65,19 @@ void for_range(const Nest& nest, int64_t begin, int64_t end, F&& f) {
   }
 }
 
-/// Elements are taken, and results given, as T: float, double or, of all integers, int64_t.
+/// A reduction that reads and writes elements as T: float, double or, for all integers, int64_t.
 template <class Op, class T>
 struct Reduction {
   using A = typename Op::template Accumulator<T>;
 
-  RowOperand in, out;
-  Nest kept;       // in, out, slot in a dense array of the outputs
-  Nest reduced;    // in
-  int64_t length;  // elements that make one output
+  RowOperand in;
+  RowOperand out;
+  Nest kept;       // axes of the output; views: in, out, index of the output in row-major order
+  Nest reduced;    // reduced axes; view: in
+  int64_t length;  // terms per output
   int64_t chunks = 1;
-  double scale = 1;  // of sums
-  bool columns;      // neighbouring outputs lie closer in memory than neighbouring terms: fold many outputs at once
+  double scale = 1;  // factor for floating-point results
+  bool columns;      // combine many outputs at once, because outputs are closer in memory than terms
 
   Reduction(const View& result, const View& input) : in(input, dtype_of<T>), out(result, dtype_of<T>) {
     int64_t slot = result.numel();
@@ -107,7 +102,7 @@ struct Reduction {
     return static_cast<const T*>(in.load(offset, step, count, buffer));
   }
 
-  /// One output: elements `begin` to `end` of its reduction.
+  /// Combines the terms [begin, end) of one output, whose terms start at offset x.
   A fold_row(int64_t x, int64_t begin, int64_t end, RowBuffer& buffer) const {
     A total = Op::template start<A>();
     for_range(reduced, begin, end, [&](int64_t offset, int64_t count, int64_t step) {
@@ -120,14 +115,15 @@ struct Reduction {
     return total;
   }
 
-  /// `count` outputs whose terms lie `column_step` apart.
+  /// Combines the terms [begin, end) of `count` outputs. The terms of neighboring outputs are `column_step` apart.
   void fold_columns(A* result, int64_t x, int64_t count, int64_t column_step, int64_t begin, int64_t end,
                     RowBuffer& buffer) const {
     std::fill_n(result, count, Op::template start<A>());
     for_range(reduced, begin, end, [&](int64_t offset, int64_t terms, int64_t step) {
-      const int64_t at_once = step == count && column_step == 1 ? kRowPiece / count : 1;  // dense rows
-      for (int64_t r = 0; r < terms; r += at_once) {
-        const int64_t rows = std::min(at_once, terms - r);
+      // Load several rows at once if they are contiguous.
+      const int64_t max_rows = step == count && column_step == 1 ? kRowPiece / count : 1;
+      for (int64_t r = 0; r < terms; r += max_rows) {
+        const int64_t rows = std::min(max_rows, terms - r);
         const T* row = load(x + offset + r * step, column_step, rows * count, buffer);
         for (int64_t i = 0; i < rows; ++i, row += count)
           for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], static_cast<A>(row[j]));
@@ -142,6 +138,7 @@ struct Reduction {
     out.store(offset, step, count, buffer);
   }
 
+  /// Combines the chunks of all outputs in parallel, then the results of the chunks.
   void run() const {
     const Offsets step = kept.inner_stride();
     const int64_t outputs = kept.numel();
@@ -193,9 +190,14 @@ void run(const View& out, const View& in, bool mean) {
 void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   if (op == ReduceOp::sum || op == ReduceOp::mean)
-    return dispatch(Anything(), in.dtype, "sum", "CPU", [&]<class T>() { run<Sum, T>(out, in, op == ReduceOp::mean); });
-  dispatch(Numbers(), in.dtype, op == ReduceOp::amax ? "amax" : "amin", "CPU",
-           [&]<class T>() { op == ReduceOp::amax ? run<Max, T>(out, in, false) : run<Min, T>(out, in, false); });
+    return dispatch(Anything(), in.dtype, name(op), "CPU",
+                    [&]<class T>() { run<Sum, T>(out, in, op == ReduceOp::mean); });
+  dispatch(Numbers(), in.dtype, name(op), "CPU", [&]<class T>() {
+    if (op == ReduceOp::max)
+      run<Extremum<true>, T>(out, in, false);
+    else
+      run<Extremum<false>, T>(out, in, false);
+  });
 }
 
 }  // namespace voxgrad::cpu

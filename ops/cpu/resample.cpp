@@ -1,6 +1,6 @@
-// Resampling along three axes at once: for each row of the result the rows of the input that it takes are summed, with
-// the weights of depth and height, and the sum is resampled along the width. An axis' map is a sparse matrix, made by
-// ops/detail/resample_taps.h. Sums are of doubles, and rounded once.
+// Resampling along three axes at once. A row of the output is computed in two steps: sum the rows of the input with the
+// weights of depth and height, then resample the sum along the width. The map of an axis is stored as a sparse matrix,
+// which ops/detail/resample_taps.h computes. Sums are in double and rounded once.
 #include <vector>
 
 #include "core/detail/divide.h"
@@ -12,7 +12,7 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Rows of (column, weight) pairs: entries[begin[r]] up to entries[begin[r + 1]].
+/// A sparse matrix in compressed rows: row r has the entries begin[r] to begin[r + 1] - 1.
 struct SparseMatrix {
   struct Entry {
     int64_t column;
@@ -34,7 +34,7 @@ struct SparseMatrix {
   }
 };
 
-/// Channels that are summed side by side.
+/// Largest number of channels that are summed together if channels are innermost.
 constexpr int64_t kLanes = 64;
 
 struct ResampleProblem {
@@ -42,7 +42,7 @@ struct ResampleProblem {
   SparseMatrix axes[3];
 };
 
-/// sums[i] += weight * x[i * step]
+/// Computes sums[i] += weight * x[i * step].
 template <class T>
 void add_row(double* sums, const T* x, int64_t step, int64_t count, double weight) {
   if (step == 1)
@@ -51,7 +51,8 @@ void add_row(double* sums, const T* x, int64_t step, int64_t count, double weigh
     for (int64_t i = 0; i < count; ++i) sums[i] += weight * static_cast<double>(x[i * step]);
 }
 
-/// The row (d, h) of `lanes` channels, which begin at x and y; `columns` has room for a row of the input.
+/// Computes row (d, h) of `lanes` channels. x and y point to the first of them. `columns` is a buffer for a row of the
+/// input.
 template <class T>
 void resample_row(const ResampleProblem& p, int64_t d, int64_t h, int64_t lanes, T* y, const T* x,
                   std::vector<double>& columns) {
@@ -91,15 +92,16 @@ void resample(const View& out, const View& in, const ResampleMaps& maps, bool tr
   };
   const ResampleProblem p{out, in, {matrix(0), matrix(1), matrix(2)}};
   const bool channels_inner = in.size[1] > 1 && std::abs(in.stride[1]) < std::abs(in.stride[4]);
-  const int64_t most = channels_inner ? kLanes : 1, parts = divide_up(out.size[1], most), depth = out.size[2];
+  const int64_t max_lanes = channels_inner ? kLanes : 1;
+  const int64_t parts = divide_up(out.size[1], max_lanes), depth = out.size[2];
   const int64_t terms = static_cast<int64_t>(p.axes[1].entries.size() * p.axes[0].entries.size()) / depth;
   dispatch(Floats(), in.dtype, "resample", "CPU", [&]<class T>() {
-    const int64_t work = (terms * in.size[4] + out.size[3] * out.size[4]) * std::min(most, out.size[1]);
+    const int64_t work = (terms * in.size[4] + out.size[3] * out.size[4]) * std::min(max_lanes, out.size[1]);
     parallel_for(out.size[0] * parts * depth, grain_of(work), [&](int64_t begin, int64_t end) {
       std::vector<double> columns;
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t d = i % depth, channel = i / depth % parts * most, n = i / depth / parts;
-        const int64_t lanes = std::min(most, out.size[1] - channel);
+        const int64_t d = i % depth, channel = i / depth % parts * max_lanes, n = i / depth / parts;
+        const int64_t lanes = std::min(max_lanes, out.size[1] - channel);
         columns.resize(static_cast<size_t>(lanes * in.size[4]));
         T* y = out.as<T>() + n * out.stride[0] + channel * out.stride[1] + d * out.stride[2];
         const T* x = in.as<const T>() + n * in.stride[0] + channel * in.stride[1];

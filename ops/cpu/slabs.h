@@ -1,5 +1,6 @@
-// Passes over the channels of (N, C, L), for norms and what else has a number for each channel: cut into slabs by the
-// shape alone, so that sums do not depend on the number of threads. Private to ops/cpu/.
+// Loops over the channels of (N, C, L) views, for normalization and other operators with coefficients or sums per
+// channel. The views are divided into slabs that depend only on the shape and strides, so that sums do not depend on
+// the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +15,28 @@
 
 namespace voxgrad::cpu {
 
-/// Elements that one thread takes at a time, and elements that stay in the first-level cache.
-inline constexpr int64_t kSlab = 65536;
-inline constexpr int64_t kBlock = 2048;
+/// Largest number of elements per slab.
+inline constexpr int64_t kSlabElements = 65536;
 
-/// Some rows of one sample: where the channels lie innermost, all channels at some positions, a position a row; else
-/// some positions of one channel in a single row. `sums` is where its first channel's sums belong.
+/// The part of a sample that one thread processes at a time. If channels are innermost, a slab has a row for each of
+/// its positions, with all channels as columns. Otherwise it has a single row, with positions of one channel as
+/// columns.
 struct Slab {
-  int64_t sample, channel, position, rows, columns, sums;
+  int64_t sample;
+  int64_t channel;   // first channel
+  int64_t position;  // first position along L
+  int64_t rows;
+  int64_t columns;
+  int64_t sums;  // index of the sum of the first channel, see Slabs::sums()
 };
 
-/// How (N, C, L) is cut into slabs; the same for all views of one call, chosen by x.
+/// The division of (N, C, L) into slabs. The strides of x decide; the division is the same for all views of a call.
 struct Slabs {
-  int64_t samples, channels, length, positions, chunks;  // positions of a slab; slabs along L
+  int64_t samples;
+  int64_t channels;
+  int64_t length;
+  int64_t positions;  // positions per slab
+  int64_t chunks;     // slabs along L
   bool channels_inner;
 
   explicit Slabs(const View& x)
@@ -34,11 +44,11 @@ struct Slabs {
         channels(x.size[1]),
         length(x.size[2]),
         channels_inner(channels > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2])) {
-    positions = channels_inner ? std::max<int64_t>(1, kSlab / channels) : kSlab;
+    positions = channels_inner ? std::max<int64_t>(1, kSlabElements / channels) : kSlabElements;
     chunks = divide_up(length, positions);
   }
 
-  /// Calls f(slab) for all, in parallel.
+  /// Calls f(slab) for all slabs, in parallel.
   template <class F>
   void for_each(F&& f) const {
     const int64_t lines = channels_inner ? 1 : channels;
@@ -53,29 +63,35 @@ struct Slabs {
                    }
                  });
   }
-  /// The number of sums: a set of `channels` for each slab along L of each sample.
+  /// Returns the number of partial sums: one for each sample, slab along L and channel.
   size_t sums() const { return static_cast<size_t>(samples * chunks * channels); }
 
-  /// Where row r of a slab begins.
+  /// Returns the offset of row r of a slab.
   int64_t row(const View& v, const Slab& slab, int64_t r) const {
     return slab.sample * v.stride[0] + slab.channel * v.stride[1] + slab.position * v.stride[2] +
            (channels_inner ? r * v.stride[2] : 0);
   }
+  /// Returns the stride of the columns.
   int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
 };
 
-/// The element of `v`, the shape of the groups, that belongs to group number i.
+/// Returns the element of `v`, which has the shape of the groups, for group number i.
 template <class T>
 T& at(const View& v, int64_t i) {
   return v.as<T>()[i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1]];
 }
 
-/// The channels of one group, in one sample or in all.
+/// The channels of a group in one sample or in all samples.
 struct Group {
-  int64_t number, sample, samples, channel, channels;
+  int64_t number;
+  int64_t sample;  // first sample
+  int64_t samples;
+  int64_t channel;  // first channel
+  int64_t channels;
 
+  /// Returns the number of channels in all samples of the group.
   int64_t lines() const { return samples * channels; }
-  /// Calls f(n, c) for its lines.
+  /// Calls f(n, c) for all channels c and samples n.
   template <class F>
   void for_each(F&& f) const {
     for (int64_t n = sample; n < sample + samples; ++n)
@@ -83,19 +99,22 @@ struct Group {
   }
 };
 
-/// Entry c of a vector, which may be missing.
-inline double entry(const View* v, int64_t c, double otherwise) {
+/// Returns element c of a vector, or `fallback` if `v` is null.
+inline double entry(const View* v, int64_t c, double fallback) {
+  double value = fallback;
   if (v)
     dispatch(Floats(), v->dtype, "norm", "CPU",
-             [&]<class T>() { otherwise = convert<double>(v->as<T>()[c * v->stride[0]]); });
-  return otherwise;
+             [&]<class T>() { value = convert<double>(v->as<T>()[c * v->stride[0]]); });
+  return value;
 }
+/// Sets element c of a vector. Does nothing if `v` is null.
 inline void set_entry(const View* v, int64_t c, double value) {
   if (v)
     dispatch(Floats(), v->dtype, "norm", "CPU", [&]<class T>() { v->as<T>()[c * v->stride[0]] = convert<T>(value); });
 }
 
-/// `count` elements of a slab from column `first` of row r on, as T; they may be those of several rows, dense ones.
+/// Returns `count` elements of a slab as T, from column `first` of row r on. They may span several rows if the rows are
+/// contiguous.
 template <class T>
 const T* load(const Slabs& slabs, const RowOperand& in, const Slab& slab, int64_t r, int64_t first, int64_t count,
               RowBuffer& buffer) {
@@ -103,8 +122,8 @@ const T* load(const Slabs& slabs, const RowOperand& in, const Slab& slab, int64_
   return static_cast<const T*>(in.load(slabs.row(in.view, slab, r) + first * step, step, count, buffer));
 }
 
-/// Calls f(r, rows, c, columns) for blocks that cover the rows [begin, end) of a slab and that load() takes at once:
-/// whole rows where they are dense in all operands, else parts of one.
+/// Calls f(first row, rows, first column, columns) for blocks that cover the rows [begin, end) of a slab. A block has
+/// at most kRowPiece elements: several rows if rows are contiguous in all operands, otherwise a part of one row.
 template <class F>
 void for_blocks(const Slabs& slabs, const Slab& slab, int64_t begin, int64_t end,
                 std::initializer_list<const RowOperand*> operands, F&& f) {
@@ -118,7 +137,8 @@ void for_blocks(const Slabs& slabs, const Slab& slab, int64_t begin, int64_t end
       f(r, std::min(rows, end - r), c, std::min(columns, slab.columns - c));
 }
 
-/// out = f(coefficients of the channel, first, second) everywhere, computed in T; coefficients by sample and channel.
+/// Computes result = f(coefficients of the channel, first, second) for all elements, in type T. `coefficients` has one
+/// entry per sample and channel.
 template <class T, class K, class F>
 void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f, const View& result, const View& first,
                   const View& second) {
@@ -134,10 +154,10 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
                  const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, r, c, rows * count, buffers[2]);
                  T* y = static_cast<T*>(out.target(at, step, buffers[0]));
                  if (slabs.channels_inner) {
-                   const K* own = k + c;
+                   const K* channel = k + c;
                    for (int64_t i = 0; i < rows * count; i += count) {
                      VG_INDEPENDENT
-                     for (int64_t j = 0; j < count; ++j) y[i + j] = f(own[j], x[i + j], v[i + j]);
+                     for (int64_t j = 0; j < count; ++j) y[i + j] = f(channel[j], x[i + j], v[i + j]);
                    }
                  } else {
                    const K same = *k;
@@ -149,7 +169,7 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
   });
 }
 
-/// sums (C) of f(first, second), in double.
+/// Sums f(first, second) per channel in double: sums (C).
 template <class T, class F>
 void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first, const View& second) {
   const RowOperand in[2]{{first, dtype_of<T>}, {second, dtype_of<T>}};
@@ -180,7 +200,7 @@ void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first
   }
 }
 
-/// sums (C) of x.
+/// Sums x per channel: sums (C).
 inline void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
   dispatch(Floats(), x.dtype, "sum_channels", "CPU", [&]<class T>() {
     sum_channels<compute_t<T>>(
@@ -188,7 +208,7 @@ inline void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
   });
 }
 
-/// Calls f(Group) for every group, in parallel. `shape` (N, groups), or (1, groups): over all samples.
+/// Calls f(Group) for every group, in parallel. `shape` is (N, groups), or (1, groups) if a group contains all samples.
 template <class F>
 void for_each_group(const Slabs& slabs, const View& shape, F&& f) {
   const int64_t groups = shape.size[1], per = groups > 0 ? slabs.channels / groups : 0;

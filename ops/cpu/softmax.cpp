@@ -1,4 +1,4 @@
-// softmax and log_softmax along one axis: the maximum is taken out first, and exponentials are summed in double.
+// softmax and log_softmax along one axis. The maximum is subtracted first; exponentials are summed in double.
 #include <cmath>
 #include <vector>
 
@@ -10,16 +10,12 @@
 namespace voxgrad::cpu {
 namespace {
 
-template <class T>
-T larger(T a, T b) {
-  return ((b > a) | (b != b)) ? b : a;
-}
-
-/// `count` softmaxes of `length` elements at once; y and x step by `axis` along them and by `across` to the next.
+/// Computes up to kBlock lines of any strides at once.
 template <class T>
 struct Columns {
-  Offsets axis, across;  // y, x
-  int64_t length;
+  Offsets axis;    // strides of y and x along a line
+  Offsets across;  // strides of y and x between lines
+  int64_t length;  // elements per line
   bool logarithm;
 
   void operator()(T* y, const T* x, int64_t count) const {
@@ -32,7 +28,7 @@ struct Columns {
     std::copy_n(row, count, top);
     for (int64_t k = 1; k < length; ++k) {
       load(k);
-      for (int64_t j = 0; j < count; ++j) top[j] = larger(top[j], row[j]);
+      for (int64_t j = 0; j < count; ++j) top[j] = extremum<true>(top[j], row[j]);
     }
     for (int64_t k = 0; k < length; ++k) {
       load(k);
@@ -53,10 +49,10 @@ struct Columns {
   }
 };
 
-/// One softmax of `length` contiguous elements.
+/// Computes a line of `length` contiguous elements.
 template <class T>
 void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
-  const T top = fold_lanes(length, x[0], larger<T>, [x](int64_t k) { return x[k]; });
+  const T top = fold_lanes(length, x[0], extremum<true, T>, [x](int64_t k) { return x[k]; });
   map_blocks<T>([top](const Block<T>& a) -> Block<T> { return exp_block<T>(a - top); }, length, y, x);
   const double total = sum_lanes(length, [y](int64_t k) { return static_cast<double>(y[k]); });
   if (logarithm) {
@@ -68,7 +64,7 @@ void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
   }
 }
 
-/// The same of `count` rows of any steps.
+/// Computes `count` lines with the strides `along` and between lines `across`. Computes bf16 and f16 in float32 copies.
 template <class T>
 void softmax_rows(T* y, const T* x, const Offsets& along, const Offsets& across, int64_t length, int64_t count,
                   bool logarithm) {
@@ -77,15 +73,16 @@ void softmax_rows(T* y, const T* x, const Offsets& along, const Offsets& across,
     const int64_t elements = length * count;
     std::vector<C> wide(static_cast<size_t>(2 * elements));
     C *wide_x = wide.data(), *wide_y = wide.data() + elements;
+    // The copies are contiguous along the axis that is contiguous in x.
     const bool rows = along[1] == 1;
-    const Offsets step = rows ? Offsets{1, length} : Offsets{count, 1};  // along and across
-    const auto each = [&](auto f) {
+    const Offsets step = rows ? Offsets{1, length} : Offsets{count, 1};  // strides along and across lines
+    const auto for_each = [&](auto f) {
       for (int64_t k = 0; k < length; ++k)
         for (int64_t j = 0; j < count; ++j) f(k * step[0] + j * step[1], k, j);
     };
-    each([&](int64_t i, int64_t k, int64_t j) { wide_x[i] = x[k * along[1] + j * across[1]]; });
+    for_each([&](int64_t i, int64_t k, int64_t j) { wide_x[i] = x[k * along[1] + j * across[1]]; });
     softmax_rows<C>(wide_y, wide_x, {step[0], step[0]}, {step[1], step[1]}, length, count, logarithm);
-    each([&](int64_t i, int64_t k, int64_t j) { y[k * along[0] + j * across[0]] = T(wide_y[i]); });
+    for_each([&](int64_t i, int64_t k, int64_t j) { y[k * along[0] + j * across[0]] = T(wide_y[i]); });
   } else if (along[0] == 1 && along[1] == 1 && length >= kBlock) {
     for (int64_t j = 0; j < count; ++j) softmax_row(y + j * across[0], x + j * across[1], length, logarithm);
   } else {

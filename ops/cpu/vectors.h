@@ -1,4 +1,4 @@
-// Vectors of the compiler's, as the CPU convolutions use them: whole registers, and small transpositions inside them.
+// Vector types of the compiler, and small transpositions in registers, for the CPU convolutions.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
 inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
 #endif
 
-/// Columns of a register tile are counted in halves of a vector; vectors narrower than 16 bytes do not exist on every
-/// processor.
+/// Bytes of half a vector, but at least 16, because some processors have no smaller vectors.
 inline constexpr int kHalfVectorBytes = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
+/// The number of columns of a register tile is a multiple of this.
 template <class T>
 inline constexpr int kColumnUnit = kHalfVectorBytes / static_cast<int>(sizeof(T));
 
-/// f(integral_constant<int, 0>), f(1), ... f(count - 1): indices known to the compiler, so that arrays of vectors
-/// become registers.
+/// Calls f(std::integral_constant<int, i>()) for i from 0 to count - 1. The compiler keeps arrays of vectors in
+/// registers because the indices are constants.
 template <int count, class F>
 [[gnu::always_inline]] inline void unrolled(const F& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
@@ -39,13 +39,14 @@ struct VectorOf {
   typedef T Type __attribute__((vector_size(bytes)));
 };
 
-/// Loads `n` vectors of n elements from from(0), from(1), ... and stores at to(j) element j of each.
+/// Transposes a square: loads n vectors of n elements from from(0), from(1), ..., and stores element j of all vectors
+/// to to(j).
 template <class T, int n, class From, class To>
 [[gnu::always_inline]] inline void transpose(const From& from, const To& to) {
   using Vector = typename VectorOf<T, n* static_cast<int>(sizeof(T))>::Type;
   Vector rows[n];
   unrolled<n>([&](auto i) { std::memcpy(&rows[i], from(i), sizeof(Vector)); });
-  for (int stage = 1; stage < n; stage *= 2) {  // each riffles the two halves of the rows; log2(n) riffles transpose
+  for (int stage = 1; stage < n; stage *= 2) {  // log2(n) stages that interleave the two halves of the rows
     Vector next[n];
     [&]<int... k>(std::integer_sequence<int, k...>) __attribute__((always_inline)) {
       unrolled<n / 2>([&](auto i) __attribute__((always_inline)) {
@@ -59,7 +60,7 @@ template <class T, int n, class From, class To>
   unrolled<n>([&](auto j) { std::memcpy(to(j), &rows[j], sizeof(Vector)); });
 }
 
-/// to[i] = from[2 * i] for i in [0, n); reads 2 n elements.
+/// Computes to[i] = from[2 * i] for i in [0, n). Reads 2 n elements.
 template <class T, int n>
 [[gnu::always_inline]] inline void even_elements(const T* from, T* to) {
   typename VectorOf<T, n*static_cast<int>(sizeof(T))>::Type low, high, even;

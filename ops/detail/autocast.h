@@ -1,15 +1,16 @@
-// What operators do under autocast (core/autocast.h). Private to ops/.
+// Conversion of operands under autocast (core/autocast.h). Private to ops/.
 #pragma once
 
 #include "../../core/tensor.h"
 
 namespace voxgrad {
 
-/// x as `op` takes it: converted, differentiably, to the dtype of the operator's row in ops/autocast.cpp; x itself
-/// without a guard or a row, and if x is undefined, f64 or not floating.
+/// Converts x to the dtype that ops/autocast.cpp lists for `op`. Differentiable. Returns x if autocast is disabled, if
+/// `op` is not listed, or if x is undefined, f64 or not floating.
 Tensor autocasted(const char* op, const Tensor& x);
 
-/// The dtype of a loss whose kernel reads halves as they are: f32 under autocast, else the input's.
+/// Returns the dtype of the result of a loss whose kernel reads bf16 and f16 directly: f32 under autocast unless the
+/// input is f64, otherwise the dtype of the input.
 DType autocasted_result(const Tensor& input);
 
 }  // namespace voxgrad

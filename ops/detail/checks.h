@@ -1,4 +1,5 @@
-// The checks that operators share. Private to ops/.
+// Argument checks that operators share. All of them throw Error, with a message that begins with the operator's name,
+// if the condition in their comment is not met. Private to ops/.
 #pragma once
 
 #include <cmath>
@@ -8,15 +9,23 @@
 
 namespace voxgrad {
 
+/// The tensor is defined.
 inline void check_defined(const char* op, const char* what, const Tensor& tensor) {
   check(tensor.defined(), op, what, " is undefined");
 }
 
+/// The tensor has a floating dtype.
 inline void check_floating(const char* op, const Tensor& tensor) {
   check(is_floating(tensor.dtype()), op, "needs a floating dtype, got ", describe(tensor));
 }
 
-/// A tensor and what messages call it.
+/// The tensor is (N, C, L), (N, C, H, W) or (N, C, D, H, W).
+inline void check_batched(const char* op, const Tensor& tensor) {
+  check(tensor.dim() >= 3 && tensor.dim() <= 5, op, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
+        describe(tensor));
+}
+
+/// A tensor and its name in error messages.
 struct Operand {
   const char* name;
   const Tensor& tensor;
@@ -25,20 +34,24 @@ struct Operand {
   }
 };
 
-/// All defined tensors share the first one's dtype and device; undefined ones are passed over.
+/// Both operands are on the same device.
+inline void check_same_device(const char* op, const Operand& a, const Operand& b) {
+  check(a.tensor.device() == b.tensor.device(), op, "tensors are on different devices: ", a, " and ", b);
+}
+
+/// All defined operands have the same device and dtype.
 inline void check_same_kind(const char* op, std::initializer_list<Operand> operands) {
   const Operand* first = nullptr;
   for (const Operand& operand : operands) {
     if (!operand.tensor.defined()) continue;
     if (!first) first = &operand;
-    check(operand.tensor.device() == first->tensor.device(), op, "tensors lie on different devices: ", *first, " and ",
-          operand);
+    check_same_device(op, *first, operand);
     check(operand.tensor.dtype() == first->tensor.dtype(), op, "dtypes differ: ", *first, " and ", operand,
           "; convert one with to()");
   }
 }
 
-/// Numbers that meet an integer tensor are integers that its dtype holds; those that meet a bool tensor are 0 or 1.
+/// For an integer tensor, the constants are integers that its dtype can represent. For a bool tensor, they are 0 or 1.
 inline void check_constants(const char* op, const Tensor& tensor, std::initializer_list<double> constants) {
   const DType dtype = tensor.dtype();
   if (is_floating(dtype)) return;
@@ -50,19 +63,21 @@ inline void check_constants(const char* op, const Tensor& tensor, std::initializ
   }
 }
 
-/// Options stay far beyond any volume, and small enough for products with positions to fit in 64 bits.
-inline void check_extent(const char* op, const char* what, const Dims& values, int64_t least) {
+/// The values of an option are in [min_value, 2^31). The upper limit keeps products with positions within 64 bits.
+inline void check_extent(const char* op, const char* what, const Dims& values, int64_t min_value) {
   for (int64_t value : values)
-    check(value >= least && value < int64_t{1} << 31, op, what, " must lie in [", least, ", 2^31), got ", values);
+    check(value >= min_value && value < int64_t{1} << 31, op, what, " must lie in [", min_value, ", 2^31), got ",
+          values);
 }
 
-/// a * b of sizes. Throws Error if the product does not fit in 64 bits.
+/// Returns the product of two sizes, which fits in 64 bits.
 inline int64_t checked_product(const char* op, int64_t a, int64_t b) {
   int64_t product = 0;
   check(!__builtin_mul_overflow(a, b, &product), op, "the size ", a, " * ", b, " does not fit in 64 bits");
   return product;
 }
 
+/// The value is finite.
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);
 }

@@ -1,4 +1,5 @@
-// What a voxel adds to the sums of class_sums, and the gradient of its logits; once for both devices.
+// The contribution of one voxel to the sums of class_sums, and the gradient of its logits. Used by the kernels of both
+// devices.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 
 namespace voxgrad {
 
-/// The number of the class at position l of sample n.
+/// Returns the class index at position l of sample n.
 VG_HOST_DEVICE inline int64_t class_at(const View& target, int64_t n, int64_t l) {
   const int64_t i = n * target.stride[0] + l * target.stride[1];
   if (target.dtype == i64) return static_cast<const int64_t*>(target.data)[i];
@@ -23,30 +24,34 @@ VG_HOST_DEVICE inline int64_t class_at(const View& target, int64_t n, int64_t l)
   return static_cast<const uint8_t*>(target.data)[i];
 }
 
-/// A voxel of `classes` classes, kClasses at most: a GPU keeps it in registers.
+/// The values of one voxel for `classes` <= kClasses classes. kClasses is a constant, so that a GPU keeps the arrays in
+/// registers.
 template <class C, int kClasses>
 struct ClassVoxel {
   int classes;
-  C p[kClasses];  // logits, then probabilities, then gradients
-  C minus_log[kClasses] = {};
+  C p[kClasses];               // first the logits, then the probabilities, then the gradients
+  C minus_log[kClasses] = {};  // -log(p), set by take_softmax
 
+  /// Calls f(c) for each class c.
   template <class F>
   VG_HOST_DEVICE void each(F f) const {
     VG_UNROLL
     for (int c = 0; c < kClasses; ++c)
       if (c < classes) f(c);
   }
-  /// From x[0], x[step], ...
+  /// Loads the logits x[0], x[step], ...
   template <class T>
   VG_HOST_DEVICE void load(const T* x, int64_t step) {
     each([&](int c) { p[c] = convert<C>(x[c * step]); });
   }
+  /// Stores the gradients to x[0], x[step], ...
   template <class T>
   VG_HOST_DEVICE void store(T* x, int64_t step) const {
     each([&](int c) { x[c * step] = convert<T>(p[c]); });
   }
+  /// Replaces the logits by probabilities.
   VG_HOST_DEVICE void take_softmax() {
-    C top = -std::numeric_limits<C>::infinity(), total = 0;  // a NaN reaches the total
+    C top = -std::numeric_limits<C>::infinity(), total = 0;  // the comparison skips NaN, but the total becomes NaN
     each([&](int c) { top = p[c] > top ? p[c] : top; });
     each([&](int c) {
       minus_log[c] = top - p[c];
@@ -59,7 +64,7 @@ struct ClassVoxel {
       minus_log[c] += log_total;
     });
   }
-  /// Of a loaded voxel of class `own`.
+  /// Adds a voxel, whose logits are loaded and whose target is class `own`, to the sums.
   template <class Sum>
   VG_HOST_DEVICE void add_to(Sum (&sums)[kClasses][kClassSums], int64_t own, const ClassSums& options) {
     if (options.softmax) take_softmax();
@@ -72,24 +77,25 @@ struct ClassVoxel {
       sums[c][3] += static_cast<Sum>(minus_log[c]);
     });
   }
-  /// Of a loaded voxel of class `own`, from `grad` (C, 5), that of the sums.
+  /// Replaces the logits by their gradients. `grad` (C, 5) is the gradient of the sums; `own` is the class of the
+  /// target.
   VG_HOST_DEVICE void differentiate(const C* grad, int64_t own, const ClassSums& options) {
-    const auto of_p = [&](int c) {
-      const C* of_sums = grad + c * kClassSums;
-      return of_sums[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? of_sums[1] : C(0));
+    const auto p_grad = [&](int c) {  // gradient of p[c], without the logarithms
+      const C* sums_grad = grad + c * kClassSums;
+      return sums_grad[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? sums_grad[1] : C(0));
     };
-    if (!options.softmax) return each([&](int c) { p[c] = of_p(c); });
+    if (!options.softmax) return each([&](int c) { p[c] = p_grad(c); });
     take_softmax();
-    C common = grad[own * kClassSums + 3];
-    each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * of_p(c); });
+    C common = grad[own * kClassSums + 3];  // the part that softmax adds to all classes, in proportion to p
+    each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * p_grad(c); });
     each([&](int c) {
-      const C* of_sums = grad + c * kClassSums;
-      p[c] = p[c] * (of_p(c) + common) - of_sums[4] - (c == own ? of_sums[3] : C(0));
+      const C* sums_grad = grad + c * kClassSums;
+      p[c] = p[c] * (p_grad(c) + common) - sums_grad[4] - (c == own ? sums_grad[3] : C(0));
     });
   }
 };
 
-/// Calls f.template operator()<k>() with a k that is no smaller than `classes`.
+/// Calls f.template operator()<k>() with the smallest compiled k >= classes.
 template <class F>
 void with_classes(int64_t classes, const F& f) {
   if (classes <= 2) return f.template operator()<2>();
@@ -98,7 +104,8 @@ void with_classes(int64_t classes, const F& f) {
   f.template operator()<kMaxClasses>();
 }
 
-/// Beside sums (S, C, 5): those of `rows` parts of the voxels of each, (S, rows, C, 5) at `data`.
+/// Returns a view (S, rows, C, 5) of the memory at `data` for partial sums: `rows` rows for each entry S of the sums
+/// (S, C, 5).
 inline View sums_of_parts(const View& sums, void* data, int64_t rows) {
   View parts = sums;
   parts.rank = 4;

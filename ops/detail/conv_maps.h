@@ -1,6 +1,6 @@
-// The three maps of the convolution family on (N, C, D, H, W), for the public functions and for slabs of volumes that
-// several ranks share. Each is linear in both of its arguments, and its gradients are the two others. They take their
-// result's size as an argument: positions outside of an operand count as zero. Private to ops/.
+// The three maps of the convolution family on tensors (N, C, D, H, W): the convolution, its gradient in the input and
+// its gradient in the weight. Each map is linear in both of its operands, and its gradients are the other two maps. The
+// caller passes the size of the result; positions outside of an operand count as zero. Private to ops/.
 #pragma once
 
 #include "../../core/autograd.h"
@@ -10,33 +10,38 @@
 
 namespace voxgrad {
 
-/// Of a weight that a gradient is wanted of.
+/// Spatial size (kD, kH, kW) and memory format of a weight.
 struct WeightForm {
   Triple size;
   MemoryFormat format;
 };
 inline WeightForm form_of(const Tensor& weight) { return {spatial_size(weight), weight.suggest_memory_format()}; }
 
-/// What a kernel does behind a convolution; whether the bias is recorded as an input (ops/detail/unrecorded.h).
-struct Behind {
-  bool relu = false, bias_recorded = true;
+/// Operations that a convolution kernel applies before it stores the result.
+struct FusedEpilogue {
+  bool relu = false;          ///< applies ReLU after the bias
+  bool bias_recorded = true;  ///< records the bias as an input of the node (ops/detail/unrecorded.h)
 };
 
+/// Returns the convolution (N, Cout, size...) of x with the weight (Cout, Cin / groups, kD, kH, kW).
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
-                const ConvGeometry& geometry, Behind behind = {});
+                const ConvGeometry& geometry, FusedEpilogue epilogue = {});
+/// Returns the transposed convolution of y: the gradient (N, Cin, size...) of convolve in x, plus the bias.
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, Behind behind = {});
-/// The weight (y's channels, x's channels / groups, form.size...) for which <convolve(x, weight), y> grows fastest.
+                           const ConvGeometry& geometry, FusedEpilogue epilogue = {});
+/// Returns the gradient of convolve in the weight, where y is the gradient of its result. The shape is (y's channels,
+/// x's channels / groups, form.size...).
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry);
-/// The gradient of a bias.
+/// Returns the gradient of the bias (C) from the gradient (N, C, D, H, W) of the result.
 Tensor sum_over_voxels(const Tensor& grad);
 
+/// Saves t for the backward pass if `needed`.
 inline Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
-/// convolve, or convolve_transposed, of a volume of which `x` is this rank's slab, and the result its slab of the
-/// result. Throws Error if the depths do not fit (ops/spatial.h).
+/// Computes convolve or convolve_transposed of a volume that the ranks of `group` share. x and the result are this
+/// rank's slabs. Throws Error if the depth of the volume does not change by the stride alone (ops/spatial.h).
 Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
-                     Behind behind);
+                     FusedEpilogue epilogue);
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// Where grid_sample reads along an axis; once for both devices.
+// The voxels and weights that grid_sample reads for one position of the grid. Used by the kernels of both devices.
 #pragma once
 
 #include <cmath>
@@ -8,15 +8,15 @@
 
 namespace voxgrad {
 
-/// The voxels `index` and index + 1 (the first alone where `linear` is false), and how far the position is from the
-/// first to the second. `slope`: what a step of the grid adds to the position.
+/// A position along one axis, between the voxels `index` and index + 1.
 template <class C>
 struct GridPosition {
   int64_t index;
-  C fraction, slope;
+  C fraction;  // distance from voxel `index`, in [0, 1); 0 for nearest sampling
+  C slope;     // derivative of the position with respect to the grid coordinate
 };
 
-/// Brings a position on the axis [low, low + span] back to it as a mirror at both ends does.
+/// Reflects a position at both ends of the interval [low, low + span] until it is inside. Adjusts the sign of `slope`.
 template <class C>
 VG_HOST_DEVICE C reflect(C at, C low, C span, C& slope) {
   if (span <= 0) {
@@ -34,8 +34,8 @@ VG_HOST_DEVICE C reflect(C at, C low, C span, C& slope) {
   return 2 * span - at + low;
 }
 
-/// For coordinate `g` of an axis of `n` voxels; -1 and 1 are the centres of the outer ones (align_corners), or their
-/// outer edges.
+/// Converts the grid coordinate `g` to a position on an axis with `n` voxels. -1 and 1 are the centers of the outermost
+/// voxels (align_corners), or their outer edges.
 template <class C>
 VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOptions& how) {
   const C size = static_cast<C>(n), last = size - 1;
@@ -48,7 +48,8 @@ VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOpt
     at = at > 0 ? at : 0;  // also for NaN
     at = at < last ? at : last;
   }
-  // Farther out there is nothing either, and the numbers of voxels fit; NaN lies outside.
+  // Clamp to positions just outside of the axis, where all voxels count as zero, so that the index does not overflow.
+  // NaN becomes such a position too.
   at = at > -2 ? at : -2;
   at = at < size + 1 ? at : size + 1;
   if (how.nearest) return {static_cast<int64_t>(std::nearbyint(at)), 0, 0};
@@ -56,12 +57,12 @@ VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOpt
   return {static_cast<int64_t>(below), at - below, slope};
 }
 
-/// Offset of a voxel of one channel.
+/// Returns the offset of a voxel from the first voxel of its channel.
 VG_HOST_DEVICE inline int64_t voxel_offset(const View& x, const int64_t (&voxel)[3]) {
   return voxel[0] * x.stride[2] + voxel[1] * x.stride[3] + voxel[2] * x.stride[4];
 }
 
-/// The up to eight voxels that one position of a grid (x, y, z) reads.
+/// The voxels, at most eight, that are read for one position (x, y, z) of the grid.
 template <class C>
 struct GridCorners {
   GridPosition<C> axis[3];  // depth, height, width
@@ -75,7 +76,8 @@ struct GridCorners {
       axis[i] = grid_position(grid[(2 - i) * step], size[i], how);
     }
   }
-  /// Calls f(voxel, weight, change), change[i]: the derivative of the weight in grid coordinate i.
+  /// Calls f(voxel, weight, change) for each voxel inside of the volume. change[i] is the derivative of the weight with
+  /// respect to grid coordinate i.
   template <class F>
   VG_HOST_DEVICE void each(F f) const {
     const int ends = linear ? 2 : 1;
@@ -98,8 +100,8 @@ struct GridCorners {
           f(voxel, part[0] * part[1] * part[2], change);
         }
   }
-  /// The gradient of the position, from that of what all channels read there: dy[0], dy[step], ...; `sample` is where
-  /// a sample of x begins.
+  /// Computes the gradient of the position (x, y, z) from the gradients dy[0], dy[step], ... of all channels of the
+  /// result. `sample` points to the first voxel of the sample in x.
   template <class T>
   VG_HOST_DEVICE void gradient(C* out, const View& x, const T* sample, const T* dy, int64_t step) const {
     C sum[3] = {};

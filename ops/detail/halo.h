@@ -1,4 +1,4 @@
-// What operators on slabs (ops/spatial.h) do together with other ranks. Private to the library.
+// Communication between ranks that share a volume in slabs (ops/spatial.h). Private to the library.
 #pragma once
 
 #include <array>
@@ -9,10 +9,11 @@
 
 namespace voxgrad {
 
-/// (N, C, planes, H, W) of, or for, the rank in front and the rank behind; undefined where there is none.
+/// Planes (N, C, planes, H, W) of, or for, the previous rank [0] and the next rank [1]. Undefined if that rank does not
+/// exist or no planes are exchanged.
 using Planes = std::array<Tensor, 2>;
 
-/// What planes have in common with the volume (N, C, D, H, W) that they belong to.
+/// Shape, options and memory format of the slab (N, C, D, H, W) to which exchanged planes belong.
 struct PlaneForm {
   Shape shape;
   TensorOptions options;
@@ -21,12 +22,13 @@ struct PlaneForm {
   explicit PlaneForm(const Tensor& x) : shape(x.shape()), options(x.options()), format(x.suggest_memory_format()) {}
 };
 
-/// An exchange of planes under way.
+/// An asynchronous exchange of planes with the two neighboring ranks.
 class PlaneExchange {
  public:
-  /// Sends planes to the ranks in front and behind, and receives so many from each of them.
+  /// Starts sending `send` to the previous and the next rank, and receiving count[0] and count[1] planes from them.
   PlaneExchange(distributed::Communicator& group, const PlaneForm& form, const Planes& send,
                 const std::array<int64_t, 2>& count);
+  /// Waits for the exchange and returns the received planes.
   const Planes& wait();
 
  private:
@@ -34,18 +36,21 @@ class PlaneExchange {
   Planes received_;
 };
 
-/// The sum over the ranks, on all of them. Differentiable: so is the gradient.
+/// Returns the sum of t over the ranks of `group`, on every rank. Differentiable any number of times.
 Tensor sum_over_ranks(const Tensor& t, distributed::Communicator& group);
 
-/// The ranks that share a volume of `rank` axes; null if there are none.
-inline distributed::Communicator* sharing_ranks(int64_t rank) {
-  return rank == 5 ? distributed::spatial_group() : nullptr;
+/// Returns the ranks that share the volume of a tensor with `axes` axes, or null if this rank has the whole tensor.
+/// Only tensors (N, C, D, H, W) are shared.
+inline distributed::Communicator* sharing_ranks(int64_t axes) {
+  return axes == 5 ? distributed::spatial_group() : nullptr;
 }
 
-/// Throws unless what is done along D stays within a slab, or no ranks share volumes.
+/// Throws Error if ranks share volumes and an operator reads across the boundary of a slab. `within`: whether every
+/// element that it reads along D is in the slab.
 inline void check_within_slab(const char* op, bool within) {
   check(within || !distributed::spatial_group(), op,
-        "reaches along D from one slab into the next, which it cannot where ranks share a volume (SpatialParallel)");
+        "reads across the boundary of a slab along D, which is not supported while ranks share a volume "
+        "(SpatialParallel)");
 }
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// bf16 and f16 where something computes in float32 only. Private to voxgrad.
+// Helpers for operators and kernels that compute bf16 and f16 ("halves") in float32. Private to voxgrad.
 #pragma once
 
 #include <functional>
@@ -9,14 +9,15 @@ namespace voxgrad {
 
 inline bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
-/// f32 for halves, else `dtype`.
+/// Returns f32 for halves, otherwise `dtype`.
 inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; }
 
-/// x in float32 if it is of halves, differentiably: for compositions whose intermediates a half would not hold.
+/// Converts x to float32 if it holds halves; otherwise returns x. Differentiable. For compositions whose intermediate
+/// values exceed the range or precision of halves.
 Tensor widened(const Tensor& x);
 
-/// Calls `kernel` with contiguous float32 copies of its operands, halves on one device, and rounds what it writes,
-/// once, into `out`. `bias` may be null.
+/// Calls `kernel` with contiguous float32 copies of the operands a, b and `bias`, which may be null, and with a float32
+/// output. Rounds that output once into `out`.
 void through_float32(
     const View& out, const View& a, const View& b, const View* bias,
     const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel);

@@ -1,11 +1,11 @@
-// Picking by index on behalf of another operator. Private to ops/.
+// Indexing as part of another operator. Private to ops/.
 #pragma once
 
 #include "../../core/tensor.h"
 
 namespace voxgrad {
 
-/// gather(), in which an index out of range is an error of `op`, a string literal.
+/// Computes gather(). The error for an index out of range names `op`, which must be a string literal.
 Tensor gather_as(const char* op, const Tensor& x, int64_t axis, const Tensor& index);
 
 }  // namespace voxgrad

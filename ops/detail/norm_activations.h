@@ -1,4 +1,4 @@
-// The formulas of the activations around a normalisation, for the kernels of both devices. Private to voxgrad.
+// Formulas of the activations around a normalization, for the kernels of both devices. Private to voxgrad.
 #pragma once
 
 #include "../activation.h"
@@ -6,7 +6,7 @@
 
 namespace voxgrad {
 
-// ---- one activation: its value, and the gradient g that goes back through it, at x
+// ---- one activation: value(x), and gradient(g, x) from the gradient g of the value
 
 struct NoActivation {
   explicit NoActivation(const ActivationArguments&) {}
@@ -20,7 +20,7 @@ struct NoActivation {
   }
 };
 
-/// relu or leaky_relu, in float. Without branches: signs are no pattern.
+/// relu or leaky_relu, in float. The code has no branches, because signs of elements are hard to predict.
 struct Piecewise {
   float slope;
   bool relu;
@@ -40,7 +40,7 @@ struct Piecewise {
   }
 };
 
-/// Any, chosen for every element.
+/// Any activation, selected at run time for each element.
 struct AnyActivation {
   ActivationArguments a;
 
@@ -81,28 +81,30 @@ struct AnyActivation {
   }
 };
 
-// ---- the two around a normalisation
+// ---- the two activations around a normalization
 
 template <class Before, class After>
-struct Around {
+struct ActivationPair {
   Before before;
   After after;
 
-  explicit Around(const NormActivations& a) : before(a.before), after(a.after) {}
+  explicit ActivationPair(const NormActivations& a) : before(a.before), after(a.after) {}
 };
-using NoActivations = Around<NoActivation, NoActivation>;
-using AnyActivations = Around<AnyActivation, AnyActivation>;
+using NoActivations = ActivationPair<NoActivation, NoActivation>;
+using AnyActivations = ActivationPair<AnyActivation, AnyActivation>;
 
-/// Calls f(activations) with the quickest class for them, for elements of type T.
+/// Calls f(activations) with the fastest ActivationPair for the activations and elements of type T.
 template <class T, class F>
 void with_activations(const NormActivations& a, F&& f) {
-  const auto piecewise = [](const ActivationArguments& one) {
-    return one.kind == ActivationKind::relu || one.kind == ActivationKind::leaky_relu;
+  const auto is_piecewise = [](const ActivationArguments& activation) {
+    return activation.kind == ActivationKind::relu || activation.kind == ActivationKind::leaky_relu;
   };
   if (!a.any()) return f(NoActivations(a));
   if constexpr (sizeof(T) < 8) {
-    if (piecewise(a.before) && a.after.kind == ActivationKind::none) return f(Around<Piecewise, NoActivation>(a));
-    if (piecewise(a.after) && a.before.kind == ActivationKind::none) return f(Around<NoActivation, Piecewise>(a));
+    if (is_piecewise(a.before) && a.after.kind == ActivationKind::none)
+      return f(ActivationPair<Piecewise, NoActivation>(a));
+    if (is_piecewise(a.after) && a.before.kind == ActivationKind::none)
+      return f(ActivationPair<NoActivation, Piecewise>(a));
   }
   f(AnyActivations(a));
 }

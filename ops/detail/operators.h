@@ -1,16 +1,17 @@
-// The elementwise operators: one row each, from which the enums, the names, both devices' kernels, the gradients and
-// the dtypes that tests run follow.
+// The table of elementwise operators. The enums, the names, the kernels of both devices, the gradients and the dtypes
+// that are tested are generated from its rows.
 //
-// A row of one operand: name, dtypes, formula in x, what the gradient reads (x, the operand; y, the result; nothing),
-// and the gradient in differentiable operators, from g, the result's gradient.
-// A row of two operands: name, dtypes, formula in x and y, then for each operand what its gradient reads and that
-// gradient; the sums over broadcast axes are added where the rows are used.
-// a and b are an operator's constants. T is the type in which it computes (compute_t); a formula that gives bool makes
-// a tensor of bool, which has no gradient. Helpers of formulas stand in ops/detail/scalar_ops.h, those of gradients in
-// ops/elementwise.cpp.
+// A unary row: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
+// nothing), and the gradient as an expression of differentiable operators, where g is the gradient of the result.
+// A binary row: name, dtypes, formula of x and y, then for each operand the tensors that its gradient needs and the
+// gradient. The code that uses the rows adds the sums over broadcast axes.
 //
-// Rows *_grad are gradients that have a kernel of their own: x is the gradient that came in, y what was saved. They are
-// linear in x, so that the gradient in x is the same row again.
+// a and b are the constants of an operator, and T is the type in which it computes (compute_t). If a formula returns
+// bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in ops/detail/scalar_ops.h,
+// helpers of the gradients in ops/elementwise.cpp.
+//
+// The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
+// They are linear in x, so that their gradient in x is the same operator.
 #pragma once
 
 #include <cmath>
@@ -98,7 +99,7 @@ namespace voxgrad {
 #define VG_NAME(name, ...) name,
 /// out = op(x; a, b).
 enum class UnaryOp : uint8_t { VG_UNARY_OPERATORS(VG_NAME) };
-/// out = op(x, y; a, b). Broadcasting comes in as zero strides.
+/// out = op(x, y; a, b). Broadcast operands have zero strides.
 enum class BinaryOp : uint8_t { VG_BINARY_OPERATORS(VG_NAME) };
 #undef VG_NAME
 

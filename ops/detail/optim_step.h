@@ -1,6 +1,6 @@
-// One element's step of each optimizer, once for both devices. Constants are worked out in double, as PyTorch does, and
-// rounded to T once: on the host, or where only the device knows the number of the step, there. T is compute_t of the
-// parameters.
+// The update of one element by each optimizer, for the kernels of both devices. As in PyTorch, constants are computed
+// in double and rounded once to T, which is compute_t of the parameters. They are computed on the host, or on the
+// device if only the device has the number of the step.
 #pragma once
 
 #include <array>
@@ -10,12 +10,13 @@
 
 namespace voxgrad {
 
-/// Made of a step, with operators for the numbers of states that there may be: states(step) of them are used.
+/// The update of an optimizer, constructed from its options. operator() takes the parameter, the gradient and the
+/// states of one element, and is overloaded for each possible number of states; states(step) returns the number in use.
 template <class Step, class T>
 struct StepUpdate;
 
-/// Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, with
-/// PyTorch's placing of the learning rate.
+/// Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, except that the
+/// learning rate multiplies the whole update, as in PyTorch.
 template <class T>
 struct StepUpdate<SgdStep, T> {
   T lr, momentum, undamped, weight_decay, sign;
@@ -45,8 +46,15 @@ struct StepUpdate<SgdStep, T> {
 /// ICLR 2019; amsgrad: Reddi et al., "On the convergence of Adam and beyond", ICLR 2018.
 template <class T>
 struct StepUpdate<AdamStep, T> {
-  T rate, shrink, weight_decay, sign;  // shrink: what decoupled decay leaves of the parameter
-  T beta2, rest1, rest2, inv_correction, eps;
+  T rate;          // learning rate with the bias correction of exp_avg
+  T shrink;        // factor of the parameter by decoupled weight decay
+  T weight_decay;  // 0 if decoupled
+  T sign;          // -1 to maximize
+  T beta2;
+  T rest1;           // 1 - beta1
+  T rest2;           // 1 - beta2
+  T inv_correction;  // bias correction of sqrt(exp_avg_sq)
+  T eps;
 
   static int states(const AdamStep& step) { return step.amsgrad ? 3 : 2; }
   VG_HOST_DEVICE explicit StepUpdate(const AdamStep& step)
@@ -64,10 +72,10 @@ struct StepUpdate<AdamStep, T> {
     param -= advance(param, grad, exp_avg, exp_avg_sq) / denominator(exp_avg_sq);
   }
 
-  /// amsgrad.
+  /// With amsgrad.
   VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg, T& exp_avg_sq, T& max_exp_avg_sq) const {
     const T change = advance(param, grad, exp_avg, exp_avg_sq);
-    // A NaN in exp_avg_sq is taken over, as torch.maximum does.
+    // If exp_avg_sq is NaN, the maximum becomes NaN too, as with torch.maximum.
     max_exp_avg_sq = exp_avg_sq <= max_exp_avg_sq ? max_exp_avg_sq : exp_avg_sq;
     param -= change / denominator(max_exp_avg_sq);
   }
@@ -75,7 +83,7 @@ struct StepUpdate<AdamStep, T> {
  private:
   VG_HOST_DEVICE T denominator(T square) const { return std::sqrt(square) * inv_correction + eps; }
 
-  /// Decays the parameter, moves both averages on, and returns the step before its division.
+  /// Decays the parameter and updates both averages. Returns the numerator of the update.
   VG_HOST_DEVICE T advance(T& param, T grad, T& exp_avg, T& exp_avg_sq) const {
     const T g = sign * grad + weight_decay * param;
     param *= shrink;
@@ -85,7 +93,7 @@ struct StepUpdate<AdamStep, T> {
   }
 };
 
-/// Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012; centered: Graves, arXiv:1308.0850.
+/// Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012; centered: Graves, arXiv:1308.0850. rest is 1 - alpha.
 template <class T>
 struct StepUpdate<RmspropStep, T> {
   T lr, alpha, rest, eps, weight_decay, momentum, sign;
@@ -102,7 +110,7 @@ struct StepUpdate<RmspropStep, T> {
         sign(step.maximize ? T(-1) : T(1)),
         has_momentum(step.momentum != 0) {}
 
-  /// With the state that there is: of one beside square_avg, has_momentum says which it is.
+  /// The states in use. `other` is the momentum buffer if has_momentum, otherwise grad_avg.
   VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg) const {
     apply(param, grad, square_avg, nullptr, nullptr);
   }
@@ -121,7 +129,7 @@ struct StepUpdate<RmspropStep, T> {
     if (grad_avg) {
       *grad_avg += rest * (g - *grad_avg);
       square -= *grad_avg * *grad_avg;
-      if (square < T(0)) square = T(0);  // by rounding only
+      if (square < T(0)) square = T(0);  // can only be negative by rounding
     }
     T change = g / (std::sqrt(square) + eps);
     if (momentum_buffer) change = *momentum_buffer = momentum * *momentum_buffer + change;
@@ -148,7 +156,8 @@ struct StepUpdate<AdagradStep, T> {
   }
 };
 
-/// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023.
+/// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023. rest1 and rest2 are 1 - beta1 and
+/// 1 - beta2; shrink is the factor of the parameter by weight decay.
 template <class T>
 struct StepUpdate<LionStep, T> {
   T lr, shrink, rest1, rest2, sign;
@@ -163,13 +172,13 @@ struct StepUpdate<LionStep, T> {
 
   VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg) const {
     const T change = sign * grad - exp_avg, direction = exp_avg + rest1 * change;
-    const T step = direction > T(0) ? T(1) : direction < T(0) ? T(-1) : direction;  // NaN stays
+    const T step = direction > T(0) ? T(1) : direction < T(0) ? T(-1) : direction;  // 0 or NaN
     param = shrink * param - lr * step;
     exp_avg += rest2 * change;
   }
 };
 
-/// An update that leaves the parameter as it is says so by kReadsOnly.
+/// True for updates that do not modify the parameter. They define kReadsOnly.
 template <class Update>
 inline constexpr bool reads_only = requires {
   Update::kReadsOnly;
@@ -185,7 +194,8 @@ struct StepUpdate<EmaStep, T> {
   VG_HOST_DEVICE void operator()(T& param, T, T& average) const { average += rest * (param - average); }
 };
 
-/// `grad` is the gradient divided by the scale: a finite gradient may overflow there, if the scale is below 1.
+/// Sets *found_inf to 1 if `grad`, the gradient divided by the scale, is not finite. A finite gradient can overflow in
+/// this division if the scale is below 1.
 template <class T>
 struct CheckUpdate {
   static constexpr bool kReadsOnly = true;
@@ -228,7 +238,7 @@ struct StepUpdate<CopyStep, T> {
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param = factor * grad; }
 };
 
-/// Calls run<states>(update) with the update of a step; T is compute_t.
+/// Calls run<states>(update) with the update of a step and its number of states. T is compute_t of the parameters.
 template <class T, class Step, class F>
 void with_update(const Step& step, const F& run) {
   const StepUpdate<Step, T> update(step);
@@ -250,12 +260,12 @@ void with_update(const UnscaleStep& step, const F& run) {
     run.template operator()<0>(check);
 }
 
-/// What gradients are multiplied with to divide them by the scale, rounded as PyTorch does.
+/// Returns the factor that divides gradients by the scale, rounded as in PyTorch. 1 without a scale.
 VG_HOST_DEVICE inline float inverse_scale(const float* scale) {
   return scale ? static_cast<float>(1 / static_cast<double>(*scale)) : 1.0F;
 }
 
-/// One element: parameter and gradient are loaded, all is updated in C, compute_t<T>, and stored.
+/// Loads one element, applies the update in type C = compute_t<T>, and stores the results.
 template <class Update, class T, class C, class... State>
 VG_HOST_DEVICE void update_element(const Update& update, C unscale, T& param, const T& grad, State&... state) {
   const auto stored = [&](C p, auto... s) {

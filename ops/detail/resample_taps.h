@@ -1,4 +1,4 @@
-// Which inputs an output of a Resample map reads, with what weight; once for both devices.
+// The inputs and weights of each output of a Resample map, for the kernels of both devices.
 #pragma once
 
 #include <cmath>
@@ -9,19 +9,23 @@
 
 namespace voxgrad {
 
-/// The inputs `first` .. `first + count - 1`; of a cubic map those outside are the border's.
+/// The inputs first, ..., first + count - 1 of one output. A cubic map replaces inputs outside of the axis by the
+/// nearest border element.
 struct Taps {
-  int64_t first, count;
-  double weight;  // of each; linear, cubic: how far the output lies from the first, the second of them to the next
+  int64_t first;
+  int64_t count;
+  /// The weight of each input. For a linear map, the distance of the output from the first input; for a cubic map, from
+  /// the second input.
+  double weight;
 };
 
-/// Where output `o` of a linear or cubic map lies between the inputs.
+/// Returns the position of output `o` of a linear or cubic map in units of the inputs.
 VG_HOST_DEVICE inline double resample_position(const Resample& map, int64_t o) {
   const auto at = static_cast<double>(o);
   return map.align_corners ? at * map.scale : (at + 0.5) * map.scale - 0.5;
 }
 
-/// The input of a padded axis that position `i` shows.
+/// Returns the input at position `i` of a padded axis, where position 0 is the first input.
 VG_HOST_DEVICE inline int64_t padded_input(Resample::Mode mode, int64_t i, int64_t n) {
   if (i >= 0 && i < n) return i;
   if (mode == Resample::Mode::circular) return i < 0 ? i + n : i - n;
@@ -29,27 +33,26 @@ VG_HOST_DEVICE inline int64_t padded_input(Resample::Mode mode, int64_t i, int64
   return i < 0 ? 0 : n - 1;
 }
 
-/// The part of a window, [start, end), that lies inside.
+/// Returns the taps of the part of the window [start, end) inside of the axis.
 VG_HOST_DEVICE inline Taps window_taps(const Resample& map, int64_t start, int64_t end, int64_t n) {
   const int64_t first = start > 0 ? start : 0, last = end < n ? end : n, count = last > first ? last - first : 0;
-  // A window of ceil mode may reach past the padding: count up to there.
+  // In ceil mode, a window may extend beyond the padding; only positions inside of the padding count.
   const int64_t reach = end < n + map.padding_end ? end : n + map.padding_end;
   const int64_t counted = map.count_include_pad ? reach - start : count;
   return {first, count, map.weight != 0 ? map.weight : 1 / static_cast<double>(counted)};
 }
 
-/// The inputs that output `o` reads; `n` is the input's size.
+/// Returns the taps of output `o`, where `n` is the number of inputs.
 VG_HOST_DEVICE inline Taps resample_taps(const Resample& map, int64_t o, int64_t n) {
   using enum Resample::Mode;
   if (map.mode == box) {
     const int64_t start = o * map.stride - map.padding;
     return window_taps(map, start, start + map.kernel, n);
   }
-  if (map.mode == adaptive)
-    return window_taps(map, o * n / map.outputs, divide_up((o + 1) * n, map.outputs), n);
+  if (map.mode == adaptive) return window_taps(map, o * n / map.outputs, divide_up((o + 1) * n, map.outputs), n);
   if (map.mode == nearest || map.mode == nearest_exact) {
-    // A hair above the product: where a rounded scale such as 2.0 / 98 falls just short of a whole number, o belongs to
-    // the input that the exact ratio names.
+    // Enlarge the product slightly: with a rounded scale such as 2.0 / 98, it may be just below the integer that exact
+    // arithmetic gives.
     const double at = static_cast<double>(o) + (map.mode == nearest ? 0 : 0.5);
     const auto i = static_cast<int64_t>(std::floor(at * map.scale * (1 + 0x1p-51)));
     return {i < n ? i : n - 1, 1, 1};
@@ -67,13 +70,14 @@ VG_HOST_DEVICE inline Taps resample_taps(const Resample& map, int64_t o, int64_t
   return {padded_input(map.mode, o - map.padding, n), 1, 1};
 }
 
-/// The input that tap `k` of `taps` reads.
+/// Returns the input of tap `k`.
 VG_HOST_DEVICE inline int64_t tap_input(const Taps& taps, int64_t k, int64_t n) {
   const int64_t i = taps.first + k;
   return i < 0 ? 0 : i < n ? i : n - 1;
 }
 
-/// Its weight. Cubic: R. G. Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -0.75.
+/// Returns the weight of tap `k`. Cubic maps: R. G. Keys, "Cubic convolution interpolation for digital image
+/// processing", 1981, with a = -0.75.
 VG_HOST_DEVICE inline double tap_weight(const Resample& map, const Taps& taps, int64_t k) {
   if (map.mode == Resample::Mode::linear) return taps.count == 1 ? 1 : k == 0 ? 1 - taps.weight : taps.weight;
   if (map.mode != Resample::Mode::cubic) return taps.weight;
@@ -82,12 +86,13 @@ VG_HOST_DEVICE inline double tap_weight(const Resample& map, const Taps& taps, i
   return d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((d - 5) * d + 8) * d * a - 4 * a;
 }
 
-/// The outputs `first` .. `last`, outside of which none reads input `i`; those inside may or may not. Not for reflect
-/// and circular.
+/// The outputs first, ..., last.
 struct Readers {
   int64_t first, last;
 };
 
+/// Returns a range that contains all outputs that read input `i`. It may contain other outputs. Not for reflect and
+/// circular maps.
 VG_HOST_DEVICE inline Readers resample_readers(const Resample& map, int64_t i, int64_t n, int64_t outputs) {
   using enum Resample::Mode;
   double low = 0, high = static_cast<double>(outputs - 1);
@@ -101,7 +106,7 @@ VG_HOST_DEVICE inline Readers resample_readers(const Resample& map, int64_t i, i
   } else if (map.mode == replicate) {
     if (i > 0) low = at + static_cast<double>(map.padding);
     if (i < n - 1) high = at + static_cast<double>(map.padding);
-  } else if (map.scale > 0) {  // else one output position stands for all
+  } else if (map.scale > 0) {  // with scale 0, all outputs have the same position
     const double reach = map.mode == cubic ? 2.5 : 1.5;
     if (i > 0) low = std::floor((at - reach) / map.scale) - 1;
     if (i < n - 1) high = std::ceil((at + reach) / map.scale) + 1;
@@ -110,8 +115,9 @@ VG_HOST_DEVICE inline Readers resample_readers(const Resample& map, int64_t i, i
   return {first, high < static_cast<double>(outputs) ? static_cast<int64_t>(high) : outputs - 1};
 }
 
-/// Calls f(place, weight) for what makes element `o` of a line of the result: of the map, or of the transposed one.
-/// `n` is the size of the map's input, `outputs` that of its output.
+/// Calls f(position, weight) for each term of element `o` of the result of the map or, if `transposed`, of the
+/// transposed map. `position` is the index of the term's element in the operand. `n` is the number of inputs of the map
+/// (not of the transposed map), `outputs` the number of its outputs.
 template <class F>
 VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, int64_t n, int64_t outputs, F f) {
   if (!transposed) {
@@ -119,7 +125,8 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
     for (int64_t k = 0; k < taps.count; ++k) f(tap_input(taps, k, n), tap_weight(map, taps, k));
     return;
   }
-  if (map.mode == Resample::Mode::reflect || map.mode == Resample::Mode::circular) {  // itself and its images
+  // reflect and circular: an input is read by its own output and by at most one output on each side.
+  if (map.mode == Resample::Mode::reflect || map.mode == Resample::Mode::circular) {
     const bool mirror = map.mode == Resample::Mode::reflect;
     const int64_t self = o + map.padding, before = mirror ? map.padding - o : self - n,
                   after = mirror ? 2 * (n - 1) - o + map.padding : self + n;
@@ -135,40 +142,40 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
   const Readers readers = resample_readers(map, o, n, outputs);
   for (int64_t reader = readers.first; reader <= readers.last; ++reader) {
     const Taps taps = resample_taps(map, reader, n);
-    // The inputs are in order: at a border several taps of a cubic map read the same one.
+    // The inputs of the taps do not decrease. At a border, several taps of a cubic map read the same input.
     int64_t k = map.mode == Resample::Mode::cubic || taps.first > o ? 0 : o - taps.first;
     for (; k < taps.count && tap_input(taps, k, n) <= o; ++k)
       if (tap_input(taps, k, n) == o) f(reader, tap_weight(map, taps, k));
   }
 }
 
-/// The most terms that an element can have.
+/// Returns an upper bound of the number of terms of an element.
 inline int64_t most_terms(const Resample& map, bool transposed, int64_t n, int64_t outputs) {
   using enum Resample::Mode;
-  int64_t most = 1;
+  int64_t bound = 1;
   if (!transposed) {
-    if (map.mode == box) most = map.kernel;
-    if (map.mode == adaptive) most = divide_up(n, outputs) + 1;
-    if (map.mode == linear) most = 2;
+    if (map.mode == box) bound = map.kernel;
+    if (map.mode == adaptive) bound = divide_up(n, outputs) + 1;
+    if (map.mode == linear) bound = 2;
     if (map.mode == cubic) return 4;
-    return most < n ? most : n;
+    return bound < n ? bound : n;
   }
   if (map.mode == box) {
-    most = divide_up(map.kernel, map.stride);
+    bound = divide_up(map.kernel, map.stride);
   } else if (map.mode == adaptive) {
-    most = divide_up(outputs, n) + 1;
+    bound = divide_up(outputs, n) + 1;
   } else if (map.mode == replicate) {
-    const int64_t behind = outputs - n - map.padding;
-    most = 1 + (map.padding > 0 ? map.padding : 0) + (behind > 0 ? behind : 0);
+    const int64_t padding_end = outputs - n - map.padding;
+    bound = 1 + (map.padding > 0 ? map.padding : 0) + (padding_end > 0 ? padding_end : 0);
   } else if (map.mode >= reflect) {
-    most = 3;
+    bound = 3;
   } else {
-    // Of a linear map also those in front of the first input, with weight 0.
+    // A linear map also has terms with weight 0, for outputs before the first input.
     const double reach = map.mode == linear ? 3 : map.mode == cubic ? 4 : 1, readers = reach / map.scale + 2;
-    most = readers < static_cast<double>(outputs) ? static_cast<int64_t>(readers) : outputs;
-    if (map.mode == cubic) return 4 * most;  // all taps of a reader may be the border's
+    bound = readers < static_cast<double>(outputs) ? static_cast<int64_t>(readers) : outputs;
+    if (map.mode == cubic) return 4 * bound;  // all four taps of an output may read the border element
   }
-  return most < outputs ? most : outputs;
+  return bound < outputs ? bound : outputs;
 }
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// The formulas of the elementwise operators, once for both devices.
+// The formulas of the elementwise operators as functions, for the kernels of both devices.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ inline constexpr double kSqrtHalf = 0.70710678118654752440;
 inline constexpr double kTwoOverSqrtPi = 1.12837916709551257390;
 inline constexpr double kInvSqrtTwoPi = 0.39894228040143267794;
 
-/// The operators' names in messages, in the order of the enums.
+/// Names of the operators in messages, in the order of the enums.
 #define VG_NAME(name, ...) #name,
 inline constexpr const char* kUnaryNames[] = {VG_UNARY_OPERATORS(VG_NAME)};
 inline constexpr const char* kBinaryNames[] = {VG_BINARY_OPERATORS(VG_NAME)};
@@ -40,7 +40,8 @@ VG_HOST_DEVICE bool is_negative(T x) {
     return x < T(0);
 }
 
-/// x for +, - and * that wrap around: signed integers, whose overflow C++ leaves undefined, as unsigned ones.
+/// Converts a signed integer to unsigned, so that +, - and * wrap around; overflow of signed integers is undefined in
+/// C++. Returns other values unchanged.
 template <class T>
 VG_HOST_DEVICE auto wrapping(T x) {
   if constexpr (std::is_integral_v<T> && std::is_signed_v<T>)
@@ -49,12 +50,13 @@ VG_HOST_DEVICE auto wrapping(T x) {
     return x;
 }
 
-/// Element `i` of arange, rounded once: whether a compiler fuses the product and the sum makes no difference.
+/// Returns element `i` of arange. std::fma rounds once, so that the result does not depend on whether the compiler
+/// fuses the product and the sum.
 VG_HOST_DEVICE inline double arange_value(double start, double step, int64_t i) {
   return std::fma(static_cast<double>(i), step, start);
 }
 
-// ---- what formulas are made of
+// ---- helpers of the formulas
 
 template <class T>
 VG_HOST_DEVICE T gelu_slope(T x) {
@@ -78,7 +80,7 @@ VG_HOST_DEVICE T mish_slope(T x) {
   return gate + x * sigmoid_of(x) * (T(1) - gate * gate);
 }
 
-// ---- the rows as types: formula and dtypes
+// ---- the rows of the table as types: formula and dtypes
 
 template <auto op>
 struct Operator;
@@ -114,7 +116,7 @@ VG_BINARY_OPERATORS(VG_ROW)
 #define VG_ROW(name, types, ...) \
   case UnaryOp::name:            \
     return has(types(), dtype);
-/// Whether an operator takes elements of `dtype`.
+/// Returns true if an operator supports elements of `dtype`.
 constexpr bool takes(UnaryOp op, DType dtype) {
   switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
   return false;
@@ -129,13 +131,13 @@ constexpr bool takes(BinaryOp op, DType dtype) {
 }
 #undef VG_ROW
 
-/// op(x..., a, b) of one type: compute_t of the operands' elements.
+/// Computes op(x..., a, b). All arguments have the same type, compute_t of the elements.
 template <auto op, class T, class... Ts>
 VG_HOST_DEVICE auto apply(T x, Ts... rest) {
   return Operator<op>::apply(x, rest...);
 }
 
-/// The element type of op's result on elements of type T: T, or bool.
+/// The element type of the result for operands with elements of type T: T or bool.
 template <auto op, class T>
 using result_t =
     std::conditional_t<std::is_same_v<typename Operator<op>::template Computed<compute_t<T>>, bool>, bool, T>;

@@ -1,4 +1,4 @@
-// Elements as unsigned integers of the same order; once for both devices.
+// Conversion of elements to unsigned integers that sort in the same order, for the kernels of both devices.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,8 @@ namespace voxgrad {
 template <class T>
 using SortKey = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-/// Both zeros are alike, and NaN is the largest.
+/// Returns the sort key of an element. -0 and 0 have the same key. NaN has the key of the largest element. `descending`
+/// reverses the order.
 template <class T>
 VG_HOST_DEVICE SortKey<T> sort_key(T element, bool descending) {
   using Key = SortKey<T>;

@@ -1,5 +1,4 @@
-// What the operators on volumes share: sizes, results that lie in memory as their input does, and operands that may be
-// missing. Private to the library.
+// Helpers of the operators on volumes: shapes, memory formats and optional operands. Private to the library.
 #pragma once
 
 #include <optional>
@@ -13,7 +12,8 @@ namespace voxgrad {
 /// D, H, W of (N, C, D, H, W).
 inline Triple spatial_size(const Tensor& x) { return {x.size(2), x.size(3), x.size(4)}; }
 
-/// The channels and the `axes` spatial axes of x have elements, and no more than leave room for padding in 64 bits.
+/// Throws Error if the channel axis or one of the `axes` spatial axes of x is empty or has more than 2^62 elements.
+/// The limit leaves room for padding in 64 bits.
 inline void check_axes(const char* op, const Tensor& x, int64_t axes) {
   for (int64_t i = x.dim() - axes - 1; i < x.dim(); ++i) {
     check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
@@ -21,47 +21,62 @@ inline void check_axes(const char* op, const Tensor& x, int64_t axes) {
   }
 }
 
-/// A new (N, channels, size...) in the memory format of `like`, an (N, C, D, H, W).
+/// Returns an uninitialized tensor (N, channels, size...) on the device and in the memory format of `like`
+/// (N, C, D, H, W).
 inline Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& size, DType dtype) {
   const Shape shape{like.size(0), channels, size[0], size[1], size[2]};
   const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
   return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
 }
 
-/// (N, C, spatial...) with one to three spatial axes, or (C, spatial...), as (N, C, D, H, W): the axes that it lacks
-/// have size 1. Back: lowered(result, axes, whether x had a batch).
-inline Tensor lifted(Tensor x, int64_t axes) {
+/// Returns x (N, C, spatial...) or (C, spatial...), with `axes` = 1 to 3 spatial axes, as a view (N, C, D, H, W).
+/// Missing axes get size 1: an image (N, C, H, W) becomes (N, C, 1, H, W).
+inline Tensor as_volume(Tensor x, int64_t axes) {
   if (x.dim() == axes + 1) x = unsqueeze(x, 0);
   while (x.dim() < 5) x = unsqueeze(x, 2);
   return x;
 }
-inline Tensor lowered(Tensor y, int64_t axes, bool batched) {
+/// Inverts as_volume: removes the axes that it added to an input with `axes` spatial axes. `batched`: whether that
+/// input had a batch axis.
+inline Tensor from_volume(Tensor y, int64_t axes, bool batched) {
   for (; axes < 3; ++axes) y = squeeze(y, 2);
   return batched ? y : squeeze(y, 0);
 }
-/// The values of the axes that there are behind `fill` for those that are lacking.
-inline Triple lifted(const Dims& values, int64_t fill) {
-  Triple all(fill);
+/// Prepends `fill` until there are three values: (H, W) becomes (fill, H, W).
+inline Triple to_triple(const Dims& values, int64_t fill) {
+  Triple triple(fill);
   for (int64_t i = 0, missing = 3 - values.size(); i < values.size(); ++i)
-    all[static_cast<int>(i + missing)] = values[i];
-  return all;
+    triple[static_cast<int>(i + missing)] = values[i];
+  return triple;
 }
 
-/// The voxels start .. start + size of (..., D, H, W).
+/// Returns the axes of x (N, C, spatial...) without the channel axis: {0, 2, 3, ...}.
+inline Dims all_but_channels(const Tensor& x) {
+  Dims axes{0};
+  for (int64_t axis = 2; axis < x.dim(); ++axis) axes.push_back(axis);
+  return axes;
+}
+
+/// Returns the number of voxels of one channel of x (N, C, spatial...).
+inline int64_t voxel_count(const char* op, const Tensor& x) {
+  return numel(Shape(std::span(x.shape().data() + 2, static_cast<size_t>(x.dim() - 2))), op);
+}
+
+/// Returns a view of the voxels [start, start + size) of x (..., D, H, W).
 inline Tensor part_of(Tensor x, const Dims& start, const Dims& size) {
   for (int64_t axis = 0, lead = x.dim() - 3; axis < 3; ++axis) x = narrow(x, axis + lead, start[axis], size[axis]);
   return x;
 }
 
-/// Whether `x` (N, C, spatial...) lies dense in one of the two memory formats.
+/// Returns true if x (N, C, spatial...) is contiguous in one of the two memory formats.
 inline bool is_dense_volume(const Tensor& x) {
   return x.is_contiguous() || x.is_contiguous(MemoryFormat::channels_last);
 }
 
-/// (N, C, L) as kernels see such a tensor: `view` is of one of x's shape and memory format.
+/// Returns `view`, the view of a dense tensor with the shape and memory format of x, reshaped to (N, C, L), where L is
+/// the number of voxels.
 inline View as_rows(const Tensor& x, View view) {
-  const int64_t n = x.size(0), c = x.size(1);
-  const int64_t l = numel(Shape(std::span(x.shape().data() + 2, static_cast<size_t>(x.dim() - 2))), "as_rows");
+  const int64_t n = x.size(0), c = x.size(1), l = voxel_count("as_rows", x);
   const bool last = x.suggest_memory_format() == MemoryFormat::channels_last;
   const int64_t size[] = {n, c, l};
   const int64_t stride[] = {next_stride(l, c), last ? 1 : l, last ? c : 1};
@@ -73,13 +88,22 @@ inline View as_rows(const Tensor& x, View view) {
   return view;
 }
 
-/// x (N, C, D, H, W) through linear maps along its spatial axes, to `size`. transposed: through the transposed maps.
-/// Differentiable.
+/// Applies a linear map along each spatial axis of x (N, C, D, H, W) and returns (N, C, size...). With `transposed`, it
+/// applies the transposed maps. Differentiable any number of times.
 Tensor resample(const Tensor& x, const ResampleMaps& maps, const Triple& size, bool transposed = false);
+
+/// Applies resample() to x (N, C, spatial...) or (C, spatial...) with `axes` spatial axes; the result has the same
+/// axes.
+inline Tensor resample_axes(const Tensor& x, int64_t axes, const ResampleMaps& maps, const Triple& size) {
+  return from_volume(resample(as_volume(x, axes), maps, size), axes, x.dim() == axes + 2);
+}
 
 inline bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
-/// For kernels, which take a pointer that may be null.
+/// Returns the device of a view.
+inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
+
+/// Returns a view of an optional operand. pointer() turns it into the pointer, possibly null, that kernels take.
 inline std::optional<View> optional_view(const Tensor& t) {
   return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
 }

@@ -1,4 +1,5 @@
-# Uses voxgrad as other projects do. BUILD: voxgrad's build folder, SOURCE: this folder, CXX: the compiler.
+# Installs voxgrad and builds the consumer project against it. BUILD is voxgrad's build folder and SOURCE is the folder
+# of this file. CXX is the C++ compiler. NVCC is the CUDA compiler, which may be empty.
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -15,10 +16,10 @@ run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
 file(GLOB_RECURSE private ${work}/prefix/*/checks.h ${work}/prefix/*/input_file.h ${work}/prefix/*/gzip_file.h
      ${work}/prefix/*/json.h ${work}/prefix/*/seed.h)
 if(private)
-  message(FATAL_ERROR "headers that are not for users are installed: ${private}")
+  message(FATAL_ERROR "internal headers are installed: ${private}")
 endif()
 
-# The consumer has headers of the same names.
+# Writes the decoys: headers with the names of voxgrad's headers, which stop the compilation if voxgrad includes them.
 file(GLOB_RECURSE headers RELATIVE ${work}/prefix/include/voxgrad ${work}/prefix/include/voxgrad/*.h)
 foreach(header ${headers})
   get_filename_component(name ${header} NAME)
@@ -27,16 +28,17 @@ foreach(header ${headers})
   endforeach()
 endforeach()
 
-# Installed, on a machine without MPI.
+# Builds and runs the consumer against the installed library, without MPI.
 configure(installed -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON)
 run(${CMAKE_COMMAND} --build ${work}/installed --target consumer)
 run(${CMAKE_COMMAND} -E chdir ${work} ${work}/installed/consumer)
 
-# As a subdirectory. voxgrad itself is not built again.
+# Compiles the consumer with voxgrad as a subdirectory. The target `main` does not build voxgrad itself again.
 configure(subdirectory -DVOXGRAD_SOURCE=${voxgrad} -DVOXGRAD_CUDA=OFF)
 run(${CMAKE_COMMAND} --build ${work}/subdirectory --target main)
 
-# No folder that the compiler searches anyway is passed to it, wherever NCCL lies.
+# If NCCL's header lies in /usr/include, CMake must not pass that folder to the compiler with -I or -isystem. The
+# compiler searches the folder by default, and the option would change the order of the search.
 if(NVCC)
   configure(nccl -DVOXGRAD_SOURCE=${voxgrad} -DVOXGRAD_CUDA=ON -DVOXGRAD_NCCL=ON -DCMAKE_CUDA_COMPILER=${NVCC}
     -DNCCL_INCLUDE_DIR=/usr/include -DNCCL_LIBRARY=${work}/libnccl.so -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)

@@ -1,4 +1,4 @@
-// A program of someone who installed voxgrad: trains one step, and reads back what it saved.
+// A minimal user program. It trains for one step, saves the layer and loads it again.
 #include <voxgrad.h>
 
 #include <iostream>

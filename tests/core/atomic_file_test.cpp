@@ -1,3 +1,4 @@
+// Tests of AtomicFile: commits, permissions, concurrent and killed writers, and failed writes.
 #include "core/io/atomic_file.h"
 
 #include <sys/resource.h>
@@ -15,7 +16,7 @@ namespace {
 using AtomicFileTest = FileTest;
 using std::filesystem::perms;
 
-TEST_F(AtomicFileTest, AppearsWhenCommitted) {
+TEST_F(AtomicFileTest, FileAppearsOnCommit) {
   AtomicFile file(path("a"), "test");
   file.write("one ");
   file.write("two");
@@ -25,7 +26,7 @@ TEST_F(AtomicFileTest, AppearsWhenCommitted) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST_F(AtomicFileTest, WithoutCommitNothingChanges) {
+TEST_F(AtomicFileTest, KeepsTheOldFileWithoutCommit) {
   put("a", "old");
   {
     AtomicFile file(path("a"), "test");
@@ -52,7 +53,7 @@ TEST_F(AtomicFileTest, FollowsASymbolicLink) {
   EXPECT_EQ(get(path("a")), "new");
 }
 
-TEST_F(AtomicFileTest, TwoWritersDoNotMix) {
+TEST_F(AtomicFileTest, TheLastCommitOfTwoWritersWins) {
   AtomicFile first(path("a"), "test"), second(path("a"), "test");
   first.write("first");
   second.write("second");
@@ -62,7 +63,7 @@ TEST_F(AtomicFileTest, TwoWritersDoNotMix) {
   EXPECT_EQ(file_count(), 1);
 }
 
-/// Runs `work` in a process of its own and returns what waitpid() says of its end.
+/// Runs `work` in a child process and returns its status from waitpid().
 template <class Work>
 int in_child(Work work) {
   const pid_t child = fork();
@@ -75,9 +76,9 @@ int in_child(Work work) {
   return status;
 }
 
-TEST_F(AtomicFileTest, FilesOfKilledWritersAreRemoved) {
+TEST_F(AtomicFileTest, RemovesTemporaryFilesOfKilledWriters) {
   const std::string other = ".b.voxgrad-0.tmp", alike = ".a.voxgrad-0.tmp.gz";
-  for (const std::string& name : {other, alike}) put(name, "not of this path");
+  for (const std::string& name : {other, alike}) put(name, "belongs to another path");
   for (const bool first_is_ready : {false, true}) {
     const int status = in_child([&] {
       AtomicFile first(path("a"), "test"), second(path("a"), "test"), third(path("a"), "test");
@@ -94,7 +95,7 @@ TEST_F(AtomicFileTest, FilesOfKilledWritersAreRemoved) {
   for (const std::string& name : {other, alike}) EXPECT_TRUE(std::filesystem::exists(path(name)));
 }
 
-TEST_F(AtomicFileTest, FilesOfLiveWritersAreKept) {
+TEST_F(AtomicFileTest, KeepsTemporaryFilesOfLiveWriters) {
   AtomicFile file(path("a"), "test");
   file.write("slow");
   EXPECT_EQ(in_child([&] { write_file(path("a"), "quick"); }), 0);
@@ -104,7 +105,7 @@ TEST_F(AtomicFileTest, FilesOfLiveWritersAreKept) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST_F(AtomicFileTest, ManyWritersAtOnce) {
+TEST_F(AtomicFileTest, WritesFromManyThreads) {
   std::vector<std::thread> writers;
   for (int writer = 0; writer < 8; ++writer)
     writers.emplace_back([&, writer] {
@@ -115,24 +116,24 @@ TEST_F(AtomicFileTest, ManyWritersAtOnce) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST_F(AtomicFileTest, WritesAgainWhereItWasSent) {
+TEST_F(AtomicFileTest, SeekOverwritesEarlierBytes) {
   AtomicFile file(path("a"), "test");
   file.write("0000 data");
   file.seek(2);
   file.write("42");
   file.commit();
   EXPECT_EQ(get(path("a")), "0042 data");
-  EXPECT_ERROR(file.seek(0), "is closed already");
+  EXPECT_ERROR(file.seek(0), "is already closed");
 }
 
-TEST_F(AtomicFileTest, LongNames) {
+TEST_F(AtomicFileTest, AcceptsTheLongestFileName) {
   write_file(path(std::string(255, 'n')), "x");
   EXPECT_EQ(get(path(std::string(255, 'n'))), "x");
   EXPECT_ERROR(write_file(path(std::string(256, 'n')), "x"), "cannot write");
   EXPECT_EQ(file_count(), 1);
 }
 
-/// While it lives, files cannot grow beyond `bytes`: stands for a full disk.
+/// Simulates a full disk: until the object is destroyed, files cannot grow beyond `bytes`.
 struct FileSizeLimit {
   explicit FileSizeLimit(rlim_t bytes) : handler(std::signal(SIGXFSZ, SIG_IGN)) {
     getrlimit(RLIMIT_FSIZE, &before);
@@ -157,12 +158,12 @@ TEST_F(AtomicFileTest, AFailedWriteKeepsTheOldFile) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST_F(AtomicFileTest, RefusesWhatIsNoFile) {
+TEST_F(AtomicFileTest, RejectsPathsThatAreNotRegularFiles) {
   std::filesystem::create_directory(path("d"));
   EXPECT_ERROR(write_file(path("d"), "x", "save"),
                "save: cannot write '" + path("d").string() + "': it is a directory");
-  EXPECT_ERROR(write_file(path("d") / "", "x"), "it names no file");
-  EXPECT_ERROR(write_file("", "x"), "it names no file");
+  EXPECT_ERROR(write_file(path("d") / "", "x"), "the path has no file name");
+  EXPECT_ERROR(write_file("", "x"), "the path has no file name");
   EXPECT_ERROR(write_file("/dev/null", "x"), "it is not a regular file");
   EXPECT_ERROR(write_file(path("none") / "a", "x"), "No such file or directory");
   put("a", "old");
@@ -170,7 +171,7 @@ TEST_F(AtomicFileTest, RefusesWhatIsNoFile) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
-TEST_F(AtomicFileTest, RefusesWhatMayNotBeWritten) {
+TEST_F(AtomicFileTest, RejectsUnwritablePaths) {
   if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
   put("a", "old");
   std::filesystem::permissions(path("a"), perms::owner_read);
@@ -181,11 +182,11 @@ TEST_F(AtomicFileTest, RefusesWhatMayNotBeWritten) {
   std::filesystem::permissions(path("d"), perms::owner_all);
 }
 
-TEST_F(AtomicFileTest, NothingIsWrittenAfterCommit) {
+TEST_F(AtomicFileTest, RejectsWritesAfterCommit) {
   AtomicFile file(path("a"), "test");
   file.commit();
-  EXPECT_ERROR(file.write("x"), "is closed already");
-  EXPECT_ERROR(file.commit(), "is closed already");
+  EXPECT_ERROR(file.write("x"), "is already closed");
+  EXPECT_ERROR(file.commit(), "is already closed");
 }
 
 }  // namespace

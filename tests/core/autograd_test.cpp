@@ -1,4 +1,4 @@
-// The graph and the engine: accumulation, retention, hooks, versions, long chains, custom functions.
+// Tests of the autograd graph and engine: accumulation, retention, hooks, versions, long chains, custom functions.
 #include "core/autograd.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ TEST(Autograd, AccumulatesOverUsesAndCalls) {
   EXPECT_EQ(x.grad().item(), 9);
 }
 
-TEST(Autograd, ATensorUsedAThousandTimes) {
+TEST(Autograd, SumsGradientsOfAThousandUses) {
   const Tensor x = leaf(2);
   Tensors terms;
   for (int i = 0; i < 1000; ++i) terms.push_back(x * static_cast<double>(i));
@@ -36,7 +36,7 @@ TEST(Autograd, ATensorUsedAThousandTimes) {
   EXPECT_EQ(y.grad().item(), 1000);
 }
 
-TEST(Autograd, AChainOf300000OpsRunsAndIsFreed) {
+TEST(Autograd, RunsAndFreesAChainOf300000Operations) {
   const int64_t before = memory::stats().current;
   {
     const Tensor x = leaf(1);
@@ -44,7 +44,7 @@ TEST(Autograd, AChainOf300000OpsRunsAndIsFreed) {
     for (int i = 0; i < 300000; ++i) y = y + 1e-6;
     y.backward();
     EXPECT_EQ(x.grad().item(), 1);
-    Tensor z = x;  // and one whose operations hold on to their inputs, freed without having run
+    Tensor z = x;  // a second chain, whose nodes save their inputs; it is freed without a backward pass
     for (int i = 0; i < 300000; ++i) z = sin(z);
   }
   EXPECT_EQ(memory::stats().current, before);
@@ -60,10 +60,10 @@ TEST(Autograd, FreeingAGraphFreesItsMemory) {
   EXPECT_EQ(memory::stats().current, before);
   const Tensor y = exp(sin(x) * x).sum();
   y.backward();
-  EXPECT_LE(memory::stats().current, before + (1 << 18) + 4096);  // the gradient is what is left
+  EXPECT_LE(memory::stats().current, before + (1 << 18) + 4096);  // only the gradient remains
 }
 
-TEST(Autograd, TheGraphIsFreedUnlessRetained) {
+TEST(Autograd, BackwardFreesTheGraphUnlessRetained) {
   const Tensor x = leaf(2);
   const Tensor y = x * x;
   y.backward({}, /*retain_graph=*/true);
@@ -72,7 +72,7 @@ TEST(Autograd, TheGraphIsFreedUnlessRetained) {
   EXPECT_ERROR(y.backward(), "the graph of 'mul' was freed by an earlier backward");
 }
 
-TEST(Autograd, GradLeavesLeavesAlone) {
+TEST(Autograd, GradDoesNotAccumulateIntoLeaves) {
   const Tensor x = leaf(3), y = leaf(4), unused = leaf(0);
   const Tensor h = x * y;
   const Tensor z = h * h;
@@ -80,11 +80,11 @@ TEST(Autograd, GradLeavesLeavesAlone) {
   EXPECT_EQ(grads[0].item(), 2 * 12 * 4);
   EXPECT_EQ(grads[1].item(), 2 * 12);
   EXPECT_FALSE(x.grad().defined());
-  EXPECT_ERROR(grad({z}, {unused}, {}, true), "input 0 was not used");
+  EXPECT_ERROR(grad({z}, {unused}, {}, true), "the outputs do not depend on input 0");
   EXPECT_FALSE(grad({z}, {unused}, {}, true, false, /*allow_unused=*/true)[0].defined());
 }
 
-TEST(Autograd, HigherDerivatives) {
+TEST(Autograd, ComputesHigherDerivatives) {
   const Tensor x = leaf(2);
   Tensor y = x * x * x * x;
   for (const double expected : {32.0, 48.0, 48.0, 24.0}) {
@@ -93,7 +93,7 @@ TEST(Autograd, HigherDerivatives) {
   }
 }
 
-TEST(Autograd, NothingIsRecordedUnderNoGrad) {
+TEST(Autograd, NoGradGuardDisablesRecording) {
   const Tensor x = leaf(1);
   {
     NoGradGuard no_grad;
@@ -105,7 +105,7 @@ TEST(Autograd, NothingIsRecordedUnderNoGrad) {
   EXPECT_FALSE((tensor({1.0}) * 2.0).requires_grad());
 }
 
-TEST(Autograd, HooksSeeAndReplaceGradients) {
+TEST(Autograd, HooksReceiveAndReplaceGradients) {
   const Tensor x = leaf(1);
   std::vector<double> seen;
   const Tensor y = x * 3.0;
@@ -113,7 +113,7 @@ TEST(Autograd, HooksSeeAndReplaceGradients) {
   x.register_hook([&](const Tensor& g) { return seen.push_back(g.item()), Tensor(); });
   y.retain_grad();
   (y + y).backward();
-  EXPECT_EQ(seen, (std::vector<double>{2, 60}));  // once each, with the whole sum
+  EXPECT_EQ(seen, (std::vector<double>{2, 60}));  // each hook runs once, with the complete sum
   EXPECT_EQ(x.grad().item(), 60);
   EXPECT_EQ(y.grad().item(), 20);
   const Tensor z = leaf(1);
@@ -121,7 +121,7 @@ TEST(Autograd, HooksSeeAndReplaceGradients) {
   EXPECT_ERROR((z * 1.0).backward(), "hook: returned [2] f64");
 }
 
-TEST(Autograd, HooksRegisterAndRemoveHooks) {
+TEST(Autograd, HooksMayRegisterAndRemoveHooks) {
   const Tensor x = leaf(1);
   int outer = 0, inner = 0, removed = 0;
   const HookHandle handle = x.register_hook([&](const Tensor&) { return ++removed, Tensor(); });
@@ -129,12 +129,12 @@ TEST(Autograd, HooksRegisterAndRemoveHooks) {
   const auto resident = std::make_shared<int>();
   once = x.register_hook([&, resident](const Tensor& g) {
     for (int i = 0; i < 100; ++i) x.register_hook([&](const Tensor&) { return ++inner, Tensor(); });
-    once.remove();  // its own captures are still there for the rest of this call
+    once.remove();  // the captures of this hook stay valid until the call returns
     return ++outer, g * static_cast<double>(resident.use_count() > 0 ? 2 : 0);
   });
   (x * 1.0).backward();
   EXPECT_EQ(x.grad().item(), 2);
-  EXPECT_EQ(inner, 0);  // from the next pass on
+  EXPECT_EQ(inner, 0);  // the new hooks run from the next pass on
   EXPECT_EQ(resident.use_count(), 1);
   handle.remove();
   handle.remove();
@@ -149,10 +149,10 @@ TEST(Autograd, HooksRegisterAndRemoveHooks) {
     const Tensor y = x * 1.0;
     late = y.register_hook([](const Tensor&) { return Tensor(); });
   }
-  late.remove();  // after its tensor has gone
+  late.remove();  // the tensor of this hook no longer exists
 }
 
-TEST(Autograd, PostAccumulateHooksSeeTheSumBeforeEarlierNodesRun) {
+TEST(Autograd, PostAccumulateHooksRunBeforeEarlierNodes) {
   const Tensor first = leaf(2.0), last = leaf(3.0);
   std::vector<std::string> order;
   const auto note = [&](const char* name) {
@@ -162,9 +162,9 @@ TEST(Autograd, PostAccumulateHooksSeeTheSumBeforeEarlierNodesRun) {
   const HookHandle handle = last.register_post_accumulate_grad_hook(note("last"));
   const auto step = [&] {
     order.clear();
-    const Tensor early = exp(first * 0);  // 1
+    const Tensor early = exp(first * 0);  // the value 1
     early.register_hook([&](const Tensor&) { return order.push_back("early"), Tensor(); });
-    (early * last + last * last).backward();  // the sum of both uses is one call
+    (early * last + last * last).backward();  // the hook of `last` runs once, after both uses were summed
   };
   step();
   EXPECT_EQ(order, (std::vector<std::string>{"last 7", "early", "first 0"}));
@@ -174,7 +174,7 @@ TEST(Autograd, PostAccumulateHooksSeeTheSumBeforeEarlierNodesRun) {
   step();
   EXPECT_EQ(order, (std::vector<std::string>{"early", "first 0"}));
 
-  grad({first * 2}, {first});  // accumulates nothing
+  grad({first * 2}, {first});  // does not accumulate into first.grad()
   EXPECT_EQ(order.size(), 2u);
   const Tensor frozen = leaf(1.0), product = first * frozen;
   frozen.register_post_accumulate_grad_hook(note("frozen"));
@@ -182,28 +182,28 @@ TEST(Autograd, PostAccumulateHooksSeeTheSumBeforeEarlierNodesRun) {
   order.clear();
   product.backward();
   EXPECT_EQ(order, (std::vector<std::string>{"first 1"}));
-  EXPECT_ERROR(tensor({1.0}).register_post_accumulate_grad_hook(note("none")), "no leaf that requires grad");
-  EXPECT_ERROR((last * 2).register_post_accumulate_grad_hook(note("none")), "no leaf that requires grad");
+  EXPECT_ERROR(tensor({1.0}).register_post_accumulate_grad_hook(note("none")), "must be a leaf that requires grad");
+  EXPECT_ERROR((last * 2).register_post_accumulate_grad_hook(note("none")), "must be a leaf that requires grad");
   EXPECT_ERROR(last.register_post_accumulate_grad_hook(nullptr), "the hook is empty");
 }
 
-TEST(Autograd, CallbacksRunAtTheEndOfTheirPass) {
+TEST(Autograd, CallbacksRunAtTheEndOfTheBackwardPass) {
   const Tensor x = leaf(2.0), y = leaf(3.0);
   std::vector<std::string> order;
   bool refuse = false;
   y.register_hook([&](const Tensor&) {
     autograd::queue_callback([&] {
-      order.push_back(concat("end, ", x.grad().item()));
-      autograd::queue_callback([&] { order.push_back("after it"); });
+      order.push_back(concat("first callback, ", x.grad().item()));
+      autograd::queue_callback([&] { order.push_back("second callback"); });
     });
     const GradModeGuard mode(true);
-    exp(leaf(0.0)).backward();  // a pass of its own
+    exp(leaf(0.0)).backward();  // a nested backward pass
     order.push_back("hook");
     return Tensor();
   });
   x.register_hook([&](const Tensor&) { return check(!refuse, "hook", "refused"), Tensor(); });
   (exp(x * 0) * y + 4 * x).backward();
-  EXPECT_EQ(order, (std::vector<std::string>{"hook", "end, 4", "after it"}));
+  EXPECT_EQ(order, (std::vector<std::string>{"hook", "first callback, 4", "second callback"}));
   order.clear();
   refuse = true;
   EXPECT_ERROR((x * y).backward(), "refused");
@@ -211,11 +211,11 @@ TEST(Autograd, CallbacksRunAtTheEndOfTheirPass) {
   EXPECT_ERROR(autograd::queue_callback([] {}), "no backward pass is running");
 }
 
-TEST(Autograd, RetainedGradientsAddUpAsTheHooksLeaveThem) {
+TEST(Autograd, RetainedGradientsAccumulateAfterHooks) {
   const Tensor x = leaf(1);
   const Tensor y = x * 2.0;
   y.retain_grad();
-  y.retain_grad();  // once is enough
+  y.retain_grad();  // the second call has no effect
   y.register_hook([](const Tensor& g) { return g * 10.0; });
   const Tensor z = y * 3.0;
   z.backward({}, true);
@@ -226,7 +226,7 @@ TEST(Autograd, RetainedGradientsAddUpAsTheHooksLeaveThem) {
   y.grad().fill_(0);
   EXPECT_EQ(x.grad().item(), 120);
   EXPECT_ERROR(ones({1}).retain_grad(), "retain_grad: the tensor does not require grad");
-  x.retain_grad();  // a leaf does so anyway
+  x.retain_grad();  // no effect on a leaf
   EXPECT_EQ(x.grad().item(), 120);
 }
 
@@ -240,7 +240,7 @@ TEST(Autograd, HalfPrecisionGradientsAccumulate) {
     }
 }
 
-TEST(Autograd, AGivenGradientMayBeAnExpandedView) {
+TEST(Autograd, AccumulatesIntoACopyOfAnExpandedGradient) {
   const Tensor x = ones({3}, {.requires_grad = true});
   const Tensor given = full({1}, 5);
   x.set_grad(given.expand({3}));
@@ -249,7 +249,7 @@ TEST(Autograd, AGivenGradientMayBeAnExpandedView) {
   EXPECT_EQ(given.item(), 5);
 }
 
-TEST(Autograd, LeavesThatWereFrozenOrConvertedMeanwhile) {
+TEST(Autograd, LeavesMayBeFrozenButNotConvertedBeforeBackward) {
   const Tensor x = leaf(2), y = leaf(3);
   const Tensor z = x * y;
   x.requires_grad_(false);
@@ -263,7 +263,7 @@ TEST(Autograd, LeavesThatWereFrozenOrConvertedMeanwhile) {
   EXPECT_ERROR(w.backward(), "a tensor was converted to f32 on cpu after the graph was recorded");
 }
 
-TEST(Autograd, InPlaceWritesToSavedTensorsAreCaught) {
+TEST(Autograd, DetectsInPlaceWritesToSavedTensors) {
   const Tensor x = leaf(2);
   const Tensor h = x * 1.0;
   const Tensor y = h * h;
@@ -289,7 +289,7 @@ TEST(Autograd, GradientsOfTwoLeavesDoNotShareMemory) {
   EXPECT_EQ(seed.to_vector(), (std::vector<double>{1, 1, 1}));
 }
 
-TEST(Autograd, CustomFunctions) {
+TEST(Autograd, CustomFunctionsAreDifferentiableAndChecked) {
   const auto square = [](const Tensor& x) {
     return custom_function(
         "square", {x},
@@ -321,16 +321,17 @@ TEST(Autograd, CustomFunctions) {
   EXPECT_ERROR(custom_function("f", {x}, copy, {}), "forward or backward is empty");
 }
 
-TEST(Autograd, RefusesWhatHasNoGradient) {
+TEST(Autograd, RejectsTensorsWithoutGradients) {
   EXPECT_ERROR(tensor({1.0}).backward(), "does not require grad");
   const Tensor w = ones({}).requires_grad_(), cut = w.detach();
   EXPECT_ERROR(cut.backward(), "it comes from detach()");
   EXPECT_ERROR((w > 0).backward(), "only floating tensors have gradients");
   {
     const NoGradGuard no_grad;
-    EXPECT_ERROR((w * 2.0).backward(), "nothing is recorded on this thread, where a NoGradGuard lives");
+    EXPECT_ERROR((w * 2.0).backward(), "recording is off on this thread: a NoGradGuard is in effect");
   }
-  EXPECT_ERROR(zeros({2}, {.requires_grad = true}).backward(), "may be left out for one element only");
+  EXPECT_ERROR(zeros({2}, {.requires_grad = true}).backward(),
+               "only the gradient of a one-element output may be omitted");
   EXPECT_ERROR(zeros({2}, {.dtype = i64}).requires_grad_(), "only floating tensors have gradients");
   const Tensor y = leaf(1) * 2.0;
   EXPECT_ERROR(y.requires_grad_(false), "use detach()");
@@ -370,7 +371,8 @@ TEST(Autograd, LeavesDoNotShareRecordedGradients) {
   NoGradGuard no_grad;
   a.grad().detach().mul_(2);
   EXPECT_EQ(b.grad().to_vector(), std::vector<double>({4, 4}));
-  for (const Tensor& leaf : {a, b}) leaf.set_grad({});  // a gradient with a graph keeps its leaf alive
+  // A gradient with a graph keeps its leaf alive. Break this cycle.
+  for (const Tensor& leaf : {a, b}) leaf.set_grad({});
 }
 
 }  // namespace

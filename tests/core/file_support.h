@@ -1,4 +1,4 @@
-// What the tests of the file formats share: a directory of their own, files made of bytes, and damage.
+// Helpers shared by the tests of the file formats: a temporary directory, files of given bytes, and damaged files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 
 namespace voxgrad {
 
-/// The bytes of a number, little- or big-endian.
+/// Returns the bytes of a number, little- or big-endian.
 template <class T>
 std::string bytes_of(T value, bool big_endian = false) {
   std::string bytes(sizeof(T), '\0');
@@ -27,6 +27,7 @@ std::string bytes_of(T value, bool big_endian = false) {
   return bytes;
 }
 
+/// A fixture that gives each test an empty temporary directory.
 class FileTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -38,7 +39,8 @@ class FileTest : public ::testing::Test {
 
   std::filesystem::path path(const std::string& name) const { return directory_ / name; }
   std::filesystem::path put(const std::string& name, const std::string& bytes) const {
-    // Truncating a file makes ext4 write it out on close, which thousands of damaged files would wait for.
+    // Remove the file instead of truncating it: ext4 flushes truncated files on close, which would slow down tests
+    // that write thousands of damaged files.
     std::filesystem::remove(path(name));
     std::ofstream(path(name), std::ios::binary) << bytes;
     return path(name);
@@ -47,13 +49,14 @@ class FileTest : public ::testing::Test {
     std::ifstream in(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  /// Names in the directory, to find forgotten temporary files.
+  /// Returns the number of files in the directory. Tests use it to find leftover temporary files.
   int64_t file_count() const {
     return std::distance(std::filesystem::directory_iterator(directory_), std::filesystem::directory_iterator());
   }
 
-  /// Every proper beginning of `bytes` must be refused. With any one byte changed, `load` must return or
-  /// throw Error, and never take more memory than a file of this size can fill.
+  /// Expects that `load` throws Error for every proper prefix of `bytes`. With any one byte changed, `load` must
+  /// either succeed or throw an Error other than OutOfMemoryError, and its peak memory must stay below 64 times the
+  /// file size.
   template <class Load>
   void expect_survives_damage(const std::string& name, const std::string& bytes, Load load) const {
     ASSERT_NO_THROW(load(put(name, bytes)));

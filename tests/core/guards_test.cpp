@@ -1,4 +1,4 @@
-// Guards that end in another order than that of their beginnings, as members and elements of containers do.
+// Tests of scoped guards that are not destroyed in reverse order of construction, such as elements of containers.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -6,7 +6,6 @@
 #include "core/autocast.h"
 #include "core/autograd.h"
 #include "core/communicator.h"
-#include "core/layout_copies.h"
 #include "core/profiler.h"
 #include "core/random.h"
 #include "core/thread_pool.h"
@@ -15,20 +14,20 @@
 namespace voxgrad {
 namespace {
 
-TEST(Guards, TheNewestThatLivesHolds) {
+TEST(Guards, TheNewestLivingValueApplies) {
   ScopedValue<int>* newest = nullptr;
   std::optional<ScopedValue<int>> values[4];
   for (int i = 0; i < 4; ++i) values[i].emplace(newest, i);
-  for (const auto& [ends, left] : {std::pair{1, 3}, {3, 2}, {0, 2}}) {
-    values[ends].reset();
+  for (const auto& [removed, newest_left] : {std::pair{1, 3}, {3, 2}, {0, 2}}) {
+    values[removed].reset();
     ASSERT_NE(newest, nullptr);
-    EXPECT_EQ(newest->value(), left);
+    EXPECT_EQ(newest->value(), newest_left);
   }
   values[2].reset();
   EXPECT_EQ(newest, nullptr);
 }
 
-TEST(Guards, LeaveNothingBehind) {
+TEST(Guards, RestoreGradModeAutocastAndSpatialGroup) {
   auto first = std::make_unique<NoGradGuard>();
   auto second = std::make_unique<GradModeGuard>(false);
   first.reset();
@@ -43,7 +42,7 @@ TEST(Guards, LeaveNothingBehind) {
   inner.reset();
   EXPECT_EQ(autocast::dtype(), std::nullopt);
 
-  // The groups are never used, only pointed to.
+  // The groups are only compared by address.
   int places[2];
   const auto group = [&](int i) { return reinterpret_cast<distributed::Communicator*>(&places[i]); };
   auto group0 = std::make_unique<distributed::SpatialGroupGuard>(group(0));
@@ -54,7 +53,7 @@ TEST(Guards, LeaveNothingBehind) {
   EXPECT_EQ(distributed::spatial_group(), nullptr);
 }
 
-TEST(Guards, LeaveNoGeneratorListOrSerialLoopBehind) {
+TEST(Guards, RestoreGeneratorAndThreads) {
   Generator a(1), b(2);
   auto outer = std::make_unique<GeneratorGuard>(a);
   auto inner = std::make_unique<GeneratorGuard>(b);
@@ -63,12 +62,6 @@ TEST(Guards, LeaveNoGeneratorListOrSerialLoopBehind) {
   inner.reset();
   EXPECT_NE(&default_generator(), &a);
   EXPECT_NE(&default_generator(), &b);
-
-  auto list = std::make_unique<LayoutCopies>();
-  auto later = std::make_unique<LayoutCopies>();
-  list.reset();
-  later.reset();
-  LayoutCopies::note(empty({1, 1, 1}), MemoryFormat::channels_last);  // to no list
 
   const int threads = num_threads();
   set_num_threads(4);
@@ -86,7 +79,7 @@ TEST(Guards, LeaveNoGeneratorListOrSerialLoopBehind) {
   set_num_threads(threads);
 }
 
-TEST(Guards, ARangeLeavesNoModuleBehind) {
+TEST(Guards, AProfilerRangeMayOutliveItsModuleScope) {
   const profiler::Session session;
   std::optional<profiler::RecordFunction> range;
   {

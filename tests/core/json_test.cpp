@@ -1,4 +1,4 @@
-// Writing JSON. The tests of safetensors and of nnU-Net's folders cover the reader.
+// Tests of the JSON writer. The tests of safetensors and of nnU-Net's dataset folders cover the reader.
 #include "core/io/detail/json.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ TEST(Json, EscapesStrings) {
 }
 
 TEST(Json, ReplacesBytesThatAreNotUtf8) {
-  // A stray byte, overlong forms, a surrogate, a number above U+10FFFF and characters without their ends.
+  // Stray bytes, overlong encodings, a surrogate, a code point above U+10FFFF and truncated characters.
   for (const char* bad : {"\xff", "\x80", "\xc0\x80", "\xe0\x9f\x80", "\xf0\x8f\x80\x80", "\xed\xa0\x80",
                           "\xf4\x90\x80\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x98"}) {
     EXPECT_FALSE(is_utf8(bad)) << bad;

@@ -1,3 +1,4 @@
+// Tests of NIfTI-1 files: headers, voxel types, gzip, affines, partial reads, and damaged files.
 #include "core/io/nifti.h"
 
 #include <cmath>
@@ -14,7 +15,8 @@ using Affine = std::array<std::array<double, 4>, 4>;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// A file made field by field, at the offsets of nifti1.h: u8 voxels 0, 1, 2, ... of W x H x D = 4 x 3 x 2.
+/// The bytes of a NIfTI-1 file that holds 4 x 3 x 2 (W x H x D) voxels of type u8 with the values 0, 1, 2, ... put()
+/// writes a header field at its byte offset in nifti1.h.
 struct Volume {
   bool big_endian = false;
   std::string bytes = std::string(352, '\0');
@@ -42,7 +44,7 @@ struct Volume {
   }
 };
 
-/// gzip without compression: stored blocks (RFC 1951, RFC 1952).
+/// Returns data in the gzip format without compression, as one stored block (RFC 1951, RFC 1952).
 std::string gzip(const std::string& data) {
   uint32_t crc = ~0u;
   for (const char c : data) {
@@ -55,7 +57,7 @@ std::string gzip(const std::string& data) {
          bytes_of(static_cast<uint32_t>(data.size()));
 }
 
-TEST_F(NiftiTest, AxesSpacingAndDefaults) {
+TEST_F(NiftiTest, ReadsVoxelsSpacingAndAffine) {
   const NiftiImage image = load_nifti(put("v.nii", Volume().bytes));
   EXPECT_EQ(concat(describe(image.data)), "[2, 3, 4] f32 on cpu");
   for (int64_t k = 0; k < 2; ++k)
@@ -71,7 +73,7 @@ class NiftiTypeTest : public NiftiTest {};
 using VoxelTypes = ::testing::Types<uint8_t, int8_t, int16_t, uint16_t, int32_t, uint32_t, float, double>;
 TYPED_TEST_SUITE(NiftiTypeTest, VoxelTypes);
 
-TYPED_TEST(NiftiTypeTest, BothByteOrdersScaledAndPacked) {
+TYPED_TEST(NiftiTypeTest, ReadsBothByteOrdersScalingAndGzip) {
   using T = TypeParam;
   const int16_t code = std::is_same_v<T, uint8_t>    ? 2
                        : std::is_same_v<T, int16_t>  ? 4
@@ -100,7 +102,7 @@ TYPED_TEST(NiftiTypeTest, BothByteOrdersScaledAndPacked) {
   }
 }
 
-TEST_F(NiftiTest, ScalingThatIsNone) {
+TEST_F(NiftiTest, IgnoresIdentityAndInvalidSlopes) {
   for (const float slope : {0.f, 1.f, kNan, kInfinity}) {
     const auto file = put("v.nii", Volume().put<float>(112, slope).put<float>(116, slope == 1 ? 0 : 7).bytes);
     EXPECT_EQ(load_nifti(file).data.at({0, 0, 3}), 3) << slope;
@@ -108,9 +110,9 @@ TEST_F(NiftiTest, ScalingThatIsNone) {
   EXPECT_ERROR(load_nifti(put("v.nii", Volume().put<float>(112, 2).put<float>(116, kNan).bytes)), "scl_inter");
 }
 
-TEST_F(NiftiTest, Sform) {
+TEST_F(NiftiTest, ReadsSform) {
   Volume volume;
-  volume.put<int16_t>(254, 1).put<int16_t>(252, 1);  // the sform wins
+  volume.put<int16_t>(254, 1).put<int16_t>(252, 1);  // the sform takes precedence over the qform
   for (int i = 0; i < 12; ++i) volume.put<float>(280 + 4 * i, i + 0.25f);
   const NiftiImage image = load_nifti(put("v.nii", volume.bytes));
   EXPECT_EQ(image.affine,
@@ -118,8 +120,8 @@ TEST_F(NiftiTest, Sform) {
   EXPECT_ERROR(load_nifti(put("v.nii", volume.put<float>(280, kNan).bytes)), "matrix is not finite");
 }
 
-TEST_F(NiftiTest, Qform) {
-  // A quarter turn about z: i points to y, j to -x; pixdim[0] < 0 turns k over.
+TEST_F(NiftiTest, ReadsQform) {
+  // A quarter turn about z: i points along y and j along -x. pixdim[0] < 0 reverses k.
   const float half = std::sqrt(0.5f);
   Volume volume;
   volume.put<int16_t>(252, 1).put<float>(264, half).put<float>(76, -1);
@@ -132,7 +134,7 @@ TEST_F(NiftiTest, Qform) {
   EXPECT_ERROR(load_nifti(put("v.nii", volume.put<float>(256, kNan).bytes)), "quaternion");
 }
 
-/// A half turn, of which float32 keeps a quaternion that is not quite one.
+/// In float32, the quaternion of a half turn is not exactly a unit quaternion.
 TEST_F(NiftiTest, QformOfAHalfTurnIsExact) {
   Volume volume;
   volume.put<int16_t>(252, 1);
@@ -150,7 +152,7 @@ TEST_F(NiftiTest, QformOfAHalfTurnIsExact) {
   }
 }
 
-TEST_F(NiftiTest, WideIntegersThatI32HoldsAreRead) {
+TEST_F(NiftiTest, ReadsWideIntegersThatFitI32) {
   const std::vector<double> expected{-2147483648.0, 2147483647.0, 0, -1};
   for (const bool big : {false, true}) {
     Volume volume(big);
@@ -160,27 +162,27 @@ TEST_F(NiftiTest, WideIntegersThatI32HoldsAreRead) {
     for (size_t i = 0; i < 4; ++i)
       EXPECT_EQ(read.flatten().at({static_cast<int64_t>(i)}), static_cast<float>(expected[i]));
     EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<int64_t>({0, 1, 2147483648, 3}).bytes)),
-                 "a voxel is 2147483648, which i32 does not hold");
+                 "voxel value 2147483648 does not fit in i32");
     EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<int64_t>({INT64_MIN, 1, 2, 3}).bytes)), "-9223372036854775808");
     volume.type(1280, 64).voxels<uint64_t>({7, 8, 9, INT32_MAX});
     EXPECT_EQ(load_nifti(put("v.nii", volume.bytes)).data.at({0, 1, 0}), 9);
     EXPECT_EQ(NiftiFile(path("v.nii")).read({0, 0, 1}, {1, 1, 1}).item(), 8);
     EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<uint64_t>({UINT64_MAX, 1, 2, 3}).bytes)),
-                 "a voxel is 18446744073709551615");
+                 "voxel value 18446744073709551615 does not fit in i32");
   }
 }
 
-TEST_F(NiftiTest, Units) {
+TEST_F(NiftiTest, ConvertsUnits) {
   const auto spacing = [&](char unit) {
     return load_nifti(put("v.nii", Volume().put<char>(123, unit).bytes)).spacing[0];
   };
   EXPECT_DOUBLE_EQ(spacing(0), 3);
-  EXPECT_DOUBLE_EQ(spacing(2 + 8), 3);  // the upper bits are the unit of time
+  EXPECT_DOUBLE_EQ(spacing(2 + 8), 3);  // the upper bits hold the unit of time
   EXPECT_DOUBLE_EQ(spacing(1), 3000);
   EXPECT_DOUBLE_EQ(spacing(3), 0.003);
 }
 
-TEST_F(NiftiTest, OtherRanks) {
+TEST_F(NiftiTest, ReadsOneToSevenAxes) {
   const auto shape = [&](std::initializer_list<int> dim) {
     Volume volume;
     for (int i = 0; const int size : dim) volume.put<int16_t>(40 + 2 * i++, static_cast<int16_t>(size));
@@ -193,7 +195,7 @@ TEST_F(NiftiTest, OtherRanks) {
   EXPECT_EQ(shape({7, 2, 4, 3, 1, 1, 1, 1}), Shape({3, 4, 2}));
 }
 
-TEST_F(NiftiTest, AnAxisOfOneVoxelNeedsNoPixdim) {
+TEST_F(NiftiTest, IgnoresZeroPixdimOfAnAxisWithOneVoxel) {
   Volume slice;
   slice.put<int16_t>(44, 6).put<int16_t>(46, 1).put<float>(88, 0).put<float>(84, -2);
   EXPECT_EQ(load_nifti(put("v.nii", slice.bytes)).spacing, (std::array<double, 3>{1, 2, 0.5}));
@@ -201,7 +203,7 @@ TEST_F(NiftiTest, AnAxisOfOneVoxelNeedsNoPixdim) {
   EXPECT_EQ(load_nifti(put("v.nii", slice.bytes)).spacing, (std::array<double, 3>{1, 2, 0.5}));
 }
 
-TEST_F(NiftiTest, ExtensionsAreSkipped) {
+TEST_F(NiftiTest, SkipsExtensions) {
   Volume volume;
   volume.bytes.insert(352, std::string(32, 'x'));
   const auto bytes = volume.put<float>(108, 384).bytes;
@@ -209,36 +211,36 @@ TEST_F(NiftiTest, ExtensionsAreSkipped) {
   EXPECT_EQ(load_nifti(put("v.nii", gzip(bytes))).data.at({1, 2, 3}), 23);
 }
 
-TEST_F(NiftiTest, NamesOtherFormats) {
+TEST_F(NiftiTest, NamesTheActualFormatOfOtherFiles) {
   EXPECT_ERROR(load_nifti(put("v.nii", "\x93NUMPY" + std::string(400, 'x'))), ", not 348; it is NumPy's .npy");
 }
 
-TEST_F(NiftiTest, RefusesBadHeaders) {
+TEST_F(NiftiTest, RejectsBadHeaders) {
   const std::pair<std::string, const char*> cases[] = {
-      {"", "truncated: 0 bytes hold no NIfTI-1 header"},
+      {"", "truncated: 0 bytes are too few for a NIfTI-1 header"},
       {std::string(400, 'x'), "not a NIfTI-1 file: sizeof_hdr"},
       {Volume().put<int32_t>(0, 540).bytes, "NIfTI-2 is not supported"},
       {Volume(true).put<int32_t>(0, 540).bytes, "NIfTI-2 is not supported"},
       {Volume().bytes.replace(344, 3, "ni1"), ".hdr/.img pair"},
       {Volume().bytes.replace(344, 4, 4, '\0'), "the magic string is missing"},
-      {Volume().put<int16_t>(40, 0).bytes, "dim[0] must be 1 to 7, is 0"},
-      {Volume().put<int16_t>(40, 8).bytes, "dim[0] must be 1 to 7, is 8"},
-      {Volume().put<int16_t>(42, 0).bytes, "dim[1] must be positive, is 0"},
-      {Volume().put<int16_t>(46, -2).bytes, "dim[3] must be positive, is -2"},
+      {Volume().put<int16_t>(40, 0).bytes, "dim[0] must be 1 to 7, got 0"},
+      {Volume().put<int16_t>(40, 8).bytes, "dim[0] must be 1 to 7, got 8"},
+      {Volume().put<int16_t>(42, 0).bytes, "dim[1] must be positive, got 0"},
+      {Volume().put<int16_t>(46, -2).bytes, "dim[3] must be positive, got -2"},
       {Volume().put<int16_t>(40, 5).put<int16_t>(50, 3).bytes, "dim[5] is 3; more than four axes"},
       {Volume().type(0, 0).bytes, "unknown datatype 0"},
       {Volume().type(1, 1).bytes, "voxels of binary are not supported"},
       {Volume().type(128, 24).bytes, "voxels of rgb24 are not supported"},
       {Volume().type(32, 64).bytes, "voxels of complex64 are not supported"},
-      {Volume().type(2, 16).bytes, "bitpix is 16, voxels of u8 have 8"},
+      {Volume().type(2, 16).bytes, "bitpix is 16, but voxels of u8 have 8"},
       {Volume().put<float>(80, kNan).bytes, "pixdim[1] is not finite"},
       {Volume().put<float>(88, kInfinity).bytes, "pixdim[3] is not finite"},
       {Volume().put<float>(84, 0).bytes, "pixdim[2] is 0"},
-      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number from 352 on, is 0"},
+      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number of at least 352, is 0"},
       {Volume().put<float>(108, 352.5f).bytes, "vox_offset"},
       {Volume().put<float>(108, kNan).bytes, "vox_offset"},
       {Volume().put<float>(108, 1e30f).bytes, "vox_offset"},
-      {Volume().put<float>(108, 353).bytes, "truncated: [2, 3, 4] u8 end at byte 377, the file holds 376"},
+      {Volume().put<float>(108, 353).bytes, "truncated: [2, 3, 4] u8 end at byte 377, but the file has 376"},
       {Volume().put<float>(108, 1e15f).bytes, "truncated"},
       {Volume().bytes + "x", "trailing bytes"},
   };
@@ -250,7 +252,7 @@ TEST_F(NiftiTest, RefusesBadHeaders) {
   }
 }
 
-TEST_F(NiftiTest, TakesNoMemoryForClaims) {
+TEST_F(NiftiTest, ChecksSizesBeforeAllocating) {
   Volume volume;
   volume.put<int16_t>(40, 4);
   for (size_t i = 1; i <= 4; ++i) volume.put<int16_t>(40 + 2 * i, INT16_MAX);
@@ -262,8 +264,8 @@ TEST_F(NiftiTest, TakesNoMemoryForClaims) {
   EXPECT_EQ(memory::stats().allocations, allocations);
 }
 
-TEST_F(NiftiTest, TakesNoMoreThanItMay) {
-  const std::string bytes = Volume().bytes;  // 24 voxels of one byte, which become f32
+TEST_F(NiftiTest, RespectsMaxBytes) {
+  const std::string bytes = Volume().bytes;  // 24 u8 voxels, which load_nifti converts to f32
   for (const auto& file : {put("v.nii", bytes), put("v.nii.gz", gzip(bytes))}) {
     const int64_t allocations = memory::stats().allocations;
     EXPECT_ERROR(load_nifti(file, Device::cpu(), {.max_bytes = 95}),
@@ -273,7 +275,7 @@ TEST_F(NiftiTest, TakesNoMoreThanItMay) {
   }
 }
 
-TEST_F(NiftiTest, DamagedGzip) {
+TEST_F(NiftiTest, RejectsDamagedGzip) {
   const std::string packed = gzip(Volume().bytes);
   std::string wrong = packed;
   wrong[wrong.size() - 8] ^= 1;
@@ -296,7 +298,7 @@ NiftiImage example(const Shape& shape) {
   return image;
 }
 
-TEST_F(NiftiTest, RoundTrip) {
+TEST_F(NiftiTest, SavedImagesLoadUnchanged) {
   for (const char* name : {"v.nii", "v.nii.gz"}) {
     for (const Shape& shape : {Shape{2, 3, 4}, Shape{2, 3, 1, 5}, Shape{1, 1, 1}}) {
       const NiftiImage image = example(shape);
@@ -314,7 +316,7 @@ TEST_F(NiftiTest, RoundTrip) {
   EXPECT_EQ(get(path("v.nii.gz")).substr(0, 2), "\x1f\x8b");
 }
 
-TEST_F(NiftiTest, MoreThanOneChunk) {
+TEST_F(NiftiTest, ImagesOfSeveralChunksLoadUnchanged) {
   const NiftiImage image = example({3, 300, 700});
   save_nifti(path("v.nii.gz"), image);
   EXPECT_EQ(load_nifti(path("v.nii.gz")).data.to_vector<float>(), image.data.to_vector<float>());
@@ -322,7 +324,7 @@ TEST_F(NiftiTest, MoreThanOneChunk) {
   EXPECT_EQ(load_nifti(path("v.nii")).data.to_vector<float>(), image.data.to_vector<float>());
 }
 
-TEST_F(NiftiTest, AnyStridesDtypeAndDevice) {
+TEST_F(NiftiTest, SavesAnyStridesDtypeAndDevice) {
   for (const Device device : devices()) {
     Tensor tensor = empty({2, 3, 4}, {.dtype = f64, .device = device});
     for (int64_t i = 0; i < 24; ++i) tensor.set({i / 12, i / 4 % 3, i % 4}, static_cast<double>(i));
@@ -335,7 +337,7 @@ TEST_F(NiftiTest, AnyStridesDtypeAndDevice) {
   }
 }
 
-TEST_F(NiftiTest, IntegersStayIntegers) {
+TEST_F(NiftiTest, SavesIntegersAsIntegers) {
   for (const auto& [dtype, code, bytes] : {std::tuple{u8, 2, 1}, std::tuple{i32, 8, 4}, std::tuple{i64, 16, 4}}) {
     NiftiImage image = example({2, 3, 4});
     image.data = empty({2, 3, 4}, {.dtype = dtype});
@@ -349,27 +351,27 @@ TEST_F(NiftiTest, IntegersStayIntegers) {
   }
 }
 
-TEST_F(NiftiTest, RefusesToWrite) {
-  const auto refuses = [&](auto change, const char* message) {
+TEST_F(NiftiTest, RejectsInvalidImages) {
+  const auto rejects = [&](auto change, const char* message) {
     NiftiImage image = example({2, 3, 4});
     change(image);
     EXPECT_ERROR(save_nifti(path("v.nii"), image), message);
   };
-  refuses([](NiftiImage& image) { image.data = {}; }, "the image has no data");
-  refuses([](NiftiImage& image) { image.data = empty({3, 4}); }, "expected (D, H, W) or (T, D, H, W), got [3, 4]");
-  refuses([](NiftiImage& image) { image.data = empty({0, 3, 4}); }, "1 to 32767 voxels, got [0, 3, 4]");
-  refuses([](NiftiImage& image) { image.data = empty({1, 1, 32768}); }, "1 to 32767 voxels, got [1, 1, 32768]");
-  refuses([](NiftiImage& image) { image.spacing[1] = 0; }, "spacing must be positive, got 0");
-  refuses([](NiftiImage& image) { image.spacing[1] = kNan; }, "spacing must be positive, got nan");
-  refuses([](NiftiImage& image) { image.affine[1][2] = kNan; }, "the affine is not finite");
-  refuses([](NiftiImage& image) { image.affine[3][0] = 1; }, "the last row of the affine");
-  refuses([](NiftiImage& image) { image.descrip += 'd'; }, "descrip has 80 bytes");
+  rejects([](NiftiImage& image) { image.data = {}; }, "the image has no data");
+  rejects([](NiftiImage& image) { image.data = empty({3, 4}); }, "expected (D, H, W) or (T, D, H, W), got [3, 4]");
+  rejects([](NiftiImage& image) { image.data = empty({0, 3, 4}); }, "1 to 32767 voxels, got [0, 3, 4]");
+  rejects([](NiftiImage& image) { image.data = empty({1, 1, 32768}); }, "1 to 32767 voxels, got [1, 1, 32768]");
+  rejects([](NiftiImage& image) { image.spacing[1] = 0; }, "spacing must be positive, got 0");
+  rejects([](NiftiImage& image) { image.spacing[1] = kNan; }, "spacing must be positive, got nan");
+  rejects([](NiftiImage& image) { image.affine[1][2] = kNan; }, "the affine is not finite");
+  rejects([](NiftiImage& image) { image.affine[3][0] = 1; }, "the last row of the affine");
+  rejects([](NiftiImage& image) { image.descrip += 'd'; }, "descrip has 80 bytes");
   EXPECT_ERROR(save_nifti(path("v.img"), example({2, 3, 4})), "must end with .nii or .nii.gz");
   EXPECT_ERROR(save_nifti(path("none/v.nii"), example({2, 3, 4})), "No such file or directory");
   EXPECT_EQ(file_count(), 0);
 }
 
-TEST_F(NiftiTest, PartsAreThoseOfTheWhole) {
+TEST_F(NiftiTest, ReadsPartsOfAFile) {
   Volume scaled(true);
   std::vector<int16_t> values(5 * 4 * 3 * 2);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int16_t>(i * 7 - 300);
@@ -401,7 +403,7 @@ TEST_F(NiftiTest, PartsAreThoseOfTheWhole) {
   }
 }
 
-TEST_F(NiftiTest, PartsOfFilesLargerThanMemory) {
+TEST_F(NiftiTest, ReadingPartsUsesLittleMemory) {
   const NiftiImage image = example({3, 300, 700});
   save_nifti(path("v.nii"), image);
   const NiftiFile file(path("v.nii"), {.max_bytes = 2 * 700 * 4});
@@ -410,7 +412,7 @@ TEST_F(NiftiTest, PartsOfFilesLargerThanMemory) {
   EXPECT_EQ(file.read({1, 150, 0}, {1, 2, 700}).to_vector(), image.data.slice(0, 1, 2).narrow(1, 150, 2).to_vector());
   EXPECT_LE(memory::stats().peak - before, int64_t{1} << 17);
   EXPECT_ERROR(file.read({0, 0, 0}, {1, 3, 700}), "more than max_bytes");
-  std::filesystem::resize_file(path("v.nii"), 1000);  // while it is open
+  std::filesystem::resize_file(path("v.nii"), 1000);  // truncates the file while it is open
   EXPECT_ERROR(file.read({2, 0, 0}, {1, 1, 700}), "truncated");
   EXPECT_ERROR(NiftiFile(path("v.nii")), "NiftiFile: '" + path("v.nii").string() + "': truncated");
   EXPECT_ERROR(NiftiFile(path("none.nii")), "none.nii");

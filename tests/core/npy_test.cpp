@@ -1,3 +1,4 @@
+// Tests of .npy files: header spellings, dtypes, byte orders, partial reads, and malformed files.
 #include "core/io/npy.h"
 
 #include "tests/core/file_support.h"
@@ -7,7 +8,7 @@ namespace {
 
 using NpyTest = FileTest;
 
-/// A version 1.0 file with this header and these elements.
+/// Returns the bytes of a version 1.0 .npy file with this header and data.
 std::string file_of(const std::string& header, const std::string& data) {
   return "\x93NUMPY" + std::string("\1\0", 2) + bytes_of(static_cast<uint16_t>(header.size())) + header + data;
 }
@@ -16,6 +17,7 @@ std::string header_of(const std::string& descr, const std::string& order, const 
   return "{'descr': '" + descr + "', 'fortran_order': " + order + ", 'shape': " + shape + ", }";
 }
 
+/// Returns the bytes of `count` elements with the values 0, 1, 2, ... For bool, the values are false, true, false, ...
 template <class T>
 std::string elements(int64_t count, bool big_endian = false) {
   std::string bytes;
@@ -35,7 +37,7 @@ class NpyDtypeTest : public NpyTest {};
 using Elements = ::testing::Types<float, double, Float16, int64_t, int32_t, uint8_t, bool>;
 TYPED_TEST_SUITE(NpyDtypeTest, Elements);
 
-TYPED_TEST(NpyDtypeTest, BothByteOrdersAndRoundTrip) {
+TYPED_TEST(NpyDtypeTest, ReadsBothByteOrdersAndRoundTrips) {
   const DType dtype = dtype_of<TypeParam>;
   const std::string kind = dtype == b8 ? "b" : dtype == u8 ? "u" : is_floating(dtype) ? "f" : "i";
   const std::string code = concat(kind, item_size(dtype));
@@ -52,7 +54,7 @@ TYPED_TEST(NpyDtypeTest, BothByteOrdersAndRoundTrip) {
   }
 }
 
-TEST_F(NpyTest, PartsAreThoseOfTheWhole) {
+TEST_F(NpyTest, ReadsPartsOfAFile) {
   for (const char* order : {"False", "True"})
     for (const bool big : {false, true}) {
       const std::string header = header_of(big ? ">i4" : "<i4", order, "(3, 4, 5)");
@@ -76,7 +78,7 @@ TEST_F(NpyTest, PartsAreThoseOfTheWhole) {
   EXPECT_ERROR(NpyFile(put("f", "x")), "NpyFile: '" + path("f").string() + "': truncated");
 }
 
-TEST_F(NpyTest, FortranOrder) {
+TEST_F(NpyTest, ReadsFortranOrder) {
   const auto file = put("f", file_of(header_of("<i4", "True", "(2, 3)"), elements<int32_t>(6)));
   const Tensor tensor = load_npy(file);
   EXPECT_TRUE(tensor.is_contiguous());
@@ -85,7 +87,7 @@ TEST_F(NpyTest, FortranOrder) {
   EXPECT_EQ(load_npy(swapped).to_vector<int64_t>(), (std::vector<int64_t>{0, 2, 4, 1, 3, 5}));
 }
 
-TEST_F(NpyTest, Versions) {
+TEST_F(NpyTest, ReadsVersions1To3) {
   const std::string header = header_of("|u1", "False", "(2,)"), data = "\1\2";
   const std::string length = bytes_of(static_cast<uint32_t>(header.size()));
   for (const char major : {'\2', '\3'}) {
@@ -103,7 +105,7 @@ TEST_F(NpyTest, Versions) {
   EXPECT_ERROR(load_npy(put("f", two + bytes_of(uint32_t{60000}) + header)), "truncated: header length 60000");
 }
 
-TEST_F(NpyTest, Shapes) {
+TEST_F(NpyTest, ReadsShapes) {
   const auto load = [&](const std::string& shape, int64_t count) {
     return load_npy(put("f", file_of(header_of("|u1", "False", shape), elements<uint8_t>(count)))).shape();
   };
@@ -113,7 +115,7 @@ TEST_F(NpyTest, Shapes) {
   EXPECT_EQ(load("(1, 1, 1, 1, 1, 1, 1, 2)", 2), Shape({1, 1, 1, 1, 1, 1, 1, 2}));
 }
 
-TEST_F(NpyTest, HeaderForms) {
+TEST_F(NpyTest, AcceptsOtherHeaderSpellings) {
   const char* forms[] = {
       "{\"shape\":(2,),\"fortran_order\":False,\"descr\":\"|u1\"}",
       " { 'descr' : '|u1' , 'fortran_order' : True , 'shape' : ( 2 , ) } \n",
@@ -125,7 +127,7 @@ TEST_F(NpyTest, HeaderForms) {
   }
 }
 
-TEST_F(NpyTest, WritesWhatNumPyWrites) {
+TEST_F(NpyTest, WritesTheSameBytesAsNumPy) {
   Tensor tensor = empty({2, 3});
   for (int64_t i = 0; i < 6; ++i) tensor.set({i / 3, i % 3}, static_cast<double>(i));
   const auto expected = [](std::string header, const std::string& data) {
@@ -157,22 +159,22 @@ struct Malformed {
   const char* message;
 };
 
-/// Each with 8 bytes of data.
+/// Malformed headers and a part of the expected error message. Each file has 8 bytes of data.
 const Malformed kMalformed[] = {
     {"", "malformed header: expected '{' at byte 0"},
     {"[]", "malformed header"},
     {"{", "malformed header"},
-    {"{}", "needs descr, fortran_order and shape"},
-    {"{'descr': '|u1', 'shape': (8,)}", "needs descr, fortran_order and shape"},
+    {"{}", "must contain descr, fortran_order and shape"},
+    {"{'descr': '|u1', 'shape': (8,)}", "must contain descr, fortran_order and shape"},
     {"{'descr': '|u1' 'fortran_order': False, 'shape': (8,)}", "malformed header"},
     {"{'descr: |u1}", "malformed header: expected a string"},
     {"{descr: '|u1'}", "malformed header: expected a string"},
-    {"{'descr': '|u1', 'descr': '|u1', 'fortran_order': False, 'shape': (8,)}", "'descr' is there twice"},
-    {"{'descr': '|u1', 'fortran_order': False, 'fortran_order': False, 'shape': (8,)}", "is there twice"},
-    {"{'descr': '|u1', 'fortran_order': False, 'shape': (8,), 'shape': (8,)}", "'shape' is there twice"},
+    {"{'descr': '|u1', 'descr': '|u1', 'fortran_order': False, 'shape': (8,)}", "'descr' occurs twice"},
+    {"{'descr': '|u1', 'fortran_order': False, 'fortran_order': False, 'shape': (8,)}", "occurs twice"},
+    {"{'descr': '|u1', 'fortran_order': False, 'shape': (8,), 'shape': (8,)}", "'shape' occurs twice"},
     {"{'descr': '|u1', 'fortran_order': False, 'shape': (8,), 'x': 1}", "unknown header key 'x'"},
-    {header_of("|u1", "False", "(8,)") + "x", "text after the header's dict"},
-    {header_of("|u1", "False", "(8,)") + std::string(1, '\0'), "text after the header's dict"},
+    {header_of("|u1", "False", "(8,)") + "x", "unexpected text after the dict of the header"},
+    {header_of("|u1", "False", "(8,)") + std::string(1, '\0'), "unexpected text after the dict of the header"},
     {header_of("|u1", "0", "(8,)"), "fortran_order must be True or False"},
     {header_of("|u1", "None", "(8,)"), "fortran_order must be True or False"},
     {header_of("|u1", "Falsey", "(8,)"), "malformed header"},
@@ -209,14 +211,14 @@ const Malformed kMalformed[] = {
     {header_of("", "False", "(1,)"), "dtype '' is not supported"},
     {header_of("|f8", "False", "(1,)"), "has no byte order"},
     {header_of("?f8", "False", "(1,)"), "has no byte order"},
-    {header_of("|u1", "False", "(9,)"), "truncated: [9] u8 takes 9 bytes, the file holds 8"},
+    {header_of("|u1", "False", "(9,)"), "truncated: [9] u8 takes 9 bytes, but the file has 8"},
     {header_of("|u1", "False", "(1099511627776,)"), "truncated"},
     {header_of("|u1", "False", "(7,)"), "trailing bytes"},
     {header_of("|u1", "False", "(0,)"), "trailing bytes"},
     {header_of("|b1", "False", "(8,)"), "a bool must be 0 or 1, found 7"},
 };
 
-TEST_F(NpyTest, RefusesMalformedHeaders) {
+TEST_F(NpyTest, RejectsMalformedHeaders) {
   for (const auto& [header, message] : kMalformed) {
     SCOPED_TRACE(header);
     const auto file = put("f", file_of(header, std::string(8, '\7')));
@@ -225,15 +227,15 @@ TEST_F(NpyTest, RefusesMalformedHeaders) {
   }
 }
 
-TEST_F(NpyTest, RefusesOtherFiles) {
-  EXPECT_ERROR(load_npy(put("f", "")), "truncated: 0 bytes hold no .npy header");
+TEST_F(NpyTest, RejectsOtherFiles) {
+  EXPECT_ERROR(load_npy(put("f", "")), "truncated: 0 bytes are too few for a .npy header");
   EXPECT_ERROR(load_npy(put("f", "PK\3\4 a zip archive")),
                "not a .npy file: the magic string is missing; it is a zip archive");
   EXPECT_ERROR(load_npy(path("none")), "load_npy: cannot read '" + path("none").string() + "': No such file");
   EXPECT_ERROR(load_npy(path("")), "it is a directory");
 }
 
-TEST_F(NpyTest, TakesNoMoreThanItMay) {
+TEST_F(NpyTest, RespectsMaxBytes) {
   const auto file = put("f", file_of(header_of("<i4", "False", "(2, 3)"), elements<int32_t>(6)));
   const int64_t allocations = memory::stats().allocations;
   EXPECT_ERROR(load_npy(file, Device::cpu(), {.max_bytes = 23}),
@@ -242,7 +244,7 @@ TEST_F(NpyTest, TakesNoMoreThanItMay) {
   EXPECT_EQ(load_npy(file, Device::cpu(), {.max_bytes = 24}).numel(), 6);
 }
 
-TEST_F(NpyTest, RefusesToWrite) {
+TEST_F(NpyTest, RejectsTensorsThatCannotBeSaved) {
   EXPECT_ERROR(save_npy(path("f"), Tensor()), "the tensor is undefined");
   EXPECT_ERROR(save_npy(path("f"), empty({1}, {.dtype = bf16})), "NumPy has no bf16");
   EXPECT_ERROR(save_npy(path("none/f"), empty({1})), "No such file or directory");

@@ -1,4 +1,5 @@
-// Philox against its published vectors, the distributions, the generator's state, CPU against GPU.
+// Tests of random numbers: Philox against its published test vectors, the distributions, the generator's state, and
+// equality between the CPU and the GPU.
 #include "core/random.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@
 namespace voxgrad {
 namespace {
 
-TEST(Philox, KnownAnswers) {  // from the authors' test vectors for philox4x32-10
+TEST(Philox, MatchesPublishedVectors) {  // the authors' test vectors for philox4x32-10
   const auto expect = [](Philox4 r, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     EXPECT_EQ(r.v[0], a);
     EXPECT_EQ(r.v[1], b);
@@ -28,7 +29,7 @@ TEST(Philox, KnownAnswers) {  // from the authors' test vectors for philox4x32-1
          0x24126ea1);
 }
 
-TEST(Random, MomentsOfUniformAndNormal) {
+TEST(Random, UniformAndNormalHaveTheRightMoments) {
   manual_seed(1);
   const Tensor u = rand({1 << 18}, {.dtype = f64}), n = randn({1 << 18}, {.dtype = f64});
   EXPECT_NEAR(u.mean().item(), 0.5, 3e-3);
@@ -41,7 +42,7 @@ TEST(Random, MomentsOfUniformAndNormal) {
   EXPECT_LT(std::abs((n.slice(0, 0, 1 << 18, 2) * n.slice(0, 1, 1 << 18, 2)).mean().item()), 1e-2);
 }
 
-TEST(Random, SeedsAndStatesReplay) {
+TEST(Random, SeedsAndStatesReproduceNumbers) {
   manual_seed(7);
   const Tensor a = rand({101});
   const GeneratorState state = default_generator().state();
@@ -57,7 +58,7 @@ TEST(Random, SeedsAndStatesReplay) {
   EXPECT_NE(rand({101}).to_vector(), a.to_vector());
 }
 
-TEST(Random, LikeATensorTakesItsShapeKindAndLayout) {
+TEST(Random, RandLikeCopiesShapeDtypeDeviceAndLayout) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, bf16})
       for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
@@ -78,7 +79,7 @@ TEST(Random, LikeATensorTakesItsShapeKindAndLayout) {
   EXPECT_ERROR(randn_like(Tensor()), "randn_like: the tensor is undefined");
 }
 
-TEST(Random, PermutationsArePermutations) {
+TEST(Random, RandpermContainsEveryNumberOnce) {
   std::vector<int64_t> order = randperm(1000).to_vector<int64_t>();
   std::sort(order.begin(), order.end());
   for (int64_t i = 0; i < 1000; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
@@ -86,7 +87,7 @@ TEST(Random, PermutationsArePermutations) {
   EXPECT_ERROR(randperm(-1), "must not be negative");
 }
 
-TEST(Random, TheGpuDrawsTheSameNumbers) {
+TEST(Random, GpuDrawsTheSameNumbersAsTheCpu) {
   if (!cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   for (DType dtype : {f32, f64})
     for (int64_t count : {1, 5, 1023, 100001}) {

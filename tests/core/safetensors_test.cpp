@@ -1,3 +1,4 @@
+// Tests of safetensors files: reading, writing, checksums, limits, and malformed files.
 #include "core/io/safetensors.h"
 
 #include "ops/create.h"
@@ -8,7 +9,7 @@ namespace {
 
 using SafetensorsTest = FileTest;
 
-/// A file with this header and these elements.
+/// Returns the bytes of a safetensors file with this header and data.
 std::string file_of(const std::string& header, const std::string& data) {
   return bytes_of(static_cast<uint64_t>(header.size())) + header + data;
 }
@@ -21,7 +22,7 @@ const std::string kPair = "{\"__metadata__\":{\"k\":\"v\"},\"b\":" + entry("F32"
                           ",\"a\":" + entry("U8", "[3,1]", "[0,3]") + "}";
 const std::string kPairData = std::string("\1\2\3") + bytes_of(1.5f) + bytes_of(-2.0f);
 
-TEST_F(SafetensorsTest, ReadsBytes) {
+TEST_F(SafetensorsTest, ReadsTensorsAndMetadata) {
   Metadata metadata{{"stale", "entry"}};
   const TensorMap tensors =
       load_safetensors(put("f", file_of(kPair + " \t\r\n ", kPairData)), Device::cpu(), &metadata);
@@ -33,7 +34,7 @@ TEST_F(SafetensorsTest, ReadsBytes) {
   EXPECT_EQ(metadata, (Metadata{{"k", "v"}}));
 }
 
-TEST_F(SafetensorsTest, WritesBytes) {
+TEST_F(SafetensorsTest, WritesTheExpectedBytes) {
   Tensor narrow = empty({2}, {.dtype = u8}), wide = empty({}, {.dtype = f64});
   narrow.set({0}, 7);
   narrow.set({1}, 8);
@@ -45,7 +46,7 @@ TEST_F(SafetensorsTest, WritesBytes) {
   EXPECT_EQ(get(path("f")), file_of(header, bytes_of(0.5) + "\7\10"));
 }
 
-TEST_F(SafetensorsTest, RoundTripOfEveryDtype) {
+TEST_F(SafetensorsTest, SavedTensorsOfEveryDtypeLoadUnchanged) {
   TensorMap tensors;
   for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8}) {
     Tensor tensor = empty({2, 3}, {.dtype = dtype});
@@ -72,7 +73,7 @@ TEST_F(SafetensorsTest, RoundTripOfEveryDtype) {
   }
 }
 
-TEST_F(SafetensorsTest, NoTensors) {
+TEST_F(SafetensorsTest, RejectsSavingNoTensorsButLoadsEmptyFiles) {
   EXPECT_ERROR(save_safetensors(path("f"), {}), "save_safetensors: there are no tensors");
   EXPECT_TRUE(load_safetensors(put("f", file_of("{}      ", ""))).empty());
 }
@@ -84,7 +85,7 @@ TEST_F(SafetensorsTest, MetadataMayBeNull) {
   EXPECT_TRUE(metadata.empty());
 }
 
-TEST_F(SafetensorsTest, NamesOtherFormats) {
+TEST_F(SafetensorsTest, NamesTheActualFormatOfOtherFiles) {
   const std::pair<std::string, const char*> cases[] = {
       {std::string("PK\x03\x04\x14\0\0\0\x08\0", 10), "a zip archive, as torch.save"},
       {"PK\x03\x04\x14\x03\x08\x63 data", "a zip archive, as torch.save"},
@@ -115,9 +116,9 @@ TEST_F(SafetensorsTest, LoadsToEveryDevice) {
   }
 }
 
-TEST_F(SafetensorsTest, HeaderLength) {
-  EXPECT_ERROR(load_safetensors(put("f", "")), "truncated: 0 bytes hold no header");
-  EXPECT_ERROR(load_safetensors(put("f", "1234567")), "truncated: 7 bytes hold no header");
+TEST_F(SafetensorsTest, RejectsWrongHeaderLengths) {
+  EXPECT_ERROR(load_safetensors(put("f", "")), "truncated: 0 bytes are too few for a header");
+  EXPECT_ERROR(load_safetensors(put("f", "1234567")), "truncated: 7 bytes are too few for a header");
   EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{3}) + "{}")), "header length 3 exceeds the 2 bytes");
   EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{100'000'001}) + "{}")), "exceeds 100000000 bytes");
   EXPECT_ERROR(load_safetensors(put("f", bytes_of(UINT64_MAX) + "{}")), "exceeds 100000000 bytes");
@@ -129,14 +130,14 @@ struct Malformed {
   const char* message;
 };
 
-/// Each with 8 bytes of data.
+/// Malformed headers and a part of the expected error message. Each file has 8 bytes of data.
 const Malformed kMalformed[] = {
     {" {}", "must begin with '{'"},
     {"\xef\xbb\xbf{}", "must begin with '{'"},
     {"[]", "must begin with '{'"},
     {"{}x", "must end with '}'"},
     {"{}\v", "must end with '}'"},
-    {std::string("{}\0}", 4), "holds a zero byte"},
+    {std::string("{}\0}", 4), "contains a zero byte"},
     {"{}}", "not valid JSON at byte"},
     {"{\"a\":}", "not valid JSON at byte"},
     {"{\"a\xff\":{}}", "not valid JSON at byte"},
@@ -146,28 +147,33 @@ const Malformed kMalformed[] = {
     {"{\"a\":null}", "header entry 'a' must be an object, found null"},
     {"{\"a\":{}}", "needs dtype, shape and data_offsets"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", "needs dtype, shape and data_offsets"},
-    {"{\"a\":{\"dtype\":{\"x\":1}}}", "tensor 'a': an object is no valid dtype"},
-    {"{\"a\":{\"dtype\":3}}", "tensor 'a': a number is no valid dtype"},
-    {"{\"a\":{\"dtype\":[\"F32\"]}}", "tensor 'a': an array is no valid dtype"},
-    {"{\"a\":{\"shape\":\"F32\"}}", "tensor 'a': a string is no valid shape"},
-    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", "tensor 'a': dtype is there twice"},
-    {"{\"a\":{\"shape\":[],\"shape\":[]}}", "tensor 'a': shape is there twice"},
-    {"{\"a\":{\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", "tensor 'a': data_offsets is there twice"},
+    {"{\"a\":{\"dtype\":{\"x\":1}}}", "tensor 'a': dtype must be a string, found an object"},
+    {"{\"a\":{\"dtype\":3}}", "tensor 'a': dtype must be a string, found a number"},
+    {"{\"a\":{\"dtype\":[\"F32\"]}}", "tensor 'a': dtype must be a string, found an array"},
+    {"{\"a\":{\"shape\":\"F32\"}}", "tensor 'a': shape must be an array, found a string"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", "tensor 'a': dtype occurs twice"},
+    {"{\"a\":{\"shape\":[],\"shape\":[]}}", "tensor 'a': shape occurs twice"},
+    {"{\"a\":{\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", "tensor 'a': data_offsets occurs twice"},
     {"{\"a\":{\"device\":\"cpu\"}}", "tensor 'a': unknown key 'device'"},
     {"{\"a\":" + entry("F33", "[2]", "[0,8]") + "}", "unknown dtype 'F33'"},
     {"{\"a\":" + entry("F8_E4M3", "[8]", "[0,8]") + "}",
      "tensor 'a': dtype F8_E4M3 is not supported; the option skip_unsupported"},
     {"{\"a\":" + entry("U64", "[1]", "[0,8]") + "}",
      "tensor 'a': dtype U64 is not supported; the option skip_unsupported"},
-    {"{\"a\":" + entry("I16", "[3]", "[0,8]") + "}", "tensor 'a': [3] I16 takes 6 bytes, data_offsets [0, 8] hold 8"},
-    {"{\"a\":" + entry("F4", "[15]", "[0,8]") + "}", "tensor 'a': [15] F4 takes 60 bits, which are no whole bytes"},
+    {"{\"a\":" + entry("I16", "[3]", "[0,8]") + "}",
+     "tensor 'a': [3] I16 takes 6 bytes, but data_offsets [0, 8] contain 8"},
+    {"{\"a\":" + entry("F4", "[15]", "[0,8]") + "}", "tensor 'a': [15] F4 takes 60 bits, not a whole number of bytes"},
     {"{\"a\":" + entry("F6_E2M3", "[2,5]", "[0,8]") + "}", "tensor 'a': [2, 5] F6_E2M3 takes 60 bits"},
-    {"{\"a\":" + entry("F4", "[18]", "[0,8]") + "}", "tensor 'a': [18] F4 takes 9 bytes, data_offsets [0, 8] hold 8"},
-    {"{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}", "a negative number is no valid shape"},
-    {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}", "a number that is no 64-bit integer is no valid shape"},
-    {"{\"a\":" + entry("F32", "[[2]]", "[0,8]") + "}", "an array is no valid shape"},
-    {"{\"a\":" + entry("F32", "[true]", "[0,8]") + "}", "a boolean is no valid shape"},
-    {"{\"a\":" + entry("F32", "[99999999999999999999]", "[0,8]") + "}", "is no valid shape"},
+    {"{\"a\":" + entry("F4", "[18]", "[0,8]") + "}",
+     "tensor 'a': [18] F4 takes 9 bytes, but data_offsets [0, 8] contain 8"},
+    {"{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}",
+     "shape must hold integers that are not negative, found a negative number"},
+    {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}", "are not negative, found a number that is not a 64-bit integer"},
+    {"{\"a\":" + entry("F32", "[[2]]", "[0,8]") + "}",
+     "shape must hold integers that are not negative, found an array"},
+    {"{\"a\":" + entry("F32", "[true]", "[0,8]") + "}", "are not negative, found a boolean"},
+    {"{\"a\":" + entry("F32", "[99999999999999999999]", "[0,8]") + "}",
+     "shape must hold integers that are not negative, found a"},
     {"{\"a\":" + entry("F32", "[9223372036854775808]", "[0,8]") + "}", "does not fit in 64 bits"},
     {"{\"a\":" + entry("F32", "[4294967296,4294967296]", "[0,8]") + "}",
      "tensor 'a': the bits of shape [4294967296, 4294967296] F32 do not fit in 64 bits"},
@@ -178,24 +184,25 @@ const Malformed kMalformed[] = {
     {"{\"a\":" + entry("F32", "[2]", "[0,8,8]") + "}", "must be two numbers"},
     {"{\"a\":" + entry("F32", "[2]", "[8,0]") + "}", "data_offsets [8, 0] do not lie in the 8 bytes"},
     {"{\"a\":" + entry("F32", "[2]", "[0,9]") + "}", "data_offsets [0, 9] do not lie in the 8 bytes"},
-    {"{\"a\":" + entry("F32", "[3]", "[0,8]") + "}", "tensor 'a': [3] F32 takes 12 bytes, data_offsets [0, 8] hold 8"},
-    {"{\"a\":" + entry("F32", "[1]", "[4,8]") + "}", "tensor 'a': the data have a hole at bytes 0 to 4"},
+    {"{\"a\":" + entry("F32", "[3]", "[0,8]") + "}",
+     "tensor 'a': [3] F32 takes 12 bytes, but data_offsets [0, 8] contain 8"},
+    {"{\"a\":" + entry("F32", "[1]", "[4,8]") + "}", "tensor 'a': the data has a gap at bytes 0 to 4"},
     {"{\"a\":" + entry("F32", "[1]", "[0,4]") + "}", "trailing bytes"},
     {"{\"a\":" + entry("U8", "[3]", "[0,3]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}",
-     "tensor 'b': the data have a hole at bytes 3 to 4"},
+     "tensor 'b': the data has a gap at bytes 3 to 4"},
     {"{\"a\":" + entry("U8", "[5]", "[0,5]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}", "overlap"},
     {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"b\":" + entry("U8", "[8]", "[0,8]") + "}", "overlap"},
     {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"a\":" + entry("U8", "[8]", "[0,8]") + "}",
-     "tensor 'a' is there twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", "'__metadata__' is there twice"},
-    {"{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", "metadata 'a' is there twice"},
+     "tensor 'a' occurs twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", "'__metadata__' occurs twice"},
+    {"{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", "metadata 'a' occurs twice"},
     {"{\"__metadata__\":{\"a\":1}}", "metadata 'a' must be a string, found a number"},
     {"{\"__metadata__\":{\"a\":{}}}", "metadata 'a' must be a string, found an object"},
     {"{\"__metadata__\":3}", "must be an object, found a number"},
-    {"{}", "trailing bytes: tensors take 0 bytes, the file holds 8"},
+    {"{}", "trailing bytes: tensors take 0 bytes, but the file has 8"},
 };
 
-TEST_F(SafetensorsTest, RefusesMalformedHeaders) {
+TEST_F(SafetensorsTest, RejectsMalformedHeaders) {
   for (const auto& [header, message] : kMalformed) {
     SCOPED_TRACE(header);
     const auto file = put("f", file_of(header, std::string(8, '\1')));
@@ -204,27 +211,27 @@ TEST_F(SafetensorsTest, RefusesMalformedHeaders) {
   }
 }
 
-TEST_F(SafetensorsTest, RefusesBoolsOtherThanZeroAndOne) {
+TEST_F(SafetensorsTest, RejectsBoolsOtherThanZeroAndOne) {
   const std::string header = "{\"a\":" + entry("BOOL", "[3]", "[0,3]") + "}";
   EXPECT_ERROR(load_safetensors(put("f", file_of(header, std::string("\0\1\2", 3)))),
                "tensor 'a': a bool must be 0 or 1, found 2");
 }
 
-TEST_F(SafetensorsTest, TakesNoMemoryForClaims) {
+TEST_F(SafetensorsTest, ChecksSizesBeforeAllocating) {
   const std::string header = "{\"a\":" + entry("F32", "[1099511627776]", "[0,4398046511104]") + "}";
   const int64_t allocations = memory::stats().allocations;
   EXPECT_ERROR(load_safetensors(put("f", file_of(header, "12345678"))), "do not lie in the 8 bytes of data");
   EXPECT_EQ(memory::stats().allocations, allocations);
 }
 
-/// Tensors of dtypes that voxgrad does not have, and one that it has in between.
+/// The header of a file in which only tensor "f" has a dtype that voxgrad supports.
 const std::string kForeign =
     "{\"__metadata__\":{\"k\":\"v\"},\"i\":" + entry("I8", "[3]", "[0,3]") + ",\"f\":" + entry("F32", "[1]", "[3,7]") +
     ",\"h\":" + entry("F8_E5M2", "[1,2]", "[7,9]") + ",\"q\":" + entry("F4", "[2,3]", "[9,12]") +
     ",\"s\":" + entry("F6_E3M2", "[4]", "[12,15]") + ",\"z\":" + entry("F4", "[0,3]", "[15,15]") + "}";
 const std::string kForeignData = std::string(3, '\1') + bytes_of(1.5f) + std::string(8, '\2');
 
-TEST_F(SafetensorsTest, ListsAndLoadsOneByOne) {
+TEST_F(SafetensorsTest, ListsTensorsAndLoadsThemOneByOne) {
   SafetensorsFile file(put("f", file_of(kForeign, kForeignData)));
   std::string list;
   for (const auto& [name, e] : file.entries())
@@ -242,7 +249,7 @@ TEST_F(SafetensorsTest, ListsAndLoadsOneByOne) {
   }
 }
 
-TEST_F(SafetensorsTest, SkipsUnsupportedTensorsIfAsked) {
+TEST_F(SafetensorsTest, SkipsUnsupportedTensorsWithTheOption) {
   const auto file = put("f", file_of(kForeign, kForeignData));
   EXPECT_ERROR(load_safetensors(file), "tensor 'h': dtype F8_E5M2 is not supported; the option skip_unsupported");
   const TensorMap tensors = load_safetensors(file, Device::cpu(), nullptr, {.skip_unsupported = true});
@@ -250,7 +257,7 @@ TEST_F(SafetensorsTest, SkipsUnsupportedTensorsIfAsked) {
   EXPECT_EQ(tensors.at("f").to_vector(), (std::vector<double>{1.5}));
 }
 
-TEST_F(SafetensorsTest, TakesNoMoreThanItMay) {
+TEST_F(SafetensorsTest, RespectsMaxBytes) {
   save_safetensors(path("f"), {{"a", ones({300})}, {"b", ones({700})}});
   const int64_t allocations = memory::stats().allocations;
   EXPECT_ERROR(
@@ -264,21 +271,22 @@ TEST_F(SafetensorsTest, TakesNoMoreThanItMay) {
   EXPECT_EQ(load_safetensors(path("f"), Device::cpu(), nullptr, {.max_bytes = 4000}).size(), 2u);
 }
 
-TEST_F(SafetensorsTest, ChecksumNoticesEveryChangedBit) {
+TEST_F(SafetensorsTest, ChecksumDetectsEveryFlippedBit) {
   const Tensor wide = full({2}, 0.5), narrow = full({3}, 7, {.dtype = u8});
   save_safetensors(path("f"), {{"w", wide}, {"n", narrow}, {"e", empty({0})}}, {{"k", "v"}}, {.checksum = true});
   Metadata metadata;
   EXPECT_EQ(load_safetensors(path("f"), Device::cpu(), &metadata).at("n").to_vector(), narrow.to_vector());
   EXPECT_EQ(metadata, (Metadata{{"k", "v"}}));
   EXPECT_TRUE(SafetensorsFile(path("f")).has_checksum());
-  EXPECT_NE(get(path("f")).find("\"voxgrad.crc32\":\"f6efab0d\""), std::string::npos);  // that of all earlier versions
+  // The checksum must not change between versions.
+  EXPECT_NE(get(path("f")).find("\"voxgrad.crc32\":\"f6efab0d\""), std::string::npos);
   const std::string bytes = get(path("f"));
   const size_t key = bytes.find("voxgrad.crc32");
   for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
     put("f", damaged);
-    if (bit / 8 >= key && bit / 8 < key + 13) continue;  // then there is none
+    if (bit / 8 >= key && bit / 8 < key + 13) continue;  // a damaged key means that the file has no checksum
     EXPECT_THROW(load_safetensors(path("f")), Error) << "byte " << bit / 8;
   }
   std::string damaged = bytes;
@@ -286,7 +294,7 @@ TEST_F(SafetensorsTest, ChecksumNoticesEveryChangedBit) {
   EXPECT_ERROR(load_safetensors(put("f", damaged)),
                "load_safetensors: '" + path("f").string() + "': the file is damaged: its contents have the checksum ");
 
-  // The same contents in another order in the file, as another program may write them; and not quite the same.
+  // The checksum does not depend on the order of the tensors in the file, but on their names, shapes and dtypes.
   const auto in_other_order = [&](const std::string& narrow_name, const std::string& shape, const std::string& dtype) {
     const std::string header = "{\"" + narrow_name + "\":" + entry("U8", shape, "[0,3]") +
                                ",\"w\":" + entry(dtype, "[2]", "[3,11]") + ",\"e\":" + entry("F32", "[0]", "[11,11]") +
@@ -300,21 +308,21 @@ TEST_F(SafetensorsTest, ChecksumNoticesEveryChangedBit) {
   EXPECT_ERROR(in_other_order("n", "[3]", "I32"), "the file is damaged");
 }
 
-TEST_F(SafetensorsTest, RefusesWhatIsNoFile) {
+TEST_F(SafetensorsTest, RejectsPathsThatAreNotRegularFiles) {
   EXPECT_ERROR(load_safetensors(path("none")),
                "load_safetensors: cannot read '" + path("none").string() + "': No such file or directory");
   EXPECT_ERROR(load_safetensors(path("")), "it is a directory");
   EXPECT_ERROR(load_safetensors("/dev/null"), "it is not a regular file");
 }
 
-TEST_F(SafetensorsTest, RefusesWhatMayNotBeRead) {
+TEST_F(SafetensorsTest, RejectsUnreadableFiles) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   const auto file = put("f", file_of(kPair, kPairData));
   std::filesystem::permissions(file, std::filesystem::perms::none);
   EXPECT_ERROR(load_safetensors(file), "cannot read '" + file.string() + "': Permission denied");
 }
 
-TEST_F(SafetensorsTest, RefusesToWriteWhatItCouldNotRead) {
+TEST_F(SafetensorsTest, RejectsContentsThatCouldNotBeLoaded) {
   EXPECT_ERROR(save_safetensors(path("f"), {{"a", Tensor()}}), "tensor 'a' is undefined");
   EXPECT_ERROR(save_safetensors(path("f"), {{"__metadata__", empty({1})}}), "no tensor may be named");
   EXPECT_ERROR(save_safetensors(path("f"), {{"a\xff", empty({1})}}), "the name of tensor 'a\xff' must be UTF-8");

@@ -1,4 +1,4 @@
-// Tensors: geometry, element access, conversion, printing, and what is refused.
+// Tests of tensors: geometry, element access, conversion, printing and errors.
 #include "core/tensor.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace voxgrad {
 namespace {
 
-TEST(DType, ParsesOurNamesAndPyTorchs) {
+TEST(DType, ParsesVoxgradAndPyTorchNames) {
   for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8}) EXPECT_EQ(parse_dtype(name(dtype)), dtype);
   EXPECT_EQ(parse_dtype("float"), f32);
   EXPECT_EQ(parse_dtype("bfloat16"), bf16);
@@ -29,7 +29,7 @@ TEST(DType, ParsesOurNamesAndPyTorchs) {
   EXPECT_ERROR(parse_dtype(""), "got ''");
 }
 
-TEST(Dims, ShapesAndBroadcasting) {
+TEST(Dims, ComputesSizesBroadcastShapesAndStrides) {
   EXPECT_EQ(numel({2, 3, 4}), 24);
   EXPECT_EQ(numel({}), 1);
   EXPECT_EQ(numel({5, 0, INT64_MAX, INT64_MAX}), 0);
@@ -42,7 +42,7 @@ TEST(Dims, ShapesAndBroadcasting) {
   EXPECT_EQ(channels_last_strides({2, 3, 4, 5}), (Strides{60, 1, 15, 3}));
 }
 
-TEST(Tensor, HandlesShareAndClonesDoNot) {
+TEST(Tensor, CopiesShareMemoryAndClonesDoNot) {
   Tensor a = tensor({{1, 2}, {3, 4}});
   Tensor b = a, c = a.clone();
   a.set({0, 0}, 9);
@@ -52,7 +52,7 @@ TEST(Tensor, HandlesShareAndClonesDoNot) {
   EXPECT_FALSE(a.is_same(c));
 }
 
-TEST(Tensor, MakesWhatIsAskedFor) {
+TEST(Tensor, FactoryFunctionsFillTensorsAndRejectBadArguments) {
   EXPECT_EQ(arange(0, 5, 2).to_vector(), (std::vector<double>{0, 2, 4}));
   EXPECT_EQ(arange(3, 0, -1, {.dtype = i64}).to_vector<int64_t>(), (std::vector<int64_t>{3, 2, 1}));
   EXPECT_EQ(linspace(0, 1, 5).to_vector(), (std::vector<double>{0, .25, .5, .75, 1}));
@@ -64,7 +64,7 @@ TEST(Tensor, MakesWhatIsAskedFor) {
   EXPECT_ERROR(arange(0, 1, -1), "does not lead");
   EXPECT_ERROR(linspace(0, 1, -1), "must not be negative");
   EXPECT_ERROR(zeros({-1}), "must not be negative");
-  EXPECT_ERROR(from_span<float>(std::vector<float>{1, 2}, {3}), "2 values do not fill shape [3]");
+  EXPECT_ERROR(from_span<float>(std::vector<float>{1, 2}, {3}), "2 values do not match shape [3]");
   EXPECT_ERROR(arange(0, -1e-200, 1e-200), "does not lead");
   EXPECT_EQ(arange(3, 3, -1).numel(), 0);
   EXPECT_ERROR(linspace(-1e308, 1e308, 2), "linspace: the distance from -1e+308 to 1e+308 overflows");
@@ -73,10 +73,10 @@ TEST(Tensor, MakesWhatIsAskedFor) {
   EXPECT_ERROR(randn({2}, {.dtype = i64}), "randn: needs a floating dtype, got i64");
   EXPECT_ERROR(zeros_like(Tensor()), "zeros_like: the tensor is undefined");
   EXPECT_THROW(empty({int64_t{1} << 50}), OutOfMemoryError);
-  EXPECT_EQ(zeros({2}).to_vector().size(), 2u);  // and the program goes on
+  EXPECT_EQ(zeros({2}).to_vector().size(), 2u);  // allocations still work after the error
 }
 
-TEST(Tensor, IntegersRefuseWhatTheyCannotHold) {
+TEST(Tensor, RejectsValuesThatDoNotFitTheDtype) {
   const TensorOptions bytes{.dtype = u8}, longs{.dtype = i64};
   const Tensor x = zeros({2}, bytes);
   EXPECT_ERROR(full({2}, NAN, longs), "full: nan does not fit i64");
@@ -94,9 +94,9 @@ TEST(Tensor, IntegersRefuseWhatTheyCannotHold) {
   EXPECT_EQ(x.to_vector(), (std::vector<double>{0, 0}));
 }
 
-TEST(Tensor, ReadsAreRefusedWhereTheTypeCannotHoldThem) {
+TEST(Tensor, RejectsReadsThatDoNotFitTheType) {
   const Tensor large = full({}, 0x1p40, {.dtype = i64});
-  EXPECT_ERROR(large.item<int>(), "at: 1099511627776 does not fit the type asked for, whose range is [-2147483648, ");
+  EXPECT_ERROR(large.item<int>(), "at: 1099511627776 does not fit the requested type, whose range is [-2147483648, ");
   EXPECT_ERROR(full({}, 300, {.dtype = i32}).item<uint8_t>(), "at: 300 does not fit");
   EXPECT_ERROR(full({}, -1, {.dtype = i32}).item<uint64_t>(), "at: -1 does not fit");
   EXPECT_ERROR(full({}, NAN).item<int64_t>(), "at: nan does not fit i64");
@@ -111,7 +111,7 @@ TEST(Tensor, ReadsAreRefusedWhereTheTypeCannotHoldThem) {
   EXPECT_THROW(zeros({}).expand({INT64_MAX}).to_vector<float>(), OutOfMemoryError);
 }
 
-TEST(Tensor, GeometryNear64Bits) {
+TEST(Tensor, HandlesStridesNearThe64BitLimit) {
   const Tensor x = ones({4}, {.dtype = u8});
   const int64_t huge = int64_t{1} << 62;
   EXPECT_ERROR(as_strided(x, {2}, {INT64_MIN}, 3),
@@ -122,7 +122,7 @@ TEST(Tensor, GeometryNear64Bits) {
   EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MIN), "reaches outside");
   EXPECT_TRUE(may_overlap({2, 2}, {INT64_MIN, INT64_MIN}));
   EXPECT_TRUE(may_overlap({8, 8}, {huge, huge + 1}));
-  // Strides of axes with one element lead nowhere.
+  // The stride of an axis with one element is never used.
   const Tensor one = as_strided(x, {1, 2}, {INT64_MIN, 1}, 2);
   EXPECT_EQ(flip(one, {0, 1}).to_vector(), (std::vector<double>{1, 1}));
   EXPECT_EQ(as_strided(x, {1}, {INT64_MAX}, 3).slice(0, 1, 1).numel(), 0);
@@ -130,12 +130,12 @@ TEST(Tensor, GeometryNear64Bits) {
   EXPECT_EQ(flip(empty({0, int64_t{1} << 32, int64_t{1} << 31}), {0}).numel(), 0);
 }
 
-TEST(Tensor, SizesNear64Bits) {
+TEST(Tensor, HandlesSizesNearThe64BitLimit) {
   const int64_t huge = int64_t{1} << 62;
   const Tensor x = empty({0, huge});
   EXPECT_ERROR(pad(x, {huge, huge}), "pad: amounts 4611686018427387904 and 4611686018427387904 are too large");
   EXPECT_ERROR(pad(zeros({2}), {INT64_MIN, 0}), "are too large");
-  EXPECT_ERROR(cat({x, x}, 1), "cat: the sizes along axis 1 add up to more than 64 bits hold");
+  EXPECT_ERROR(cat({x, x}, 1), "cat: the sizes along axis 1 add up to more than fits in 64 bits");
   EXPECT_ERROR(flatten(empty({0, huge, 4}), 1), "flatten: the number of elements of [4611686018427387904, 4]");
   EXPECT_EQ(flatten(empty({0, huge, 4})).numel(), 0);
   const Tensor wide = empty({huge, 4, 0});
@@ -146,7 +146,7 @@ TEST(Tensor, SizesNear64Bits) {
   EXPECT_EQ(sum(empty({huge, 4, 0})).item(), 0);
 }
 
-TEST(Tensor, ItemAndAccess) {
+TEST(Tensor, ReadsItemsAndChecksIndices) {
   EXPECT_TRUE(tensor({0.5}).item<bool>());
   EXPECT_FALSE(zeros({}, {.dtype = b8}).item<bool>());
   EXPECT_TRUE(full({}, 256, {.dtype = i64}).item<bool>());
@@ -156,7 +156,7 @@ TEST(Tensor, ItemAndAccess) {
   EXPECT_ERROR(tensor({1, 2}).item(), "needs a tensor with one element, got [2] f32 on cpu");
   EXPECT_ERROR(tensor({1, 2}).at({2}), "out of range");
   EXPECT_ERROR(tensor({1, 2}).at({0, 0}), "does not fit shape");
-  EXPECT_ERROR(tensor({1, 2}).data<double>(), "asked for f64, the tensor is [2] f32 on cpu");
+  EXPECT_ERROR(tensor({1, 2}).data<double>(), "the requested dtype is f64, but the tensor is [2] f32 on cpu");
   EXPECT_ERROR(Tensor().shape(), "undefined");
 }
 
@@ -188,7 +188,7 @@ TEST(Tensor, HalfTypesRoundToNearestEven) {
   EXPECT_EQ(bf16_of(259.f), 260.f);
   EXPECT_TRUE(std::isnan(bf16_of(NAN)));
   EXPECT_EQ(bf16_of(INFINITY), INFINITY);
-  for (uint32_t bits = 0; bits < 65536; ++bits) {  // every half survives the trip through float
+  for (uint32_t bits = 0; bits < 65536; ++bits) {  // the conversion to float and back keeps every f16 value
     Float16 half;
     half.bits = static_cast<uint16_t>(bits);
     const float value = half;
@@ -198,7 +198,7 @@ TEST(Tensor, HalfTypesRoundToNearestEven) {
   }
 }
 
-TEST(Tensor, ViewsShareAndFollowGeometry) {
+TEST(Tensor, ViewsShareStorage) {
   const Tensor x = arange(0, 24).reshape({2, 3, 4});
   EXPECT_EQ(x.permute({2, 0, 1}).at({3, 1, 2}), 23);
   EXPECT_EQ(x.transpose(0, 2).reshape({4, 6}).to_vector()[1], 12);
@@ -207,9 +207,9 @@ TEST(Tensor, ViewsShareAndFollowGeometry) {
   EXPECT_EQ(x.select(1, -1).to_vector()[0], 8);
   EXPECT_EQ(x.narrow(0, 1, 1).storage(), x.storage());
   EXPECT_EQ(x.view({4, -1}).shape(), (Shape{4, 6}));
-  EXPECT_EQ(x.transpose(1, 2).flatten(1).storage() == x.storage(), false);  // needs a copy
+  EXPECT_EQ(x.transpose(1, 2).flatten(1).storage() == x.storage(), false);  // flatten() had to copy
   EXPECT_ERROR(x.transpose(1, 2).view({2, 12}), "needs a copy");
-  EXPECT_ERROR(x.view({5, -1}), "cannot make [5, -1] of [2, 3, 4]");
+  EXPECT_ERROR(x.view({5, -1}), "cannot reshape [2, 3, 4] to [5, -1]");
   EXPECT_ERROR(x.narrow(0, 1, 2), "do not fit axis 0");
   EXPECT_ERROR(x.permute({0, 0, 1}), "names an axis twice");
   EXPECT_ERROR(x.expand({3, 3, 4}), "cannot expand [2, 3, 4] to [3, 3, 4]");
@@ -221,14 +221,14 @@ TEST(Tensor, ViewsShareAndFollowGeometry) {
   EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MAX), "reaches outside");
 }
 
-TEST(Tensor, InPlaceWritesAreCountedAndChecked) {
+TEST(Tensor, InPlaceWritesIncrementTheVersionAndAreChecked) {
   Tensor x = zeros({3});
   const uint64_t before = x.storage()->version();
   x.add_(ones({3}), 2).mul_(3);
   EXPECT_EQ(x.to_vector(), (std::vector<double>{6, 6, 6}));
   EXPECT_GT(x.storage()->version(), before);
   Tensor y = arange(0, 4);
-  y.slice(0, 1, 4).copy_(y.slice(0, 0, 3));  // overlapping
+  y.slice(0, 1, 4).copy_(y.slice(0, 0, 3));  // source and target overlap
   EXPECT_EQ(y.to_vector(), (std::vector<double>{0, 0, 1, 2}));
   y.narrow(0, 1, 3).add_(y.narrow(0, 0, 3));
   EXPECT_EQ(y.to_vector(), (std::vector<double>{0, 0, 1, 3}));
@@ -243,7 +243,7 @@ TEST(Tensor, InPlaceWritesAreCountedAndChecked) {
     EXPECT_ERROR(shared.set(Dims::filled(shared.dim(), 0), 1), "set: elements of the target share memory");
   }
   EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 0)));
-  as_strided(y, {2, 2}, {1, 2}, 0).fill_(3);  // every element once, in another order
+  as_strided(y, {2, 2}, {1, 2}, 0).fill_(3);  // covers each element once, in another order
   EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 3)));
   EXPECT_ERROR(y.copy_(ones({3})), "copy_: shapes [3] and [4] do not broadcast");
   EXPECT_ERROR(y.add_(ones({2, 4})), "add_: shape [2, 4] does not broadcast to [4]");
@@ -252,7 +252,7 @@ TEST(Tensor, InPlaceWritesAreCountedAndChecked) {
   EXPECT_ERROR(zeros({1}, {.requires_grad = true}).zero_(), "zero_: an in-place write");
 }
 
-TEST(Tensor, Prints) {
+TEST(Tensor, PrintsValuesShapeDtypeAndDevice) {
   EXPECT_EQ(to_string(tensor({{1, 2}, {3, 4}})),
             "tensor([[1., 2.],\n        [3., 4.]], shape=[2, 2], dtype=f32, device=cpu)");
   EXPECT_EQ(to_string(tensor({0.5, -1.25})), "tensor([ 0.5000, -1.2500], shape=[2], dtype=f32, device=cpu)");
@@ -284,7 +284,7 @@ TEST(Tensor, PrintsLongRowsInLines) {
             "         1.0000e-09]], shape=[1, 7], dtype=f32, device=cpu)");
 }
 
-TEST(Tensor, PrintsTheEdgesOfLargeOnes) {
+TEST(Tensor, PrintsOnlyTheEdgesOfLargeTensors) {
   const std::string expected =
       "tensor([[[   0,    1,    2, ...,   97,   98,   99],\n"
       "         [ 100,  101,  102, ...,  197,  198,  199]],\n\n"
@@ -306,7 +306,7 @@ TEST(Tensor, PrintsTheEdgesOfLargeOnes) {
   }
 }
 
-TEST(Tensor, MemoryIsCountedAndReturned) {
+TEST(Tensor, CountsAndFreesMemory) {
   const int64_t before = memory::stats().current;
   {
     const Tensor x = empty({1 << 20});
@@ -315,7 +315,7 @@ TEST(Tensor, MemoryIsCountedAndReturned) {
   EXPECT_EQ(memory::stats().current, before);
 }
 
-TEST(Tensor, LargeBlocksAreKeptByTheirClass) {
+TEST(Tensor, CachesLargeBlocksBySizeClass) {
   memory::empty_cache();
   const int64_t reserved = memory::stats().reserved;
   for (const int64_t bytes : {(1 << 17) - 1, 1 << 17, (1 << 17) + 1, (1 << 18) - 1, 1 << 18, 3000001}) {
@@ -326,7 +326,7 @@ TEST(Tensor, LargeBlocksAreKeptByTheirClass) {
       EXPECT_GE(memory::stats().reserved, reserved + bytes);
       EXPECT_LE(memory::stats().reserved, reserved + bytes + bytes / 8 + 64);
     }
-    if (memory::stats().reserved > reserved) {  // kept, which it is not under the address sanitizer
+    if (memory::stats().reserved > reserved) {  // false under the address sanitizer, which disables the cache
       const Tensor t = empty({bytes}, {.dtype = u8});
       EXPECT_EQ(t.raw_data(), address) << bytes;
     }
@@ -335,7 +335,7 @@ TEST(Tensor, LargeBlocksAreKeptByTheirClass) {
   }
 }
 
-TEST(Tensor, BorrowsAndReleasesForeignMemory) {
+TEST(Tensor, FromBlobBorrowsAndReleasesMemory) {
   std::vector<float> values{1, 2, 3};
   bool released = false;
   {
@@ -351,7 +351,7 @@ TEST(Tensor, BorrowsAndReleasesForeignMemory) {
   EXPECT_ERROR(from_blob(nullptr, {3}, {}, {}), "from_blob: data is null");
 }
 
-TEST(Tensor, ForeignMemoryThatIsRefusedStaysTheCallers) {
+TEST(Tensor, FromBlobDoesNotReleaseMemoryAfterAnError) {
   std::vector<double> values{1, 2, 3};
   bool released = false;
   const auto release = [&](void*) { released = true; };
@@ -370,18 +370,18 @@ TEST(Tensor, ForeignMemoryThatIsRefusedStaysTheCallers) {
   EXPECT_EQ(from_blob(inside, {1}, {}, {}).numel(), 1);
 }
 
-TEST(Device, ParsesAndRefuses) {
+TEST(Device, ParsesNamesAndRejectsInvalidOnes) {
   EXPECT_EQ(Device::parse("cuda:3"), Device::cuda(3));
   EXPECT_EQ(Device::parse("cpu"), Device::cpu());
   for (const char* bad : {"", "gpu", "cuda:", "cuda:-1", "cuda:1x", "cpu:0"})
     EXPECT_ERROR(Device::parse(bad), "expected cpu, cuda or cuda:N");
   if (!cuda::is_available()) {
-    EXPECT_ERROR(zeros({1}, {.device = Device::cuda()}), "device cuda:0 asked for: ");
-    EXPECT_ERROR(zeros({1}).to(Device::cuda()), "device cuda:0 asked for: ");
+    EXPECT_ERROR(zeros({1}, {.device = Device::cuda()}), "cuda:0 is not available: ");
+    EXPECT_ERROR(zeros({1}).to(Device::cuda()), "cuda:0 is not available: ");
   }
 }
 
-TEST(Tensor, VectorsBecomeTensors) {
+TEST(Tensor, ConvertsVectors) {
   const auto expect = [](const Tensor& x, const char* described, const std::vector<double>& values) {
     EXPECT_EQ(concat(describe(x)), described);
     EXPECT_EQ(x.to_vector(), values);
@@ -392,7 +392,7 @@ TEST(Tensor, VectorsBecomeTensors) {
   expect(tensor(std::vector<int>{1, 2, 3}), "[3] i32 on cpu", {1, 2, 3});
   expect(tensor(std::vector<uint8_t>{255}), "[1] u8 on cpu", {255});
   expect(tensor(std::vector<bool>{true, false, true}), "[3] bool on cpu", {1, 0, 1});
-  expect(tensor({1, 2}), "[2] f32 on cpu", {1, 2});  // a list is a list
+  expect(tensor({1, 2}), "[2] f32 on cpu", {1, 2});  // a braced list of ints is still f32
   const std::vector<float> values{7};
   for (const Device device : devices()) EXPECT_EQ(tensor(values, device).device(), device);
 }

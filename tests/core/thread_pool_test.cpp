@@ -1,5 +1,5 @@
-// The thread pool: every piece is worked on once, errors come through, and a machine that has no more threads to give
-// does the work with those it gave.
+// Tests of the thread pool: every index is visited once, exceptions reach the caller, and the pool works with fewer
+// threads if the system cannot create more.
 #include "core/thread_pool.h"
 
 #include <gtest/gtest.h>
@@ -18,15 +18,15 @@
 namespace voxgrad {
 namespace {
 
-/// Sets the number of threads for one test.
+/// Sets the number of threads until the object is destroyed.
 struct Threads {
   explicit Threads(int count) { set_num_threads(count); }
   ~Threads() { set_num_threads(before); }
   const int before = num_threads();
 };
 
-/// Whether a loop reaches each of `count` numbers once.
-bool covers(int64_t count) {
+/// Returns whether parallel_for visits each of `count` indices exactly once.
+bool visits_each_index_once(int64_t count) {
   std::vector<std::atomic<int>> visits(static_cast<size_t>(count));
   parallel_for(count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
@@ -34,14 +34,15 @@ bool covers(int64_t count) {
   return std::all_of(visits.begin(), visits.end(), [](const auto& n) { return n == 1; });
 }
 
-TEST(Parallel, VisitsEveryPieceOnce) {
+TEST(Parallel, VisitsEveryIndexOnce) {
   for (const int threads : {1, 2, 7}) {
     const Threads guard(threads);
-    for (const int64_t count : {0, 1, 6, 1000}) EXPECT_TRUE(covers(count)) << count << " on " << threads;
+    for (const int64_t count : {0, 1, 6, 1000})
+      EXPECT_TRUE(visits_each_index_once(count)) << count << " on " << threads;
   }
 }
 
-TEST(Parallel, TakesAnyCount) {
+TEST(Parallel, SplitsCountsUpTo64Bits) {
   const Threads guard(7);
   for (const int64_t count : {int64_t{1} << 62, INT64_MAX}) {
     std::mutex mutex;
@@ -61,7 +62,7 @@ TEST(Parallel, TakesAnyCount) {
   }
 }
 
-TEST(Parallel, ASerialGuardKeepsLoopsInTheirThread) {
+TEST(Parallel, SerialGuardDisablesParallelLoops) {
   const Threads guard(3);
   const auto pieces = [] {
     std::atomic<int> count = 0;
@@ -76,15 +77,16 @@ TEST(Parallel, ASerialGuardKeepsLoopsInTheirThread) {
   EXPECT_EQ(pieces(), 3);
 }
 
-TEST(Parallel, PassesErrorsOn) {
+TEST(Parallel, RethrowsErrorsOfTheBody) {
   const Threads guard(3);
   EXPECT_ERROR(parallel_for(10, 1, [](int64_t begin, int64_t) { check(begin > 0, "body", "no"); }), "body: no");
-  EXPECT_TRUE(covers(10));
+  EXPECT_TRUE(visits_each_index_once(10));
   EXPECT_ERROR(set_num_threads(0), "set_num_threads: needs a positive number, got 0");
   EXPECT_EQ(num_threads(), 3);
 }
 
-// The address sanitizer needs the address space that is limited here.
+// The test below limits the address space. The address sanitizer reserves a large part of the address space, so the
+// test is left out of its builds.
 #if defined(__SANITIZE_ADDRESS__)
 #define VG_ADDRESS_SANITIZER
 #elif defined(__has_feature)
@@ -93,16 +95,16 @@ TEST(Parallel, PassesErrorsOn) {
 #endif
 #endif
 #ifndef VG_ADDRESS_SANITIZER
-TEST(ParallelDeathTest, MakesDoWithTheThreadsThereAre) {
+TEST(ParallelDeathTest, WorksWithFewerThreadsThanRequested) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto work = [] {
     int64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
-    const rlim_t limit = static_cast<rlim_t>(pages) * 4096 + (rlim_t{200} << 20);  // two dozen stacks
+    const rlim_t limit = static_cast<rlim_t>(pages) * 4096 + (rlim_t{200} << 20);  // room for about 25 stacks of 8 MiB
     const rlimit room{limit, limit};
     if (setrlimit(RLIMIT_AS, &room) != 0) std::exit(2);
     set_num_threads(1 << 30);
-    std::exit(covers(1000) && covers(1000) ? 0 : 1);
+    std::exit(visits_each_index_once(1000) && visits_each_index_once(1000) ? 0 : 1);
   };
   EXPECT_EXIT(work(), testing::ExitedWithCode(0), "");
 }

@@ -1,4 +1,5 @@
-// What the headers promise of several threads; `./run sanitize --thread core` runs it under the thread sanitizer.
+// Tests that use tensors and autograd from several threads. `./run sanitize --thread core` runs them under the thread
+// sanitizer.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int kThreads = 4, kRounds = 500;
 
+/// Calls work(thread index) on kThreads threads and waits for them.
 template <class F>
 void on_threads(const F& work) {
   std::vector<std::thread> threads;
@@ -22,7 +24,7 @@ void on_threads(const F& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Threads, AddToTheGradientsOfALeaf) {
+TEST(Threads, AccumulateGradientsOfOneLeaf) {
   const Tensor w = ones({1000}).requires_grad_();
   on_threads([&](int) {
     for (int i = 0; i < kRounds; ++i) sum(w * 2.0).backward();
@@ -30,7 +32,7 @@ TEST(Threads, AddToTheGradientsOfALeaf) {
   EXPECT_EQ(w.grad().to_vector(), std::vector<double>(1000, 2.0 * kThreads * kRounds));
 }
 
-TEST(Threads, AddRecordedGradients) {
+TEST(Threads, AccumulateRecordedGradientsOfOneLeaf) {
   const Tensor w = full({100}, 3, {.dtype = f64}).requires_grad_();
   on_threads([&](int) {
     for (int i = 0; i < 20; ++i) sum(w * w).backward({}, false, true);
@@ -38,10 +40,10 @@ TEST(Threads, AddRecordedGradients) {
   const Tensor g = w.grad();
   EXPECT_EQ(g.at({99}), 6.0 * kThreads * 20);
   EXPECT_EQ(grad({sum(g)}, {w})[0].at({0}), 2.0 * kThreads * 20);
-  w.set_grad({});  // its graph holds w, which holds it
+  w.set_grad({});  // breaks the cycle: w holds its gradient, and the gradient's graph holds w
 }
 
-TEST(Threads, AskForGradientsOfSharedParameters) {
+TEST(Threads, ComputeGradientsOfSharedParameters) {
   const Tensor w = ones({100}).requires_grad_(), b = ones({100}).requires_grad_();
   std::vector<int> wrong(kThreads);
   on_threads([&](int thread) {
@@ -55,7 +57,7 @@ TEST(Threads, AskForGradientsOfSharedParameters) {
   EXPECT_FALSE(w.grad().defined());
 }
 
-TEST(Threads, RunSharedGraphsThatAreRetained) {
+TEST(Threads, RunBackwardOnOneRetainedGraph) {
   const Tensor w = ones({100}).requires_grad_();
   const Tensor shared = exp(w);
   on_threads([&](int) {
@@ -64,10 +66,10 @@ TEST(Threads, RunSharedGraphsThatAreRetained) {
   EXPECT_NEAR(w.grad().at({5}), 2 * 2.718281828 * 100 * kThreads, 0.01);
 }
 
-TEST(Threads, MemoryIsCountedAndReturned) {
+TEST(Threads, CountAndFreeMemory) {
   const MemoryStats before = memory::stats();
   on_threads([](int thread) {
-    for (int i = 0; i < kRounds; ++i) {  // small blocks, and large ones, which are kept
+    for (int i = 0; i < kRounds; ++i) {  // small blocks, and large blocks, which the allocator caches
       const Tensor small = empty({i + 1}, {.dtype = u8}),
                    large = empty({(1 << 17) - 100 + 2 * i * (thread + 1)}, {.dtype = u8});
       if (i % 100 == 0) memory::empty_cache();
@@ -82,7 +84,7 @@ TEST(Threads, MemoryIsCountedAndReturned) {
   EXPECT_GE(after.peak, after.current);
 }
 
-TEST(Threads, TakeLargeBlocksThatAnotherOneFreed) {
+TEST(Threads, ReuseLargeBlocksThatAnotherThreadFreed) {
   memory::empty_cache();
   const auto take_and_free = [] { static_cast<void>(empty({1 << 20}, {.dtype = u8})); };
   take_and_free();
@@ -90,7 +92,7 @@ TEST(Threads, TakeLargeBlocksThatAnotherOneFreed) {
   on_threads([&](int thread) {
     if (thread == 0) take_and_free();
   });
-  if (before.reserved >= before.current + (1 << 20)) {  // freed memory is kept: not under the address sanitizer
+  if (before.reserved >= before.current + (1 << 20)) {  // false under the address sanitizer, which disables the cache
     EXPECT_EQ(memory::stats().device_allocations, before.device_allocations);
   }
 }

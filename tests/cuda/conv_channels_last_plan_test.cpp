@@ -1,5 +1,5 @@
-// The plans of the channels-last convolutions (cuda/conv/fprop_dgrad, cuda/conv/wgrad): every result, tap and channel
-// is computed once, and what they want is there. Without a GPU.
+// Tests the plans of the channels-last convolutions (cuda/conv/fprop_dgrad, cuda/conv/wgrad) without a GPU: every
+// output, tap and channel is computed once, and tiles and shared memory are within the limits.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -15,7 +15,8 @@ namespace {
 
 using namespace cuda;
 
-ConvProblem planned(const Problem& p, ConvPass pass, const Mode& mode) {
+/// Returns the problem of a pass with channels-last tensors.
+ConvProblem channels_last_problem(const Problem& p, ConvPass pass, const Mode& mode) {
   const bool transposed = pass == ConvPass::dgrad;
   return {.pass = pass,
           .dtype = mode.dtype,
@@ -32,8 +33,8 @@ ConvProblem planned(const Problem& p, ConvPass pass, const Mode& mode) {
           .out_channels_last = true};
 }
 
-/// Results of the tile that its rows are, by (sample, depth, height, width).
-std::set<std::tuple<int, int, int, int>> results_of(const FpropDgradPlan& plan) {
+/// Returns the outputs (sample, depth, height, width) within a tile that its GEMM rows compute.
+std::set<std::tuple<int, int, int, int>> outputs_of(const FpropDgradPlan& plan) {
   std::set<std::tuple<int, int, int, int>> found;
   for (int i = 0; i < plan.m_tiles(); ++i)
     for (int row = 0; row < 64 && plan.base[i] >= 0; ++row) {
@@ -45,7 +46,7 @@ std::set<std::tuple<int, int, int, int>> results_of(const FpropDgradPlan& plan) 
   return found;
 }
 
-TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
+TEST(ConvChannelsLastPlan, RowsOfATileCoverItsOutputs) {
   int plans = 0;
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 600; ++seed) {
     Random random(seed);
@@ -53,22 +54,23 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
     const Mode mode = kModes[seed % 4];
     for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
       SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
-      ConvProblem p = planned(problem, pass, mode);
+      ConvProblem p = channels_last_problem(problem, pass, mode);
       p.in_channels_last = seed / 4 % 2;
       const auto plan = plan_fprop_dgrad(p);
       if (!plan) continue;
       ++plans;
       const size_t size = static_cast<size_t>(plan->tile[0] * plan->tile[1] * plan->tile[2] * plan->tile[3]);
-      EXPECT_EQ(results_of(*plan).size(), size);
+      EXPECT_EQ(outputs_of(*plan).size(), size);
       EXPECT_GE(plan->input_stages, plan->resident ? plan->resident_chunks() : 2);
-      const bool three = p.dtype == f32 && p.precision == Float32Precision::highest;
-      EXPECT_EQ(plan->products, three ? 3 : 1);
+      const bool tf32x3 = p.dtype == f32 && p.precision == Float32Precision::highest;
+      EXPECT_EQ(plan->products, tf32x3 ? 3 : 1);
       EXPECT_EQ(plan->chunks % plan->products, 0);
       EXPECT_GE(plan->chunks / plan->products * plan->chunk_channels, p.in_channels);
       EXPECT_TRUE(std::any_of(std::begin(kFpropDgradTiles), std::end(kFpropDgradTiles), [&](const auto& compiled) {
-        return compiled.tile == plan->cta && compiled.has(plan->row_bytes, static_cast<int>(item_size(p.dtype)), three);
+        return compiled.tile == plan->cta &&
+               compiled.has(plan->row_bytes, static_cast<int>(item_size(p.dtype)), tf32x3);
       }));
-      EXPECT_TRUE(plan->cooperative || !three);
+      EXPECT_TRUE(plan->cooperative || !tf32x3);
       EXPECT_LE(plan->input_stages, 8);
       EXPECT_LE(plan->weight_stages, 8);
       EXPECT_LE(plan->input_stages * plan->input_bytes() + plan->all_weight_bytes(), p.shared_limit);
@@ -80,13 +82,13 @@ TEST(ConvChannelsLastPlan, RowsOfATileAreItsResults) {
   EXPECT_GT(plans, 200);
 }
 
-TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
+TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
   int plans = 0;
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 300; ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
     SCOPED_TRACE(concat("seed ", seed, ": ", problem));
-    const ConvProblem p = planned(problem, ConvPass::wgrad, kModes[2]);
+    const ConvProblem p = channels_last_problem(problem, ConvPass::wgrad, kModes[2]);
     const auto plan = plan_wgrad(p);
     if (!plan) continue;
     ++plans;
@@ -94,8 +96,8 @@ TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
     for (const auto& set : plan->sets) {
       int m_tiles = 0;
       for (const WgradBox& box : set) {
-        const int of_tile = 64 / plan->cta.chunk;
-        m_tiles += (box.taps() + of_tile - 1) / of_tile;
+        const int taps_per_m_tile = 64 / plan->cta.chunk;
+        m_tiles += (box.taps() + taps_per_m_tile - 1) / taps_per_m_tile;
         for (int d = 0; d < (plan->cta.slide > 1 ? plan->cta.slide : box.count[0]); ++d)
           for (int h = 0; h < box.count[1]; ++h)
             for (int w = 0; w < box.count[2]; ++w) {
@@ -121,29 +123,32 @@ TEST(ConvChannelsLastPlan, SetsHoldEveryTapOnce) {
   EXPECT_GT(plans, 60);
 }
 
-TEST(ConvChannelsLastPlan, LeavesFarTapsToOtherKernels) {  // offsets of boxes have 16 bits
+// TMA box offsets have 16 bits.
+TEST(ConvChannelsLastPlan, RejectsTapOffsetsBeyond16Bits) {
   for (const int64_t padding : {30000, 40000}) {
     const Problem problem(1, 64, 64, {1, 8, 100000}, {1, 1, 3}, {{1}, {0, 0, padding}, {1}, 1});
     for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad})
-      EXPECT_EQ(plan_fprop_dgrad(planned(problem, pass, kModes[2])).has_value(), padding == 30000);
-    EXPECT_EQ(plan_wgrad(planned(problem, ConvPass::wgrad, kModes[2])).has_value(), padding == 30000);
+      EXPECT_EQ(plan_fprop_dgrad(channels_last_problem(problem, pass, kModes[2])).has_value(), padding == 30000);
+    EXPECT_EQ(plan_wgrad(channels_last_problem(problem, ConvPass::wgrad, kModes[2])).has_value(), padding == 30000);
   }
 }
 
-TEST(ConvChannelsLastPlan, LeavesMoreVoxelsThanAnIntTellsToOtherKernels) {
-  ConvProblem p = planned({1, 64, 64, {16, 16, 16}, {3, 3, 3}, {{1}, {1}, {1}, 1}}, ConvPass::wgrad, kModes[1]);
+TEST(ConvChannelsLastPlan, RejectsVoxelCountsBeyondInt) {
+  ConvProblem p =
+      channels_last_problem({1, 64, 64, {16, 16, 16}, {3, 3, 3}, {{1}, {1}, {1}, 1}}, ConvPass::wgrad, kModes[1]);
   EXPECT_TRUE(plan_wgrad(p).has_value());
   p.batch = int64_t{1} << 19;
   EXPECT_FALSE(plan_wgrad(p).has_value());
 }
 
-/// nnU-Net's layers at rates that the model of a plan promises: a change of the planner that loses one is seen here.
-TEST(ConvChannelsLastPlan, TilesFillTheMultiprocessors) {
-  const ConvGeometry same{{1}, {1}, {1}, 1};
+/// Checks the utilization that the planner's cost model predicts for layers of nnU-Net, so that a change of the planner
+/// that makes them slower is detected.
+TEST(ConvChannelsLastPlan, PredictsHighUtilizationOfNnUNetLayers) {
+  const ConvGeometry same_size{{1}, {1}, {1}, 1};
   for (const int64_t channels : {32, 64, 128, 256}) {
     const int64_t size = 4096 / channels;
-    const Problem problem(2, channels, channels, {size}, {3}, same);
-    const ConvProblem p = planned(problem, ConvPass::fprop, kModes[2]);
+    const Problem problem(2, channels, channels, {size}, {3}, same_size);
+    const ConvProblem p = channels_last_problem(problem, ConvPass::fprop, kModes[2]);
     const auto plan = plan_fprop_dgrad(p);
     ASSERT_TRUE(plan);
     const double products = 27.0 * static_cast<double>(2 * size * size * size * channels * channels);

@@ -1,5 +1,6 @@
-// The implicit GEMM of channels-last tensors (cuda/conv/fprop_dgrad) against the CPU: every compiled tile, halos and
-// boxes of a tap, residues and phases, split-K, groups, results of any number of channels.
+// Tests the implicit GEMM of channels-last tensors (cuda/conv/fprop_dgrad, cuda/conv/wgrad) against the CPU: every
+// compiled tile, halos and boxes of single taps, residues and phases, split-K, groups, and outputs with any number of
+// channels.
 #include <array>
 
 #include "cuda/conv/choose.h"
@@ -15,12 +16,13 @@
 namespace voxgrad::cudatest {
 namespace {
 
+/// Operands and results of the three kernels on both devices. Operands are small integers, so results are exact.
 struct Operands {
   const Problem& p;
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased;
 
-  /// channels_last results begin at any element.
+  /// Results with Layout::channels_last may start at any element; dense_channels_last results are aligned.
   Operands(const Problem& problem, DType dtype, Random& random, Layout inputs = Layout::dense_channels_last,
            Layout results = Layout::dense_channels_last)
       : p(problem),
@@ -48,18 +50,19 @@ struct Operands {
     k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), p.geometry);
   }
   void check() {
-    out.poison_again();
-    dx.poison_again();
-    dw.poison_again();
+    out.restore_poison();
+    dx.restore_poison();
+    dw.restore_poison();
     run(Device::cuda());
-    EXPECT_TRUE(out.same(0)) << "fprop";
-    EXPECT_TRUE(dx.same(0)) << "dgrad";
-    EXPECT_TRUE(dw.same(0)) << "wgrad";
+    EXPECT_TRUE(out.matches_cpu(0)) << "fprop";
+    EXPECT_TRUE(dx.matches_cpu(0)) << "dgrad";
+    EXPECT_TRUE(dw.matches_cpu(0)) << "wgrad";
   }
 };
 
-/// Of inputs and results; the first is read and written as it lies.
-constexpr Layout kLast = Layout::dense_channels_last, kFirst = Layout::contiguous;
+/// Layouts of (inputs, results). The kernels need no copies for the first pair.
+constexpr Layout kLast = Layout::dense_channels_last;
+constexpr Layout kFirst = Layout::contiguous;
 constexpr std::pair<Layout, Layout> kLayouts[] = {{kLast, kLast},
                                                   {kFirst, kFirst},
                                                   {kLast, kFirst},
@@ -75,21 +78,21 @@ INSTANTIATE_TEST_SUITE_P(, CudaConvChannelsLast, testing::ValuesIn(kModes), [](c
 const Problem kProblems[] = {
     {1, 64, 64, {9, 10, 24}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
     {2, 32, 40, {8, 17, 16}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
-    {3, 72, 136, {4, 4, 4}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // samples in a tile, split-K
+    {3, 72, 136, {4, 4, 4}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // several samples per tile, split-K
     {1, 16, 8, {6, 5, 34}, {1, 3, 3}, {{1, 1, 2}, {0, 1, 1}, {1, 1, 1}, 1}},   // anisotropic
     {2, 128, 64, {5, 6, 7}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 24, 48, {8, 8, 8}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
     {1, 40, 24, {7, 9, 20}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 64, 64, {9, 12, 14}, {3, 3, 3}, {{1, 1, 1}, {2, 2, 2}, {2, 2, 2}, 1}},   // dilated
     {1, 64, 64, {6, 7, 8}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 2}},     // groups
-    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // a phase that no tap reaches
+    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // one phase has no taps
     {1, 8, 16, {6, 20, 20}, {5, 3, 7}, {{1, 1, 1}, {2, 1, 3}, {1, 1, 1}, 1}},
-    {2, 1, 32, {9, 10, 17}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // taps along the width as channels
+    {2, 1, 32, {9, 10, 17}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // taps along the width become channels
     {1, 1, 24, {9, 8, 23}, {3, 1, 5}, {{1, 2, 2}, {1, 0, 3}, {1, 1, 2}, 1}},
     {2, 40, 64, {6, 4, 8}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 24, 40, {5, 6, 9}, {1, 2, 3}, {{1, 2, 3}, {0, 0, 0}, {1, 1, 1}, 1}},
     {2, 64, 32, {12, 12, 12}, {3, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
-    {2, 32, 32, {13, 12, 20}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // slides, all weights kept
+    {2, 32, 32, {13, 12, 20}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // sliding tiles, resident weights
     {1, 48, 16, {9, 14, 23}, {3, 5, 7}, {{1, 1, 1}, {0, 2, 3}, {1, 1, 1}, 1}},
     {1, 24, 24, {5, 19, 16}, {3, 3, 3}, {{1, 2, 2}, {2, 1, 1}, {1, 1, 1}, 1}},
 };
@@ -99,7 +102,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   std::vector<cuda::ConvChoice> choices{{}, {.unsplit = true}};
   for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
     for (const int8_t row : {1, 2, 4})
-      for (const int8_t warpgroups : {1, 2})  // that share a tile
+      for (const int8_t warpgroups : {1, 2})  // number per tile
         choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
                            .k_blocks = row,
                            .m_tiles = static_cast<int8_t>(tile.row_tiles),
@@ -113,14 +116,15 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   std::vector<int64_t> before;
   for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);
   Random random(kFirstSeed);
-  for (size_t number = 0; number < 2 * std::size(kProblems); ++number) {  // in the first layout, and in another
+  for (size_t number = 0; number < 2 * std::size(kProblems);
+       ++number) {  // each problem with the first pair of layouts and with one other pair
     const Problem& problem = kProblems[number / 2];
     const auto [input, result] = kLayouts[number % 2 ? 1 + number / 2 % 4 : 0];
     Operands operands(problem, mode.dtype, random, input, result);
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.m_tiles}, " row tiles, depth ",
                           int{choice.k_blocks}, ": ", problem));
-      const Setting setting(mode.precision, choice);
+      const ScopedSetting setting(mode.precision, choice);
       operands.check();
       if (HasFailure()) return;
     }
@@ -128,7 +132,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   for (size_t i = 0; i < before.size() && cuda::has_wgmma(0); ++i) {
     const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
     if (instance.kernel < cuda::ConvKernel::fprop_dgrad || instance.arithmetic != mode.arithmetic()) continue;
-    EXPECT_GT(instance.launches, before[i]) << "never run: " << instance.width << " columns, " << instance.rows
+    EXPECT_GT(instance.launches, before[i]) << "never launched: " << instance.width << " columns, " << instance.rows
                                             << " row tiles, rows of " << instance.blocks << " bytes";
   }
 }
@@ -144,18 +148,18 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     }
     const auto [input, result] = kLayouts[random.integer(0, 5)];
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
-    // Asked for two warpgroups that share a tile, the planner leaves less to other kernels.
-    const Setting setting(mode.precision, {.pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
+    // With two warpgroups per tile forced, the planner selects these kernels for more problems.
+    const ScopedSetting setting(mode.precision, {.pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
     Operands(problem, mode.dtype, random, input, result).check();
   }
 }
 
-/// Groups of few channels, several as one where the planner finds that quicker: in every mode it does for most of
-/// these.
+/// The planner merges groups with few channels where its cost model predicts a gain. In every mode it merges the groups
+/// of most of these problems.
 TEST_P(CudaConvChannelsLast, IsExactWithMergedGroups) {
   const Mode& mode = GetParam();
   Random random(kFirstSeed);
-  const Setting setting(mode.precision);
+  const ScopedSetting setting(mode.precision);
   int merged = 0;
   for (const auto& [groups, in, out] :
        {std::array<int64_t, 3>{64, 1, 1}, {32, 1, 2}, {3, 5, 5}, {16, 4, 8}, {2, 40, 24}}) {
@@ -168,15 +172,16 @@ TEST_P(CudaConvChannelsLast, IsExactWithMergedGroups) {
                   ->merged_groups > 1;
     operands.check();
   }
-  EXPECT_TRUE(merged >= 3 || !cuda::has_wgmma(0)) << merged << " of five problems are merged";
+  EXPECT_TRUE(merged >= 3 || !cuda::has_wgmma(0)) << merged << " of five problems were merged";
 }
 
-/// Numbers of 12 bits are a high and a low part, in the inputs or in the weights. Every sum is exact.
-TEST_P(CudaConvChannelsLast, IsExactOfTwoParts) {
+/// A 12-bit integer needs a high and a low TF32 part. Each operand in turn holds such numbers. Every sum is still
+/// exact.
+TEST_P(CudaConvChannelsLast, IsExactWithTwoPartOperands) {
   const Mode& mode = GetParam();
-  if (mode.arithmetic() != cuda::ConvArithmetic::tf32x3) GTEST_SKIP() << "rounds such numbers";
+  if (mode.arithmetic() != cuda::ConvArithmetic::tf32x3) GTEST_SKIP() << "this mode rounds 12-bit integers";
   Random random(kFirstSeed);
-  const Setting setting(mode.precision, {.pairs = 2});
+  const ScopedSetting setting(mode.precision, {.pairs = 2});
   for (const Problem& problem : {kProblems[0], kProblems[1], kProblems[3]})
     for (const auto& [input, result] : kLayouts)
       for (RandomView Operands::*large : {&Operands::x, &Operands::y, &Operands::w}) {
@@ -187,32 +192,33 @@ TEST_P(CudaConvChannelsLast, IsExactOfTwoParts) {
       }
 }
 
-/// Of floats copies would take more than 1 GiB.
-TEST_P(CudaConvChannelsLast, CopiesSomeSamplesAtATime) {
+/// In f32, the channels-last copies of all samples would exceed 1 GiB.
+TEST_P(CudaConvChannelsLast, CopiesAFewSamplesAtATime) {
   const Mode& mode = GetParam();
-  const auto whole = [&](const Shape& shape) {
+  const auto integers = [&](const Shape& shape) {
     return affine(rand(shape, {.device = Device::cuda()}), 16, -8).to(i32).to(mode.dtype);
   };
-  const Tensor x = whole({3, 64, 128, 128, 128}), w = whole({24, 64, 1, 1, 1});
+  const Tensor x = integers({3, 64, 128, 128, 128}), w = integers({24, 64, 1, 1, 1});
   const auto convolved = [&](cuda::ConvChoice choice) {
-    const Setting setting(mode.precision, choice);
+    const ScopedSetting setting(mode.precision, choice);
     return conv3d(x, w);
   };
   EXPECT_EQ(amax(abs(convolved({}) - convolved({.mma_sync = true}))).item(), 0);
 }
 
-/// Operands of the weight gradient are scaled by each channel's largest number, wherever that lies: nothing overflows,
-/// and what stands beside the large number keeps its bits.
-TEST_P(CudaConvChannelsLast, ScalesByTheLargestOfAllVoxels) {
+/// The weight gradient scales each channel by its largest element, wherever that element is. Nothing overflows, and
+/// small elements next to a large one keep their bits.
+TEST_P(CudaConvChannelsLast, ScalesEachChannelByItsLargestElement) {
   const Mode& mode = GetParam();
-  if (mode.dtype != f32) GTEST_SKIP() << "is not scaled";
+  if (mode.dtype != f32) GTEST_SKIP() << "only f32 operands are scaled";
   Random random(kFirstSeed);
-  const Setting setting(mode.precision);
+  const ScopedSetting setting(mode.precision);
   const Problem problem(1, 32, 32, {8, 16, 16}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1});
-  for (RandomView Operands::*of : {&Operands::x, &Operands::y}) {
+  for (RandomView Operands::*operand : {&Operands::x, &Operands::y}) {
     Operands operands(problem, mode.dtype, random, kLast, kLast);
-    RandomView& large = operands.*of;
-    for (int64_t channel = 0; channel < 32; ++channel) {  // one at 2^20 in every 64 voxels
+    RandomView& large = operands.*operand;
+    for (int64_t channel = 0; channel < 32;
+         ++channel) {  // one large element per channel, each in another block of voxels
       const int64_t voxel = channel * 64 + 3;
       large.cpu.set({large.start + channel * large.view.stride[1] + voxel * large.view.stride[4]}, 0x1p20);
     }
@@ -220,27 +226,27 @@ TEST_P(CudaConvChannelsLast, ScalesByTheLargestOfAllVoxels) {
     for (const Device device : {Device::cpu(), Device::cuda()})
       kernels(device).conv_backward_weight(operands.dw.on(device), operands.x.on(device), operands.y.on(device),
                                            problem.geometry);
-    EXPECT_TRUE(operands.dw.same(1e-5)) << (of == &Operands::x ? "x" : "y");
+    EXPECT_TRUE(operands.dw.matches_cpu(1e-5)) << (operand == &Operands::x ? "x" : "y");
   }
 }
 
-/// Infinite and other results are where the CPU has them, also where a number is a sum of two.
+/// Infinities and NaN must appear at the same positions as on the CPU, even if operands are split into two parts.
 TEST_P(CudaConvChannelsLast, KeepsInfinitiesAndNaN) {
   const Mode& mode = GetParam();
   Random random(kFirstSeed);
-  const Setting setting(mode.precision, {.pairs = 2});
+  const ScopedSetting setting(mode.precision, {.pairs = 2});
   Operands operands(kProblems[0], mode.dtype, random);
   for (const auto& [voxel, value] : {std::pair<int64_t, double>(0, std::numeric_limits<double>::infinity()),
                                      {7, -std::numeric_limits<double>::infinity()},
                                      {20, std::numeric_limits<double>::quiet_NaN()}}) {
-    RandomView& x = operands.x;  // channel 3 of that voxel of the fifth line
+    RandomView& x = operands.x;  // channel 3, height 5, width `voxel`
     x.cpu.set({x.start + 3 * x.view.stride[1] + 5 * x.view.stride[3] + voxel * x.view.stride[4]}, value);
     x.gpu = x.cpu.to(Device::cuda());
   }
   for (const Device device : {Device::cpu(), Device::cuda()})
     kernels(device).conv_forward(operands.out.on(device), operands.x.on(device), operands.w.on(device), nullptr,
                                  operands.p.geometry);
-  EXPECT_TRUE(operands.out.same(0));
+  EXPECT_TRUE(operands.out.matches_cpu(0));
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// Which kernel the planner of the CUDA convolutions gives a problem to, and what is remembered: without a GPU, like
-// conv_plan_test.cpp.
+// Tests which kernels the planner of the CUDA convolutions selects, and its cache of plans. Needs no GPU.
 #include <set>
 #include <tuple>
 
@@ -26,11 +25,11 @@ ConvProblem plain_problem(ConvPass pass, DType dtype) {
           .geometry = {.padding = {1}}};
 }
 
-TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
+TEST(ConvPlan, MmaSyncRejectsUnsupportedProblems) {
   for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
     ConvProblem p = plain_problem(pass, f32);
     EXPECT_TRUE(plan_mma_sync_fprop_dgrad(p));
-    p.in_stride = {int64_t{1} << 30, 1, 1};  // a halo beyond 32-bit offsets
+    p.in_stride = {int64_t{1} << 30, 1, 1};  // offsets within a halo exceed 32 bits
     EXPECT_FALSE(plan_mma_sync_fprop_dgrad(p));
     p.in_stride = {0};
     p.choice.plain = true;
@@ -44,36 +43,36 @@ TEST(ConvPlan, LeavesToThePlainKernelWhatIsNotItsOwn) {
   EXPECT_FALSE(plan_mma_sync_wgrad(plain_problem(ConvPass::wgrad, f64)));
 }
 
-TEST(ConvPlan, CopiesNoInputThatIsMostlyPadding) {
+TEST(ConvPlan, DoesNotCopyInputsThatWouldBeMostlyPadding) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   for (const auto& [channels, copied] : {std::pair(1, false), {4, false}, {5, true}, {16, true}}) {
     p.in_channels = channels;
     EXPECT_EQ(plan_fprop_dgrad(p).has_value(), copied) << channels;
     p.choice.width = 32;
-    EXPECT_TRUE(plan_fprop_dgrad(p)) << channels << ", asked for";
+    EXPECT_TRUE(plan_fprop_dgrad(p)) << channels << ", forced";
     p.choice.width = 0;
   }
   p.in_channels = 1;
-  p.in_channels_last = p.out_channels_last = true;  // nothing to copy
+  p.in_channels_last = p.out_channels_last = true;  // no copy needed
   EXPECT_TRUE(plan_fprop_dgrad(p));
 }
 
-TEST(ConvPlan, CopiesNoLargeInputThatIsUsedLittle) {
+TEST(ConvPlan, DoesNotCopyLargeInputsWithLittleReuse) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   p.geometry.stride = {2};
   p.in_size = {200};
-  p.out_size = {100};  // each input has 27 / 8 taps
+  p.out_size = {100};  // on average, 27 / 8 taps read each input element
   for (const auto& [channels, copied] : {std::pair(50, false), {65, true}}) {
     p.out_channels = channels;
     EXPECT_EQ(plan_fprop_dgrad(p).has_value(), copied) << channels;
   }
   p.out_channels = 50;
-  p.in_size = {20};  // in caches
+  p.in_size = {20};  // fits into the L2 cache
   p.out_size = {10};
   EXPECT_TRUE(plan_fprop_dgrad(p));
 }
 
-TEST(ConvPlan, NamesTheFirstFamilyThatTakesIt) {
+TEST(ConvPlan, SelectsFirstFamilyThatSupportsTheProblem) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
   p.out_sample_stride = -1;
@@ -91,7 +90,7 @@ TEST(ConvPlan, NamesTheFirstFamilyThatTakesIt) {
   EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
 }
 
-TEST(ConvPlan, TakesTheWidthOfStrideAsChannels) {
+TEST(ConvPlan, TreatsStridedWidthAsChannels) {
   ConvProblem p = plain_problem(ConvPass::dgrad, bf16);
   p.kernel = p.geometry.stride = {2};
   p.geometry.padding = {0};
@@ -108,7 +107,7 @@ TEST(ConvPlan, TakesTheWidthOfStrideAsChannels) {
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(plan->family));
 }
 
-TEST(ConvPlan, MergesGroupsOfFewChannels) {
+TEST(ConvPlan, MergesGroupsWithFewChannels) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   p.groups = 64;
   p.in_channels = p.out_channels = 1;
@@ -124,7 +123,7 @@ TEST(ConvPlan, MergesGroupsOfFewChannels) {
     EXPECT_EQ(std::holds_alternative<WgradPlan>(plan->family), pass == ConvPass::wgrad);
     EXPECT_EQ(std::holds_alternative<FpropDgradPlan>(plan->family), pass != ConvPass::wgrad);
   }
-  p.groups = 3;  // no multiple of 32 bytes but all of them
+  p.groups = 3;  // all groups may be merged, although 15 channels are not a multiple of 32 bytes
   p.in_channels = p.out_channels = 5;
   EXPECT_EQ(choose(p)->merged_groups, 3);
   p.groups = 2;
@@ -132,19 +131,19 @@ TEST(ConvPlan, MergesGroupsOfFewChannels) {
   EXPECT_EQ(choose(p)->merged_groups, 1);
 }
 
-TEST(ConvPlan, CopiesNoMoreThanAGibibyteAtATime) {
-  ConvProblem p = plain_problem(ConvPass::wgrad, f32);  // of x and y high and low parts
+TEST(ConvPlan, LimitsCopiesToOneGibibyte) {
+  ConvProblem p = plain_problem(ConvPass::wgrad, f32);  // needs copies of the high and low parts of x and y
   p.batch = 30;
   p.in_channels = p.out_channels = 64;
   p.in_size = p.out_size = {64};
   p.in_channel_stride = p.out_channel_stride = 64 * 64 * 64;
-  EXPECT_EQ(plan_wgrad(p)->samples, 6);  // of 134 MB; equal launches
+  EXPECT_EQ(plan_wgrad(p)->samples, 6);  // 134 MB per sample; 5 equal launches
   p.dtype = bf16;
   p.in_channels_last = p.out_channels_last = true;
   EXPECT_EQ(plan_wgrad(p)->samples, 30);
 }
 
-TEST(ConvPlan, IsRememberedForItsProblemAlone) {
+TEST(ConvPlan, CacheDistinguishesProblems) {
   ConvProblem p = plain_problem(ConvPass::fprop, f32);
   p.wgmma = false;
   const auto plan = choose(p);
@@ -156,37 +155,37 @@ TEST(ConvPlan, IsRememberedForItsProblemAlone) {
   EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
 }
 
-TEST(ConvPlan, KnowsEveryCompiledTile) {
-  std::set<std::tuple<ConvPass, ConvKernel, ConvArithmetic, int, int, int>> known, held;
+TEST(ConvPlan, ListsEveryCompiledTile) {
+  std::set<std::tuple<ConvPass, ConvKernel, ConvArithmetic, int, int, int>> expected, compiled_tiles;
   for (const auto arithmetic :
        {ConvArithmetic::tf32, ConvArithmetic::tf32x3, ConvArithmetic::bf16, ConvArithmetic::f16}) {
     for (const int width : mma_sync_widths(arithmetic))
-      known.insert({ConvPass::fprop, ConvKernel::mma_sync, arithmetic, width, 0, 0});
+      expected.insert({ConvPass::fprop, ConvKernel::mma_sync, arithmetic, width, 0, 0});
     for (const int width : mma_sync_wgrad_widths())
-      known.insert({ConvPass::wgrad, ConvKernel::mma_sync, arithmetic, width, 0, 0});
-    const bool three = arithmetic == ConvArithmetic::tf32x3;
+      expected.insert({ConvPass::wgrad, ConvKernel::mma_sync, arithmetic, width, 0, 0});
+    const bool tf32x3 = arithmetic == ConvArithmetic::tf32x3;
     for (const int columns : {8, 16, 32})
       for (const int row_tiles : {1, 2})
         for (const int blocks : {1, 2})
-          if (blocks == 1 || (!three && columns < 32))
-            known.insert({ConvPass::fprop, ConvKernel::small_channel, arithmetic, columns, 128 * row_tiles, blocks});
+          if (blocks == 1 || (!tf32x3 && columns < 32))
+            expected.insert({ConvPass::fprop, ConvKernel::small_channel, arithmetic, columns, 128 * row_tiles, blocks});
     for (const int columns : {8, 16})
-      known.insert({ConvPass::wgrad, ConvKernel::small_channel, arithmetic, columns, 0, 0});
+      expected.insert({ConvPass::wgrad, ConvKernel::small_channel, arithmetic, columns, 0, 0});
     for (const CompiledFpropDgradTile& compiled : kFpropDgradTiles)
       for (const int row_bytes : {32, 64, 128})
-        if (compiled.has(row_bytes, arithmetic == ConvArithmetic::tf32 || three ? 4 : 2, three))
-          known.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, compiled.tile.product_columns(),
-                        compiled.tile.row_tiles, row_bytes});
+        if (compiled.has(row_bytes, arithmetic == ConvArithmetic::tf32 || tf32x3 ? 4 : 2, tf32x3))
+          expected.insert({ConvPass::fprop, ConvKernel::fprop_dgrad, arithmetic, compiled.tile.product_columns(),
+                           compiled.tile.row_tiles, row_bytes});
     for (const WgradTile& tile : wgrad_tiles(arithmetic))
-      if (arithmetic != ConvArithmetic::tf32)  // which goes as f16
-        known.insert(
+      if (arithmetic != ConvArithmetic::tf32)  // TF32 uses the f16 tiles
+        expected.insert(
             {ConvPass::wgrad, ConvKernel::wgrad, arithmetic, tile.product_columns(), tile.m_tiles, tile.chunk});
   }
   for (const ConvInstance* instance : conv_instances())
-    held.insert(
+    compiled_tiles.insert(
         {instance->pass, instance->kernel, instance->arithmetic, instance->width, instance->rows, instance->blocks});
-  if (held.empty()) GTEST_SKIP() << "this build has no CUDA";
-  EXPECT_EQ(held, known);
+  if (compiled_tiles.empty()) GTEST_SKIP() << "this build has no CUDA";
+  EXPECT_EQ(compiled_tiles, expected);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How the CUDA convolutions are cut into tiles: plain C++, tested without a GPU and in builds without CUDA.
+// Tests the tile plans of the mma.sync convolutions. Needs no GPU and no CUDA build.
 #include "core/precision.h"
 #include "cuda/conv/mma_sync/plan.h"
 #include "ops/detail/conv_geometry.h"
@@ -10,8 +10,8 @@ namespace {
 using namespace cuda;
 
 ConvProblem random_problem(Random& random) {
-  const auto up_to = [&](int64_t most) {  // small ones as often as large ones
-    return std::min<int64_t>(most, static_cast<int64_t>(std::exp2(random.real(0, std::log2(double(most) + 1)))));
+  const auto up_to = [&](int64_t max) {  // log-uniform: small numbers are as likely as large ones
+    return std::min<int64_t>(max, static_cast<int64_t>(std::exp2(random.real(0, std::log2(double(max) + 1)))));
   };
   ConvProblem p{.pass = static_cast<ConvPass>(random.integer(0, 2)),
                 .dtype = random.chance(0.5)   ? f32
@@ -47,22 +47,22 @@ ConvProblem random_problem(Random& random) {
   return p;
 }
 
-/// The tiles of an axis hold its results, and none is empty.
+/// Expects that the tiles of an axis cover its `count` results and that no tile is empty.
 void expect_tiled(int64_t count, int64_t tile, int64_t tiles, const char* what) {
   EXPECT_GT(tile, 0) << what;
   EXPECT_TRUE(tiles * tile >= count && (tiles - 1) * tile < count)
-      << what << ": " << tiles << " of " << tile << " for " << count;
+      << what << ": " << tiles << " tiles of size " << tile << " for " << count << " results";
 }
 
-bool compiled(std::span<const int> widths, int width) {
+bool is_compiled(std::span<const int> widths, int width) {
   return std::find(widths.begin(), widths.end(), width) != widths.end();
 }
 
-/// Bytes of shared memory by mma.sync: two blocks a multiprocessor of sm_90.
+/// Bytes of shared memory that an mma.sync kernel may use: two CTAs must fit on an SM of sm_90.
 constexpr int kMaxShared = 113 * 1024;
 
 void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
-  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64, kKWords = 8;  // of cuda/conv/mma_sync/params.cuh
+  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64, kKWords = 8;  // from cuda/conv/mma_sync/params.cuh
   const int tap_words = plan.columns * kKWords * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
   const int ring = 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
@@ -84,32 +84,32 @@ void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
             plan.merged ? p.shared_limit : kMaxShared);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
   const auto widths = mma_sync_widths(arithmetic_of(p));
-  EXPECT_TRUE(compiled(widths, plan.columns)) << plan.columns;
-  if (compiled(widths, p.choice.width)) {
+  EXPECT_TRUE(is_compiled(widths, plan.columns)) << plan.columns;
+  if (is_compiled(widths, p.choice.width)) {
     EXPECT_EQ(plan.columns, p.choice.width);
   }
   expect_tiled(p.out_channels, plan.columns, plan.column_tiles, "columns");
   expect_tiled(p.in_channels, 8 * elements, plan.k_blocks, "channels");
-  // Not more than the weights, filled up to whole tiles, in two parts.
-  const int64_t filled = p.groups * (p.out_channels + plan.columns) * (p.in_channels + 8 * elements) * taps;
-  EXPECT_LE(workspace_bytes(p, plan), 8 * filled);
+  // The workspace holds at most the weights, padded to whole tiles, in two parts.
+  const int64_t padded_weights = p.groups * (p.out_channels + plan.columns) * (p.in_channels + 8 * elements) * taps;
+  EXPECT_LE(workspace_bytes(p, plan), 8 * padded_weights);
 }
 
-/// Blocks of 8 channels that the tiles of a class touch at most.
-int most_blocks(const MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) {
-  int most = 0;
+/// Returns the largest number of 8-channel blocks that a tile of the class reads. A class is a combination of phases.
+int max_blocks8(const MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) {
+  int max = 0;
   for (int tile = 0; tile < c.tiles; ++tile) {
     const int first = tile * c.tile_columns;
     const int last = std::min(first + c.tile_columns, plan.blocks8 * c.padded_taps) - 1;
-    most = std::max(most, last / c.padded_taps - first / c.padded_taps + 1);
+    max = std::max(max, last / c.padded_taps - first / c.padded_taps + 1);
   }
-  return most;
+  return max;
 }
 
 constexpr int64_t kMaxWorkspace = int64_t{256} << 20;
 
 void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
-  constexpr int kKTileWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // of cuda/conv/mma_sync/wgrad.cuh
+  constexpr int kKTileWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // from cuda/conv/mma_sync/wgrad.cuh
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t k_tiles = p.batch, words = 1;
   for (int a = 0; a < 3; ++a) {
@@ -120,15 +120,16 @@ void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
   EXPECT_LE(words, kKTileWords * elements);
   EXPECT_EQ(plan.k_tile[2] % (8 * elements), 0);
   EXPECT_EQ(plan.k_tiles, k_tiles);
-  EXPECT_TRUE(plan.pitch >= plan.halo_words && plan.pitch % 32 == 4) << plan.pitch << " for " << plan.halo_words;
+  EXPECT_TRUE(plan.pitch >= plan.halo_words && plan.pitch % 32 == 4)
+      << "pitch " << plan.pitch << ", halo_words " << plan.halo_words;
   const auto widths = mma_sync_wgrad_widths();
-  EXPECT_TRUE(compiled(widths, plan.rows)) << plan.rows;
-  if (compiled(widths, p.choice.width)) {
+  EXPECT_TRUE(is_compiled(widths, plan.rows)) << plan.rows;
+  if (is_compiled(widths, p.choice.width)) {
     EXPECT_EQ(plan.rows, p.choice.width);
   }
   expect_tiled(p.out_channels, plan.rows, plan.row_tiles, "rows");
   expect_tiled(p.in_channels, 8, plan.blocks8, "channels");
-  int tiles = 0, columns = 0, taps = 0, padded_taps = 0, most = 0;  // most: blocks of 8 channels
+  int tiles = 0, columns = 0, taps = 0, padded_taps = 0, blocks8 = 0;
   for (const MmaSyncWgradPlan::Class& c : plan.classes) {
     expect_tiled(plan.blocks8 * c.padded_taps, c.tile_columns, c.tiles, "columns");
     EXPECT_GE(c.padded_taps, c.taps);
@@ -137,22 +138,22 @@ void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
     columns += plan.blocks8 * c.padded_taps;
     taps += c.taps;
     padded_taps += c.padded_taps;
-    most = std::max(most, most_blocks(plan, c));
+    blocks8 = std::max(blocks8, max_blocks8(plan, c));
   }
   EXPECT_EQ(taps, p.kernel[0] * p.kernel[1] * p.kernel[2]);
   EXPECT_LE(padded_taps, kMaxTaps);
   EXPECT_LE(plan.classes.size(), size_t{kMaxClasses});
   EXPECT_EQ(plan.column_tiles, tiles);
   EXPECT_EQ(plan.columns, columns);
-  EXPECT_GE(plan.shared_bytes, (plan.rows * (kKTileWords + 4) + most * 8 * plan.pitch) * 4);
+  EXPECT_GE(plan.shared_bytes, (plan.rows * (kKTileWords + 4) + blocks8 * 8 * plan.pitch) * 4);
   EXPECT_EQ(plan.shared_bytes % 16, 0);
   EXPECT_LE(plan.stages * plan.shared_bytes, kMaxShared);
   expect_tiled(plan.k_tiles, plan.range, plan.ranges, "ranges");
-  const int64_t one = p.groups * p.out_channels * plan.columns * 8 * 4;
-  EXPECT_LE(workspace_bytes(p, plan), std::max(kMaxWorkspace, one));
+  const int64_t one_range = p.groups * p.out_channels * plan.columns * 8 * 4;
+  EXPECT_LE(workspace_bytes(p, plan), std::max(kMaxWorkspace, one_range));
 }
 
-TEST(ConvPlan, HoldsWhateverTheProblem) {
+TEST(ConvPlan, IsValidForRandomProblems) {
   int planned = 0;
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 10000 && !HasFailure(); ++seed) {
     Random random(seed);
@@ -172,10 +173,10 @@ TEST(ConvPlan, HoldsWhateverTheProblem) {
       planned += plan.has_value();
     }
   }
-  EXPECT_GT(planned, 6000) << "the plain kernels shall be the exception";
+  EXPECT_GT(planned, 6000) << "too many problems need the plain kernels";
 }
 
-TEST(ConvPlan, HoldsAtTheMostTaps) {
+TEST(ConvPlan, IsValidForLargeKernels) {
   for (const Triple& kernel : {Triple(16, 8, 8), Triple(1, 1, 1023), Triple(31, 33, 1), Triple(4, 16, 16), Triple(10)})
     for (const DType dtype : {f32, bf16})
       for (const int64_t stride : {1, 2}) {

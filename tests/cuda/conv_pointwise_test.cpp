@@ -1,5 +1,5 @@
-// The 1x1x1 convolutions between many channels and few (cuda/conv/pointwise): what the planner gives them, which needs
-// no GPU, and their results against the CPU's.
+// Tests the 1x1x1 convolutions with few channels on one side (cuda/conv/pointwise): the choice of the planner, which
+// needs no GPU, and the results against the CPU.
 #include <cmath>
 
 #include "core/error.h"
@@ -17,6 +17,7 @@ using namespace cuda;
 
 constexpr ConvPass kPasses[] = {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad};
 
+/// Returns the problem of a 1x1x1 convolution of dense channels-last tensors.
 ConvProblem head(ConvPass pass, int64_t in, int64_t out, DType dtype = bf16, Triple size = {96}) {
   return {.pass = pass,
           .dtype = dtype,
@@ -30,9 +31,9 @@ ConvProblem head(ConvPass pass, int64_t in, int64_t out, DType dtype = bf16, Tri
           .in_dense = true,
           .out_dense = true};
 }
-bool is_taken(const ConvProblem& p) { return std::holds_alternative<PointwisePlan>(choose(p)->family); }
+bool uses_pointwise(const ConvProblem& p) { return std::holds_alternative<PointwisePlan>(choose(p)->family); }
 
-TEST(ConvPointwisePlan, TakesFewChannelsOnOneSide) {
+TEST(ConvPointwisePlan, SupportsFewChannelsOnOneSide) {
   for (const ConvPass pass : kPasses)
     for (const DType dtype : {f32, bf16, f16})
       for (const auto& [in, out] : {std::pair<int64_t, int64_t>(32, 3),
@@ -45,14 +46,14 @@ TEST(ConvPointwisePlan, TakesFewChannelsOnOneSide) {
                                     {16, 1},
                                     {320, 16}}) {
         SCOPED_TRACE(concat(dtype, ", ", in, " -> ", out));
-        const bool taken = std::min(in, out) <= most_narrow_channels(item_size(dtype));
-        EXPECT_EQ(is_taken(head(pass, in, out, dtype)), taken);
-        if (!taken) continue;
+        const bool supported = std::min(in, out) <= most_narrow_channels(item_size(dtype));
+        EXPECT_EQ(uses_pointwise(head(pass, in, out, dtype)), supported);
+        if (!supported) continue;
         EXPECT_NE(explain(head(pass, in, out, dtype)).plan.find("pointwise"), std::string::npos);
       }
 }
 
-TEST(ConvPointwisePlan, LeavesTheRestToOthers) {
+TEST(ConvPointwisePlan, RejectsUnsupportedProblems) {
   for (const ConvPass pass : kPasses)
     for (auto change : {+[](ConvProblem& p) { p.out_channels = 17; }, +[](ConvProblem& p) { p.in_channels = 36; },
                         +[](ConvProblem& p) { p.in_channels = 4096; }, +[](ConvProblem& p) { p.dtype = f64; },
@@ -67,11 +68,11 @@ TEST(ConvPointwisePlan, LeavesTheRestToOthers) {
       EXPECT_FALSE(plan_pointwise(p));
     }
   ConvProblem p = head(ConvPass::fprop, 32, 3);
-  p.out_aligned = false;  // the narrow tensor may begin anywhere
+  p.out_aligned = false;  // the tensor with few channels needs no alignment
   EXPECT_TRUE(plan_pointwise(p));
 }
 
-TEST(ConvPointwisePlan, SumsInTheSameOrderOnEveryGpu) {
+TEST(ConvPointwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
   for (const int64_t size : {8, 40, 400})
     for (const int64_t wide : {8, 48, 320}) {
       ConvProblem p = head(ConvPass::wgrad, wide, 5, f32, {size});
@@ -86,7 +87,7 @@ TEST(ConvPointwisePlan, SumsInTheSameOrderOnEveryGpu) {
     }
 }
 
-TEST(ConvPointwisePlan, LeavesTheWidthOfStrideAsChannels) {
+TEST(ConvPointwisePlan, PrefersWidthAsChannelsForStridedWidth) {
   ConvProblem p = head(ConvPass::dgrad, 32, 8);
   p.kernel = p.geometry.stride = {1, 1, 2};
   p.out_size[2] *= 2;
@@ -96,7 +97,7 @@ TEST(ConvPointwisePlan, LeavesTheWidthOfStrideAsChannels) {
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
 }
 
-TEST(ConvPointwisePlan, WantsVoxelsWithoutGaps) {
+TEST(ConvPointwisePlan, RequiresDenseVoxels) {
   const auto planned = [](const Tensor& x, const Tensor& y) {
     const Tensor w = empty({3, 32, 1, 1, 1});
     return plan_pointwise(conv_problem(ConvPass::fprop, x.view_in(), y.view_in(), w.view_in(), {})).has_value();
@@ -111,12 +112,13 @@ TEST(ConvPointwisePlan, WantsVoxelsWithoutGaps) {
   EXPECT_FALSE(planned(empty({4, 32, 6, 7, 8}), y));
 }
 
-/// Whole numbers: every sum is exact, in any order, and halves round it once.
+/// Operands and results of the three kernels on both devices. Operands are small integers: every sum is exact in any
+/// order, and half-precision results are rounded once.
 struct Operands {
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased, relu;
 
-  /// The narrow tensor begins anywhere, or at 16 bytes.
+  /// `narrow` is the layout of the tensor with fewer channels.
   Operands(const Problem& p, DType dtype, Layout narrow, Random& random)
       : x(dtype, p.x_shape(), p.in < p.out ? narrow : Layout::dense_channels_last, random),
         y(dtype, p.y_shape(), p.in < p.out ? Layout::dense_channels_last : narrow, random),
@@ -142,14 +144,14 @@ struct Operands {
     const Device gpu = Device::cuda();
     for (const ConvPass pass : kPasses) {
       const bool dgrad = pass == ConvPass::dgrad;
-      EXPECT_TRUE(is_taken(conv_problem(pass, (dgrad ? y : x).on(gpu), (dgrad ? dx : y).on(gpu), w.on(gpu), {})));
+      EXPECT_TRUE(uses_pointwise(conv_problem(pass, (dgrad ? y : x).on(gpu), (dgrad ? dx : y).on(gpu), w.on(gpu), {})));
     }
     run(Device::cpu());
-    for (RandomView* result : {&out, &dx, &dw}) result->poison_again();
+    for (RandomView* result : {&out, &dx, &dw}) result->restore_poison();
     run(gpu);
-    EXPECT_TRUE(out.same(0)) << "fprop";
-    EXPECT_TRUE(dx.same(0)) << "dgrad";
-    EXPECT_TRUE(dw.same(0)) << "wgrad";
+    EXPECT_TRUE(out.matches_cpu(0)) << "fprop";
+    EXPECT_TRUE(dx.matches_cpu(0)) << "dgrad";
+    EXPECT_TRUE(dw.matches_cpu(0)) << "wgrad";
   }
 };
 
@@ -159,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(, CudaConvPointwise, testing::ValuesIn(kModes), [](cons
 });
 
 TEST_P(CudaConvPointwise, IsExact) {
-  const Setting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision);
   const Triple sizes[] = {{1}, {3, 5, 7}, {4, 8, 16}, {5, 13, 17}};
   Random random(kFirstSeed);
   int number = 0;
@@ -180,9 +182,9 @@ TEST_P(CudaConvPointwise, IsExact) {
   }
 }
 
-/// Warps take tile after tile.
-TEST_P(CudaConvPointwise, IsExactOfManyVoxels) {
-  const Setting setting(GetParam().precision);
+/// Each warp processes several tiles.
+TEST_P(CudaConvPointwise, IsExactForManyVoxels) {
+  const ScopedSetting setting(GetParam().precision);
   Random random(kFirstSeed);
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>(32, 3), {7, 24}}) {
     const Problem p(2, in, out, {53, 55, 57}, {1}, {});
@@ -191,9 +193,10 @@ TEST_P(CudaConvPointwise, IsExactOfManyVoxels) {
   }
 }
 
-/// Also from one tile to the next, and where a tile is not full.
+/// Infinities and NaN must appear at the same positions as on the CPU: they must not spread to other tiles, and the
+/// padding of a partial tile must not create them.
 TEST_P(CudaConvPointwise, KeepsInfinitiesAndNaN) {
-  const Setting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision);
   Random random(kFirstSeed);
   Operands operands({1, 40, 6, {30, 60, 77}, {1}, {}}, GetParam().dtype, Layout::channels_last, random);
   const auto put = [](RandomView& view, int64_t channel, int64_t voxel, double value) {
@@ -207,10 +210,10 @@ TEST_P(CudaConvPointwise, KeepsInfinitiesAndNaN) {
   operands.check();
 }
 
-/// Of positive numbers, where a bias of sums would show.
-TEST_P(CudaConvPointwise, IsAccurate) {
+/// Systematic rounding errors do not cancel in sums of positive numbers.
+TEST_P(CudaConvPointwise, IsAccurateForPositiveNumbers) {
   const Mode& mode = GetParam();
-  const Setting setting(mode.precision);
+  const ScopedSetting setting(mode.precision);
   manual_seed(kFirstSeed);
   const auto values = [&](const Shape& shape) {
     return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);
@@ -220,7 +223,7 @@ TEST_P(CudaConvPointwise, IsAccurate) {
     const Tensor from[] = {x.to(device, dtype), w.to(device, dtype), y.to(device, dtype)};
     const Tensors to{empty_like(from[2]), empty_like(from[0]), empty_like(from[1])};
     const ConvProblem p = conv_problem(ConvPass::wgrad, from[0].view_in(), from[2].view_in(), from[1].view_in(), {});
-    EXPECT_EQ(is_taken(p), dtype != f64);
+    EXPECT_EQ(uses_pointwise(p), dtype != f64);
     const Kernels& k = kernels(device);
     k.conv_forward(to[0].view_out(), from[0].view_in(), from[1].view_in(), nullptr, {});
     k.conv_backward_data(to[1].view_out(), from[2].view_in(), from[1].view_in(), nullptr, {});
@@ -229,19 +232,19 @@ TEST_P(CudaConvPointwise, IsAccurate) {
   };
   const Tensors exact = results(Device::cpu(), f64), got = results(Device::cuda(), mode.dtype);
   const double rounding = mode.dtype == bf16 ? 0x1p-8 : mode.dtype == f16 ? 0x1p-11 : 0;
-  for (size_t i = 0; i < 3; ++i)  // f16's weight gradient stays below its largest number
+  for (size_t i = 0; i < 3; ++i)  // the f16 weight gradient does not overflow for these sizes
     EXPECT_LE(amax(abs(got[i].to(Device::cpu(), f64) / exact[i] - 1)).item(), rounding + 1e-6) << "result " << i;
 }
 
-/// No sum depends on which block comes first.
-TEST_P(CudaConvPointwise, IsTheSameEachTime) {
-  const Setting setting(GetParam().precision);
+/// Sums must not depend on the order in which CTAs run.
+TEST_P(CudaConvPointwise, IsBitwiseReproducible) {
+  const ScopedSetting setting(GetParam().precision);
   manual_seed(kFirstSeed);
   const auto values = [&](const Shape& shape) {
     return randn(shape).to(Device::cuda(), GetParam().dtype).contiguous(MemoryFormat::channels_last);
   };
   const Tensor x = values({2, 64, 40, 41, 42}), y = values({2, 3, 40, 41, 42}), w = values({3, 64, 1, 1, 1});
-  ASSERT_TRUE(is_taken(conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), {})));
+  ASSERT_TRUE(uses_pointwise(conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), {})));
   Tensors first;
   for (int run = 0; run < 20; ++run) {
     const Tensors got{empty_like(y), empty_like(x), empty_like(w)};

@@ -29,7 +29,7 @@ inline std::ostream& operator<<(std::ostream& out, const Problem& p) {
              << ", groups " << p.geometry.groups;
 }
 
-/// Small enough for hundreds of them.
+/// Returns a random problem that is small enough for tests with hundreds of problems.
 inline Problem random_problem(Random& random) {
   const auto channels = [&] {
     constexpr int64_t kSome[] = {1, 2, 3, 5, 7, 8, 9, 24, 33, 65, 130};
@@ -57,7 +57,7 @@ inline Problem random_problem(Random& random) {
   }
 }
 
-/// The element types and precisions of the tensor cores.
+/// An element type and a float32 precision, which determine the arithmetic of the tensor cores.
 struct Mode {
   DType dtype;
   Float32Precision precision;
@@ -75,19 +75,19 @@ inline std::ostream& operator<<(std::ostream& out, const Mode& mode) {
   return out << mode.dtype << (mode.precision == Float32Precision::high ? ", high" : ", highest");
 }
 
-/// Sets the precision and what the planner is to choose for as long as it lives.
-class Setting {
+/// Sets the float32 precision and overrides the choices of the planner for the lifetime of the object.
+class ScopedSetting {
  public:
-  explicit Setting(Float32Precision precision, cuda::ConvChoice choice = {}) {
+  explicit ScopedSetting(Float32Precision precision, cuda::ConvChoice choice = {}) {
     set_float32_precision(precision);
     cuda::force_conv_choice(choice);
   }
-  ~Setting() {
+  ~ScopedSetting() {
     set_float32_precision(Float32Precision::highest);
     cuda::force_conv_choice({});
   }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
+  ScopedSetting(const ScopedSetting&) = delete;
+  ScopedSetting& operator=(const ScopedSetting&) = delete;
 };
 
 }  // namespace voxgrad::cudatest

@@ -1,5 +1,5 @@
-// What holds of the CUDA convolutions without another implementation: that they are adjoint, give the same bits every
-// time and on two threads at once, and go beyond 2^31 elements.
+// Tests properties of the CUDA convolutions that need no reference implementation: adjointness, bitwise
+// reproducibility, concurrent launches from two threads, and more than 2^31 elements.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -19,15 +19,15 @@ namespace {
 
 using CudaConv = OnGpu;
 
-/// <conv_transpose(y), x> = <y, conv(x)> = <weight, weight gradient>: no other implementation is needed.
-TEST_F(CudaConv, HasAdjoints) {
+/// Expects <conv(x), y> = <x, conv_transpose(y)> = <w, weight gradient>.
+TEST_F(CudaConv, KernelsAreAdjoint) {
   NoGradGuard no_grad;
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 40; ++seed) {
     Random random(seed);
     const Problem p = random_problem(random);
     const Mode mode = kModes[seed % 4];
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", p));
-    const Setting setting(mode.precision);
+    const ScopedSetting setting(mode.precision);
     manual_seed(seed);
     const auto values = [&](const Shape& shape) { return randn(shape, {.device = Device::cuda()}).to(mode.dtype); };
     const auto dot = [](const Tensor& a, const Tensor& b) { return sum(a.to(f64) * b.to(f64)).item(); };
@@ -46,21 +46,21 @@ TEST_F(CudaConv, HasAdjoints) {
   }
 }
 
-TEST_F(CudaConv, GivesTheSameBitsEveryTime) {
+TEST_F(CudaConv, IsBitwiseReproducible) {
   const Problem p(2, 12, 20, {23, 22, 21}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1});
   const Device gpu = Device::cuda();
-  const cuda::Stream aside;
+  const cuda::Stream other_stream;
   for (const Mode& mode : kModes)
     for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
       SCOPED_TRACE(concat(mode, format == MemoryFormat::contiguous ? "" : ", channels-last"));
-      const Setting setting(mode.precision);
+      const ScopedSetting setting(mode.precision);
       const auto values = [&](const Shape& shape) { return randn(shape).to(gpu, mode.dtype).contiguous(format); };
       const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
       Tensor load = rand({1 << 22}, {.device = gpu});
       std::vector<std::vector<float>> first;
       for (int run = 0; run < 20; ++run) {
         if (run % 2) {  // with other work on the GPU
-          const cuda::StreamGuard guard(aside);
+          const cuda::StreamGuard guard(other_stream);
           for (int i = 0; i < 10; ++i) cuda_kernels().unary(UnaryOp::sin, load.view_out(), load.view_in(), 0, 0);
         }
         const Tensors results{empty_like(y), empty_like(x), empty_like(w)};
@@ -73,13 +73,13 @@ TEST_F(CudaConv, GivesTheSameBitsEveryTime) {
           ASSERT_EQ(got, first[i]) << "run " << run << ", result " << i;
         }
       }
-      aside.synchronize();
+      other_stream.synchronize();
     }
 }
 
-/// Each launch asks for shared memory of its own size, of one kernel.
-TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
-  const Setting setting(Float32Precision::high);
+/// Both threads launch the same kernel, but with different amounts of dynamic shared memory.
+TEST_F(CudaConv, SupportsConcurrentLaunchesFromTwoThreads) {
+  const ScopedSetting setting(Float32Precision::high);
   struct Work {
     Tensor x, w, y;
     explicit Work(int64_t width) {
@@ -88,13 +88,14 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
       w = randn({64, 64, 3, 3, 3}, options);
       y = randn({1, 64, 10, 10, width - 2}, options);
     }
-    /// The kernel's tile, and its shared memory.
+    /// Returns the tile of the kernel and the bytes of its shared memory.
     std::array<int, 4> plan() const {
       const auto problem = cuda::conv_problem(ConvPass::wgrad, x.view_in(), y.view_in(), w.view_in(), ConvGeometry());
       const auto chosen = std::get<cuda::WgradPlan>(cuda::choose(problem)->family);
       return {chosen.cta.chunk, chosen.cta.columns, chosen.cta.m_tiles, chosen.stages * chosen.stage_bytes()};
     }
-    bool same() const {
+    /// Returns true if 100 runs give the same result.
+    bool is_reproducible() const {
       NoGradGuard no_grad;
       std::vector<float> first;
       for (int run = 0; run < 100; ++run) {
@@ -108,22 +109,24 @@ TEST_F(CudaConv, RunsOnTwoThreadsAtOnce) {
     }
   };
   const Work narrow(46);
-  std::optional<Work> wider;  // which runs by the same kernel, with other memory
+  std::optional<Work> wider;  // same kernel, but another amount of shared memory
   for (int64_t width = 50; width < 130 && !wider; width += 4) {
-    const auto here = narrow.plan(), there = wider.emplace(width).plan();
-    if (!std::equal(here.begin(), here.begin() + 3, there.begin()) || here[3] == there[3]) wider.reset();
+    const auto narrow_plan = narrow.plan(), wider_plan = wider.emplace(width).plan();
+    if (!std::equal(narrow_plan.begin(), narrow_plan.begin() + 3, wider_plan.begin()) ||
+        narrow_plan[3] == wider_plan[3])
+      wider.reset();
   }
   ASSERT_TRUE(wider.has_value());
-  bool other_same = false;
-  std::thread other([&] { other_same = narrow.same(); });
-  EXPECT_TRUE(wider->same());
+  bool other_is_reproducible = false;
+  std::thread other([&] { other_is_reproducible = narrow.is_reproducible(); });
+  EXPECT_TRUE(wider->is_reproducible());
   other.join();
-  EXPECT_TRUE(other_same);
+  EXPECT_TRUE(other_is_reproducible);
 }
 
-/// With stride and kernel 2, planes 2i and 2i + 1 of the large side belong to plane i of the small one, so a few
-/// planes can be checked by themselves.
-TEST_F(CudaConv, GoesBeyondTwoToThe31Elements) {
+/// With stride 2 and kernel size 2, planes 2i and 2i + 1 of the large tensor depend only on plane i of the small
+/// tensor, so a few planes can be checked separately.
+TEST_F(CudaConv, SupportsMoreThan2To31Elements) {
   NoGradGuard no_grad;
   const int64_t small = 646;  // (2 * 646)^3 > 2^31
   const TensorOptions options{.device = Device::cuda()};
@@ -140,15 +143,15 @@ TEST_F(CudaConv, GoesBeyondTwoToThe31Elements) {
           << "conv3d, plane " << plane;
     }
     up.fill_(1);
-    const Tensor dw = empty_like(w), few = rand({1, 1, small / 4, small / 4, small / 4}, options);
+    const Tensor dw = empty_like(w), sparse_y = rand({1, 1, small / 4, small / 4, small / 4}, options);
     cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), x.view_in(), {{2}, {0}, {1}, 1});
-    const auto expect_total = [&](const Tensor& y) {  // each tap reads as many ones
+    const auto expect_total = [&](const Tensor& y) {  // x is all ones, so each tap sums all elements of y
       const double total = sum(y.to(f64)).item();
       for (const double value : dw.to_vector<double>()) EXPECT_NEAR(value / total, 1, 1e-6);
     };
     expect_total(x);
-    cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), few.view_in(), {{8}, {0}, {1}, 1});
-    expect_total(few);
+    cuda_kernels().conv_backward_weight(dw.view_out(), up.view_in(), sparse_y.view_in(), {{8}, {0}, {1}, 1});
+    expect_total(sparse_y);
   } catch (const OutOfMemoryError& error) {
     GTEST_SKIP() << "not enough memory for 2^31 elements: " << error.what();
   }

@@ -1,4 +1,4 @@
-// The plans of the convolutions of few channels, without a GPU: what they take, that it fits, and what it follows from.
+// Tests the plans of the convolutions with few channels without a GPU: the supported problems and the resource limits.
 #include <cmath>
 
 #include "core/error.h"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace cuda;
 
-/// Tensors on end in memory.
+/// Returns a problem with contiguous tensors.
 ConvProblem dense(ConvPass pass, int64_t in, int64_t out, Triple in_size, Triple out_size, Triple kernel,
                   ConvGeometry geometry) {
   ConvProblem p{.pass = pass,
@@ -30,7 +30,7 @@ const ConvGeometry kHalved{{2}, {1}, {1}, 1};
 ConvProblem upsampling() { return dense(ConvPass::dgrad, 8, 8, {8, 16, 32}, {15, 31, 63}, {3}, kHalved); }
 ConvProblem weights() { return dense(ConvPass::wgrad, 8, 8, {63}, {32}, {3}, kHalved); }
 
-TEST(ConvSmallChannelPlan, TakesFewChannelsOfDenseTensors) {
+TEST(ConvSmallChannelPlan, SupportsFewChannelsOfContiguousTensors) {
   EXPECT_TRUE(plan_small_channel_fprop_dgrad(upsampling()));
   EXPECT_TRUE(plan_small_channel_wgrad(weights()));
   for (auto change : {+[](ConvProblem& p) { p.in_channels = 17; }, +[](ConvProblem& p) { p.out_channels = 17; },
@@ -44,11 +44,11 @@ TEST(ConvSmallChannelPlan, TakesFewChannelsOfDenseTensors) {
     EXPECT_FALSE(plan_small_channel_wgrad(w));
   }
   ConvProblem gaps = upsampling();
-  gaps.out_stride[1] = 64;  // between lines of results
+  gaps.out_stride[1] = 64;  // gaps between the rows of the output
   EXPECT_FALSE(plan_small_channel_fprop_dgrad(gaps));
 }
 
-TEST(ConvSmallChannelPlan, LeavesManyProductsToWgmma) {
+TEST(ConvSmallChannelPlan, RejectsProblemsThatSuitWgmma) {
   const ConvProblem p = dense(ConvPass::fprop, 16, 16, {128}, {128}, {3}, {{1}, {1}, {1}, 1});
   EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
   ConvProblem forced = p;
@@ -59,7 +59,7 @@ TEST(ConvSmallChannelPlan, LeavesManyProductsToWgmma) {
   EXPECT_TRUE(plan_small_channel_fprop_dgrad(few));
 }
 
-TEST(ConvSmallChannelPlan, SumsInTheSameOrderOnEveryGpu) {
+TEST(ConvSmallChannelPlan, OrderOfSumsDoesNotDependOnTheGpu) {
   for (const int size : {16, 40, 64}) {
     ConvProblem p = dense(ConvPass::wgrad, 8, 8, {size}, {size}, {3}, {{1}, {1}, {1}, 1});
     const auto plan = plan_small_channel_wgrad(p).value();
@@ -70,7 +70,8 @@ TEST(ConvSmallChannelPlan, SumsInTheSameOrderOnEveryGpu) {
   }
 }
 
-TEST(ConvSmallChannelPlan, AddsNoMoreVoxelsThanTruncationAllows) {
+/// Tensor cores truncate sums, so the plan limits the voxels that an accumulator adds.
+TEST(ConvSmallChannelPlan, LimitsVoxelsPerAccumulator) {
   for (const auto precision : {Float32Precision::high, Float32Precision::highest}) {
     ConvProblem p = dense(ConvPass::wgrad, 16, 4, {256}, {256}, {3}, {{1}, {1}, {1}, 1});
     p.batch = 8;
@@ -81,22 +82,22 @@ TEST(ConvSmallChannelPlan, AddsNoMoreVoxelsThanTruncationAllows) {
   }
 }
 
-/// Nothing overflows (a build with -fsanitize=undefined says so), and what is taken fits.
-TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
+/// Planning must not overflow for any size (checked with -fsanitize=undefined), and accepted plans must fit the limits.
+TEST(ConvSmallChannelPlan, AcceptedPlansFitForRandomSizes) {
   Random random(1);
   const auto size = [&] { return std::max<int64_t>(1, std::llround(std::exp2(random.real(0, 27)))); };
-  int taken = 0;
+  int accepted = 0;
   for (int i = 0; i < 3000; ++i) {
-    const bool sane = random.chance(0.5);
+    const bool moderate = random.chance(0.5);
     Triple in{1}, out{1}, kernel{1};
     ConvGeometry g;
     for (int a = 0; a < 3; ++a) {
-      in[a] = sane ? random.integer(1, 80) : size();
-      out[a] = sane ? random.integer(1, 80) : size();
+      in[a] = moderate ? random.integer(1, 80) : size();
+      out[a] = moderate ? random.integer(1, 80) : size();
       kernel[a] = random.integer(1, 7);
-      g.stride[a] = sane || random.chance(0.5) ? random.integer(1, 4) : size();
+      g.stride[a] = moderate || random.chance(0.5) ? random.integer(1, 4) : size();
       g.padding[a] = random.integer(0, 6);
-      g.dilation[a] = sane || random.chance(0.8) ? random.integer(1, 3) : size();
+      g.dilation[a] = moderate || random.chance(0.8) ? random.integer(1, 3) : size();
     }
     const auto pass = static_cast<ConvPass>(random.integer(0, 2));
     ConvProblem p = dense(pass, random.integer(1, 16), random.integer(1, 16), in, out, kernel, g);
@@ -108,7 +109,7 @@ TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
       EXPECT_LE(halo.voxels(), halo.pitch);
       EXPECT_GE(halo.stages, halo.span[0]);
       EXPECT_LE(halo.stages, kSmallChannelStages);
-      ++taken;
+      ++accepted;
     };
     if (pass == ConvPass::wgrad) {
       if (const auto plan = plan_small_channel_wgrad(p)) fits(plan->shared_bytes, plan->x);
@@ -117,7 +118,7 @@ TEST(ConvSmallChannelPlan, FitsOrIsRefusedWhateverTheSizes) {
       EXPECT_LE(plan->tile[1] * plan->tile[2], 128 * plan->row_tiles);
     }
   }
-  EXPECT_GT(taken, 200);
+  EXPECT_GT(accepted, 200);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The CUDA convolutions against the CPU's, through the kernel table: every parameter, any strides, every compiled tile,
-// poisoned results between guard bands.
+// Tests the CUDA convolutions against the CPU through the kernel table: every parameter, any strides and every compiled
+// tile. Results start as NaN and lie between guard bands.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,20 +17,20 @@ namespace {
 
 using CudaConv = OnGpu;
 
-/// Memory that a later workspace is likely to be made of.
+/// Fills a block with NaN and frees it, so that the next workspace probably reuses it.
 void poison_free_memory() {
   const int64_t floats = 4 << 20;
   full({floats}, std::numeric_limits<double>::quiet_NaN(), {.device = Device::cuda()});
 }
 
-/// Operands and results of the three kernels, the same on both devices. Whole numbers make every sum exact, in any
-/// order, and halves round it once.
+/// Operands and results of the three kernels on both devices. Operands are small integers: every sum is exact in any
+/// order, and half-precision results are rounded once.
 struct Comparison {
   const Problem& p;
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased;
 
-  /// Of any layout unless one is asked for.
+  /// Uses random layouts unless `layout` is given.
   Comparison(const Problem& problem, DType dtype, Random& random, std::optional<Layout> layout = {})
       : p(problem),
         x(dtype, p.x_shape(), layout.value_or(any_layout(random, true)), random),
@@ -54,39 +54,39 @@ struct Comparison {
     k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), p.geometry);
   }
   void check() {
-    for (RandomView* output : {&dx, &out, &dw}) output->poison_again();
+    for (RandomView* output : {&dx, &out, &dw}) output->restore_poison();
     poison_free_memory();
     run(Device::cuda());
-    EXPECT_TRUE(out.same(0)) << "forward";
-    EXPECT_TRUE(dx.same(0)) << "data gradient";
-    EXPECT_TRUE(dw.same(0)) << "weight gradient";
+    EXPECT_TRUE(out.matches_cpu(0)) << "forward";
+    EXPECT_TRUE(dx.matches_cpu(0)) << "data gradient";
+    EXPECT_TRUE(dw.matches_cpu(0)) << "weight gradient";
   }
 };
 
-TEST_F(CudaConv, IsExactOnWholeNumbers) {
+TEST_F(CudaConv, IsExactForSmallIntegers) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 400 && !HasFailure(); ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
     const Mode mode = seed % 9 ? kModes[seed % 4] : Mode{f64, Float32Precision::highest};
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
-    const Setting setting(mode.precision);
+    const ScopedSetting setting(mode.precision);
     Comparison(problem, mode.dtype, random).check();
   }
 }
 
-/// One test a mode.
+/// Runs each test in every mode.
 class CudaConvModes : public OnGpu, public testing::WithParamInterface<Mode> {};
 INSTANTIATE_TEST_SUITE_P(, CudaConvModes, testing::ValuesIn(kModes), [](const auto& mode) {
   return concat(mode.param.dtype, mode.param.precision == Float32Precision::high ? "_high" : "");
 });
 
-/// What a test has launched of a mode's compiled tiles.
+/// Counts the launches of the compiled tiles of a mode since construction.
 class Launches {
  public:
   explicit Launches(const Mode& mode) : arithmetic_(mode.arithmetic()) {
     for (const cuda::ConvInstance* instance : cuda::conv_instances()) before_.push_back(instance->launches);
   }
-  /// That there is no tile of these kernels that it did not launch.
+  /// Expects at least one launch of every compiled tile of these kernels.
   void expect_all(std::initializer_list<cuda::ConvKernel> kernels) const {
     int compiled = 0;
     for (size_t i = 0; i < before_.size(); ++i) {
@@ -97,7 +97,7 @@ class Launches {
       if (instance.kernel != cuda::ConvKernel::mma_sync && !cuda::has_wgmma(0)) continue;
       ++compiled;
       EXPECT_GT(instance.launches, before_[i])
-          << "never run: " << (instance.pass == ConvPass::wgrad ? "wgrad" : "fprop, dgrad") << ", kernel "
+          << "never launched: " << (instance.pass == ConvPass::wgrad ? "wgrad" : "fprop, dgrad") << ", kernel "
           << static_cast<int>(instance.kernel) << ", width " << instance.width << ", rows " << instance.rows
           << ", blocks " << instance.blocks;
     }
@@ -110,7 +110,7 @@ class Launches {
   std::vector<int64_t> before_;
 };
 
-/// Whatever the planner thinks of it, each compiled tile, and the plain kernel, is right for each of these.
+/// Forces each compiled tile and the plain kernel for every problem, whichever kernel the planner would choose.
 TEST_P(CudaConvModes, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
   const Launches launches(mode);
@@ -124,7 +124,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
       {2, 96, 96, {5, 6, 9}, {3, 1, 4}, {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1}},
       {1, 9, 17, {70, 9, 9}, {2, 1, 2}, {{31, 3, 2}, {1, 0, 1}, {1, 1, 1}, 1}},   // residues that no tap reads
-      {1, 20, 12, {9, 10, 22}, {3, 2, 3}, {{1, 2, 3}, {1, 1, 1}, {1, 2, 3}, 1}},  // or reaches
+      {1, 20, 12, {9, 10, 22}, {3, 2, 3}, {{1, 2, 3}, {1, 1, 1}, {1, 2, 3}, 1}},  // phases without taps
       {2, 33, 18, {20, 19, 9}, {2, 3, 2}, {{8, 7, 3}, {1, 0, 1}, {1, 2, 1}, 1}},
   };
   std::vector<cuda::ConvChoice> choices{{.plain = true}, {}, {.pairs = 1}, {.pairs = 2}};
@@ -136,7 +136,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", width ", choice.width, ", pairs ", int{choice.pairs}, choice.plain ? ", plain" : "",
                           choice.mma_sync ? ", mma.sync: " : ": ", problem));
-      const Setting setting(mode.precision, choice);
+      const ScopedSetting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
     }
@@ -144,32 +144,32 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
   launches.expect_all({cuda::ConvKernel::mma_sync});
 }
 
-/// Tensors on end in memory, at any alignment, of few channels, have kernels of their own.
+/// The small_channel kernels process contiguous tensors with few channels, at any alignment.
 TEST_P(CudaConvModes, IsExactWithFewChannels) {
   const Mode& mode = GetParam();
   const Launches launches(mode);
   const Problem problems[] = {
-      {2, 8, 8, {9, 12, 40}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 2}},  // L1-73, L1-72, L2-72 in small
+      {2, 8, 8, {9, 12, 40}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 2}},  // strided, two groups
       {1, 8, 8, {12, 24, 48}, {3, 5, 7}, {{2, 2, 2}, {1, 2, 3}, {1, 1, 1}, 3}},
       {2, 16, 3, {17, 41, 65}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 3, 16, {9, 40, 65}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // a network's first layer
       {1, 5, 9, {6, 30, 47}, {2, 3, 4}, {{1, 1, 3}, {0, 2, 1}, {2, 1, 2}, 2}},   // dilated, three residues
       {3, 1, 1, {20, 33, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 5}},  // depthwise
-      {1, 12, 16, {40, 7, 9}, {4, 1, 2}, {{2, 1, 1}, {1, 0, 1}, {1, 1, 1}, 1}},  // a ring that goes round
-      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // a line is a box
+      {1, 12, 16, {40, 7, 9}, {4, 1, 2}, {{2, 1, 1}, {1, 0, 1}, {1, 1, 1}, 1}},  // the ring of stages wraps around
+      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // a box is one line
       {1, 16, 2, {3, 150, 6}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
-      {1, 4, 4, {8, 10, 11}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // and small boxes, and large ones
+      {1, 4, 4, {8, 10, 11}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // small and large boxes
       {1, 16, 4, {7, 20, 22}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
-      {1, 1, 1, {5, 6, 3}, {3, 3, 3}, {{1, 1, 20}, {1, 1, 0}, {1, 1, 1}, 1}},  // a stride beyond all phases
+      {1, 1, 1, {5, 6, 3}, {3, 3, 3}, {{1, 1, 20}, {1, 1, 0}, {1, 1, 1}, 1}},  // stride larger than the padded input
       {1, 12, 7, {4, 60, 50}, {2, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 2}},
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems)
-    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // the first begins anywhere, too
+    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // contiguous tensors start at any element
       Comparison comparison(problem, mode.dtype, random, layout);
       for (const int16_t rows : {128, 256, 0}) {
         SCOPED_TRACE(concat(mode, ", ", rows, " rows: ", problem));
-        const Setting setting(mode.precision, {.small_channel = rows > 0, .width = rows});
+        const ScopedSetting setting(mode.precision, {.small_channel = rows > 0, .width = rows});
         comparison.check();
         if (HasFailure()) return;
       }
@@ -184,25 +184,26 @@ TEST_P(CudaConvModes, IsExactInCornerCases) {
       {1, 1, 1, {1, 1, 1}, {1, 1, 1}, plain},
       {0, 3, 4, {5, 5, 5}, {3, 3, 3}, plain},                                    // no samples
       {2, 3, 4, {1, 1, 4099}, {1, 1, 5}, {{1, 1, 2}, {0, 0, 2}, {1, 1, 1}, 1}},  // one axis
-      {1, 2, 2, {1, 7, 1}, {1, 7, 1}, {{9, 9, 9}, {0, 0, 0}, {1, 1, 1}, 2}},     // stride above everything
-      {1, 4, 4, {9, 9, 9}, {3, 3, 3}, {{2, 2, 2}, {2, 2, 2}, {2, 2, 2}, 1}},     // one phase of eight has taps
-      {1, 2, 3, {6, 6, 6}, {2, 2, 2}, {{4, 4, 4}, {3, 3, 3}, {1, 1, 1}, 1}},     // phases without a tap
-      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise, ranges of voxels
+      {1, 2, 2, {1, 7, 1}, {1, 7, 1}, {{9, 9, 9}, {0, 0, 0}, {1, 1, 1}, 2}},     // stride larger than the input
+      {1, 4, 4, {9, 9, 9}, {3, 3, 3}, {{2, 2, 2}, {2, 2, 2}, {2, 2, 2}, 1}},     // one of eight phases has taps
+      {1, 2, 3, {6, 6, 6}, {2, 2, 2}, {{4, 4, 4}, {3, 3, 3}, {1, 1, 1}, 1}},     // phases without taps
+      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise, voxels split into ranges
       {1, 3, 70, {17, 16, 15}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 3, 5, {31, 2, 40}, {10, 1, 10}, {{10, 1, 10}, {2, 0, 3}, {1, 1, 1}, 1}},  // too many phases for a tile
-      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},                                   // as many taps as a table holds
-      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},                                   // more of them
+      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},  // as many taps as the tap table holds
+      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},  // more taps than the table holds
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     SCOPED_TRACE(concat(mode, ": ", problem));
-    const Setting setting(mode.precision);
+    const ScopedSetting setting(mode.precision);
     Comparison(problem, mode.dtype, random).check();
     if (mode.dtype == f16) Comparison(problem, f64, random).check();
   }
 }
 
-/// So many boxes that blocks take them far ahead, and each group of warps many; with one stage a box, and in phases.
+/// The problems have so many boxes that CTAs prefetch far ahead and each warpgroup processes many boxes. The first
+/// problem has one stage per box, the second has several phases.
 TEST_P(CudaConvModes, IsExactWithManyBoxes) {
   const Problem problems[] = {
       {1, 3, 9, {64, 64, 96}, {1, 1, 1}, {}},
@@ -213,16 +214,16 @@ TEST_P(CudaConvModes, IsExactWithManyBoxes) {
     Comparison comparison(problem, GetParam().dtype, random);
     for (const int8_t pairs : {1, 2}) {
       SCOPED_TRACE(concat(GetParam(), ", pairs ", int{pairs}, ": ", problem));
-      const Setting setting(GetParam().precision, {.pairs = pairs});
+      const ScopedSetting setting(GetParam().precision, {.pairs = pairs});
       comparison.check();
     }
   }
 }
 
-/// What no tap reads reaches no gradient of a weight.
-TEST_P(CudaConvModes, LeavesAloneWhatNoTapReads) {
+/// Input elements that no tap reads are infinite here. They must not affect the weight gradient.
+TEST_P(CudaConvModes, WeightGradientIgnoresUnreadInputs) {
   const Problem p{1, 20, 20, {7, 7, 7}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}};
-  const Setting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision);
   const auto options = TensorOptions{.device = Device::cuda()};
   const auto values = [&](const Shape& shape) { return randn(shape, options).to(GetParam().dtype); };
   const Tensor w = values(p.w_shape()), y = values(p.y_shape());

@@ -1,4 +1,4 @@
-// Division by one multiplication, on the host.
+// Tests integer division by multiplication (cuda/detail/divisor.h) on the host.
 #include "cuda/detail/divisor.h"
 
 #include <gtest/gtest.h>
@@ -8,12 +8,12 @@
 namespace voxgrad::cudatest {
 namespace {
 
-TEST(ConvDivisor, DividesAllNumbersBelowTwoToThe31) {
+TEST(ConvDivisor, DividesNumbersBelow2To31) {
   constexpr int kLast = INT32_MAX;
   const auto check = [](int divisor, int x) {
-    const cuda::Divisor by(divisor);
+    const cuda::Divisor fast(divisor);
     int quotient = x;
-    const int remainder = by.take(quotient);
+    const int remainder = fast.take_digit(quotient);
     ASSERT_EQ(quotient, x / divisor) << x << " by " << divisor;
     ASSERT_EQ(remainder, x % divisor) << x << " by " << divisor;
   };

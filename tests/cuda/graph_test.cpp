@@ -1,4 +1,4 @@
-// CUDA graphs: replayed training gives the bits of eager training, and what cannot be captured is refused.
+// Tests CUDA graphs: replayed training matches eager training bitwise, and operations that cannot be captured throw.
 #include <functional>
 #include <memory>
 
@@ -15,9 +15,9 @@
 namespace voxgrad {
 namespace {
 
-TEST(CudaDevices, AGraphOfOneThatIsMissingIsRefused) {
-  EXPECT_ERROR(cuda::CUDAGraph(cuda::device_count()), "asked for: ");
-  EXPECT_ERROR(cuda::CUDAGraph(-1), "device cuda:-1 asked for: ");
+TEST(CudaDevices, RejectsGraphOnMissingDevice) {
+  EXPECT_ERROR(cuda::CUDAGraph(cuda::device_count()), "is not available: ");
+  EXPECT_ERROR(cuda::CUDAGraph(-1), "cuda:-1 is not available: ");
 }
 
 class CudaGraph : public testing::Test {
@@ -58,7 +58,7 @@ struct Training {
     if (clips) optim::clip_grad_norm_(model.parameters(), 0.5);
     optimizer->step();
   }
-  /// All that a step changes.
+  /// Returns all values that a step changes.
   std::vector<std::vector<double>> values() const {
     std::vector<std::vector<double>> all{loss.to_vector()};
     for (const Tensor& p : model.parameters()) all.push_back(p.to_vector());
@@ -66,7 +66,7 @@ struct Training {
     return all;
   }
 
-  const int seeded = (manual_seed(11), 11);  // before the model is made
+  const int seeded = (manual_seed(11), 11);  // seeds before the model is constructed
   nn::Sequential model{
       nn::Conv3d{{.in_channels = 4, .out_channels = 8, .kernel_size = 3, .padding = 1}}, nn::ReLU{},
       nn::GroupNorm{2, 8},
@@ -88,7 +88,7 @@ const std::vector<std::pair<const char*, MakeOptimizer>>& optimizers() {
   return table;
 }
 
-TEST_F(CudaGraph, ReplayedTrainingGivesTheBitsOfEagerTraining) {
+TEST_F(CudaGraph, ReplayedTrainingMatchesEagerTrainingBitwise) {
   for (const auto& [name, make] : optimizers())
     for (const DType dtype : {f32, f64}) {
       SCOPED_TRACE(concat(name, ' ', dtype));
@@ -101,19 +101,19 @@ TEST_F(CudaGraph, ReplayedTrainingGivesTheBitsOfEagerTraining) {
       cuda::CUDAGraph graph;
       const auto before = replayed.values();
       graph.capture([&] { replayed.step(); });
-      const auto after = replayed.values();  // the loss is a new tensor, not yet computed
+      const auto after = replayed.values();  // element 0 is the loss, which only a replay computes
       EXPECT_EQ(std::vector(after.begin() + 1, after.end()), std::vector(before.begin() + 1, before.end()))
-          << "capturing changed something";
+          << "the capture changed values";
       for (uint64_t batch = 2; batch < 12; ++batch) {
         for (Training* t : {&eager, &replayed}) {
-          t->optimizer->set_lr(0.02 / static_cast<double>(batch));  // a schedule
+          t->optimizer->set_lr(0.02 / static_cast<double>(batch));  // a learning-rate schedule
           t->load(batch);
         }
         eager.step();
         graph.replay();
         ASSERT_EQ(replayed.values(), eager.values()) << "step " << batch;
       }
-      eager.load(20);  // and eager steps go on from there
+      eager.load(20);  // eager steps continue from the replayed state
       eager.step();
       replayed.load(20);
       replayed.step();
@@ -121,7 +121,7 @@ TEST_F(CudaGraph, ReplayedTrainingGivesTheBitsOfEagerTraining) {
     }
 }
 
-TEST_F(CudaGraph, ReplaysReadWhatWasCopiedIntoTheirInputs) {
+TEST_F(CudaGraph, ReplaysReadNewInputValues) {
   const Tensor x = ones({3, 4}, kGpu), w = full({4, 2}, 2, kGpu);
   matmul(x, w);
   Tensor y;
@@ -132,7 +132,7 @@ TEST_F(CudaGraph, ReplaysReadWhatWasCopiedIntoTheirInputs) {
   x.fill_(3);
   graph.replay();
   EXPECT_EQ(y.to_vector(), std::vector<double>(6, 25));
-  const cuda::Stream stream;  // in another stream: after the replay before
+  const cuda::Stream stream;  // for a replay on another stream
   synchronize(Device::cuda());
   {
     const cuda::StreamGuard guard(stream);
@@ -143,8 +143,8 @@ TEST_F(CudaGraph, ReplaysReadWhatWasCopiedIntoTheirInputs) {
   EXPECT_EQ(y.to_vector(), std::vector<double>(6, 9));
 }
 
-// What a replay writes is not what a graph outside of it has saved.
-TEST_F(CudaGraph, ReplaysCountAsWritesToTheirResults) {
+// A replay overwrites a tensor that an autograd graph has saved, so the backward pass must throw.
+TEST_F(CudaGraph, ReplaysCountAsInPlaceWrites) {
   const Tensor x = rand({4}, kGpu), w = rand({4}, kGpu).requires_grad_();
   Tensor y;
   cuda::CUDAGraph graph;
@@ -186,8 +186,8 @@ TEST_F(CudaGraph, ReplaysAllocateNothing) {
   EXPECT_EQ(after.peak, before.peak);
 }
 
-// Whatever others allocate or give back meanwhile.
-TEST_F(CudaGraph, ItsMemoryIsItsOwnUntilItGoes) {
+// Other allocations must not reuse the memory of a graph.
+TEST_F(CudaGraph, MemoryIsExclusiveUntilReset) {
   const Tensor x = rand({1 << 18}, kGpu);
   memory::empty_cache(Device::cuda());
   const int64_t reserved = stats().reserved;
@@ -209,14 +209,14 @@ TEST_F(CudaGraph, ItsMemoryIsItsOwnUntilItGoes) {
     for (const Tensor& other : others) ASSERT_EQ(amax(abs(other + 7.0)).item(), 0);
   }
   graph.reset();
-  EXPECT_EQ(y.to_vector(), expected) << "a result outlives its graph";
+  EXPECT_EQ(y.to_vector(), expected) << "reset() changed a result of the graph";
   y = {};
   memory::empty_cache(Device::cuda());
   EXPECT_EQ(stats().reserved, reserved);
   EXPECT_ERROR(graph.replay(), "CUDAGraph: nothing was captured");
 }
 
-TEST_F(CudaGraph, KeepsTheMemoryOfAModelThatIsGone) {
+TEST_F(CudaGraph, KeepsMemoryOfDestroyedModel) {
   auto training = std::make_unique<Training>(with<optim::SGD>(optim::SgdOptions{}));
   training->load(0);
   const Tensor x = training->x;
@@ -235,11 +235,11 @@ TEST_F(CudaGraph, KeepsTheMemoryOfAModelThatIsGone) {
   EXPECT_EQ(y.to_vector(), expected);
 }
 
-TEST_F(CudaGraph, AReplayNeedsItsOptimizerAsItWas) {
+TEST_F(CudaGraph, ReplayRejectsReplacedOptimizerState) {
   Training training(with<optim::Adam>(optim::AdamOptions{}));
   training.load(0);
   cuda::CUDAGraph graph;
-  EXPECT_ERROR(graph.capture([&] { training.step(); }), "Adam: the first step makes the optimizer's state");
+  EXPECT_ERROR(graph.capture([&] { training.step(); }), "Adam: the first step allocates the optimizer's state");
   training.step();
   graph.capture([&] { training.step(); });
   graph.replay();
@@ -248,10 +248,10 @@ TEST_F(CudaGraph, AReplayNeedsItsOptimizerAsItWas) {
   graph.capture([&] { training.step(); });
   graph.replay();
   training.optimizer.reset();
-  EXPECT_ERROR(graph.replay(), "Adam: the optimizer whose step was captured is gone");
+  EXPECT_ERROR(graph.replay(), "Adam: the optimizer was destroyed after its step was captured");
 }
 
-TEST_F(CudaGraph, WhatCannotBeCapturedIsRefusedAndTheProgramGoesOn) {
+TEST_F(CudaGraph, RejectsUncapturableOperationsAndRecovers) {
   const Tensor x = rand({64}, kGpu), host = rand({64});
   cuda::CUDAGraph graph, other;
   Tensor y;
@@ -268,13 +268,13 @@ TEST_F(CudaGraph, WhatCannotBeCapturedIsRefusedAndTheProgramGoesOn) {
       {[&] { memory::empty_cache(Device::cuda()); }, "empty_cache: cannot wait for the device while"},
       {[&] { dropout(x, 0.5, true); }, "uniform: random numbers, which replays would repeat, cannot be drawn while"},
       {[&] { randn({4}, kGpu); }, "normal: random numbers"},
-      {[&] { other.replay(); }, "CUDAGraph: a capture is under way on this thread: a replay cannot be part of it"},
-      {[&] { other.capture([] {}); }, "CUDAGraph: a capture is under way on this thread already"},
-      {[&] { fail("function", "of its own"); }, "function: of its own"},
+      {[&] { other.replay(); }, "CUDAGraph: this thread is capturing a graph; a replay cannot be part of it"},
+      {[&] { other.capture([] {}); }, "CUDAGraph: this thread is already capturing a graph"},
+      {[&] { fail("function", "custom error"); }, "function: custom error"},
   };
   for (const auto& c : cases) {
     EXPECT_ERROR(graph.capture([&] {
-      const Tensor before = x + 1.0;  // there is something in the graph already
+      const Tensor before = x + 1.0;  // the graph already contains a kernel
       c.function();
     }),
                  c.message);
@@ -289,8 +289,8 @@ TEST_F(CudaGraph, WhatCannotBeCapturedIsRefusedAndTheProgramGoesOn) {
   EXPECT_EQ((y - x * 3.0).to_vector(), std::vector<double>(64, 0));
 }
 
-// Steps that no optimizer object takes are captured as they were called.
-TEST_F(CudaGraph, AStepFunctionKeepsItsNumbers) {
+// Replays of a captured step function, here sgd_step(), use the options of the captured call.
+TEST_F(CudaGraph, StepFunctionKeepsItsOptions) {
   const Tensor p = ones({8}, kGpu), g = ones({8}, kGpu);
   cuda::CUDAGraph graph;
   graph.capture([&] { sgd_step(std::span(&p, 1), std::span(&g, 1), {}, {.lr = 0.25}); });

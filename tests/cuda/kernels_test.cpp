@@ -1,5 +1,5 @@
-// The elementwise-like CUDA kernels and matmul against the CPU's, called as the operators call them: through the
-// table, on views of any strides and alignment, between guard bands that must stay as they were.
+// Tests the elementwise CUDA kernels, indexing, optimizer steps and matmul against the CPU. The kernels are called
+// through the kernel table on views with any strides and alignment, between guard bands that must not change.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,19 +21,19 @@ namespace {
 
 constexpr int64_t kGuard = 32;
 
-/// The same view on the CPU and on the GPU: a shape whose axes lie in memory in `order` (outermost first), `offset`
-/// elements after a guard band. Axes of `flipped` run backwards, axes of `broadcast` have stride 0.
+/// The same view on the CPU and on the GPU.
 struct Twin {
-  Tensor cpu, gpu;
+  Tensor cpu;  // the buffers, 1-D
+  Tensor gpu;
   View view;
-  int64_t start = 0;
+  int64_t start = 0;  // offset of the first element in the buffers
 
   struct Layout {
-    Dims order = {};
-    int64_t offset = 0;
-    Dims flipped = {};
-    Dims broadcast = {};
-    int64_t gap = 1;  // distance of neighbours along the inner axis
+    Dims order = {};      // axes in memory, outermost first; empty: row-major
+    int64_t offset = 0;   // elements between the guard band and the view
+    Dims flipped = {};    // axes with negative strides
+    Dims broadcast = {};  // axes with stride 0
+    int64_t gap = 1;      // stride of the innermost axis
   };
 
   Twin(DType dtype, const Shape& shape, Layout layout, uint32_t seed, double low = -3, double high = 3) {
@@ -71,7 +71,7 @@ struct Twin {
     return placed;
   }
 
-  /// Both buffers to the last byte, or to `tolerance` relative to the CPU's value (or absolute below 1).
+  /// Expects the buffers to agree in every byte, or each element within `tolerance` * max(1, |CPU element|).
   void expect_same(double tolerance, const std::string& what) const {
     const Tensor got = gpu.to(Device::cpu());
     const auto bytes = static_cast<size_t>(cpu.numel() * item_size(cpu.dtype()));
@@ -87,9 +87,9 @@ struct Twin {
   }
 };
 
-/// Calls `run(kernels, views...)` on both devices and compares all buffers.
+/// Calls run(kernels, views...) on both devices and compares all buffers.
 template <class Run, class... Twins>
-void on_both(const std::string& what, double tolerance, Run run, const Twins&... twins) {
+void compare_devices(const std::string& what, double tolerance, Run run, const Twins&... twins) {
   for (const Device device : {Device::cpu(), Device::cuda()}) run(kernels(device), twins.on(device)...);
   (twins.expect_same(tolerance, what), ...);
 }
@@ -97,28 +97,28 @@ void on_both(const std::string& what, double tolerance, Run run, const Twins&...
 double rounding(DType dtype) { return dtype == f64 ? 1e-13 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 4e-6; }
 constexpr DType kFloats[] = {f32, f64, bf16, f16};
 
-/// Layouts of (output, first input, second input) with shape, from one aligned row to anything goes.
+/// A shape, and the layouts of an output and two inputs.
 struct Geometry {
   const char* name;
   Shape shape;
   Twin::Layout out, x, y;
 };
 const Geometry kGeometries[] = {
-    {"a row", {1031}, {}, {}, {}},
-    {"a row off the 16 bytes", {1031}, {.offset = 3}, {.offset = 3}, {.offset = 3}},
-    {"rows out of step", {1031}, {.offset = 1}, {.offset = 2}, {}},
+    {"aligned row", {1031}, {}, {}, {}},
+    {"unaligned row", {1031}, {.offset = 3}, {.offset = 3}, {.offset = 3}},
+    {"rows with different alignments", {1031}, {.offset = 1}, {.offset = 2}, {}},
     {"shorter than a vector", {3}, {.offset = 1}, {.offset = 1}, {.offset = 1}},
-    {"a scalar", {}, {}, {}, {}},
+    {"scalar", {}, {}, {}, {}},
     {"channels last", {2, 5, 3, 4, 7}, {{0, 2, 3, 4, 1}}, {{0, 2, 3, 4, 1}}, {{0, 2, 3, 4, 1}}},
     {"permuted", {6, 5, 7, 1, 4}, {}, {{4, 2, 0, 1, 3}, 1}, {{1, 0, 3, 2, 4}}},
     {"flipped", {6, 5, 7}, {}, {{}, 0, {1, 2}}, {{}, 0, {0}}},
     {"broadcast", {3, 4, 50}, {}, {}, {{}, 0, {}, {0, 2}}},
-    {"a bias for each row", {2, 3, 4, 65}, {}, {}, {{}, 0, {}, {0, 2, 3}}},
-    {"a bias off the 16 bytes", {5, 2, 67}, {.offset = 1}, {.offset = 1}, {{}, 1, {}, {0, 2}}},
-    {"a bias within rows out of step", {5, 130}, {.offset = 3}, {.offset = 1}, {{}, 2, {}, {0}}},
-    {"a scalar for all", {300}, {}, {.offset = 1}, {{}, 0, {}, {0}}},
+    {"bias for each row", {2, 3, 4, 65}, {}, {}, {{}, 0, {}, {0, 2, 3}}},
+    {"unaligned bias", {5, 2, 67}, {.offset = 1}, {.offset = 1}, {{}, 1, {}, {0, 2}}},
+    {"bias along rows with different alignments", {5, 130}, {.offset = 3}, {.offset = 1}, {{}, 2, {}, {0}}},
+    {"scalar operand", {300}, {}, {.offset = 1}, {{}, 0, {}, {0}}},
     {"rows in another order", {5, 4, 67}, {{1, 0, 2}, 1}, {.offset = 2}, {{1, 0, 2}}},
-    {"one element for a row", {5, 4, 67}, {{1, 0, 2}, 3}, {{}, 1, {}, {2}}, {{}, 0, {}, {0}}},
+    {"one element for each row", {5, 4, 67}, {{1, 0, 2}, 3}, {{}, 1, {}, {2}}, {{}, 0, {}, {0}}},
     {"gaps", {9, 31}, {.gap = 2}, {.gap = 3}, {.gap = 1}},
     {"eight axes", {2, 3, 2, 3, 2, 3, 2, 3}, {}, {{7, 6, 5, 4, 3, 2, 1, 0}}, {{1, 0, 3, 2, 5, 4, 7, 6}}},
     {"empty", {4, 0, 3}, {}, {}, {}},
@@ -137,13 +137,13 @@ TEST_F(CudaKernels, CopyConvertsEveryPairOfTypes) {
     for (const DType to : kAllTypes)
       for (const DType from : kAllTypes) {
         const Twin out(to, g.shape, g.out, 1), x(from, g.shape, g.x, 2, 0, 200);
-        on_both(
+        compare_devices(
             concat(g.name, " ", from, " to ", to), 0,
             [](const Kernels& k, const View& o, const View& i) { k.copy(o, i); }, out, x);
       }
 }
 
-TEST_F(CudaKernels, RoundsHalvesAsTheCpuDoes) {
+TEST_F(CudaKernels, RoundsToHalfPrecisionLikeTheCpu) {
   std::vector<float> values{0,        65504,        65519,    65520,      1e30f,       3e38f,        2049,
                             2051,     0x1p-24f,     0x1p-25f, 0x1.8p-25f, 1 + 0x1p-8f, 1 + 0x1p-11f, 1 + 0x1.8p-7f,
                             0x1p-14f, 0x1.ffcp-15f, 1e-40f,   INFINITY,   NAN};
@@ -160,11 +160,11 @@ TEST_F(CudaKernels, RoundsHalvesAsTheCpuDoes) {
   }
 }
 
-TEST_F(CudaKernels, Fill) {
+TEST_F(CudaKernels, FillMatchesCpu) {
   for (const Geometry& g : kGeometries)
     for (const DType dtype : kAllTypes) {
       const Twin out(dtype, g.shape, g.out, 1);
-      on_both(
+      compare_devices(
           concat(g.name, " ", dtype), 0, [](const Kernels& k, const View& o) { k.fill(o, 1.75); }, out);
     }
 }
@@ -172,16 +172,16 @@ TEST_F(CudaKernels, Fill) {
 TEST_F(CudaKernels, ArangeIsBitEqual) {
   for (const DType dtype : {f32, f64, bf16, f16, i64, i32}) {
     const Twin out(dtype, {1001}, {.offset = 1}, 1);
-    on_both(
+    compare_devices(
         name(dtype), 0, [](const Kernels& k, const View& o) { k.arange(o, -3.7, 0.1); }, out);
   }
 }
 
-/// The dtype of an operator's result.
+/// Returns the dtype of the result of an operator.
 DType result_of(UnaryOp op, DType dtype) { return op == UnaryOp::logical_not || op == UnaryOp::isfinite ? b8 : dtype; }
 DType result_of(BinaryOp op, DType dtype) { return op >= BinaryOp::eq ? b8 : dtype; }
 
-TEST_F(CudaKernels, Unary) {
+TEST_F(CudaKernels, UnaryMatchesCpu) {
   for (const Geometry& g : kGeometries)
     for (size_t i = 0; i < std::size(kUnaryNames); ++i)
       for (const DType dtype : kAllTypes) {
@@ -189,7 +189,7 @@ TEST_F(CudaKernels, Unary) {
         if (!takes(op, dtype)) continue;
         const bool positive = op == UnaryOp::log || op == UnaryOp::sqrt || op == UnaryOp::rsqrt || dtype == u8;
         const Twin out(result_of(op, dtype), g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, positive ? 0.1 : -3, 3);
-        on_both(
+        compare_devices(
             concat(g.name, " ", kUnaryNames[i], " ", dtype), rounding(dtype),
             [op](const Kernels& k, const View& o, const View& v) {
               k.unary(op, o, v, op == UnaryOp::clamp ? -1 : 2, op == UnaryOp::softplus ? 5 : 1);
@@ -198,7 +198,7 @@ TEST_F(CudaKernels, Unary) {
       }
 }
 
-TEST_F(CudaKernels, UnaryOfSpecialValues) {
+TEST_F(CudaKernels, UnaryMatchesCpuForSpecialValues) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const DType dtype : {f32, f64, bf16, f16})
     for (size_t i = 0; i < std::size(kUnaryNames); ++i) {
@@ -208,13 +208,13 @@ TEST_F(CudaKernels, UnaryOfSpecialValues) {
       int64_t at = x.start;
       for (const double value : {infinity, -infinity, std::nan(""), 0.0, -0.0, 88.0, -88.0}) x.cpu.set({at++}, value);
       x.gpu = x.cpu.to(Device::cuda());
-      on_both(
+      compare_devices(
           concat(kUnaryNames[i], " ", dtype), rounding(dtype),
           [op](const Kernels& k, const View& o, const View& v) { k.unary(op, o, v, 1, 2); }, out, x);
     }
 }
 
-TEST_F(CudaKernels, Binary) {
+TEST_F(CudaKernels, BinaryMatchesCpu) {
   for (const Geometry& g : kGeometries)
     for (size_t i = 0; i < std::size(kBinaryNames); ++i)
       for (const DType dtype : kAllTypes) {
@@ -223,72 +223,72 @@ TEST_F(CudaKernels, Binary) {
         const double low = op == BinaryOp::pow || dtype == u8 ? 0.25 : -3;
         const Twin out(result_of(op, dtype), g.shape, g.out, 1), x(dtype, g.shape, g.x, 2, low, 3),
             y(dtype, g.shape, g.y, 3, low, 3);
-        on_both(
+        compare_devices(
             concat(g.name, " ", kBinaryNames[i], " ", dtype), rounding(dtype),
             [op](const Kernels& k, const View& o, const View& v, const View& w) { k.binary(op, o, v, w, 0.5, 1); }, out,
             x, y);
       }
 }
 
-TEST_F(CudaKernels, Where) {
+TEST_F(CudaKernels, WhereMatchesCpu) {
   for (const Geometry& g : kGeometries)
     for (const DType dtype : kAllTypes) {
       const Twin out(dtype, g.shape, g.out, 1), condition(b8, g.shape, g.x, 2), x(dtype, g.shape, g.y, 3, 0, 9),
           y(dtype, g.shape, g.x, 4, 0, 9);
-      on_both(
+      compare_devices(
           concat(g.name, " ", dtype), 0,
           [](const Kernels& k, const View& o, const View& c, const View& v, const View& w) { k.where(o, c, v, w); },
           out, condition, x, y);
     }
 }
 
-TEST_F(CudaKernels, UniformsAreBitEqualAndNormalsToRounding) {
+TEST_F(CudaKernels, UniformIsBitEqualAndNormalIsEqualUpToRounding) {
   for (const DType dtype : kFloats)
     for (const int64_t count : {0, 1, 2, 3, 4, 5, 1023, 5000})
       for (const GeneratorState state : {GeneratorState{0, 0}, GeneratorState{~0ull - 3, (1ull << 32) - 2}}) {
         const Twin out(dtype, {count}, {.offset = count % 4}, 1);
-        on_both(
+        compare_devices(
             concat("uniform ", dtype, " ", count), 0, [&](const Kernels& k, const View& o) { k.uniform(o, state); },
             out);
-        on_both(
+        compare_devices(
             concat("normal ", dtype, " ", count), rounding(dtype),
             [&](const Kernels& k, const View& o) { k.normal(o, state); }, out);
       }
 }
 
-/// An index of `shape` into an axis of `size` elements.
+/// Returns random indices with the given shape into an axis of `size` elements.
 Twin index_twin(const Shape& shape, const Twin::Layout& layout, int64_t size) {
   return Twin(i64, shape, layout, 7, 0, static_cast<double>(size));
 }
 
-TEST_F(CudaKernels, Gather) {
+TEST_F(CudaKernels, GatherMatchesCpu) {
   for (const DType dtype : kAllTypes) {
     const Twin in(dtype, {4, 9, 5}, {{2, 0, 1}, 1, {1}}, 1, 0, 100), out(dtype, {4, 6, 5}, {{1, 2, 0}}, 2, 0, 100),
         index = index_twin({4, 6, 5}, {{0, 2, 1}}, 9);
-    on_both(
+    compare_devices(
         name(dtype), 0,
         [](const Kernels& k, const View& o, const View& i, const View& n) { k.gather("gather", o, i, n, 1); }, out, in,
         index);
   }
 }
 
-TEST_F(CudaKernels, GatherReportsWhatLiesOutside) {
+TEST_F(CudaKernels, GatherReportsIndicesOutOfRange) {
   const Device device = Device::cuda();
   const Tensor index = empty({3}, {.dtype = i64});
   for (const int64_t i : {0, 1, 2}) index.set({i}, i == 0 ? -1.0 : i == 1 ? 2.0 : 1.0);
   const Tensor floats = full({2}, 5, {.device = device}), out = full({3}, 5, {.device = device});
   const Tensor integers = full({2}, 5, {.dtype = i32, .device = device});
   const Tensor out_integers = full({3}, 5, {.dtype = i32, .device = device});
-  const Tensor there = index.to(device);
-  kernels(device).gather("gather", out.view_out(), floats.view_in(), there.view_in(), 0);
-  kernels(device).gather("gather", out_integers.view_out(), integers.view_in(), there.view_in(), 0);
-  EXPECT_ERROR(out.to_vector(), "is out of range for an axis of size 2 (met on cuda:0");
+  const Tensor gpu_index = index.to(device);
+  kernels(device).gather("gather", out.view_out(), floats.view_in(), gpu_index.view_in(), 0);
+  kernels(device).gather("gather", out_integers.view_out(), integers.view_in(), gpu_index.view_in(), 0);
+  EXPECT_ERROR(out.to_vector(), "is out of range for an axis of size 2 (on cuda:0");
   EXPECT_TRUE(std::isnan(out.at({0})) && std::isnan(out.at({1})));
   EXPECT_EQ(out.at({2}), 5);
   EXPECT_EQ(out_integers.to_vector<double>(), (std::vector<double>{0, 0, 5}));
 }
 
-TEST_F(CudaKernels, IndicesOutOfRangeAreErrorsOfTheNextWait) {
+TEST_F(CudaKernels, SynchronizationThrowsForIndicesOutOfRange) {
   const Device device = Device::cuda();
   const auto on_gpu = [&](std::vector<int64_t> values, const Shape& shape) {
     return from_span<int64_t>(values, shape).to(device);
@@ -296,7 +296,7 @@ TEST_F(CudaKernels, IndicesOutOfRangeAreErrorsOfTheNextWait) {
   const Tensor x = ones({2, 3}, {.device = device}), many = ones({5000, 1}, {.device = device});
   const Tensor nines = full({5000, 1}, 9, {.dtype = i64, .device = device});
   gather(x, 1, on_gpu({0, 3}, {2, 1}));
-  EXPECT_ERROR(synchronize(device), "gather: index 3 is out of range for an axis of size 3 (met on cuda:0");
+  EXPECT_ERROR(synchronize(device), "gather: index 3 is out of range for an axis of size 3 (on cuda:0");
   index_select(x, 0, on_gpu({-1}, {1}));
   EXPECT_ERROR(x.at({0, 0}), "index_select: index -1 is out of range for an axis of size 2");
   scatter_add(x, 1, on_gpu({0, 0, 0, 0, 0, 7}, {2, 3}), 5);
@@ -306,16 +306,16 @@ TEST_F(CudaKernels, IndicesOutOfRangeAreErrorsOfTheNextWait) {
   scatter_add(many, 1, nines, 4);
   EXPECT_ERROR(synchronize(device), "scatter_add: index 9 is out of range for an axis of size 4");
   EXPECT_ERROR(cross_entropy(x, on_gpu({0, 5}, {2})).item(), "cross_entropy: index 5 is out of range for an axis of");
-  synchronize(device);  // and the program goes on
+  synchronize(device);  // later work is not affected
   EXPECT_EQ(gather(x, 1, on_gpu({0, 2}, {2, 1})).to_vector(), (std::vector<double>{1, 1}));
 }
 
-TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
+TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndManyLines) {
   for (const DType dtype : kFloats)
     for (const int64_t lines : {int64_t{3}, int64_t{5000}}) {
       const Twin out(dtype, {lines, 7, 2}, {{2, 0, 1}}, 1), in(dtype, {lines, 20, 2}, {{0, 2, 1}, 1, {1}}, 2),
           index = index_twin({lines, 20, 2}, {}, 7);
-      on_both(
+      compare_devices(
           concat(dtype, " ", lines), 0,
           [](const Kernels& k, const View& o, const View& i, const View& n) {
             k.scatter_add("scatter_add", o, i, n, 1);
@@ -324,14 +324,15 @@ TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndForManyLines) {
     }
 }
 
-/// Parameters of an optimizer's step with gradient and state, as the kernels' list on either device.
+/// Parameters of an optimizer step with their gradients and states, and the list of their views on each device.
 struct StepTwins {
   std::vector<std::array<Twin, 5>> params;
 
-  /// One of `count` elements for each, `offset` elements off the alignment of vectors.
+  /// Creates a parameter of each size in `counts`, `offset` elements after an address that is aligned for vectors.
   StepTwins(DType dtype, const std::vector<int64_t>& counts, int64_t offset) {
     for (const int64_t count : counts) {
-      // The square of a mean (the last) stays below the mean of the squares, or their difference would be all rounding.
+      // The last state is the mean gradient of RMSprop. It is small, so that its square stays well below the mean of
+      // the squares. Otherwise their difference would be only rounding error.
       const DType wide = dtype == f64 ? f64 : f32;
       const auto twin = [&](DType type, uint32_t seed, double low, double high) {
         return Twin(type, {count}, {.offset = offset}, seed, low, high);
@@ -348,8 +349,8 @@ struct StepTwins {
   }
 };
 
-TEST_F(CudaKernels, OptimizerSteps) {
-  std::vector<int64_t> many = {1003, 0, 1, 8192, 8193, 20001};  // more than a launch takes
+TEST_F(CudaKernels, OptimizerStepsMatchCpu) {
+  std::vector<int64_t> many = {1003, 0, 1, 8192, 8193, 20001};  // more parameters than one launch processes
   for (int64_t i = 0; i < 130; ++i) many.push_back(i % 7);
   const auto run = [&](const char* what, DType dtype, int64_t offset, const auto& step) {
     const StepTwins twins(dtype, offset == 0 ? many : std::vector<int64_t>{1003}, offset);
@@ -371,25 +372,26 @@ TEST_F(CudaKernels, OptimizerSteps) {
             k.step("adagrad", list, AdagradStep{0.1, momentum, 0.01, 1e-8, flag, 3}, {});
           });
           run("lion", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
-            k.step("lion", list, LionStep{0.1, momentum, 0.9, 0.01}, {});  // maximised, signs could hang on rounding
+            k.step("lion", list, LionStep{0.1, momentum, 0.9, 0.01},
+                   {});  // with maximize, the sign of the update could depend on rounding
           });
           run("ema", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
             k.step("ema", list, EmaStep{momentum}, {});
           });
           run("rmsprop", dtype, offset, [&](const Kernels& k, std::vector<StepViews> list) {
-            if (momentum == 0)  // the mean of the gradients takes the place of the momentum buffer
+            if (momentum == 0)  // without momentum, the mean gradient is the second state
               for (StepViews& views : list) views.state[1] = views.state[2];
             k.step("rmsprop", list, RmspropStep{0.1, 0.9, 1e-8, 0.01, momentum, flag, flag}, {});
           });
         }
 }
 
-TEST_F(CudaKernels, MatmulTakesAnyStrides) {
+TEST_F(CudaKernels, MatmulHandlesAnyStrides) {
   const Twin::Layout layouts[] = {
-      {},                      // rows
+      {},                      // row-major
       {{0, 2, 1}},             // transposed
-      {{1, 2, 0}},             // the batch inside: neither axis is dense
-      {{}, 1, {2}},            // backwards
+      {{1, 2, 0}},             // batch innermost: neither matrix axis is dense
+      {{}, 1, {2}},            // columns in reverse order
       {{}, 0, {}, {0}},        // one matrix for the whole batch
       {{2, 1, 0}, 0, {}, {0}}  // the same, transposed
   };
@@ -399,13 +401,13 @@ TEST_F(CudaKernels, MatmulTakesAnyStrides) {
     for (const auto& [m, k, n] : sizes)
       for (const auto& left : layouts)
         for (const auto& right : layouts) {
-          // Small integers: the products are exact, whatever the order of their sums.
+          // The elements are small integers, so the sums are exact in any order.
           Twin c(dtype, {3, m, n}, {}, 1), a(dtype, {3, m, k}, left, 2, -8, 8), b(dtype, {3, k, n}, right, 3, -8, 8);
           for (Twin* twin : {&a, &b}) {
             for (int64_t i = 0; i < twin->cpu.numel(); ++i) twin->cpu.set({i}, std::round(twin->cpu.at({i})));
             twin->gpu = twin->cpu.to(Device::cuda());
           }
-          on_both(
+          compare_devices(
               concat(dtype, " ", m, " ", k, " ", n), 0,
               [](const Kernels& table, const View& z, const View& x, const View& y) { table.matmul(z, x, y); }, c, a,
               b);
@@ -413,7 +415,7 @@ TEST_F(CudaKernels, MatmulTakesAnyStrides) {
 }
 
 TEST_F(CudaKernels, MatmulComputesFloat32InFloat32) {
-  // In TF32, 1 + 2^-12 is 1.
+  // TF32 would round 1 + 2^-12 to 1.
   const Device device = Device::cuda();
   const Tensor a = full({1, 64, 64}, 1 + 0x1p-12, {.device = device}), b = full({1, 64, 64}, 1, {.device = device});
   const Tensor c = empty({1, 64, 64}, {.device = device});
@@ -421,8 +423,8 @@ TEST_F(CudaKernels, MatmulComputesFloat32InFloat32) {
   EXPECT_EQ(c.at({0, 63, 63}), 64 + 0x1p-6);
 }
 
-TEST_F(CudaKernels, MatmulSumsHalvesInFloat32) {
-  // A sum of ones in f16 ends at 2048, in bf16 at 256.
+TEST_F(CudaKernels, MatmulSumsHalfPrecisionInFloat32) {
+  // A sum of ones would stop at 2048 in f16 and at 256 in bf16.
   const Device device = Device::cuda();
   for (const DType dtype : {bf16, f16}) {
     const Tensor a = ones({2, 16, 4096}, {.dtype = dtype, .device = device}), b = ones({2, 4096, 8}, a.options());
@@ -432,7 +434,7 @@ TEST_F(CudaKernels, MatmulSumsHalvesInFloat32) {
   }
 }
 
-TEST_F(CudaKernels, MoreThanTwoToThe31Elements) {
+TEST_F(CudaKernels, SupportsMoreThan2To31Elements) {
   const Device device = Device::cuda();
   const int64_t count = (int64_t{1} << 31) + 1000;
   Tensor in, out;

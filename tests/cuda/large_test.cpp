@@ -1,8 +1,8 @@
-// Operators on tensors of more than 2^31 elements, where an index kept in 32 bits goes wrong. The values follow from
-// the position, results are compared on the device, and only numbers come back.
+// Tests operators on tensors with more than 2^31 elements, where 32-bit indices overflow. Expected values follow from
+// the position, and results are compared on the device.
 //
-// On a GPU a test is skipped if the memory does not suffice. On the CPU the tests want up to 50 GB and minutes, and
-// run only if VOXGRAD_TEST_LARGE_CPU is set.
+// On a GPU, a test is skipped if the memory does not suffice. On the CPU, the tests need up to 50 GB and several
+// minutes; they run only if VOXGRAD_TEST_LARGE_CPU is set.
 #include <cmath>
 #include <cstdlib>
 
@@ -18,8 +18,8 @@
 namespace voxgrad {
 namespace {
 
-constexpr int64_t kRows = 65537, kColumns = 32771;  // the product is a little over 2^31, and both are odd
-constexpr int64_t kEdge = 1292;                     // its cube is over 2^31
+constexpr int64_t kRows = 65537, kColumns = 32771;  // both odd; the product is slightly more than 2^31
+constexpr int64_t kEdge = 1292;                     // its cube is more than 2^31
 
 class LargeTensors : public testing::TestWithParam<Device> {
  protected:
@@ -31,29 +31,29 @@ class LargeTensors : public testing::TestWithParam<Device> {
     if (!IsSkipped()) memory::empty_cache(device);
   }
 
-  /// Runs `body`; skips the test when there is no memory left for it.
+  /// Runs `body`. Skips the test if memory runs out.
   template <class Body>
-  void as_memory_allows(const Body& body) {
+  void skip_if_out_of_memory(const Body& body) {
     try {
       body();
     } catch (const OutOfMemoryError& error) {
       GTEST_SKIP() << error.what();
     }
   }
-  /// 0, 1, ... `size` - 1 along `axis` of `rank`.
+  /// Returns the numbers 0, 1, ..., size - 1 along `axis`. The other axes have size 1.
   Tensor ramp(int64_t size, int64_t axis, int64_t rank) const {
     Shape shape = Dims::filled(rank, 1);
     shape[axis] = size;
     return reshape(arange(0, static_cast<double>(size), 1, {.device = device}), shape);
   }
-  /// -1 in the first half of `axis`, 1 in the second.
+  /// Returns -1 in the first half of `axis` and 1 in the second half. The other axes have size 1.
   Tensor halves(int64_t size, int64_t axis, int64_t rank) const {
     const Tensor upper = ge(ramp(size, axis, rank), full({}, static_cast<double>(size / 2), {.device = device}));
     return upper.to(f32) * 2 - 1;
   }
-  /// x[i, j] = i + j / 4, exact in f32.
+  /// Returns x[i, j] = i + j / 4, which is exact in f32.
   Tensor matrix() const { return ramp(kRows, 0, 2) + ramp(kColumns, 1, 2) * 0.25; }
-  /// x[d, h, w] = d + h + w.
+  /// Returns x[d, h, w] = d + h + w.
   Tensor volume(int64_t edge) const { return ramp(edge, 2, 5) + ramp(edge, 3, 5) + ramp(edge, 4, 5); }
 
   const Device device = GetParam();
@@ -66,10 +66,11 @@ void expect_close(const Tensor& got, const Tensor& expected, double tolerance) {
   EXPECT_LE(amax(abs(got - expected)).item(), tolerance);
 }
 
+/// Returns 0 + 1 + ... + (n - 1).
 double triangle(int64_t n) { return 0.5 * static_cast<double>(n) * static_cast<double>(n - 1); }
 
-TEST_P(LargeTensors, SumOfBytes) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, SumsBytes) {
+  skip_if_out_of_memory([&] {
     const int64_t count = (int64_t{1} << 32) + 17;
     const Tensor x = full({count}, 1, {.dtype = u8, .device = device});
     x.set({count - 1}, 3);
@@ -78,8 +79,8 @@ TEST_P(LargeTensors, SumOfBytes) {
   });
 }
 
-TEST_P(LargeTensors, SumAndExtremaOverAllAndOverAnAxis) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, ReducesAllElementsAndSingleAxes) {
+  skip_if_out_of_memory([&] {
     const Tensor x = matrix(), rows = ramp(kRows, 0, 1).to(f64), columns = ramp(kColumns, 0, 1).to(f64);
     const double all = triangle(kRows) * kColumns + 0.25 * triangle(kColumns) * kRows;
     EXPECT_NEAR(sum(x).item() / all, 1, 1e-6);
@@ -96,10 +97,10 @@ TEST_P(LargeTensors, SumAndExtremaOverAllAndOverAnAxis) {
   });
 }
 
-TEST_P(LargeTensors, GroupNorm) {
-  as_memory_allows([&] {
-    // One group. With s and t = -1, 1 over halves of axes and u = -2, 2 over the channels, x = s + u has mean 0 and
-    // variance 5, and the output's gradient 1 + t + s / 2 has mean 1 and correlates with x through s alone.
+TEST_P(LargeTensors, SupportsGroupNorm) {
+  skip_if_out_of_memory([&] {
+    // One group. s and t are -1 and 1 over the halves of an axis, u is -2 and 2 over the channels. Then x = s + u has
+    // mean 0 and variance 5. The upstream gradient 1 + t + s / 2 has mean 1 and correlates with x only through s.
     const int64_t depth = 1023, height = 1026, width = 1024;
     const Tensor s = halves(width, 4, 5), t = halves(height, 3, 5), u = halves(2, 1, 5) * 2;
     const Shape shape{1, 2, depth, height, width};
@@ -120,18 +121,18 @@ TEST_P(LargeTensors, GroupNorm) {
   });
 }
 
-TEST_P(LargeTensors, Softmax) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, SupportsSoftmax) {
+  skip_if_out_of_memory([&] {
     const Tensor rows = ramp(kRows, 0, 2) * 1e-4, columns = ramp(kColumns, 1, 2) * 1e-4, x = rows + columns;
-    // The sums of x are rounded; 1e-4 of a value is far above that and far below an index gone wrong.
+    // x is rounded. The tolerance 1e-4 is far above this error and far below the error that a wrong index causes.
     expect_close(softmax(x, 1) / softmax(columns, 1), ones({1, 1}, {.device = device}), 1e-4);
     expect_close(softmax(x, 0) / softmax(rows, 0), ones({1, 1}, {.device = device}), 1e-4);
   });
 }
 
-TEST_P(LargeTensors, MaxPool) {
-  as_memory_allows([&] {
-    // Windows of two along the last axis, where x grows by 1.
+TEST_P(LargeTensors, SupportsMaxPool) {
+  skip_if_out_of_memory([&] {
+    // The window has two elements along the last axis, where x grows by 1.
     const Tensor x = volume(kEdge).requires_grad_();
     const auto [y, indices] = max_pool3d_with_indices(x, {.kernel_size = {1, 1, 2}, .stride = Triple(1)});
     expect_equal(y.detach(), narrow(x.detach(), 4, 0, kEdge - 1) + 1);
@@ -144,8 +145,8 @@ TEST_P(LargeTensors, MaxPool) {
   });
 }
 
-TEST_P(LargeTensors, AvgPool) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, SupportsAvgPool) {
+  skip_if_out_of_memory([&] {
     const Tensor x = volume(kEdge).requires_grad_();
     const Tensor y = avg_pool3d(x, {.kernel_size = {1, 1, 2}, .stride = Triple(1)});
     expect_equal(y.detach(), narrow(x.detach(), 4, 0, kEdge - 1) + 0.5);
@@ -157,8 +158,8 @@ TEST_P(LargeTensors, AvgPool) {
   });
 }
 
-TEST_P(LargeTensors, InterpolateNearest) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, SupportsInterpolateNearest) {
+  skip_if_out_of_memory([&] {
     const int64_t half = kEdge / 2;
     const Tensor x = volume(half).requires_grad_();
     const Tensor y = interpolate(x, {.scale_factor = 2});
@@ -167,9 +168,10 @@ TEST_P(LargeTensors, InterpolateNearest) {
   });
 }
 
-TEST_P(LargeTensors, InterpolateTrilinear) {
-  as_memory_allows([&] {
-    // Corner to corner a linear function stays linear: up to more than 2^31 elements, and down from there.
+TEST_P(LargeTensors, SupportsInterpolateTrilinear) {
+  skip_if_out_of_memory([&] {
+    // With align_corners, interpolation keeps a linear function linear. Upsample to more than 2^31 elements, then
+    // downsample again.
     const int64_t half = kEdge / 2;
     const double step = static_cast<double>(half - 1) / static_cast<double>(kEdge - 1);
     const auto to = [](const Tensor& x, int64_t edge) {
@@ -181,8 +183,8 @@ TEST_P(LargeTensors, InterpolateTrilinear) {
   });
 }
 
-TEST_P(LargeTensors, IndexSelectAndItsGradient) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, SupportsIndexSelectAndScatterAdd) {
+  skip_if_out_of_memory([&] {
     const Tensor x = matrix();
     for (const int64_t axis : {0, 1}) {
       const int64_t size = x.size(axis);
@@ -195,8 +197,8 @@ TEST_P(LargeTensors, IndexSelectAndItsGradient) {
   });
 }
 
-TEST_P(LargeTensors, Cat) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, SupportsCat) {
+  skip_if_out_of_memory([&] {
     const Tensor x = matrix();
     const int64_t upper = 40000, left = 11111;
     expect_equal(cat({narrow(x, 0, 0, upper), narrow(x, 0, upper, kRows - upper)}, 0), x);
@@ -204,8 +206,8 @@ TEST_P(LargeTensors, Cat) {
   });
 }
 
-TEST_P(LargeTensors, PermuteAndConvert) {
-  as_memory_allows([&] {
+TEST_P(LargeTensors, PermutesAndConverts) {
+  skip_if_out_of_memory([&] {
     const Tensor x = reshape(volume(kEdge) + ramp(kEdge, 4, 5), {kEdge, kEdge, kEdge});
     const Tensor turned = permute(x, {2, 0, 1}), copied = turned.contiguous();
     EXPECT_EQ(copied.at({kEdge - 1, kEdge - 2, kEdge - 3}), 4 * kEdge - 7);

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Breaks the convolution kernels on purpose, one line at a time, and sees to it that their tests notice.
+"""Breaks the convolution kernels on purpose, one line at a time, and checks that their tests fail.
 
     tests/cuda/mutations.py WORK            # builds and runs each mutation; needs a GPU
     tests/cuda/mutations.py WORK --build    # only builds: WORK/<name> is the test program of a mutation
-    tests/cuda/mutations.py WORK --run      # only runs what is there
+    tests/cuda/mutations.py WORK --run      # only runs the programs in WORK
 
-WORK is a folder for a copy of the sources, a build and the programs; what follows --cmake goes to cmake (with = :
---cmake=-DCMAKE_CUDA_ARCHITECTURES=90a-real). A change to a header rebuilds most convolutions, twice. Exits with 1 if a
-mutation is not noticed, or if "none", which breaks nothing, fails. A program that does not end within 5 minutes has
-noticed, too.
+WORK is a folder for a copy of the sources, a build and the programs. --cmake passes an option to cmake, for example
+--cmake=-DCMAKE_CUDA_ARCHITECTURES=90a-real. Each mutation of a header rebuilds most convolutions twice. The exit status
+is 1 if the tests pass despite a mutation, or if they fail for "none", the unchanged sources. A program that runs for
+more than 5 minutes counts as failed.
 """
 import argparse
 import os
@@ -19,31 +19,33 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:CudaAccuracy.*"
-MUTATIONS = {  # file, what stands there once, what is put in its place
+MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
     "none": ("cuda/conv/mma_sync/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/mma_sync/pack.cu", "column < p.out_channels ? from",
                              "column < p.out_channels && tap != 0 ? from"),
     "mma_sync_shifts_the_halo": ("cuda/conv/mma_sync/fprop_dgrad.cuh", " + at.residue;", " + at.residue + 1;"),
-    "low_parts_are_high": ("cuda/conv/fprop_dgrad/scheduler.cuh", "product == 0, product == 1", "false, product == 1"),
-    "results_at_a_wrong_stride": ("cuda/conv/fprop_dgrad/epilogue.cuh", "to += 8 * stride;", "to += 7 * stride;"),
+    "fprop_dgrad_replaces_low_parts": ("cuda/conv/fprop_dgrad/scheduler.cuh", "product == 0, product == 1",
+                                       "false, product == 1"),
+    "fprop_dgrad_stores_at_a_wrong_stride": ("cuda/conv/fprop_dgrad/epilogue.cuh", "to += 8 * stride;",
+                                             "to += 7 * stride;"),
     "fprop_dgrad_drops_a_tap": ("cuda/conv/fprop_dgrad/kernel.cuh", "while (++i < taps);",
                                 "while (++i + (taps > 1) < taps);"),
     "fprop_dgrad_shifts_the_halo": ("cuda/conv/fprop_dgrad/fprop_dgrad.cu", " + part[a]->residue);",
                                     " + part[a]->residue + 1);"),
-    "fprop_dgrad_makes_the_halo_one_short": ("cuda/conv/fprop_dgrad/plan.cpp", "plan.axis[a].max_span - 1 : 0);",
-                                             "std::max(plan.axis[a].max_span - 2, 0) : 0);"),
+    "fprop_dgrad_shortens_the_halo": ("cuda/conv/fprop_dgrad/plan.cpp", "plan.axis[a].max_span - 1 : 0);",
+                                      "std::max(plan.axis[a].max_span - 2, 0) : 0);"),
     "fprop_dgrad_forgets_a_phase": ("cuda/conv/fprop_dgrad/scheduler.cuh", "p.merged ? p.phases :",
                                     "p.merged ? p.phases - 1 :"),
     "fprop_dgrad_repeats_weights": ("cuda/conv/fprop_dgrad/fprop_dgrad.cu", "static_cast<uint16_t>(weight)}",
                                     "static_cast<uint16_t>(weight / 2 * 2)}"),
     "fprop_dgrad_releases_a_stage_early": ("cuda/conv/fprop_dgrad/kernel.cuh",
                                            "warpgroup_wait<1>();  // for those of the tap before", ""),
-    "fprop_dgrad_stores_beside_a_row": ("cuda/conv/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
-                                        "offset = corner + at.offset * (row % 16 < 8);"),
+    "fprop_dgrad_stores_at_wrong_offsets": ("cuda/conv/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
+                                            "offset = corner + at.offset * (row % 16 < 8);"),
     "wgrad_drops_a_tap": ("cuda/conv/wgrad/kernel.cuh", "tap != MTile::kNone &&", "tap != MTile::kNone && tap != 1 &&"),
     "wgrad_shifts_the_halo": ("cuda/conv/wgrad/wgrad.cu", " + part.residue);", " + part.residue + 1);"),
-    "wgrad_makes_the_halo_one_short": ("cuda/conv/wgrad/plan.cpp", "tile[a + 1] + span[a] - 1;",
-                                       "tile[a + 1] + std::max(span[a] - 2, 0);"),
+    "wgrad_shortens_the_halo": ("cuda/conv/wgrad/plan.cpp", "tile[a + 1] + span[a] - 1;",
+                                "tile[a + 1] + std::max(span[a] - 2, 0);"),
     "wgrad_forgets_a_residue": ("cuda/conv/wgrad/plan.cpp", "w < axis[2].phases;",
                                 "w < std::max(axis[2].phases - 1, 1);"),
     "wgrad_repeats_a_part": ("cuda/conv/wgrad/wgrad.cu", "p.parts[1] = {0, 1};", "p.parts[1] = {1, 0};"),
@@ -60,7 +62,7 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
     "small_channel_drops_a_tap": ("cuda/conv/small_channel/epilogue.cuh", "tap < part.taps &&",
                                   "tap + 1 < part.taps &&"),
     "small_channel_shifts_the_halo": ("cuda/conv/small_channel/producer.cuh", "* halo.step[2] + halo.low[2];",
-                               "* halo.step[2] + halo.low[2] + 1;"),
+                                      "* halo.step[2] + halo.low[2] + 1;"),
     "pointwise_swaps_voxels": ("cuda/conv/pointwise/pointwise.cu", "const bool upper = part & step;",
                                "const bool upper = !(part & step);"),
     "pointwise_drops_the_last_voxel": ("cuda/conv/pointwise/pointwise.cu", "lane + i * 32 < voxels * kNarrow ?",
@@ -76,19 +78,20 @@ MUTATIONS = {  # file, what stands there once, what is put in its place
                                        "p.maxima[channel + j] = most[0];"),
     "no_rounding": ("cuda/conv/common/mma.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));',
                     "bits = __float_as_uint(value);"),
-    "wgrad_reads_what_no_tap_reads": ("cuda/conv/plan.cpp", "return std::clamp<int64_t>(last + 1, 0, p.in_size[axis]);",
-                                       "return p.in_size[axis] + 0 * last;"),
+    "wgrad_reads_unused_inputs": ("cuda/conv/plan.cpp", "return std::clamp<int64_t>(last + 1, 0, p.in_size[axis]);",
+                                  "return p.in_size[axis] + 0 * last;"),
 }
 
 
 def build(work, options):
+    """Copies the sources to work/source and builds a test program for each mutation."""
     source, binary = work / "source", work / "build"
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                             capture_output=True, text=True, check=True).stdout.split("\n")
     files = {source / name: ROOT / name for name in listed if (ROOT / name).is_file()}
     for stale in [path for path in source.rglob("*") if path.is_file() and path not in files]:
         stale.unlink()
-    for to, original in files.items():  # only what differs, and dated now: the build goes by dates
+    for to, original in files.items():  # copy only changed files, with new dates, for an incremental build
         to.parent.mkdir(parents=True, exist_ok=True)
         if not to.exists() or to.read_bytes() != original.read_bytes():
             shutil.copy(original, to)
@@ -97,7 +100,7 @@ def build(work, options):
     for mutation, (name, was, becomes) in MUTATIONS.items():
         text = (source / name).read_text()
         if was and text.count(was) != 1:
-            sys.exit(f"{mutation}: {name} has {text.count(was)} times '{was}'")
+            sys.exit(f"{mutation}: '{was}' occurs {text.count(was)} times in {name}, expected once")
         if was:
             (source / name).write_text(text.replace(was, becomes))
         subprocess.run(["cmake", "--build", binary, "--target", "cuda_tests", "--parallel",
@@ -108,7 +111,7 @@ def build(work, options):
 
 
 def run(work):
-    """The names of the mutations of which the tests say what they should not."""
+    """Runs all programs. Returns the mutations whose tests pass, and "none" if its tests fail."""
     programs = {mutation: subprocess.Popen([work / mutation, f"--gtest_filter={FILTER}", "--gtest_brief=1",
                                             "--gtest_fail_fast"],
                                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -132,18 +135,18 @@ def run(work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("--build", action="store_true")
-    parser.add_argument("--run", action="store_true")
-    parser.add_argument("--cmake", action="append", default=[])
+    parser.add_argument("work", type=pathlib.Path, help="folder for the sources, the build and the programs")
+    parser.add_argument("--build", action="store_true", help="only build the programs")
+    parser.add_argument("--run", action="store_true", help="only run the programs")
+    parser.add_argument("--cmake", action="append", default=[], help="option for cmake; may be repeated")
     options = parser.parse_args()
     work = options.work.resolve()
     if options.build or not options.run:
         build(work, options.cmake)
     if options.run or not options.build:
         if wrong := run(work):
-            sys.exit(f"not as it should be: {' '.join(wrong)}")
-        print("every mutation was noticed")
+            sys.exit(f"unexpected test results: {' '.join(wrong)}")
+        print("the tests detected every mutation")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// The CUDA kernels of group normalisation, and of the gradients through a ReLU before it, against the CPU's in double:
-// all floating dtypes, contiguous tensors, channels innermost and any strides, between guard bands.
+// Tests the CUDA kernels of group normalization, and of gradients through a preceding ReLU, against the CPU kernels in
+// double: all floating dtypes, contiguous tensors, channels innermost and any strides, between guard bands.
 #include <functional>
 
 #include "ops/create.h"
@@ -17,7 +17,7 @@ constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
 
 double rounding(DType dtype) { return dtype == f64 ? 1e-12 : 1e-6; }
 
-/// Calls body(random) with many seeds, naming the one that fails.
+/// Calls body(random) with `count` seeds. A failure reports its seed.
 void with_seeds(unsigned count, const std::function<void(Random&)>& body) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + count && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(concat("seed ", seed));
@@ -28,12 +28,13 @@ void with_seeds(unsigned count, const std::function<void(Random&)>& body) {
 
 constexpr DType kFloats[] = {f32, f64, bf16, f16};
 DType any_float(Random& random) { return kFloats[random.integer(0, 3)]; }
+/// Returns the dtype of the statistics.
 DType wide(DType dtype) { return dtype == f64 ? f64 : f32; }
 
-/// How much of itself the rounding to a half takes off a number.
+/// Returns the relative error of rounding to a half-precision dtype, 0 for other dtypes.
 double half_rounding(DType dtype) { return dtype == bf16 ? 0x1p-8 : dtype == f16 ? 0x1p-11 : 0; }
 
-/// The same numbers in double.
+/// Returns a copy of the CPU part of the view in double.
 RandomView in_double(const RandomView& view) {
   RandomView copy = view;
   copy.cpu = view.cpu.to(f64).clone();
@@ -41,6 +42,7 @@ RandomView in_double(const RandomView& view) {
   return copy;
 }
 
+/// Returns the largest magnitude in the CPU part of the view.
 double largest(const RandomView& view) {
   const auto values = view.cpu.to_vector<double>();
   double result = 0;
@@ -49,7 +51,8 @@ double largest(const RandomView& view) {
   return result;
 }
 
-/// The GPU's results are within `tolerance` of `expected` and a rounding to their dtype, and their guards untouched.
+/// Succeeds if each GPU element is within `tolerance` plus one rounding to its dtype of `expected`, and the guards are
+/// unchanged.
 testing::AssertionResult rounds_to(const RandomView& result, const RandomView& expected, double tolerance) {
   const auto got = result.gpu.to_vector<double>(), want = expected.cpu.to_vector<double>();
   for (size_t i = 0; i < got.size(); ++i) {
@@ -62,27 +65,33 @@ testing::AssertionResult rounds_to(const RandomView& result, const RandomView& e
   return testing::AssertionSuccess();
 }
 
-/// Where tensors lie: anywhere, alike with regard to vectors, or at the start of one.
-enum class Place { apart, alike, aligned };
+enum class Alignment {
+  independent,  // each tensor has its own alignment
+  equal,        // all tensors have the same alignment
+  vector        // all tensors are aligned for vector loads
+};
 
-/// Both passes, against the CPU's in double.
-void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double centre,
-                      Place place) {
+/// Compares the forward and the backward pass with the CPU in double. `center` is the mean of x.
+void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double center,
+                      Alignment alignment) {
   const bool affine = random.chance(0.7);
-  // Far from zero the kink of an activation would lie elsewhere in float.
-  const auto some = [&] { return ActivationArguments{static_cast<ActivationKind>(random.integer(0, 4)), 0.3}; };
+  // Use activations only near zero. For large x, rounding in float would move elements across the kink.
+  const auto random_activation = [&] {
+    return ActivationArguments{static_cast<ActivationKind>(random.integer(0, 4)), 0.3};
+  };
   NormActivations activations;
-  if (centre == 0 && random.chance(0.7)) (random.chance(0.5) ? activations.before : activations.after) = some();
-  if (centre == 0 && random.chance(0.1)) activations = {some(), some()};
+  if (center == 0 && random.chance(0.7))
+    (random.chance(0.5) ? activations.before : activations.after) = random_activation();
+  if (center == 0 && random.chance(0.1)) activations = {random_activation(), random_activation()};
   const DType parameters = random.chance(0.5) ? dtype : wide(dtype);
-  SCOPED_TRACE(concat(dtype, " ", shape, ", ", groups, " groups about ", centre, affine ? ", affine in " : ", ",
-                      parameters, ", place ", static_cast<int>(place), ", activations ",
+  SCOPED_TRACE(concat(dtype, " ", shape, ", ", groups, " groups about ", center, affine ? ", affine in " : ", ",
+                      parameters, ", alignment ", static_cast<int>(alignment), ", activations ",
                       static_cast<int>(activations.before.kind), " and ", static_cast<int>(activations.after.kind)));
   auto volume = [&, seed = static_cast<unsigned>(random.integer(0, 1000))]() mutable {
     for (;; ++seed) {
-      Random same(seed);
-      RandomView view(dtype, shape, layout, place == Place::apart ? random : same);
-      if (place != Place::aligned || view.start % 8 == 0) return view;
+      Random fixed(seed);
+      RandomView view(dtype, shape, layout, alignment == Alignment::independent ? random : fixed);
+      if (alignment != Alignment::vector || view.start % 8 == 0) return view;
     }
   };
   enum { x, dy, y, dx, gamma, beta, mean, rstd, dgamma, dbeta, kCount };
@@ -91,7 +100,7 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
   for (int i = gamma; i <= beta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::spaced, random);
   for (int i = mean; i <= rstd; ++i) gpu.emplace_back(wide(dtype), Shape{shape[0], groups}, Layout::contiguous, random);
   for (int i = dgamma; i <= dbeta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::contiguous, random);
-  gpu[x].fill(random, centre - 2, centre + 2, false);
+  gpu[x].fill(random, center - 2, center + 2, false);
   for (int i : {dy, gamma, beta}) gpu[static_cast<size_t>(i)].fill(random, -2, 2, false);
   for (int i : {y, dx, mean, rstd, dgamma, dbeta}) gpu[static_cast<size_t>(i)].poison();
   for (const RandomView& view : gpu) cpu.push_back(in_double(view));
@@ -104,8 +113,8 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
                           affine ? &v[beta] : nullptr, activations, nullptr);
   }
-  // The gradients start from mean and rstd as the device rounded them.
-  const double tolerance = 2 * rounding(dtype), coarse = centre == 0 ? 5 * tolerance : 1000 * tolerance;
+  // The backward pass uses the mean and rstd of its device, including their rounding errors.
+  const double tolerance = 2 * rounding(dtype), coarse = center == 0 ? 5 * tolerance : 1000 * tolerance;
   const double terms = std::sqrt(static_cast<double>(shape[0] * shape[2]));
   const auto expect = [&](int i, double bound) {
     EXPECT_TRUE(rounds_to(gpu[static_cast<size_t>(i)], cpu[static_cast<size_t>(i)], bound)) << i;
@@ -116,10 +125,10 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
   expect(dbeta, tolerance * (largest(cpu[dbeta]) + 2 * terms));
 }
 
-/// Far from zero, where E[x^2] - E[x]^2 would lose everything and the dtype still tells the values apart.
-double far(DType dtype) { return dtype == bf16 ? 100 : 1000; }
+/// Returns a mean so large that E[x^2] - E[x]^2 would lose all digits, while the dtype still resolves the deviations.
+double large_center(DType dtype) { return dtype == bf16 ? 100 : 1000; }
 
-TEST_F(CudaNorm, GroupNormAgrees) {
+TEST_F(CudaNorm, GroupNormMatchesCpu) {
   with_seeds(80, [](Random& random) {
     const DType dtype = any_float(random);
     const int64_t groups = random.integer(1, 4), channels = groups * random.integer(1, 9), batch = random.integer(1, 3);
@@ -127,19 +136,20 @@ TEST_F(CudaNorm, GroupNormAgrees) {
     const auto layout = random.chance(0.4)   ? Layout::contiguous
                         : random.chance(0.7) ? Layout::channels_last
                                              : Layout::spaced;
-    check_group_norm(random, dtype, {batch, channels, length}, groups, layout, random.chance(0.3) ? far(dtype) : 0,
-                     static_cast<Place>(layout == Layout::spaced ? 0 : random.integer(0, 2)));
+    check_group_norm(random, dtype, {batch, channels, length}, groups, layout,
+                     random.chance(0.3) ? large_center(dtype) : 0,
+                     static_cast<Alignment>(layout == Layout::spaced ? 0 : random.integer(0, 2)));
   });
 }
 
-TEST_F(CudaNorm, GroupNormOfContiguousRows) {
+TEST_F(CudaNorm, GroupNormMatchesCpuForContiguousTensors) {
   const struct {
     Shape shape;
     int64_t groups;
   } cases[] = {
-      {{1, 2, 40001}, 1},                                         // a channel ends inside a vector, in ranges
-      {{2, 6, 5003}, 3},  {{1, 16, 4096}, 2},                     // several channels to a group
-      {{3, 9, 1}, 1},     {{2, 8, 3}, 2},     {{2, 3, 5}, 1},     // channels shorter than a vector, or hardly longer
+      {{1, 2, 40001}, 1},                                      // a channel ends within a vector; rows split into ranges
+      {{2, 6, 5003}, 3},  {{1, 16, 4096}, 2},                  // several channels per group
+      {{3, 9, 1}, 1},     {{2, 8, 3}, 2},     {{2, 3, 5}, 1},  // channels about as long as a vector
       {{2, 5, 7}, 5},     {{1, 1, 6}, 1},     {{40, 1, 771}, 1},  // fewer vectors than threads
       {{0, 4, 9}, 2},     {{2, 4, 0}, 2},
   };
@@ -147,19 +157,19 @@ TEST_F(CudaNorm, GroupNormOfContiguousRows) {
     for (const auto& c : cases)
       for (const DType dtype : kFloats)
         check_group_norm(random, dtype, c.shape, c.groups, Layout::contiguous, 0,
-                         random.chance(0.5) ? Place::alike : Place::aligned);
+                         random.chance(0.5) ? Alignment::equal : Alignment::vector);
   });
 }
 
-TEST_F(CudaNorm, GroupNormOfColumns) {
+TEST_F(CudaNorm, GroupNormMatchesCpuForChannelsInnermost) {
   const struct {
     Shape shape;
-    int64_t groups;  // beside 1, C/2 and C
+    int64_t groups;  // tested in addition to 1, C / 2 and C
   } cases[] = {
-      {{1, 3, 1001}, 3},   {{2, 12, 130}, 4},                    // no whole vectors of halves
-      {{2, 8, 777}, 2},    {{2, 24, 501}, 3},                    // groups of parts of vectors
-      {{1, 24, 333}, 4},   {{2, 40, 999}, 10},                   // groups that end inside a vector
-      {{1, 32, 4099}, 8},  {{1, 8, 20003}, 4},                   // positions in ranges
+      {{1, 3, 1001}, 3},   {{2, 12, 130}, 4},                    // rows are not whole half-precision vectors
+      {{2, 8, 777}, 2},    {{2, 24, 501}, 3},                    // groups smaller than a vector
+      {{1, 24, 333}, 4},   {{2, 40, 999}, 10},                   // groups end within a vector
+      {{1, 32, 4099}, 8},  {{1, 8, 20003}, 4},                   // positions split into ranges
       {{2, 320, 131}, 32}, {{1, 520, 70}, 65}, {{2, 16, 1}, 4},  // more channels than a tile; a single position
       {{2, 16, 0}, 2},     {{0, 16, 9}, 2},
   };
@@ -168,26 +178,27 @@ TEST_F(CudaNorm, GroupNormOfColumns) {
       for (const DType dtype : kFloats)
         for (const int64_t groups : {int64_t{1}, c.shape[1] / 2, c.shape[1], c.groups})
           if (c.shape[1] % groups == 0 && random.chance(0.6))
-            check_group_norm(random, dtype, c.shape, groups, Layout::channels_last, random.chance(0.3) ? far(dtype) : 0,
-                             random.chance(0.8) ? Place::aligned : Place::apart);
+            check_group_norm(random, dtype, c.shape, groups, Layout::channels_last,
+                             random.chance(0.3) ? large_center(dtype) : 0,
+                             random.chance(0.8) ? Alignment::vector : Alignment::independent);
   });
 }
 
-/// A device tensor (N, C, L) with the channels innermost, of random numbers about `centre`.
-Tensor columns(const Shape& shape, DType dtype, double centre) {
-  const Tensor t = randn({shape[0], shape[2], shape[1]}, {.device = Device::cuda()}) + centre;
+/// Returns a GPU tensor (N, C, L) with the channels innermost and random elements around `center`.
+Tensor columns(const Shape& shape, DType dtype, double center) {
+  const Tensor t = randn({shape[0], shape[2], shape[1]}, {.device = Device::cuda()}) + center;
   return t.to(dtype).permute({0, 2, 1});
 }
 
-// Gaps between the samples, positions and channels of all tensors change no bit, and no run differs from another.
-TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
+// Gaps between samples, positions and channels must not change the results, and repeated runs must agree bitwise.
+TEST_F(CudaNorm, GroupNormOfSlicesIsBitwiseReproducible) {
   const Shape shape{2, 48, 5001};
   for (const DType dtype : kFloats) {
     const Tensor x = columns(shape, dtype, 3), dy = columns(shape, dtype, 0);
-    const auto run = [&](int64_t more) {
+    const auto run = [&](int64_t extra) {
       const auto sliced = [&](const Tensor& from) {
-        const Tensor whole = columns({shape[0], shape[1] + 2 * more, shape[2] + more}, dtype, 9);
-        const Tensor part = whole.narrow(1, more, shape[1]).narrow(2, 0, shape[2]);
+        const Tensor whole = columns({shape[0], shape[1] + 2 * extra, shape[2] + extra}, dtype, 9);
+        const Tensor part = whole.narrow(1, extra, shape[1]).narrow(2, 0, shape[2]);
         if (from.defined()) part.copy_(from);
         return std::pair(whole, part);
       };
@@ -195,7 +206,7 @@ TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
       const auto [dy_whole, dy_part] = sliced(dy);
       const auto [y_whole, y_part] = sliced({});
       const auto [dx_whole, dx_part] = sliced({});
-      const auto guards = [&, &whole = y_whole] { return whole.narrow(1, 0, more).contiguous().to_vector<double>(); };
+      const auto guards = [&, &whole = y_whole] { return whole.narrow(1, 0, extra).contiguous().to_vector<double>(); };
       const auto before = guards();
       const Tensor mean = empty({2, 6}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
       const Tensor dgamma = empty({shape[1]}, mean.options()), dbeta = empty_like(dgamma);
@@ -211,12 +222,14 @@ TEST_F(CudaNorm, GroupNormOfSlicedColumnsRepeatsToTheBit) {
       return all;
     };
     const auto first = run(0);
-    for (const int64_t more : {0, 8, 0, 16}) ASSERT_EQ(run(more), first) << dtype << ", " << more << " more channels";
+    for (const int64_t extra : {0, 8, 0, 16})
+      ASSERT_EQ(run(extra), first) << dtype << ", " << extra << " extra channels";
   }
 }
 
-// One element beside which all others are alike decides the variance: the pivots must not lose the others.
-TEST_F(CudaNorm, GroupNormOfAnOutlier) {
+// All elements except one are equal, so the outlier determines the variance. The kernels sum deviations from a pivot,
+// the first element that a thread reads. The result must be accurate even if the outlier is a pivot.
+TEST_F(CudaNorm, GroupNormHandlesAnOutlier) {
   for (const DType dtype : kFloats)
     for (const bool last : {false, true}) {
       const Tensor ones = full({1, 20000, 8}, 0.1).to(dtype);
@@ -231,9 +244,9 @@ TEST_F(CudaNorm, GroupNormOfAnOutlier) {
     }
 }
 
-// Squares beyond the range of float: sums that overflow there are made again in double. Rows that start within a vector
-// and lengths that are no multiple of one also take single elements.
-TEST_F(CudaNorm, GroupNormOfSquaresBeyondFloat) {
+// The squares overflow float, so the kernels must repeat the sums in double. Unaligned rows, and lengths that are not a
+// multiple of a vector, also cover the code for single elements.
+TEST_F(CudaNorm, GroupNormHandlesSquaresBeyondFloat) {
   for (const DType dtype : {f32, bf16})
     for (const Layout layout : {Layout::contiguous, Layout::channels_last, Layout::spaced})
       with_seeds(8, [&](Random& random) {
@@ -260,14 +273,14 @@ TEST_F(CudaNorm, GroupNormOfSquaresBeyondFloat) {
       });
 }
 
-/// max |a - b| <= tolerance * max of `scale`.
+/// Expects max |a - b| <= tolerance * max |scale|.
 void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double tolerance, const std::string& what) {
   if (a.numel() == 0) return;
   EXPECT_LE(amax(abs(a - b)).item(), tolerance * amax(abs(scale)).item()) << what;
 }
 
-// dz is the plain gradient behind the mask, and the bias's gradient the sum of dz.
-TEST_F(CudaNorm, GradientsThroughReluAreMaskedAndSummed) {
+// dz must equal the unmasked gradient times the mask of the ReLU. The gradient of the bias must equal the sum of dz.
+TEST_F(CudaNorm, ReluBackwardMasksAndSumsGradients) {
   const Shape shapes[] = {{2, 6, 20001}, {1, 4, 4096}, {3, 9, 1},    {2, 8, 3},     {40, 3, 771},
                           {2, 300, 33},  {2, 4, 0},    {2, 24, 333}, {1, 8, 20003}, {1, 320, 77}};
   for (const DType dtype : kFloats)

@@ -1,5 +1,5 @@
-// For tests of CUDA kernels against the CPU's: arrays of random shape in memory that holds guard values wherever
-// the view does not reach, the same on both devices.
+// Helpers for tests of CUDA kernels against the CPU: views with random layouts and equal contents on both devices,
+// surrounded and interleaved with guard values.
 #pragma once
 
 #include <algorithm>
@@ -30,23 +30,31 @@ class Random {
   std::mt19937 engine_;
 };
 
-/// How the axes lie in memory. spaced: any order, with gaps; flipped: also negative and zero strides (inputs only).
-/// dense_channels_last: at an address of an allocation, so that 16 bytes of channels are a vector.
-/// padded_channels_last: with a voxel's channels every multiple of 8 elements.
-enum class Layout { contiguous, channels_last, spaced, flipped, dense_channels_last, padded_channels_last };
+/// The memory layout of a view. All layouts except dense_channels_last start at a random, possibly unaligned element.
+enum class Layout {
+  contiguous,           // row-major
+  channels_last,        // channels innermost
+  spaced,               // axes in any order, with gaps
+  flipped,              // like spaced, also with negative and zero strides; for inputs only
+  dense_channels_last,  // channels_last, aligned to 16 bytes
+  padded_channels_last  // channels_last, the channels of a voxel padded to a multiple of 8 elements
+};
+/// Returns a random layout among the first four for inputs, the first three for outputs.
 inline Layout any_layout(Random& random, bool input) { return static_cast<Layout>(random.integer(0, input ? 3 : 2)); }
 
+/// A view with the given layout into a 1-D buffer on each device.
 struct RandomView {
-  Tensor cpu, gpu;  // the buffers, 1-D
+  Tensor cpu;  // the buffers
+  Tensor gpu;
   View view;
-  int64_t start = 0;
-  std::vector<bool> inside;
+  int64_t start = 0;         // offset of the first element in the buffers
+  std::vector<bool> inside;  // for each element of the buffer, whether it belongs to the view
 
   RandomView(DType dtype, const Shape& shape, Layout layout, Random& random) {
     view.dtype = dtype;
     view.rank = static_cast<int>(shape.size());
     std::copy(shape.begin(), shape.end(), view.size);
-    std::vector<int> order;  // slowest first
+    std::vector<int> order;  // axes in memory, outermost first
     for (int axis = 0; axis < view.rank; ++axis) order.push_back(axis);
     const bool dense = layout == Layout::dense_channels_last, padded = layout == Layout::padded_channels_last;
     if ((layout == Layout::channels_last || dense || padded) && view.rank > 2)
@@ -73,7 +81,7 @@ struct RandomView {
     each([&](int64_t position) { inside[static_cast<size_t>(position)] = true; });
   }
 
-  /// Inputs: whole numbers, or any, in [low, high].
+  /// Fills an input with random integers, or reals if `whole` is false, in [low, high].
   RandomView& fill(Random& random, double low, double high, bool whole = true) {
     each([&](int64_t position) {
       cpu.set({position},
@@ -83,15 +91,15 @@ struct RandomView {
     gpu = cpu.to(Device::cuda());
     return *this;
   }
-  /// Outputs: NaN on the GPU where a result shall stand.
+  /// Prepares an output: fills the view with NaN on both devices.
   RandomView& poison() {
     each([&](int64_t position) { cpu.set({position}, std::numeric_limits<double>::quiet_NaN()); });
     poisoned_ = cpu.clone();
-    poison_again();
+    restore_poison();
     return *this;
   }
-  /// Of the GPU's half only.
-  void poison_again() { gpu = poisoned_.to(Device::cuda()); }
+  /// Restores the NaNs on the GPU only.
+  void restore_poison() { gpu = poisoned_.to(Device::cuda()); }
 
   View on(Device device) const {
     View placed = view;
@@ -100,8 +108,9 @@ struct RandomView {
     return placed;
   }
 
-  /// The GPU's results are within `tolerance` of the CPU's largest, and its guards untouched.
-  ::testing::AssertionResult same(double tolerance) const {
+  /// Succeeds if each GPU element differs from the CPU element by at most `tolerance` times the largest CPU element,
+  /// and the guards are unchanged.
+  ::testing::AssertionResult matches_cpu(double tolerance) const {
     const auto got = gpu.to_vector<double>(), expected = cpu.to_vector<double>();
     double scale = 0;
     for (size_t i = 0; i < got.size(); ++i)
@@ -119,7 +128,7 @@ struct RandomView {
   static constexpr int64_t kMargin = 64;
   Tensor poisoned_;
 
-  /// Calls f with the position in the buffer of every element of the view.
+  /// Calls f with the buffer position of every element of the view.
   template <class F>
   void each(const F& f) const {
     std::vector<int64_t> index(static_cast<size_t>(view.rank), 0);
@@ -135,9 +144,10 @@ struct RandomView {
   }
 };
 
-/// A sequence of seeds; each test prints the one at which it failed.
+/// The first seed of tests that loop over seeds. A failing test prints its seed.
 inline constexpr unsigned kFirstSeed = 20240;
 
+/// Skips its tests if there is no GPU.
 class OnGpu : public testing::Test {
  protected:
   void SetUp() override {

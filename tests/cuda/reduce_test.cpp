@@ -1,5 +1,5 @@
-// The CUDA kernels that reduce and pool against the CPU's, through the kernel table: random
-// shapes and strides, poisoned results between guard bands.
+// Tests the CUDA kernels that reduce, sort and pool against the CPU through the kernel table, with random shapes and
+// strides. Results start as NaN and lie between guard bands.
 #include <functional>
 
 #include "ops/create.h"
@@ -18,7 +18,7 @@ constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
 
 double rounding(DType dtype) { return dtype == f64 ? 1e-12 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 1e-6; }
 
-/// Calls body(random, dtype) with many seeds, naming the one that fails.
+/// Calls body(random, dtype) with `count` seeds, for f32 and f64. A failure reports its seed.
 void with_seeds(unsigned count, const std::function<void(Random&, DType)>& body) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + count && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(concat("seed ", seed));
@@ -27,7 +27,7 @@ void with_seeds(unsigned count, const std::function<void(Random&, DType)>& body)
   }
 }
 
-/// The same with halves, too.
+/// Like with_seeds(), but also for bf16 and f16.
 void with_all_floats(unsigned count, const std::function<void(Random&, DType)>& body) {
   with_seeds(count, [&](Random& random, DType dtype) {
     body(random, random.chance(0.5) ? dtype : random.chance(0.5) ? bf16 : f16);
@@ -40,7 +40,7 @@ Shape random_shape(Random& random, int64_t rank, int64_t largest) {
   return shape;
 }
 
-TEST_F(CudaReduce, AgreesOverAnyAxes) {
+TEST_F(CudaReduce, ReduceMatchesCpuOverAnyAxes) {
   with_all_floats(150, [](Random& random, DType dtype) {
     const int64_t rank = random.integer(1, 6);
     const Shape shape = random_shape(random, rank, rank == 1 ? 100000 : rank == 2 ? 400 : rank < 5 ? 17 : 6);
@@ -53,67 +53,67 @@ TEST_F(CudaReduce, AgreesOverAnyAxes) {
     out.poison();
     SCOPED_TRACE(concat(shape, " to ", kept));
     for (const Device device : kBoth) kernels(device).reduce(op, out.on(device), in.on(device));
-    EXPECT_TRUE(out.same(op <= ReduceOp::mean ? rounding(dtype) : 0));
+    EXPECT_TRUE(out.matches_cpu(op == ReduceOp::sum || op == ReduceOp::mean ? rounding(dtype) : 0));
   });
 }
 
-TEST_F(CudaReduce, ReadsVectorsFromAnyAlignment) {
+TEST_F(CudaReduce, ReduceHandlesAnyAlignment) {
   const struct {
     Shape shape, kept;
   } cases[] = {
-      {{100003}, {1}},                 // one row, in ranges
-      {{3, 100001}, {3, 1}},           // rows, in ranges
-      {{7, 40, 41}, {7, 1, 1}},        // a warp to each row
-      {{33, 37}, {33, 1}},             // a few threads to each row
-      {{33, 48}, {33, 1}},             // the same, of whole vectors
-      {{900, 5}, {900, 1}},            // a thread to each row
-      {{900, 19}, {900, 1}},           // four threads to each row
-      {{2, 3, 30, 31}, {1, 3, 1, 1}},  // runs in step with nothing
-      {{5, 3, 9000}, {1, 3, 1}},       // long runs, and ranges that end inside
-      {{9, 4, 130}, {1, 1, 130}},      // columns, single
-      {{9, 4, 132}, {1, 4, 132}},      // columns by vectors, where the base is aligned
-      {{9000, 8}, {1, 8}},             // few columns, in ranges
-      {{2, 700, 128}, {2, 1, 128}},    // the same of every sample
-      {{3, 1 << 19}, {1, 1 << 19}},    // a thread to each column
+      {{100003}, {1}},                 // one row, split into ranges
+      {{3, 100001}, {3, 1}},           // rows, split into ranges
+      {{7, 40, 41}, {7, 1, 1}},        // one warp per row
+      {{33, 37}, {33, 1}},             // a few threads per row
+      {{33, 48}, {33, 1}},             // a few threads per row, whole vectors
+      {{900, 5}, {900, 1}},            // one thread per row
+      {{900, 19}, {900, 1}},           // four threads per row
+      {{2, 3, 30, 31}, {1, 3, 1, 1}},  // runs with different alignments
+      {{5, 3, 9000}, {1, 3, 1}},       // long runs, split into ranges
+      {{9, 4, 130}, {1, 1, 130}},      // columns, not in vectors
+      {{9, 4, 132}, {1, 4, 132}},      // columns in vectors, if the base is aligned
+      {{9000, 8}, {1, 8}},             // few columns, split into ranges
+      {{2, 700, 128}, {2, 1, 128}},    // columns of each sample, split into ranges
+      {{3, 1 << 19}, {1, 1 << 19}},    // one thread per column
       {{3, (1 << 19) + 1}, {1, (1 << 19) + 1}},
   };
   with_all_floats(12, [&](Random& random, DType dtype) {
     for (const auto& c : cases)
-      for (const auto op : {ReduceOp::sum, ReduceOp::amax}) {
+      for (const auto op : {ReduceOp::sum, ReduceOp::max}) {
         RandomView in(dtype, c.shape, Layout::contiguous, random), out(dtype, c.kept, Layout::contiguous, random);
         in.fill(random, -100, 100, false);
         out.poison();
         SCOPED_TRACE(concat(c.shape, " to ", c.kept));
         for (const Device device : kBoth) kernels(device).reduce(op, out.on(device), in.on(device));
-        EXPECT_TRUE(out.same(op == ReduceOp::sum ? rounding(dtype) : 0));
+        EXPECT_TRUE(out.matches_cpu(op == ReduceOp::sum ? rounding(dtype) : 0));
       }
   });
 }
 
-TEST_F(CudaReduce, SumsIntegersAndFindsNaN) {
+TEST_F(CudaReduce, SumsIntegersAndPropagatesNaN) {
   with_seeds(20, [](Random& random, DType) {
     for (const DType dtype : {i64, i32, u8, b8}) {
       RandomView in(dtype, {70, 300}, any_layout(random, true), random), out(i64, {70, 1}, Layout::spaced, random);
       in.fill(random, 0, dtype == b8 ? 1 : 255);
       out.fill(random, 0, 9);
       for (const Device device : kBoth) kernels(device).reduce(ReduceOp::sum, out.on(device), in.on(device));
-      EXPECT_TRUE(out.same(0)) << dtype;
+      EXPECT_TRUE(out.matches_cpu(0)) << dtype;
     }
     const Tensor x = randn({5000});
     x.set({random.integer(0, 4999)}, std::nan(""));
     const Tensor highest = empty({1}, {.device = Device::cuda()});
-    cuda_kernels().reduce(ReduceOp::amax, highest.view_out(), x.to(Device::cuda()).view_in());
+    cuda_kernels().reduce(ReduceOp::max, highest.view_out(), x.to(Device::cuda()).view_in());
     EXPECT_TRUE(std::isnan(highest.item()));
   });
 }
 
-TEST_F(CudaReduce, SumsOfNothingAreZero) {
+TEST_F(CudaReduce, SumsOfEmptyAxesAreZero) {
   const Tensor x = empty({3, 0, 2}, {.device = Device::cuda()}), y = full({3, 1, 2}, 7, x.options());
   cuda_kernels().reduce(ReduceOp::sum, y.view_out(), x.view_in());
   EXPECT_EQ(y.to_vector<double>(), std::vector<double>(6, 0));
 }
 
-TEST_F(CudaReduce, GivesTheSameBitsEveryTime) {
+TEST_F(CudaReduce, IsBitwiseReproducible) {
   const Tensor x = randn({2, 5, 40, 41, 42}).to(Device::cuda());
   std::vector<float> first;
   for (int run = 0; run < 20; ++run) {
@@ -124,8 +124,8 @@ TEST_F(CudaReduce, GivesTheSameBitsEveryTime) {
   }
 }
 
-// Halves are summed in float a few at a time only: more would stop at 2^24.
-TEST_F(CudaReduce, SumsManyHalves) {
+// A float sum of equal numbers stops growing after 2^24 terms, so the kernels add only a few numbers in float.
+TEST_F(CudaReduce, SumsManyHalfPrecisionElements) {
   for (const DType dtype : {bf16, f16})
     for (const Shape& shape : {Shape{1, 1 << 26}, Shape{1 << 23, 8}, Shape{8, 1 << 23}}) {
       const Tensor x = full(shape, 0x1p-11, {dtype, Device::cuda()});
@@ -134,7 +134,7 @@ TEST_F(CudaReduce, SumsManyHalves) {
     }
 }
 
-/// A shape for what runs along one axis: of any rank, or with long lines, or with many short ones.
+/// Returns a random shape for kernels that work along one axis: one line, long lines, short lines, or higher rank.
 Shape line_shape(Random& random) {
   switch (random.integer(0, 3)) {
     case 0:
@@ -148,12 +148,11 @@ Shape line_shape(Random& random) {
   }
 }
 
-/// Calls kernel(table of a device, view of the result, view of the input, axis) on both devices for random views with
-/// many ties, and compares. The result has `room` elements along the axis (0: as many as there are) and the dtype
-/// that result_dtype gives.
-void lines_agree(const std::function<int64_t(Random&, int64_t size)>& room, DType (*result_dtype)(DType),
-                 const std::function<double(DType)>& tolerance,
-                 const std::function<void(const Kernels&, const View&, const View&, int)>& kernel) {
+/// Calls kernel(kernels, out, in, axis) on both devices for random views with many ties, and compares the results.
+/// `out` has result_size(random, size) elements along the axis, and the dtype result_dtype(dtype).
+void expect_lines_match(const std::function<int64_t(Random&, int64_t size)>& result_size, DType (*result_dtype)(DType),
+                        const std::function<double(DType)>& tolerance,
+                        const std::function<void(const Kernels&, const View&, const View&, int)>& kernel) {
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 160 && !testing::Test::HasFailure(); ++seed) {
     Random random(seed);
     constexpr DType kAll[] = {f32, f64, bf16, f16, i64, i32, u8, b8};
@@ -161,7 +160,7 @@ void lines_agree(const std::function<int64_t(Random&, int64_t size)>& room, DTyp
     const Shape shape = line_shape(random);
     const int64_t axis = random.integer(0, shape.size() - 1);
     Shape result = shape;
-    result[axis] = room(random, shape[axis]);
+    result[axis] = result_size(random, shape[axis]);
     RandomView in(dtype, shape, any_layout(random, true), random);
     RandomView out(result_dtype(dtype), result, any_layout(random, false), random);
     const bool wide = is_floating(dtype) || dtype == i64 || dtype == i32;
@@ -169,49 +168,51 @@ void lines_agree(const std::function<int64_t(Random&, int64_t size)>& room, DTyp
     out.fill(random, 0, 1);
     SCOPED_TRACE(concat("seed ", seed, ": ", dtype, ' ', shape, " along ", axis, ", ", result[axis]));
     for (const Device device : kBoth) kernel(kernels(device), out.on(device), in.on(device), static_cast<int>(axis));
-    EXPECT_TRUE(out.same(tolerance(dtype)));
+    EXPECT_TRUE(out.matches_cpu(tolerance(dtype)));
   }
 }
 
-DType position_dtype(DType) { return i64; }
-double exactly(DType) { return 0; }
+DType index_dtype(DType) { return i64; }
+double no_tolerance(DType) { return 0; }
 
-TEST_F(CudaReduce, CumsumAgrees) {
+TEST_F(CudaReduce, CumsumMatchesCpu) {
   for (const bool reverse : {false, true})
-    lines_agree([](Random&, int64_t size) { return size; }, [](DType t) { return is_floating(t) ? t : i64; },
-                [](DType t) { return is_floating(t) ? rounding(t) : 0; },
-                [=](const Kernels& k, const View& out, const View& in, int axis) { k.cumsum(out, in, axis, reverse); });
+    expect_lines_match(
+        [](Random&, int64_t size) { return size; }, [](DType t) { return is_floating(t) ? t : i64; },
+        [](DType t) { return is_floating(t) ? rounding(t) : 0; },
+        [=](const Kernels& k, const View& out, const View& in, int axis) { k.cumsum(out, in, axis, reverse); });
 }
 
-TEST_F(CudaReduce, ArgmaxAgrees) {
+TEST_F(CudaReduce, ArgmaxMatchesCpu) {
   for (const bool largest : {false, true})
-    lines_agree([](Random&, int64_t) { return 1; }, position_dtype, exactly,
-                [=](const Kernels& k, const View& out, const View& in, int axis) { k.argmax(out, in, axis, largest); });
+    expect_lines_match(
+        [](Random&, int64_t) { return 1; }, index_dtype, no_tolerance,
+        [=](const Kernels& k, const View& out, const View& in, int axis) { k.argmax(out, in, axis, largest); });
 }
 
-TEST_F(CudaReduce, SortAgrees) {
+TEST_F(CudaReduce, SortMatchesCpu) {
   for (const bool descending : {false, true})
-    lines_agree(
-        [](Random& random, int64_t size) { return random.chance(0.5) ? size : random.integer(1, size); },
-        position_dtype, exactly,
+    expect_lines_match(
+        [](Random& random, int64_t size) { return random.chance(0.5) ? size : random.integer(1, size); }, index_dtype,
+        no_tolerance,
         [=](const Kernels& k, const View& out, const View& in, int axis) { k.sort(out, in, axis, descending); });
 }
 
-TEST_F(CudaReduce, OfClassesAgrees) {
+TEST_F(CudaReduce, ClassAxisReductionsMatchCpu) {
   for (const DType dtype : {f32, f64, bf16, f16})
     for (const int64_t classes : {2, 3, 4, 8, 14, 32, 65})
       for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
         const Tensor x = (randn({2, classes, 9, 16, 16}) * 3).to(i64).to(dtype).contiguous(format);
-        const Tensor here = x.to(Device::cuda());
+        const Tensor gpu_x = x.to(Device::cuda());
         SCOPED_TRACE(concat(dtype, ' ', classes, " classes, ", static_cast<int>(format)));
-        EXPECT_EQ(argmax(here, 1).to_vector<int64_t>(), argmax(x, 1).to_vector<int64_t>());
-        EXPECT_EQ(sort(here, 1).indices.to_vector<int64_t>(), sort(x, 1).indices.to_vector<int64_t>());
-        EXPECT_EQ(cumsum(here, 1).to_vector(), cumsum(x, 1).to_vector());
-        EXPECT_EQ(sum(here, 1).to_vector(), sum(x, 1).to_vector());
+        EXPECT_EQ(argmax(gpu_x, 1).to_vector<int64_t>(), argmax(x, 1).to_vector<int64_t>());
+        EXPECT_EQ(sort(gpu_x, 1).indices.to_vector<int64_t>(), sort(x, 1).indices.to_vector<int64_t>());
+        EXPECT_EQ(cumsum(gpu_x, 1).to_vector(), cumsum(x, 1).to_vector());
+        EXPECT_EQ(sum(gpu_x, 1).to_vector(), sum(x, 1).to_vector());
       }
 }
 
-TEST_F(CudaReduce, SoftmaxAgrees) {
+TEST_F(CudaReduce, SoftmaxMatchesCpu) {
   with_all_floats(60, [](Random& random, DType dtype) {
     const int64_t rank = random.integer(1, 5);
     const Shape shape = random_shape(random, rank, rank == 1 ? 5000 : rank == 2 ? 700 : 8);
@@ -222,11 +223,11 @@ TEST_F(CudaReduce, SoftmaxAgrees) {
     y.poison();
     SCOPED_TRACE(concat(shape, " along ", axis));
     for (const Device device : kBoth) kernels(device).softmax(y.on(device), x.on(device), axis, logarithm);
-    EXPECT_TRUE(y.same(rounding(dtype)));
+    EXPECT_TRUE(y.matches_cpu(rounding(dtype)));
   });
 }
 
-TEST_F(CudaReduce, MaxPoolAgrees) {
+TEST_F(CudaReduce, MaxPoolMatchesCpu) {
   with_all_floats(80, [](Random& random, DType dtype) {
     PoolGeometry g;
     Shape x_shape{random.integer(1, 3), random.integer(1, 4)}, y_shape = x_shape;
@@ -253,11 +254,11 @@ TEST_F(CudaReduce, MaxPoolAgrees) {
     indices.fill(random, -9, -1);
     for (RandomView* output : {&y, &dx}) output->poison();
     for (const Device device : kBoth) {
-      const View named = indices.on(device);
-      kernels(device).max_pool(y.on(device), &named, x.on(device), g);
-      kernels(device).max_pool_backward(dx.on(device), dy.on(device), named, g);
+      const View index_view = indices.on(device);
+      kernels(device).max_pool(y.on(device), &index_view, x.on(device), g);
+      kernels(device).max_pool_backward(dx.on(device), dy.on(device), index_view, g);
     }
-    for (const RandomView* result : {&y, &indices, &dx}) EXPECT_TRUE(result->same(0));
+    for (const RandomView* result : {&y, &indices, &dx}) EXPECT_TRUE(result->matches_cpu(0));
   });
 }
 

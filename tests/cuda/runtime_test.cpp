@@ -1,4 +1,4 @@
-// The CUDA runtime: memory, copies, streams and events; and what a program meets where there is no GPU.
+// Tests the CUDA runtime: memory, copies, streams, events, and the errors without a GPU.
 #include <algorithm>
 #include <memory>
 #include <regex>
@@ -19,7 +19,7 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 Tensor bytes_on_gpu(int64_t count) { return empty({count}, {.dtype = u8, .device = Device::cuda()}); }
 MemoryStats gpu_stats() { return memory::stats(Device::cuda()); }
 
-/// What `statement` says when it throws an Error; empty if it does not.
+/// Returns the message of the Error that `statement` throws, or an empty string if it does not throw.
 template <class F>
 std::string error_of(F&& statement) {
   try {
@@ -30,20 +30,20 @@ std::string error_of(F&& statement) {
   return {};
 }
 
-// ---- on every machine
+// ---- tests that run on every machine
 
-TEST(CudaDevices, AvailableMeansThatThereIsOne) { EXPECT_EQ(cuda::is_available(), cuda::device_count() > 0); }
+TEST(CudaDevices, IsAvailableIfADeviceIsPresent) { EXPECT_EQ(cuda::is_available(), cuda::device_count() > 0); }
 
-TEST(CudaDevices, OneThatIsMissingIsRefusedWithTheReason) {
+TEST(CudaDevices, RejectsMissingDeviceWithReason) {
   const int count = cuda::device_count();
   const Device missing = Device::cuda(count);
-  const std::string asked = "device cuda:" + std::to_string(count) + " asked for: ";
+  const std::string prefix = "cuda:" + std::to_string(count) + " is not available: ";
   const std::string allocation = error_of([&] { empty({2}, {.device = missing}); });
   if (count > 0) {
-    EXPECT_EQ(allocation, asked + "only " + std::to_string(count) + " present");
+    EXPECT_EQ(allocation, prefix + "only " + std::to_string(count) + " present");
   } else {
-    const std::string reason = allocation.substr(std::min(allocation.size(), asked.size()));
-    EXPECT_EQ(allocation.substr(0, asked.size()), asked);
+    const std::string reason = allocation.substr(std::min(allocation.size(), prefix.size()));
+    EXPECT_EQ(allocation.substr(0, prefix.size()), prefix);
     EXPECT_TRUE(reason == "this build has no CUDA" || reason.starts_with("no CUDA device found")) << allocation;
   }
   for (const auto& other :
@@ -53,12 +53,12 @@ TEST(CudaDevices, OneThatIsMissingIsRefusedWithTheReason) {
     EXPECT_EQ(other, allocation);
 }
 
-TEST(CudaDevices, NegativeIndicesAreRefused) {
-  EXPECT_ERROR(empty({2}, {.device = Device::cuda(-1)}), "device cuda:-1 asked for: ");
-  EXPECT_ERROR(cuda::Stream(-1), "device cuda:-1 asked for: ");
+TEST(CudaDevices, RejectsNegativeIndices) {
+  EXPECT_ERROR(empty({2}, {.device = Device::cuda(-1)}), "cuda:-1 is not available: ");
+  EXPECT_ERROR(cuda::Stream(-1), "cuda:-1 is not available: ");
 }
 
-TEST(CudaDevices, KernelsThrowWhereThereIsNone) {
+TEST(CudaDevices, KernelsThrowWithoutAGpu) {
   if (cuda::is_available()) GTEST_SKIP() << "a GPU is present";
   float element = 1;
   View view;
@@ -70,7 +70,7 @@ TEST(CudaDevices, KernelsThrowWhereThereIsNone) {
   EXPECT_EQ(element, 1);
 }
 
-// ---- on machines with a GPU
+// ---- tests that need a GPU
 
 class CudaRuntime : public testing::Test {
  protected:
@@ -81,7 +81,7 @@ class CudaRuntime : public testing::Test {
 using CudaAllocator = CudaRuntime;
 using CudaStreams = CudaRuntime;
 
-TEST_F(CudaAllocator, CountsWhatTensorsHold) {
+TEST_F(CudaAllocator, CountsMemoryOfTensors) {
   const MemoryStats before = gpu_stats();
   {
     const Tensor x = empty({1000}, {.device = Device::cuda()});
@@ -95,33 +95,33 @@ TEST_F(CudaAllocator, CountsWhatTensorsHold) {
   EXPECT_EQ(gpu_stats().peak, before.current);
 }
 
-TEST_F(CudaAllocator, EmptyTensorsTakeNothing) {
+TEST_F(CudaAllocator, EmptyTensorsUseNoMemory) {
   const MemoryStats before = gpu_stats();
   const Tensor x = bytes_on_gpu(0);
   EXPECT_EQ(gpu_stats().current, before.current);
   EXPECT_EQ(gpu_stats().allocations, before.allocations);
 }
 
-TEST_F(CudaAllocator, HandsOutFreedBlocksAgain) {
+TEST_F(CudaAllocator, ReusesFreedBlocks) {
   for (const int64_t size : {int64_t{100}, 3 * kMiB, 50 * kMiB}) {
     const void* first = bytes_on_gpu(size).raw_data();
-    const int64_t asked_before = gpu_stats().device_allocations;
+    const int64_t allocations_before = gpu_stats().device_allocations;
     const Tensor again = bytes_on_gpu(size - 1);
     EXPECT_EQ(again.raw_data(), first);
-    EXPECT_EQ(gpu_stats().device_allocations, asked_before);
+    EXPECT_EQ(gpu_stats().device_allocations, allocations_before);
   }
 }
 
 TEST_F(CudaAllocator, SmallTensorsShareASegment) {
   memory::empty_cache(Device::cuda());
-  const int64_t asked_before = gpu_stats().device_allocations;
+  const int64_t allocations_before = gpu_stats().device_allocations;
   std::vector<Tensor> tensors;
   std::set<uintptr_t> addresses;
   for (int i = 0; i < 100; ++i) {
     tensors.push_back(bytes_on_gpu(1000));
     addresses.insert(reinterpret_cast<uintptr_t>(tensors.back().raw_data()));
   }
-  EXPECT_LE(gpu_stats().device_allocations, asked_before + 1);
+  EXPECT_LE(gpu_stats().device_allocations, allocations_before + 1);
   ASSERT_EQ(addresses.size(), 100u);
   uintptr_t end = 0;
   for (const uintptr_t address : addresses) {
@@ -131,17 +131,17 @@ TEST_F(CudaAllocator, SmallTensorsShareASegment) {
   }
 }
 
-TEST_F(CudaAllocator, MergesFreedNeighbours) {
+TEST_F(CudaAllocator, MergesAdjacentFreeBlocks) {
   memory::empty_cache(Device::cuda());
   std::vector<Tensor> pieces;
   for (int i = 0; i < 4; ++i) pieces.push_back(bytes_on_gpu(5 * kMiB));  // one segment of 20 MiB
-  const int64_t asked_before = gpu_stats().device_allocations;
+  const int64_t allocations_before = gpu_stats().device_allocations;
   for (const size_t i : {1u, 3u, 0u, 2u}) pieces[i] = Tensor();
   const Tensor whole = bytes_on_gpu(20 * kMiB);
-  EXPECT_EQ(gpu_stats().device_allocations, asked_before);
+  EXPECT_EQ(gpu_stats().device_allocations, allocations_before);
 }
 
-TEST_F(CudaAllocator, EmptyCacheReturnsWhatNobodyUses) {
+TEST_F(CudaAllocator, EmptyCacheReleasesUnusedMemory) {
   memory::empty_cache(Device::cuda());
   const int64_t reserved = gpu_stats().reserved;
   const Tensor kept = bytes_on_gpu(30 * kMiB);
@@ -151,7 +151,7 @@ TEST_F(CudaAllocator, EmptyCacheReturnsWhatNobodyUses) {
   EXPECT_EQ(gpu_stats().reserved, reserved + 30 * kMiB);
 }
 
-/// The message of a request that no GPU can serve.
+/// Returns the message of the OutOfMemoryError for 2^50 bytes.
 std::string out_of_memory_message() {
   try {
     bytes_on_gpu(int64_t{1} << 50);
@@ -161,13 +161,13 @@ std::string out_of_memory_message() {
   return "no OutOfMemoryError";
 }
 
-TEST_F(CudaAllocator, OutOfMemoryCarriesTheFiguresAndTheProgramGoesOn) {
+TEST_F(CudaAllocator, OutOfMemoryReportsSizesAndIsRecoverable) {
   const Tensor kept = full({kMiB}, 3, {.device = Device::cuda()});
   const MemoryStats before = gpu_stats();
   const std::string message = out_of_memory_message();
   EXPECT_TRUE(std::regex_match(
       message,
-      std::regex("out of memory on cuda:0: 1125899906842624 bytes asked for, " + std::to_string(before.current) +
+      std::regex("out of memory on cuda:0: 1125899906842624 bytes requested, " + std::to_string(before.current) +
                  " in use by tensors, \\d+ reserved, \\d+ free of \\d+ on the device")))
       << message;
   EXPECT_EQ(gpu_stats().current, before.current);
@@ -177,18 +177,18 @@ TEST_F(CudaAllocator, OutOfMemoryCarriesTheFiguresAndTheProgramGoesOn) {
   EXPECT_NO_THROW(synchronize(Device::cuda()));
 }
 
-TEST_F(CudaAllocator, GivesTheCacheBackBeforeItGivesUp) {
+TEST_F(CudaAllocator, ReleasesCacheBeforeOutOfMemory) {
   memory::empty_cache(Device::cuda());
   std::smatch figures;
   const std::string message = out_of_memory_message();
   ASSERT_TRUE(std::regex_search(message, figures, std::regex("(\\d+) free of"))) << message;
   const int64_t unused = std::stoll(figures[1]);
   bytes_on_gpu(unused / 2);
-  EXPECT_NO_THROW(bytes_on_gpu(unused / 10 * 7));  // does not fit beside the cached half
+  EXPECT_NO_THROW(bytes_on_gpu(unused / 10 * 7));  // fits only after the allocator has released the cached half
   memory::empty_cache(Device::cuda());
 }
 
-TEST_F(CudaAllocator, GoesOnWhenSmallAllocationsFail) {
+TEST_F(CudaAllocator, RecoversFromFailingHostAllocations) {
   const Device device = Device::cuda();
   memory::empty_cache(device);
   const int64_t current = memory::stats(device).current;
@@ -196,7 +196,7 @@ TEST_F(CudaAllocator, GoesOnWhenSmallAllocationsFail) {
     Tensors tensors;
     for (const int64_t size : {100, 1 << 18, 3 << 20, 1000, 1 << 21})
       tensors.push_back(empty({size}, {.device = device}));
-    tensors.erase(tensors.begin() + 1);  // blocks are split, merged and found again
+    tensors.erase(tensors.begin() + 1);  // blocks are split, merged and reused
     tensors.push_back(empty({5000}, {.device = device}));
   });
   EXPECT_EQ(memory::stats(device).current, current);
@@ -204,7 +204,7 @@ TEST_F(CudaAllocator, GoesOnWhenSmallAllocationsFail) {
   EXPECT_EQ(ones({1 << 20}, {.device = device}).sum().item(), 1 << 20);
 }
 
-TEST_F(CudaAllocator, ServesThreads) {
+TEST_F(CudaAllocator, SupportsSeveralThreads) {
   const int64_t before = gpu_stats().current;
   std::vector<std::jthread> threads;
   std::vector<std::string> errors(4);
@@ -220,7 +220,7 @@ TEST_F(CudaAllocator, ServesThreads) {
           const int64_t count = state >> 14;
           const size_t slot = static_cast<size_t>(i) % held.size();
           held[slot] = full({count + 1}, i, {.device = Device::cuda()});
-          check(held[slot].at({count}) == i, "test", "another thread wrote here");
+          check(held[slot].at({count}) == i, "test", "another thread wrote to this block");
         }
       });
     });
@@ -230,14 +230,14 @@ TEST_F(CudaAllocator, ServesThreads) {
 }
 
 TEST_F(CudaRuntime, CopiesBothWays) {
-  // The last is larger than the ring of upload buffers, and no multiple of them.
+  // The last size is larger than all upload buffers together and not a multiple of the buffer size.
   for (const int64_t count : {int64_t{1}, int64_t{1000}, 4 * kMiB, 40 * kMiB + 17}) {
     Tensor source = empty({count}, {.dtype = u8});
     auto* data = source.mutable_data<uint8_t>();
     for (int64_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>((i * 7) ^ (i >> 13));
     const Tensor expected = source.clone();
     const Tensor moved = source.to(Device::cuda());
-    std::fill_n(data, count, uint8_t{0});  // the source is free again when to() returns
+    std::fill_n(data, count, uint8_t{0});  // the source may change after to() returns
     const Tensor back = moved.to(Device::cpu());
     EXPECT_TRUE(std::equal(back.data<uint8_t>(), back.data<uint8_t>() + count, expected.data<uint8_t>())) << count;
   }
@@ -267,14 +267,14 @@ TEST_F(CudaStreams, GuardsNest) {
     }
     EXPECT_EQ(bytes_on_gpu(100).raw_data(), on_a);
   }
-  // Each stream has blocks of its own, the default stream too.
+  // Each stream, including the default stream, has its own blocks.
   const void* on_default = bytes_on_gpu(100).raw_data();
   EXPECT_NE(on_a, on_b);
   EXPECT_NE(on_a, on_default);
   EXPECT_NE(on_b, on_default);
 }
 
-TEST_F(CudaStreams, GuardsEndInAnyOrder) {
+TEST_F(CudaStreams, GuardsMayEndInAnyOrder) {
   const cuda::Stream a, b;
   auto outer = std::make_unique<cuda::StreamGuard>(a), inner = std::make_unique<cuda::StreamGuard>(b);
   const auto current = [] { return runtime(Device::cuda()).stream(0); };
@@ -294,7 +294,7 @@ TEST_F(CudaStreams, AreReused) {
   EXPECT_EQ(stream.handle(), handle);
 }
 
-TEST_F(CudaStreams, AStreamMovedFromIsRefused) {
+TEST_F(CudaStreams, RejectsMovedFromStream) {
   cuda::Stream first;
   void* handle = first.handle();
   const cuda::Stream second(std::move(first));
@@ -303,7 +303,7 @@ TEST_F(CudaStreams, AStreamMovedFromIsRefused) {
   EXPECT_ERROR(cuda::StreamGuard{first}, "moved from");
 }
 
-TEST_F(CudaStreams, EventsOrderThem) {
+TEST_F(CudaStreams, EventsOrderStreams) {
   constexpr int64_t count = 64 * kMiB;
   const cuda::Stream stream;
   cuda::Event done;
@@ -320,9 +320,9 @@ TEST_F(CudaStreams, EventsOrderThem) {
   EXPECT_EQ(y.at({count - 1}), 20);
 }
 
-TEST_F(CudaStreams, ABlockFreedUnderAnotherStreamWaitsForIt) {
-  // `x` belongs to the default stream, is written late in another one, and freed there. Its bytes must not reach the
-  // next owner before that write.
+TEST_F(CudaStreams, BlockFreedOnAnotherStreamWaitsForIt) {
+  // `x` is allocated on the default stream, then written and freed on another stream. The allocator must not reuse its
+  // memory before the write has completed.
   constexpr int64_t count = 64 * kMiB;
   synchronize(Device::cuda());
   const void* address;
@@ -351,7 +351,7 @@ TEST_F(CudaStreams, EventsMeasureTime) {
   EXPECT_GT(stop.elapsed_ms_since(start), 0.01f);
   EXPECT_TRUE(stop.query());
   cuda::Event untimed(0, /*enable_timing=*/false);
-  EXPECT_TRUE(untimed.query());  // no mark yet
+  EXPECT_TRUE(untimed.query());  // not recorded yet
   untimed.record();
   EXPECT_ERROR(untimed.elapsed_ms_since(start), "Event::elapsed_ms_since: cudaError");
 }

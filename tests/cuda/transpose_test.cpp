@@ -1,5 +1,5 @@
-// Copies between layouts whose innermost axes differ, on CUDA against the CPU: both directions, every width of element
-// and conversions, at any alignment, with the voxels of one side padded, between guards that stay as they are.
+// Tests CUDA copies between layouts with different innermost axes against the CPU: both directions, all element sizes
+// and conversions, any alignment, padded voxels, and guard values that must not change.
 #include <utility>
 
 #include "ops/create.h"
@@ -12,9 +12,11 @@ namespace {
 
 using namespace cudatest;
 
+/// Pairs of (dtype of the copy, dtype of the source).
 constexpr std::pair<DType, DType> kTypes[] = {{f32, f32},  {f64, f64}, {bf16, bf16}, {u8, u8},    {f32, bf16},
                                               {bf16, f32}, {f32, f16}, {f16, f32},   {f16, bf16}, {i32, i32},
-                                              {i64, i64},  {f64, f32}};  // the last has no tiles
+                                              {i64, i64},  {f64, f32}};  // f32 to f64 has no tiled kernel
+/// Pairs of (layout of the copy, layout of the source).
 constexpr std::pair<Layout, Layout> kDirections[] = {
     {Layout::channels_last, Layout::contiguous},        {Layout::contiguous, Layout::channels_last},
     {Layout::dense_channels_last, Layout::contiguous},  {Layout::contiguous, Layout::dense_channels_last},
@@ -38,19 +40,19 @@ void expect_same_copies(DType to, DType from, const Shape& shape, unsigned seed)
     else
       out.fill(random, 0, 0);
     for (const Device device : {Device::cpu(), Device::cuda()}) kernels(device).copy(out.on(device), in.on(device));
-    EXPECT_TRUE(out.same(0)) << from << " to " << to << ' ' << shape << ", layout " << static_cast<int>(before)
-                             << " to " << static_cast<int>(after) << ", seed " << seed;
+    EXPECT_TRUE(out.matches_cpu(0)) << from << " to " << to << ' ' << shape << ", layout " << static_cast<int>(before)
+                                    << " to " << static_cast<int>(after) << ", seed " << seed;
   }
 }
 
-TEST_F(CudaKernelsTranspose, AnyLayoutAndAlignment) {
+TEST_F(CudaKernelsTranspose, HandlesAnyLayoutAndAlignment) {
   for (const auto& [to, from] : kTypes)
     for (const Shape& shape : kShapes)
       for (unsigned seed = kFirstSeed; seed < kFirstSeed + 2; ++seed) expect_same_copies(to, from, shape, seed);
 }
 
-// More blocks than multiprocessors hold, and the largest tiles.
-TEST_F(CudaKernelsTranspose, TilesOfEverySize) {
+// The number of channels determines the tile size. Every copy launches more CTAs than fit on the GPU at once.
+TEST_F(CudaKernelsTranspose, HandlesTilesOfEverySize) {
   const Device gpu = Device::cuda();
   for (const DType dtype : {u8, bf16, f32, f64})
     for (const int64_t channels : {2, 3, 5, 8, 12, 31, 64, 128, 250, 520}) {

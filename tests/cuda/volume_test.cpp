@@ -1,4 +1,5 @@
-// CUDA's softmax, pooling and resampling against the CPU's: all floating dtypes, layouts and alignments.
+// Tests CUDA softmax, pooling, resampling and grid sampling against the CPU, with all floating dtypes, layouts and
+// alignments.
 #include "ops/grid_sample.h"
 #include "tests/cuda/random_view.h"
 
@@ -10,14 +11,14 @@ using namespace cudatest;
 constexpr DType kFloats[] = {f32, f64, bf16, f16};
 constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
 constexpr Layout kLayouts[] = {Layout::contiguous, Layout::channels_last, Layout::spaced};
-constexpr unsigned kSeeds = 12;  // one in four of contiguous arrays is aligned for vectors
+constexpr unsigned kSeeds = 12;  // enough, although only a quarter of the contiguous views is aligned for vectors
 
-/// Of results that are rounded from float32 sums whose order differs.
+/// Returns the error of results that are rounded from float32 sums in different orders.
 double rounding(DType dtype) { return dtype == f64 ? 1e-13 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 4e-6; }
 
 class CudaVolume : public OnGpu {};
 
-TEST_F(CudaVolume, Softmax) {
+TEST_F(CudaVolume, SoftmaxMatchesCpu) {
   const struct {
     Shape shape;
     int axis;
@@ -32,7 +33,7 @@ TEST_F(CudaVolume, Softmax) {
         const bool logarithm = random.chance(0.5);
         RandomView x(dtype, shape, any_layout(random, true), random),
             y(dtype, shape, any_layout(random, false), random);
-        if (random.chance(0.7)) {  // one layout for both, as the operator has it
+        if (random.chance(0.7)) {  // the same layout for input and output, as in the operator
           const Layout layout = kLayouts[random.integer(0, 1)];
           x = RandomView(dtype, shape, layout, random);
           y = RandomView(dtype, shape, layout, random);
@@ -40,11 +41,11 @@ TEST_F(CudaVolume, Softmax) {
         x.fill(random, -20, 20, false);
         y.poison();
         for (const Device device : kBoth) kernels(device).softmax(y.on(device), x.on(device), axis, logarithm);
-        EXPECT_TRUE(y.same(rounding(dtype))) << dtype << ' ' << shape << " axis " << axis << " seed " << seed;
+        EXPECT_TRUE(y.matches_cpu(rounding(dtype))) << dtype << ' ' << shape << " axis " << axis << " seed " << seed;
       }
 }
 
-TEST_F(CudaVolume, MaxPoolAndItsGradient) {
+TEST_F(CudaVolume, MaxPoolAndGradientMatchCpu) {
   const PoolGeometry geometries[] = {{2, 2, 0, 1},
                                      {2, 2, 1, 1},
                                      {2, 1, 0, 2},
@@ -65,26 +66,27 @@ TEST_F(CudaVolume, MaxPoolAndItsGradient) {
         const Layout layout = kLayouts[random.integer(0, 2)];
         const DType index = random.chance(0.5) ? i32 : i64;
         RandomView x(dtype, in, layout, random), y(dtype, out, layout, random), indices(index, out, layout, random);
-        RandomView dy(dtype, out, layout, random), dx(dtype, in, layout, random), alone(dtype, out, layout, random);
+        RandomView dy(dtype, out, layout, random), dx(dtype, in, layout, random),
+            y_without_indices(dtype, out, layout, random);
         x.fill(random, -4, 4);  // with ties
         x.cpu.set({x.start}, std::numeric_limits<double>::quiet_NaN());
         x.gpu = x.cpu.to(Device::cuda());
         dy.fill(random, -4, 4, false);
-        for (RandomView* result : {&y, &dx, &alone}) result->poison();
+        for (RandomView* result : {&y, &dx, &y_without_indices}) result->poison();
         indices.fill(random, 0, 0);
         for (const Device device : kBoth) {
-          const View named = indices.on(device);
-          kernels(device).max_pool(y.on(device), &named, x.on(device), g);
-          kernels(device).max_pool(alone.on(device), nullptr, x.on(device), g);
-          kernels(device).max_pool_backward(dx.on(device), dy.on(device), named, g);
+          const View index_view = indices.on(device);
+          kernels(device).max_pool(y.on(device), &index_view, x.on(device), g);
+          kernels(device).max_pool(y_without_indices.on(device), nullptr, x.on(device), g);
+          kernels(device).max_pool_backward(dx.on(device), dy.on(device), index_view, g);
         }
-        for (const RandomView* result : {&y, &indices, &alone})
-          EXPECT_TRUE(result->same(0)) << dtype << " seed " << seed;
-        EXPECT_TRUE(dx.same(rounding(dtype))) << dtype << " seed " << seed;
+        for (const RandomView* result : {&y, &indices, &y_without_indices})
+          EXPECT_TRUE(result->matches_cpu(0)) << dtype << " seed " << seed;
+        EXPECT_TRUE(dx.matches_cpu(rounding(dtype))) << dtype << " seed " << seed;
       }
 }
 
-TEST_F(CudaVolume, Resample) {
+TEST_F(CudaVolume, ResampleMatchesCpu) {
   using enum Resample::Mode;
   const struct {
     Resample map;
@@ -112,7 +114,7 @@ TEST_F(CudaVolume, Resample) {
         const bool transposed = random.chance(0.5);
         Shape from{2, seed % 2 ? 16 : 3, 1, 1, 1}, to = from;
         ResampleMaps maps;
-        for (int i = 0; i < 3; ++i) {  // each case along the width, with any along the others
+        for (int i = 0; i < 3; ++i) {  // this case along the width, random cases along the other axes
           const auto& c = cases[i == 2 ? number : static_cast<size_t>(random.integer(0, kCases - 1))];
           maps[static_cast<size_t>(i)] = c.map;
           from[i + 2] = transposed ? c.outputs : c.inputs;
@@ -123,12 +125,12 @@ TEST_F(CudaVolume, Resample) {
         in.fill(random, -4, 4, false);
         out.poison();
         for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
-        EXPECT_TRUE(out.same(rounding(dtype))) << dtype << ' ' << from << " to " << to << " seed " << seed;
+        EXPECT_TRUE(out.matches_cpu(rounding(dtype))) << dtype << ' ' << from << " to " << to << " seed " << seed;
       }
 }
 
-// All axes, or all but the depth, to twice their size or half of it.
-TEST_F(CudaVolume, ResampleByTwo) {
+// Doubles or halves the size of all axes, or of all axes except the depth.
+TEST_F(CudaVolume, ResampleByTwoMatchesCpu) {
   using enum Resample::Mode;
   const Resample by_two[] = {{.mode = nearest, .scale = 0.5},
                              {.mode = linear, .scale = 0.5},
@@ -139,27 +141,27 @@ TEST_F(CudaVolume, ResampleByTwo) {
       for (unsigned seed = kFirstSeed; seed < kFirstSeed + 4 * kSeeds; ++seed) {
         Random random(seed);
         const bool transposed = random.chance(0.5), depth = random.chance(0.7), up = (map.mode == box) == transposed;
-        Shape few{random.integer(1, 2), random.integer(1, 2) * (seed % 2 ? 8 : 1), random.integer(1, 5),
-                  random.integer(1, 40), random.integer(1, 20)};
-        Shape many = few;
+        Shape small{random.integer(1, 2), random.integer(1, 2) * (seed % 2 ? 8 : 1), random.integer(1, 5),
+                    random.integer(1, 40), random.integer(1, 20)};
+        Shape large = small;
         ResampleMaps maps;
         if (map.mode == box) maps[0] = {.mode = box, .weight = map.weight};
         for (int i = depth ? 0 : 1; i < 3; ++i) {
           maps[static_cast<size_t>(i)] = map;
-          many[i + 2] *= 2;
+          large[i + 2] *= 2;
         }
         const Layout layout = kLayouts[random.integer(0, 2)];
-        RandomView in(dtype, up ? few : many, layout, random), out(dtype, up ? many : few, layout, random);
+        RandomView in(dtype, up ? small : large, layout, random), out(dtype, up ? large : small, layout, random);
         in.fill(random, -4, 4, false);
         out.poison();
         for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
-        EXPECT_TRUE(out.same(rounding(dtype)))
-            << dtype << ' ' << few << (up ? " doubled" : " halved") << " seed " << seed;
+        EXPECT_TRUE(out.matches_cpu(rounding(dtype)))
+            << dtype << ' ' << small << (up ? " doubled" : " halved") << " seed " << seed;
       }
 }
 
-// Rows that do not fit into shared memory, and tiles whose last one is not full.
-TEST_F(CudaVolume, ResampleOfLongAndOfManyRows) {
+// Covers rows that do not fit into shared memory, and partial tiles.
+TEST_F(CudaVolume, ResampleMatchesCpuForLongAndManyRows) {
   const Resample up{.mode = Resample::Mode::linear, .scale = 0.5};
   for (const DType dtype : kFloats)
     for (const auto& [shape, axis] : {std::pair(Shape{1, 2, 1, 3, 5000}, 4), std::pair(Shape{3, 7, 9, 11, 8}, 2),
@@ -175,11 +177,11 @@ TEST_F(CudaVolume, ResampleOfLongAndOfManyRows) {
         in.fill(random, -4, 4, false);
         out.poison();
         for (const Device device : kBoth) kernels(device).resample(out.on(device), in.on(device), maps, transposed);
-        EXPECT_TRUE(out.same(rounding(dtype))) << dtype << ' ' << shape << (transposed ? " transposed" : "");
+        EXPECT_TRUE(out.matches_cpu(rounding(dtype))) << dtype << ' ' << shape << (transposed ? " transposed" : "");
       }
 }
 
-TEST_F(CudaVolume, GridSampleAndItsGradients) {
+TEST_F(CudaVolume, GridSampleAndGradientsMatchCpu) {
   for (const DType dtype : kFloats)
     for (unsigned seed = kFirstSeed; seed < kFirstSeed + 2 * kSeeds; ++seed) {
       Random random(seed);
@@ -187,30 +189,30 @@ TEST_F(CudaVolume, GridSampleAndItsGradients) {
       const Shape size{n, channels, random.integer(1, 6), 5, 7}, to{n, channels, 3, random.integer(1, 9), 11};
       const Layout layout = kLayouts[random.integer(0, 2)];
       const DType wide = dtype == f64 ? f64 : f32;
-      const Shape places{n, to[2], to[3], to[4], 3};
+      const Shape grid_shape{n, to[2], to[3], to[4], 3};
       RandomView x(dtype, size, layout, random), y(dtype, to, layout, random), dx(dtype, size, layout, random);
-      RandomView dy(dtype, to, layout, random), grid(wide, places, Layout::spaced, random);
-      RandomView dgrid(wide, places, Layout::contiguous, random);
-      const GridSampleOptions how{random.chance(0.3), static_cast<GridSampleOptions::Padding>(random.integer(0, 2)),
-                                  random.chance(0.5)};
+      RandomView dy(dtype, to, layout, random), grid(wide, grid_shape, Layout::spaced, random);
+      RandomView dgrid(wide, grid_shape, Layout::contiguous, random);
+      const GridSampleOptions options{random.chance(0.3), static_cast<GridSampleOptions::Padding>(random.integer(0, 2)),
+                                      random.chance(0.5)};
       x.fill(random, -4, 4, false);
       dy.fill(random, -4, 4, false);
       grid.fill(random, -1.7, 1.7, false);
       for (RandomView* result : {&y, &dx, &dgrid}) result->poison();
       for (const Device device : kBoth) {
-        kernels(device).grid_sample(y.on(device), x.on(device), grid.on(device), how);
+        kernels(device).grid_sample(y.on(device), x.on(device), grid.on(device), options);
         const View to_x = dx.on(device), to_grid = dgrid.on(device);
-        kernels(device).grid_sample_backward(&to_x, &to_grid, dy.on(device), x.on(device), grid.on(device), how);
+        kernels(device).grid_sample_backward(&to_x, &to_grid, dy.on(device), x.on(device), grid.on(device), options);
       }
       for (const RandomView* result : {&y, &dx, &dgrid})
-        EXPECT_TRUE(result->same(4 * rounding(result == &dgrid ? wide : dtype)))
-            << dtype << " nearest " << how.nearest << " padding " << static_cast<int>(how.padding_mode) << " seed "
-            << seed;
+        EXPECT_TRUE(result->matches_cpu(4 * rounding(result == &dgrid ? wide : dtype)))
+            << dtype << " nearest " << options.nearest << " padding " << static_cast<int>(options.padding_mode)
+            << " seed " << seed;
     }
 }
 
-// One voxel that every position reads, and a gradient that is not finite.
-TEST_F(CudaVolume, GridSampleGradientOfManyPositionsAndOfNaN) {
+// All positions read the same voxel. The first gradient is ordinary, huge, tiny or NaN.
+TEST_F(CudaVolume, GridSampleGradientMatchesCpuForManyPositionsAndNaN) {
   Random random(kFirstSeed);
   for (const double first : {1.0, 1e30, 1e-38, std::numeric_limits<double>::quiet_NaN()}) {
     RandomView x(f32, {1, 1, 1, 1, 2}, Layout::contiguous, random),
@@ -227,7 +229,7 @@ TEST_F(CudaVolume, GridSampleGradientOfManyPositionsAndOfNaN) {
       const View to = dx.on(device);
       kernels(device).grid_sample_backward(&to, nullptr, dy.on(device), x.on(device), grid.on(device), {});
     }
-    EXPECT_TRUE(dx.same(1e-6)) << first;
+    EXPECT_TRUE(dx.matches_cpu(1e-6)) << first;
   }
 }
 

@@ -1,4 +1,4 @@
-// What a launcher tells a process in its environment.
+// Tests of distributed::environment(), which reads the variables that a launcher sets.
 #include "nn/distributed/environment.h"
 
 #include <stdlib.h>
@@ -17,6 +17,7 @@ class EnvironmentTest : public testing::Test {
   void SetUp() override { set({}); }
   void TearDown() override { set({}); }
 
+  /// Sets these variables and removes the others.
   void set(const Variables& variables) {
     for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "VOXGRAD_TOKEN"})
       unsetenv(name);
@@ -27,9 +28,9 @@ class EnvironmentTest : public testing::Test {
       {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
 };
 
-TEST_F(EnvironmentTest, IsRead) {
+TEST_F(EnvironmentTest, ReadsTheVariables) {
   EXPECT_FALSE(distributed::environment().has_value());
-  set({{"MASTER_ADDR", "node0"}});  // of the cluster, not of a rank
+  set({{"MASTER_ADDR", "node0"}});  // a cluster may set MASTER_ADDR without starting ranks
   EXPECT_FALSE(distributed::environment().has_value());
   set(good_);
   const distributed::Environment e = distributed::environment().value();
@@ -45,7 +46,7 @@ TEST_F(EnvironmentTest, IsRead) {
   EXPECT_EQ(distributed::environment()->token, "secret");
 }
 
-TEST_F(EnvironmentTest, RefusesWhatIsMissing) {
+TEST_F(EnvironmentTest, RejectsMissingVariables) {
   for (const auto& [name, value] : good_) {
     Variables rest = good_;
     rest.erase(name);
@@ -57,7 +58,7 @@ TEST_F(EnvironmentTest, RefusesWhatIsMissing) {
   }
 }
 
-TEST_F(EnvironmentTest, RefusesWhatCannotBe) {
+TEST_F(EnvironmentTest, RejectsInvalidValues) {
   const std::vector<std::pair<std::string, std::string>> bad{{"RANK", "4"},
                                                              {"RANK", "-1"},
                                                              {"RANK", "one"},

@@ -1,4 +1,4 @@
-// Whole runs, as mpirun starts them: what they compute on 1, 2 and 4 ranks, how they go on, and how they end.
+// Tests of complete training runs under mpirun on 1, 2 and 4 ranks: results, resuming from checkpoints, and failures.
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,10 +41,10 @@ class Launch : public testing::Test {
   struct Result {
     int code;
     double seconds;
-    std::string output;  // both streams
+    std::string output;  // stdout and stderr
   };
 
-  /// Runs a command of the shell in the test's folder.
+  /// Runs a shell command in the folder of the test.
   Result run_line(const std::string& line) const {
     const auto start = std::chrono::steady_clock::now();
     const int status = std::system(("cd '" + folder_.string() + "' && { " + line + "; } >log 2>&1 </dev/null").c_str());
@@ -54,19 +54,20 @@ class Launch : public testing::Test {
     text << file.rdbuf();
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, time.count(), text.str()};
   }
+  /// Runs the test program on `ranks` ranks under mpirun.
   Result run(int ranks, const std::string& options, const std::string& environment = "") const {
     return run_line(environment + concat(" '" MPIEXEC "' -n ", ranks, " '" PROGRAM "' ") + options);
   }
 
-  /// The results of a run that ends well.
+  /// Trains on `ranks` ranks, expects success, and returns the results that the program saved.
   TensorMap train(int ranks, const std::string& options = "") const {
     const Result result = run(ranks, options + " out=out.safetensors");
     EXPECT_EQ(result.code, 0) << result.output;
     return load_safetensors(folder_ / "out.safetensors");
   }
 
-  /// The run ends soon, with an error, and these words once.
-  void expect_end(const Result& result, const std::string& words) const {
+  /// Expects that the run failed within 20 seconds and that its output contains `words` exactly once.
+  void expect_failure(const Result& result, const std::string& words) const {
     EXPECT_NE(result.code, 0) << result.output;
     EXPECT_LT(result.seconds, 20) << result.output;
     const size_t place = result.output.find(words);
@@ -87,20 +88,20 @@ void expect_equal(const TensorMap& a, const TensorMap& b) {
   for (const auto& [name, tensor] : b) EXPECT_EQ(a.at(name).to_vector(), tensor.to_vector()) << name;
 }
 
-TEST_F(Launch, OneTwoAndFourRanksLearnTheSame) {
+TEST_F(Launch, OneTwoAndFourRanksGiveTheSameResults) {
   const TensorMap one = train(1), two = train(2), four = train(4);
   EXPECT_EQ(one.at("losses").numel(), 50);
   EXPECT_LT(one.at("losses").at({-1}), 0.8 * one.at("losses").at({0}));
   for (const TensorMap& more : {two, four}) {
     expect_close(more, one, 2e-5);
     EXPECT_EQ(more.at("samples").to_vector(), one.at("samples").to_vector());
-    EXPECT_GT(difference(more.at("first.weight"), one.at("first.weight")), 0);  // it was another sum
+    EXPECT_GT(difference(more.at("first.weight"), one.at("first.weight")), 0);  // another order of summation
   }
   expect_equal(train(2), two);
   expect_equal(train(4), four);
 }
 
-TEST_F(Launch, GoesOnInMidEpochOnAnotherNumberOfRanks) {
+TEST_F(Launch, ResumesWithinAnEpochOnAnotherNumberOfRanks) {
   const TensorMap whole = train(1);
   train(2, "checkpoint=run steps=13");
   const TensorMap rest = train(4, "checkpoint=run");
@@ -109,7 +110,7 @@ TEST_F(Launch, GoesOnInMidEpochOnAnotherNumberOfRanks) {
   EXPECT_LE(difference(rest.at("first.weight"), whole.at("first.weight")), 2e-5);
 }
 
-TEST_F(Launch, GoesOnToTheSameBitsAfterAKill) {
+TEST_F(Launch, ResumesBitwiseAfterARankWasKilled) {
   const TensorMap whole = train(2);
   for (const int rank : {1, 0}) {
     fs::remove(folder_ / "run");
@@ -122,79 +123,80 @@ TEST_F(Launch, GoesOnToTheSameBitsAfterAKill) {
   }
 }
 
-TEST_F(Launch, AnExceptionOfOneRankEndsAll) {
+TEST_F(Launch, AnExceptionOnOneRankEndsAllRanks) {
   for (const int rank : {0, 1, 3}) {
     const Result result = run(4, concat("checkpoint=run every=1 fail=throw rank=", rank));
-    expect_end(result, concat("rank ", rank, " of 4 on host "));
-    expect_end(result, ": program: thrown on demand\n");
-    // A whole file: of step 2 if the exception ended rank 0 before it had written that of step 3.
+    expect_failure(result, concat("rank ", rank, " of 4 on host "));
+    expect_failure(result, ": program: thrown on demand\n");
+    // The checkpoint is complete. It holds step 2 if the exception ended rank 0 before it could write step 3.
     EXPECT_GE(std::stoi(SafetensorsFile(folder_ / "run").metadata().at("step")), 2);
     fs::remove(folder_ / "run");
   }
 }
 
-TEST_F(Launch, ARankThatHangsIsNamed) {
+TEST_F(Launch, TimeoutNamesTheRankThatHangs) {
   const Result result = run(4, "timeout=1 fail=hang rank=2");
-  expect_end(result, "rank 0 of 4 on host ");
-  expect_end(result, "rank 2 did not come within 1 s");
+  expect_failure(result, "rank 0 of 4 on host ");
+  expect_failure(result, "rank 2 did not join within 1 s");
 }
 
-TEST_F(Launch, ARankThatLeavesEndsAll) {
+TEST_F(Launch, ARankThatExitsEndsAllRanks) {
   const Result result = run(2, "fail=exit");
   EXPECT_NE(result.code, 0) << result.output;
   EXPECT_LT(result.seconds, 20) << result.output;
 }
 
-TEST_F(Launch, ModelsThatDifferAreRefusedOnce) {
+TEST_F(Launch, ReportsDifferentModelsOnce) {
   const Result result = run(3, "fail=model out=out.safetensors");
-  expect_end(result,
-             "DataParallel: the ranks' models differ: rank 1 has parameter first.weight, [8, 1, 3, 3, 3] f32, "
-             "where rank 0 has parameter first.weight, [4, 1, 3, 3, 3] f32");
+  expect_failure(result,
+                 "DataParallel: the ranks' models differ: rank 1 has parameter first.weight, [8, 1, 3, 3, 3] f32, "
+                 "where rank 0 has parameter first.weight, [4, 1, 3, 3, 3] f32");
   EXPECT_FALSE(fs::exists(folder_ / "out.safetensors"));
 }
 
-TEST_F(Launch, CallsThatDifferAreNamed) {
-  expect_end(run(4, "fail=operation"),
-             "all_reduce: the ranks' calls differ: ranks 0, 2, 3 call all_reduce (sum) of [3] f32; rank 1 calls "
-             "all_reduce (max) of [3] f32\n");
-  expect_end(
+TEST_F(Launch, ReportsDifferentCalls) {
+  expect_failure(run(4, "fail=operation"),
+                 "all_reduce: the ranks' calls differ: ranks 0, 2, 3 call all_reduce (sum) of [3] f32; rank 1 calls "
+                 "all_reduce (max) of [3] f32\n");
+  expect_failure(
       run(2, "fail=shape"),
       "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls all_reduce (max) of [5] f32\n");
-  expect_end(
+  expect_failure(
       run(2, "fail=kind"),
       "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls broadcast from rank 1 of [3] "
       "f32\n");
-  expect_end(
+  expect_failure(
       run(2, "fail=slab"),
       "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4], 64 bytes to "
       "rank 1, 64 bytes from rank 1; rank 1 calls send_receive of planes of [1, 1, 5, 4, 4]");
 }
 
-TEST_F(Launch, ADroppedReductionCompletes) {
+TEST_F(Launch, CompletesAReductionWithoutWait) {
   for (const int ranks : {1, 2, 4}) {
     const Result result = run(ranks, "fail=drop steps=1");
     EXPECT_EQ(result.code, 0) << result.output;
   }
 }
 
-TEST_F(Launch, BadEnvironmentsAreRefused) {
+TEST_F(Launch, RejectsInvalidEnvironments) {
   const std::string good = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 ";
-  const auto expect_refused = [&](const Result& result, const std::string& words) {
+  const auto expect_rejected = [&](const Result& result, const std::string& words) {
     EXPECT_NE(result.code, 0) << result.output;
     EXPECT_LT(result.seconds, 20) << result.output;
     EXPECT_NE(result.output.find(words), std::string::npos) << result.output;
   };
-  expect_refused(run_line(good + "'" PROGRAM "'"), "WORLD_SIZE says 2 ranks, MPI has 1");
-  expect_refused(run(2, "", good), "RANK says 0, for MPI this is rank 1");
-  expect_refused(run(2, "", good + "WORLD_SIZE=3"), "WORLD_SIZE says 3 ranks, MPI has 2");
-  expect_refused(run(2, "", good + "MASTER_ADDR="), "MASTER_ADDR is not set");
-  expect_refused(run_line("RANK=0 '" PROGRAM "'"), "WORLD_SIZE is not set");
-  expect_refused(run_line("PMI_SIZE=2 '" PROGRAM "'"), "the launcher started 2 ranks (PMI_SIZE), MPI has 1");
-  expect_refused(run_line("SLURM_STEP_NUM_TASKS=2 '" PROGRAM "'"), "try srun --mpi=pmix");
+  expect_rejected(run_line(good + "'" PROGRAM "'"), "WORLD_SIZE is 2, but MPI has 1");
+  expect_rejected(run(2, "", good), "RANK is 0, but MPI's rank is 1");
+  expect_rejected(run(2, "", good + "WORLD_SIZE=3"), "WORLD_SIZE is 3, but MPI has 2");
+  expect_rejected(run(2, "", good + "MASTER_ADDR="), "MASTER_ADDR is not set");
+  expect_rejected(run_line("RANK=0 '" PROGRAM "'"), "WORLD_SIZE is not set");
+  expect_rejected(run_line("PMI_SIZE=2 '" PROGRAM "'"), "the launcher started 2 ranks (PMI_SIZE), but MPI has 1");
+  expect_rejected(run_line("SLURM_STEP_NUM_TASKS=2 '" PROGRAM "'"), "try srun --mpi=pmix");
   EXPECT_EQ(run_line("SLURM_STEP_NUM_TASKS=1 '" PROGRAM "' steps=1").code, 0);
 }
 
-/// By NCCL, as torchrun starts them. Where there is one GPU the two ranks share it: NCCL takes them for two machines.
+/// Runs with NCCL and the environment variables of torchrun. On a machine with one GPU, both ranks use this GPU. NCCL
+/// accepts two ranks on one GPU because the ranks set different values of NCCL_HOSTID, as if they ran on two machines.
 class LaunchOnGpu : public Launch {
  protected:
   void SetUp() override {
@@ -220,7 +222,7 @@ class LaunchOnGpu : public Launch {
   int port_ = 20000 + 10 * (::getpid() % 3000);
 };
 
-TEST_F(LaunchOnGpu, OneAndTwoRanksLearnTheSame) {
+TEST_F(LaunchOnGpu, OneAndTwoRanksGiveTheSameResults) {
   EXPECT_EQ(run_line("'" PROGRAM "' launch=1 out=out.safetensors").code, 0);
   const TensorMap one = load_safetensors(folder_ / "out.safetensors"), two = train_two();
   EXPECT_LT(one.at("losses").at({-1}), 0.8 * one.at("losses").at({0}));
@@ -233,25 +235,26 @@ TEST_F(LaunchOnGpu, OneAndTwoRanksLearnTheSame) {
   expect_equal(load_safetensors(folder_ / "out.safetensors"), two);
 }
 
-TEST_F(LaunchOnGpu, GoesOnToTheSameBitsAfterAKill) {
+TEST_F(LaunchOnGpu, ResumesBitwiseAfterARankWasKilled) {
   const TensorMap whole = train_two();
   const Result killed = run_two("checkpoint=run every=5 fail=kill at=23");
-  expect_end(killed, "rank 0 of 2 on host ");
-  expect_end(killed, "rank 1: its process ended");
+  expect_failure(killed, "rank 0 of 2 on host ");
+  expect_failure(killed, "rank 1: its process ended");
   const TensorMap rest = train_two("checkpoint=run");
   EXPECT_EQ(rest.at("losses").to_vector(), whole.at("losses").slice(0, 20, 50).to_vector());
   EXPECT_EQ(rest.at("first.weight").to_vector(), whole.at("first.weight").to_vector());
 }
 
-TEST_F(LaunchOnGpu, ARankThatFailsIsNamed) {
-  expect_end(run_two("fail=throw"), ": program: thrown on demand\n");
-  expect_end(run_two("fail=exit"), "rank 1: its process ended");
-  expect_end(run_two("timeout=2 fail=hang"), "rank 1 did not come to ");
-  expect_end(run_two("fail=model"), "DataParallel: the ranks' models differ: rank 1 has parameter first.weight");
-  expect_end(
+TEST_F(LaunchOnGpu, ReportsTheRankThatFails) {
+  expect_failure(run_two("fail=throw"), ": program: thrown on demand\n");
+  expect_failure(run_two("fail=exit"), "rank 1: its process ended");
+  expect_failure(run_two("timeout=2 fail=hang"), "rank 1 did not join ");
+  expect_failure(run_two("fail=model"), "DataParallel: the ranks' models differ: rank 1 has parameter first.weight");
+  expect_failure(
       run_two("fail=operation"),
       "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls all_reduce (max) of [3] f32\n");
-  expect_end(run_two("fail=shape"), "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls");
+  expect_failure(run_two("fail=shape"),
+                 "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls");
   const Result dropped = run_two("fail=drop steps=1");
   EXPECT_EQ(dropped.code, 0) << dropped.output;
 }

@@ -1,4 +1,4 @@
-// The fixture of tests that run on as many ranks as mpirun or torchrun starts.
+// A fixture for tests that run on every rank that mpirun or torchrun starts.
 #pragma once
 
 #include <cstdlib>
@@ -10,21 +10,23 @@
 
 namespace voxgrad {
 
-class EndOfRanks : public testing::Environment {
+/// Finalizes MPI or NCCL after the last test.
+class RanksEnvironment : public testing::Environment {
   void TearDown() override { on_gpus() ? distributed::nccl_finalize() : distributed::mpi_finalize(); }
 
  public:
-  /// VOXGRAD_TEST_DEVICE=cuda: by NCCL.
+  /// Returns whether the environment variable VOXGRAD_TEST_DEVICE is cuda. The tests then use GPUs and NCCL.
   static bool on_gpus() {
     const char* device = std::getenv("VOXGRAD_TEST_DEVICE");
     return device && device == std::string("cuda");
   }
 };
 
+/// A fixture that gives each test the communicator of all ranks. Every rank runs the same tests.
 class Ranks : public testing::Test {
  protected:
   void SetUp() override {
-    const bool gpus = EndOfRanks::on_gpus();
+    const bool gpus = RanksEnvironment::on_gpus();
     if (!gpus && !distributed::mpi_available()) GTEST_SKIP() << "built without MPI";
     world_ = gpus ? &distributed::nccl_world() : &distributed::mpi_world();
     world_->set_timeout(60);
@@ -32,7 +34,7 @@ class Ranks : public testing::Test {
     size_ = world_->size();
   }
 
-  /// All ranks have the same bits.
+  /// Expects that `tensor` is bitwise equal on all ranks.
   void expect_same_everywhere(const Tensor& tensor) const {
     const Tensor all = world_->all_gather(tensor);
     const size_t bytes = static_cast<size_t>(tensor.numel() * item_size(tensor.dtype()));

@@ -1,4 +1,4 @@
-// nn::DataParallel, on as many ranks as mpirun starts, one too.
+// Tests of nn::DataParallel on one or more ranks.
 #include <cmath>
 #include <memory>
 
@@ -30,14 +30,14 @@ void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std:
   EXPECT_LE(abs(a - b).amax().item(), tolerance * scale) << what;
 }
 
-TEST_F(Ranks, GradientsAreThoseOfTheWholeBatch) {
+TEST_F(Ranks, AveragesGradientsOverTheWholeBatch) {
   const Tensor x = [] {
     Generator random(1);
     return randn({kBatch, 6}, {}, &random);
   }();
   const Tensor own = x.narrow(0, rank_ * kBatch / size_, kBatch / size_);
   for (const DType wire : {f32, bf16})
-    for (const double cap : {25.0, 1e-6}) {  // all in one bucket, each in its own
+    for (const double cap : {25.0, 1e-6}) {  // one bucket for all gradients, then one bucket per gradient
       manual_seed(static_cast<uint64_t>(rank_));
       Model model;
       model.buffer.fill_(rank_ + 1);
@@ -55,14 +55,14 @@ TEST_F(Ranks, GradientsAreThoseOfTheWholeBatch) {
       expect_close(model.second.bias.grad(), whole.second.bias.grad(), tolerance, "second.bias");
       EXPECT_FALSE(model.spare.weight.grad().defined());
       expect_same_everywhere(model.first.weight.grad());
-      loss_of(model, own).backward();  // adds to what is there
+      loss_of(model, own).backward();  // accumulates
       expect_close(model.first.weight.grad(), 2 * whole.first.weight.grad(), tolerance, "first.weight twice");
       optim::clip_grad_norm_(model.parameters(), 0.01);
       expect_same_everywhere(model.first.weight.grad());
     }
 }
 
-TEST_F(Ranks, GradientsOfEachDtypeAndLayout) {
+TEST_F(Ranks, AveragesGradientsOfEachDtypeAndLayout) {
   for (const DType dtype : {f64, bf16, f32}) {
     manual_seed(0);
     nn::Conv3d conv({.in_channels = 2, .out_channels = 3, .kernel_size = 3});
@@ -78,14 +78,14 @@ TEST_F(Ranks, GradientsOfEachDtypeAndLayout) {
   }
 }
 
-TEST_F(Ranks, UnusedParametersAreFound) {
+TEST_F(Ranks, HandlesUnusedParameters) {
   manual_seed(0);
   Model model;
   nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-6});
   const Tensor x = ones({2, 6});
   for (int step = 0; step < 3; ++step) {
     model.zero_grad();
-    const int user = step % size_;  // the only rank that reaches the spare
+    const int user = step % size_;  // the only rank that uses `spare`
     loss_of(model, x, rank_ == user).backward();
     Model alone;
     alone.load_state_dict(model.state_dict());
@@ -97,7 +97,7 @@ TEST_F(Ranks, UnusedParametersAreFound) {
   }
 }
 
-TEST_F(Ranks, NoSyncAddsUpOnEachRank) {
+TEST_F(Ranks, NoSyncAccumulatesOnEachRank) {
   manual_seed(0);
   Model model;
   nn::DataParallel parallel(model, *world_);
@@ -110,7 +110,7 @@ TEST_F(Ranks, NoSyncAddsUpOnEachRank) {
     auto earlier = std::unique_ptr<NoSync>(new NoSync(parallel.no_sync()));
     const auto guard = parallel.no_sync();
     earlier.reset();
-    loss_of(model, a, true).backward();  // the spare has a gradient from this pass alone
+    loss_of(model, a, true).backward();  // the only pass that uses `spare`
   }
   loss_of(alone, a, true).backward();
   EXPECT_EQ(model.first.weight.grad().to_vector(), alone.first.weight.grad().to_vector());
@@ -125,14 +125,14 @@ TEST_F(Ranks, NoSyncAddsUpOnEachRank) {
   expect_same_everywhere(model.spare.weight.grad());
 }
 
-TEST_F(Ranks, GradientsTravelWhileThePassGoesOn) {
+TEST_F(Ranks, GradientsArriveDuringTheBackwardPass) {
   manual_seed(0);
   Model model;
   nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-6});
   const Tensor hidden = tanh(model.first(ones({2, 6})));
   bool seen = false;
   hidden.register_hook([&](const Tensor&) {
-    // The second layer's weight, declared behind the first, has its gradient, of this rank alone as yet.
+    // The backward pass has reached second.weight, but not yet first.weight.
     seen = model.second.weight.grad().defined() && !model.first.weight.grad().defined();
     return Tensor();
   });
@@ -140,7 +140,7 @@ TEST_F(Ranks, GradientsTravelWhileThePassGoesOn) {
   EXPECT_TRUE(seen);
 }
 
-/// Passes everything on, and counts reductions.
+/// Forwards every call to another communicator and counts all_reduce operations.
 class CountingCommunicator : public distributed::Communicator {
  public:
   explicit CountingCommunicator(Communicator& real)
@@ -157,35 +157,35 @@ class CountingCommunicator : public distributed::Communicator {
   Communicator& real_;
 };
 
-TEST_F(Ranks, UnreachedParametersHoldUpNoBucket) {
-  if (size_ == 1) GTEST_SKIP() << "one rank reduces nothing";
+TEST_F(Ranks, UnusedParametersDelayNoBucket) {
+  if (size_ == 1) GTEST_SKIP() << "needs several ranks";
   manual_seed(0);
-  Model model;  // its last parameters, whose buckets come first, are not reached
+  Model model;  // the backward pass below does not reach the last parameters, whose buckets come first
   CountingCommunicator counting(*world_);
   nn::DataParallel parallel(model, counting, {.bucket_cap_mb = 1e-6});
   const Tensor hidden = tanh(model.first(ones({2, 6})));
-  int under_way = 0;
+  int started = 0;
   hidden.register_hook([&](const Tensor&) {
-    under_way = counting.reductions;
+    started = counting.reductions;
     return Tensor();
   });
   sum(model.second(hidden)).backward();
-  // Of the flags and, each in a bucket of its own, frozen, never's and spare's two, and second's weight, if its
-  // gradient came before that of `hidden`.
-  EXPECT_GE(under_way, 6);
+  // Before the hook runs, six reductions must have started: one of the flags that mark used parameters, and five of the
+  // buckets of frozen, never and spare (one bucket per parameter). Reductions of `second` may have started as well.
+  EXPECT_GE(started, 6);
   EXPECT_EQ(counting.reductions, 10);
 }
 
-TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
+TEST_F(Ranks, RemovesHooksOnDestructionAndRejectsCreateGraph) {
   manual_seed(0);
   Model model;
   const Tensor x = full({2, 6}, rank_ + 1);
   {
     nn::DataParallel parallel(model, *world_);
     const Tensor loss = loss_of(model, x);
-    if (size_ > 1) EXPECT_ERROR(loss.backward({}, true, true), "recorded (create_graph) cannot be averaged");
+    if (size_ > 1) EXPECT_ERROR(loss.backward({}, true, true), "in a backward pass with create_graph = true");
     model.zero_grad();
-    loss_of(model, x).backward();  // goes on after a pass that failed ahead of all that ranks do together
+    loss_of(model, x).backward();  // works, because the failed pass had not started to communicate
     expect_same_everywhere(model.first.weight.grad());
   }
   model.zero_grad();
@@ -195,8 +195,8 @@ TEST_F(Ranks, HooksEndWithTheObjectAndRecordedGradientsAreRefused) {
     EXPECT_NE(gathered[other].to_vector(), gathered[0].to_vector()) << "rank " << other;
 }
 
-TEST_F(Ranks, APassThatFailedWhileGradientsTravelledIsTheLast) {
-  if (size_ == 1) GTEST_SKIP() << "one rank reduces nothing";
+TEST_F(Ranks, RejectsBackwardAfterAFailureDuringReduction) {
+  if (size_ == 1) GTEST_SKIP() << "needs several ranks";
   manual_seed(0);
   Model model;
   const nn::DataParallel parallel(model, *world_);
@@ -204,15 +204,14 @@ TEST_F(Ranks, APassThatFailedWhileGradientsTravelledIsTheLast) {
   hidden.register_hook([](const Tensor&) -> Tensor { fail("hook", "fails"); });
   EXPECT_ERROR(sum(model.second(hidden)).backward(), "hook: fails");
   model.zero_grad();
-  EXPECT_ERROR(loss_of(model, ones({2, 6})).backward(),
-               "the backward pass before this one failed while gradients travelled");
+  EXPECT_ERROR(loss_of(model, ones({2, 6})).backward(), "the previous backward pass failed during its reductions");
 }
 
-TEST_F(Ranks, GradientsOfHalvesAreDividedInTheWiderDtype) {
+TEST_F(Ranks, DividesF16GradientsInF32) {
   nn::Linear layer(1, 1, {.bias = false});
   layer.to(f16);
   const nn::DataParallel parallel(layer, *world_);
-  const Tensor x = full({1, 1}, 0x1p-24, {.dtype = f16});  // the smallest: a part of it would be zero
+  const Tensor x = full({1, 1}, 0x1p-24, {.dtype = f16});  // the smallest f16 number; divided by 2 it becomes 0
   sum(layer(x)).backward();
   EXPECT_EQ(layer.weight.grad().item(), 0x1p-24);
 }
@@ -222,13 +221,13 @@ struct Transposed : nn::Module {
   VG_MODULE(odd)
 };
 
-TEST_F(Ranks, ParametersOfOtherStridesAreRefused) {
+TEST_F(Ranks, RejectsParametersWithUnsupportedStrides) {
   Transposed module;
   EXPECT_ERROR(nn::DataParallel(module, *world_), "parameter odd is neither contiguous nor channels_last: [2, 3] f32");
 }
 
-/// On the device of the ranks, with parameters in both dtypes of gradients on their way.
-TEST_F(Ranks, StepsOnTheRanksDeviceAreThoseOfTheWholeBatch) {
+/// Trains on the device of the ranks with both reduce dtypes.
+TEST_F(Ranks, StepsMatchTheWholeBatch) {
   for (const DType reduce_dtype : {f32, bf16}) {
     manual_seed(1);
     const Device device = world_->device();
@@ -260,9 +259,9 @@ TEST_F(Ranks, StepsOnTheRanksDeviceAreThoseOfTheWholeBatch) {
   }
 }
 
-/// Autocast in f16 with a scaler, a checkpoint, clipping and averages: steps of all ranks together are those of the
-/// whole batch, and one in which the gradients of a single rank overflow is left out on all.
-TEST_F(Ranks, TheWholeOfAStepInHalvesIsThatOfTheWholeBatch) {
+/// Combines f16 autocast, gradient scaling, recompute, clipping and an average of the model. If the gradients of one
+/// rank overflow, all ranks skip the step.
+TEST_F(Ranks, F16StepsWithScalerMatchTheWholeBatch) {
   const Device device = world_->device();
   Model model, whole;
   model.to(device);
@@ -291,7 +290,7 @@ TEST_F(Ranks, TheWholeOfAStepInHalvesIsThatOfTheWholeBatch) {
   for (int step = 0; step < 4; ++step) {
     Generator random(static_cast<uint64_t>(step));
     const Tensor x = randn({kBatch, 6}, {}, &random);
-    if (step == 2) x.set({kBatch - 1, 0}, 1e30);  // of the last rank
+    if (step == 2) x.set({kBatch - 1, 0}, 1e30);  // a sample of the last rank
     alone.step(x.to(device));
     shared.step(x.narrow(0, rank_ * kBatch / size_, kBatch / size_).to(device));
     EXPECT_EQ(shared.scaler.get_scale(), step < 2 ? 256 : 128) << step;
@@ -304,7 +303,7 @@ TEST_F(Ranks, TheWholeOfAStepInHalvesIsThatOfTheWholeBatch) {
     }
 }
 
-TEST_F(Ranks, StepsCanBeCaptured) {
+TEST_F(Ranks, CapturesStepsInACudaGraph) {
   const Device device = world_->device();
   if (!device.is_cuda()) GTEST_SKIP() << "needs GPUs";
   manual_seed(1);
@@ -317,7 +316,7 @@ TEST_F(Ranks, StepsCanBeCaptured) {
   const Tensor x = zeros({4, 6}, {.device = device});
   const auto step = [&](Model& model, optim::SGD& optimizer) {
     optimizer.zero_grad();
-    loss_of(model, x, rank_ == size_ - 1).backward();  // the spare is reached on one rank only, others on none
+    loss_of(model, x, rank_ == size_ - 1).backward();  // only the last rank uses `spare`; no rank uses `never`
     optimizer.step();
   };
   cuda::CUDAGraph graph(device.index);
@@ -334,7 +333,7 @@ TEST_F(Ranks, StepsCanBeCaptured) {
         << name;
 }
 
-TEST_F(Ranks, ModelsThatDifferAreRefused) {
+TEST_F(Ranks, RejectsDifferentModels) {
   const int odd = size_ - 1;
   nn::Linear wide(4, rank_ == odd ? 3 : 2);
   const auto attach = [&](const nn::Module& module, nn::DataParallelOptions options = {}) {
@@ -353,7 +352,7 @@ TEST_F(Ranks, ModelsThatDifferAreRefused) {
   EXPECT_ERROR(attach(biased), "has parameter bias, [2] f32, where rank 0 has no more tensors");
   nn::Linear half_frozen(4, 2);
   half_frozen.bias.requires_grad_(rank_ != odd);
-  EXPECT_ERROR(attach(half_frozen), "has parameter bias, [2] f32 that is frozen, where");
+  EXPECT_ERROR(attach(half_frozen), "has parameter bias, [2] f32, frozen, where");
   nn::Linear same(4, 2);
   EXPECT_ERROR(attach(same, {.reduce_dtype = rank_ == odd ? bf16 : f32}), "has options reduce_dtype bf16");
   EXPECT_ERROR(attach(same, {.reduce_dtype = f16}), "reduce_dtype must be f32 or bf16, got f16");

@@ -1,4 +1,4 @@
-// A model whose parameters are not all reached in each pass, and its loss.
+// A model with unused parameters, and a loss of its results.
 #pragma once
 
 #include "nn/layers.h"
@@ -8,6 +8,7 @@
 
 namespace voxgrad {
 
+/// `spare` is used only if with_spare is true. `never` and `frozen` are never used.
 struct Model : nn::Module {
   nn::Linear first{6, 5}, second{5, 3}, spare{6, 3}, never{6, 3};
   nn::Parameter frozen{ones({2})};
@@ -20,7 +21,7 @@ struct Model : nn::Module {
   }
 };
 
-inline constexpr int64_t kBatch = 8;  // of all ranks
+inline constexpr int64_t kBatch = 8;  // samples per step, summed over all ranks
 
 inline Tensor loss_of(Model& model, const Tensor& x, bool with_spare = false) {
   const Tensor y = model(x, with_spare);

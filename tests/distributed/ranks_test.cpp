@@ -1,4 +1,4 @@
-// Collectives, on as many ranks as mpirun starts, one too.
+// Tests of collectives on one or more ranks.
 #include "tests/distributed/ranks.h"
 #include "core/random.h"
 #include "ops/create.h"
@@ -8,9 +8,9 @@
 namespace voxgrad {
 namespace {
 
-[[maybe_unused]] const auto* const end_of_ranks = testing::AddGlobalTestEnvironment(new EndOfRanks);
+[[maybe_unused]] const auto* const ranks_environment = testing::AddGlobalTestEnvironment(new RanksEnvironment);
 
-TEST_F(Ranks, ReduceGatherAndScatter) {
+TEST_F(Ranks, ReducesGathersAndScatters) {
   const double sum = size_ * (size_ + 1) / 2.0;
   for (const DType dtype : {f32, f64, bf16, f16, i64}) {
     const Tensor own = full({3, 2}, rank_ + 1, {.dtype = dtype});
@@ -18,8 +18,8 @@ TEST_F(Ranks, ReduceGatherAndScatter) {
     world_->all_reduce(total);
     EXPECT_EQ(total.to_vector(), std::vector<double>(6, sum)) << dtype;
     const Tensor high = own.clone(), low = own.clone();
-    world_->all_reduce(high, distributed::ReduceOp::max);
-    world_->all_reduce(low, distributed::ReduceOp::min);
+    world_->all_reduce(high, ReduceOp::max);
+    world_->all_reduce(low, ReduceOp::min);
     EXPECT_EQ(high.to_vector(), std::vector<double>(6, size_)) << dtype;
     EXPECT_EQ(low.to_vector(), std::vector<double>(6, 1)) << dtype;
 
@@ -35,7 +35,7 @@ TEST_F(Ranks, ReduceGatherAndScatter) {
   world_->barrier();
 }
 
-TEST_F(Ranks, BroadcastTakesAnyDtypeAndLayout) {
+TEST_F(Ranks, BroadcastAcceptsAnyDtypeAndLayout) {
   for (const DType dtype : {f32, f64, bf16, f16, i64, i32, u8, b8})
     for (int root = 0; root < size_; ++root) {
       const Tensor values = full({2, 3}, rank_ == root, {.dtype = dtype}).transpose(0, 1);
@@ -48,7 +48,7 @@ TEST_F(Ranks, BroadcastTakesAnyDtypeAndLayout) {
   for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(strided.to_vector()[i], before[i] * size_);
 }
 
-TEST_F(Ranks, SumsHaveTheSameBitsEverywhereAndAgain) {
+TEST_F(Ranks, SumsAreBitwiseReproducibleAndEqualOnAllRanks) {
   for (const DType dtype : {f32, bf16})
     for (const int64_t count : {7, 1000, 300000}) {
       Generator random(static_cast<uint64_t>(rank_));
@@ -61,9 +61,12 @@ TEST_F(Ranks, SumsHaveTheSameBitsEverywhereAndAgain) {
     }
 }
 
-TEST_F(Ranks, RefusesWhatMpiDoesNotTake) {
-  if (world_->device().is_cuda()) GTEST_SKIP() << "is taken there";
-  EXPECT_ERROR(world_->all_reduce(zeros({2}, {.dtype = i32})), "all_reduce: ranks reduce f32, f64, bf16, f16 and i64");
+TEST_F(Ranks, MpiRejectsInvalidCalls) {
+  if (world_->device().is_cuda()) GTEST_SKIP() << "NCCL accepts some of these calls";
+  EXPECT_ERROR(world_->all_reduce(zeros({2}, {.dtype = i32})),
+               "all_reduce: reductions support f32, f64, bf16, f16 and i64");
+  EXPECT_ERROR(world_->all_reduce(zeros({2}), ReduceOp::mean),
+               "all_reduce: reductions over ranks support sum, max and min, not mean");
   EXPECT_ERROR(world_->broadcast(Tensor()), "broadcast: the tensor is undefined");
   EXPECT_ERROR(world_->all_reduce(Tensor()), "all_reduce: the tensor is undefined");
   EXPECT_ERROR(world_->broadcast(zeros({2}), size_), "broadcast: there is no rank");

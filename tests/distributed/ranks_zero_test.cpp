@@ -1,4 +1,4 @@
-// nn::ZeroRedundancy, on as many ranks as mpirun starts, one too.
+// Tests of nn::ZeroRedundancy on one or more ranks.
 #include <optional>
 
 #include "core/random.h"
@@ -14,7 +14,7 @@
 namespace voxgrad {
 namespace {
 
-/// The same names, and under each the same bits.
+/// Expects the same names and bitwise equal tensors.
 void expect_equal(const TensorMap& a, const TensorMap& b) {
   ASSERT_EQ(a.size(), b.size());
   for (const auto& [name, tensor] : a) {
@@ -23,7 +23,7 @@ void expect_equal(const TensorMap& a, const TensorMap& b) {
   }
 }
 
-TEST_F(Ranks, ZeroRedundancyGivesTheBitsOfOneOptimizerWithAPartOfItsState) {
+TEST_F(Ranks, ZeroRedundancyIsBitwiseEqualToOneOptimizer) {
   constexpr optim::AdamWOptions kOptions{.lr = 0.01};
   const auto make_input = [&](uint64_t seed) {
     Generator random(seed);
@@ -52,13 +52,13 @@ TEST_F(Ranks, ZeroRedundancyGivesTheBitsOfOneOptimizerWithAPartOfItsState) {
 
   const int to = size_ - 1;
   zero.consolidate_state_dict(to);
-  TensorMap state = whole.state_dict();  // the same on all ranks
+  TensorMap state = whole.state_dict();  // equal on all ranks
   if (rank_ == to)
     expect_equal(part.state_dict(), state);
   else
     EXPECT_THROW(part.state_dict(), Error);
   step(plain, whole, 7);
-  step(sharded, part, 7);  // goes on with its part
+  step(sharded, part, 7);  // each rank continues with its part of the state
 
   later.load_state_dict(plain.state_dict());
   optim::AdamW loaded(later.parameters(), kOptions);
@@ -73,14 +73,14 @@ TEST_F(Ranks, ZeroRedundancyGivesTheBitsOfOneOptimizerWithAPartOfItsState) {
     expect_equal(sharded.state_dict(), plain.state_dict());
     expect_equal(later.state_dict(), plain.state_dict());
     for (const int owner : other.owners()) EXPECT_LT(owner, size_);
-    EXPECT_THROW(nn::ZeroRedundancy(loaded, *world_), Error);  // a second one
-    EXPECT_THROW(nn::ZeroRedundancy(whole, *world_), Error);   // has state
+    EXPECT_THROW(nn::ZeroRedundancy(loaded, *world_), Error);  // `loaded` is already sharded
+    EXPECT_THROW(nn::ZeroRedundancy(whole, *world_), Error);   // `whole` already has state
     EXPECT_THROW(zero.consolidate_state_dict(size_), Error);
   }
   EXPECT_THROW(loaded.step(), Error);
 }
 
-TEST_F(Ranks, ZeroRedundancyHasMemoryForItsPartOfTheState) {
+TEST_F(Ranks, ZeroRedundancyAllocatesOnlyItsPartOfTheState) {
   const auto bytes_of_first_step = [&](bool sharded) {
     const Device device = world_->device();
     Tensors params;
@@ -99,7 +99,7 @@ TEST_F(Ranks, ZeroRedundancyHasMemoryForItsPartOfTheState) {
   const auto all = static_cast<double>(bytes_of_first_step(false)),
              own = static_cast<double>(bytes_of_first_step(true));
   if (size_ > 1) {
-    EXPECT_LT(own, 0.8 * all);  // its part, and a message with as many parameters
+    EXPECT_LT(own, 0.8 * all);  // this rank's part of the state, and a message buffer of the same size
   }
 }
 

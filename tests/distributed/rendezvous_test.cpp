@@ -1,4 +1,5 @@
-// How processes find each other without MPI, and how they end together: by threads and forked processes, without GPUs.
+// Tests of the rendezvous of processes without MPI and of their common shutdown. The ranks are threads or forked
+// processes. No GPU is needed.
 #include "nn/distributed/detail/rendezvous.h"
 
 #include <netinet/in.h>
@@ -28,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 void wait_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-/// What() of the Error that f throws; empty if it throws none.
+/// Returns the message of the Error that f throws, or an empty string if f throws no Error.
 template <class F>
 std::string error_of(const F& f) {
   try {
@@ -39,7 +40,8 @@ std::string error_of(const F& f) {
   return {};
 }
 
-/// The errors of rank 0 and of ranks that come to it, given as (rank, the number of ranks that it counts).
+/// Runs a rendezvous of rank 0, which expects `size` ranks, and of other processes, each given by (rank, world size).
+/// Returns the error of rank 0, followed by the errors of the other processes.
 std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, int>>& others, double seconds) {
   const Listener listener("localhost", 0, "secret");
   std::vector<std::string> errors(others.size() + 1);
@@ -56,37 +58,37 @@ std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, in
   return errors;
 }
 
-TEST(Rendezvous, GivesAllTheMessageOfRank0) {
+TEST(Rendezvous, AllRanksReceiveTheMessageOfRank0) {
   for (const std::string& error : errors_of(3, {{2, 3}, {1, 3}}, 10)) EXPECT_EQ(error, "");
   EXPECT_EQ(errors_of(1, {}, 10)[0], "");
 }
 
-TEST(Rendezvous, NamesTheRanksThatDoNotCome) {
+TEST(Rendezvous, NamesMissingRanks) {
   const auto start = Clock::now();
   for (const std::string& error : errors_of(4, {{2, 4}}, 0.5))
-    EXPECT_NE(error.find("ranks 1, 3 of 4 did not come to rank 0 on host"), std::string::npos) << error;
+    EXPECT_NE(error.find("ranks 1, 3 of 4 did not connect to rank 0 on host"), std::string::npos) << error;
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
   const int port = Listener("localhost", 0, "").port();
   const std::string error = error_of([&] { const Rendezvous met(1, 2, "localhost", port, "", 0.2); });
   EXPECT_NE(error.find(concat("rank 1 cannot reach rank 0 at localhost, port ", port)), std::string::npos) << error;
 }
 
-TEST(Rendezvous, RefusesRanksThatDoNotFit) {
+TEST(Rendezvous, RejectsInconsistentRanks) {
   for (const std::string& error : errors_of(3, {{1, 3}, {1, 3}}, 0.5))
     EXPECT_NE(error.find("two processes are rank 1, the second one on host"), std::string::npos) << error;
   for (const std::string& error : errors_of(2, {{2, 3}}, 0.5))
-    EXPECT_NE(error.find("counts 3 ranks (WORLD_SIZE), rank 0 counts 2"), std::string::npos) << error;
+    EXPECT_NE(error.find("has WORLD_SIZE 3, but rank 0 has 2"), std::string::npos) << error;
   for (const std::string& error : errors_of(2, {{0, 2}}, 0.5))
-    EXPECT_NE(error.find("is rank 0, too"), std::string::npos) << error;
+    EXPECT_NE(error.find("is also rank 0"), std::string::npos) << error;
 }
 
-TEST(Rendezvous, APortInUseIsRefused) {
+TEST(Rendezvous, RejectsAPortInUse) {
   const Listener first("localhost", 0, "");
   const std::string error = error_of([&] { const Listener second("localhost", first.port(), ""); });
   EXPECT_NE(error.find(concat("rank 0 cannot listen on port ", first.port())), std::string::npos) << error;
 }
 
-/// A process that connects to a listener without being a rank.
+/// A TCP client that connects to a listener but is not a rank.
 class Stranger {
  public:
   explicit Stranger(int port) : handle_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -100,7 +102,7 @@ class Stranger {
   ~Stranger() { ::close(handle_); }
 
   void send(const std::string& bytes) const { ::send(handle_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  /// Everything that is sent to it until the connection is closed, or for `seconds`.
+  /// Returns all bytes received until the connection is closed or until no bytes arrive for `seconds`.
   std::string receive(int seconds) const {
     const timeval time{seconds, 0};
     ::setsockopt(handle_, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
@@ -114,18 +116,18 @@ class Stranger {
   int handle_;
 };
 
-/// A hello as rank 1 of 2 would send it.
+/// Returns the hello message that rank 1 of 2 would send.
 std::string hello(const std::string& token, const std::string& host) {
   const std::string text = token + '\n' + host;
   const std::array<int64_t, 3> head{static_cast<int64_t>(FrameKind::hello), int64_t{1} << 32 | 2, std::ssize(text)};
   return std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + text;
 }
 
-/// Rank 0's error while `strangers` come first and rank 1 comes 0.3 seconds later.
-std::string error_beside(const std::function<void(int port)>& strangers, double seconds) {
+/// Starts rank 0, calls connect_strangers(port), and starts rank 1 0.3 seconds later. Returns the error of rank 0.
+std::string rank0_error_with(const std::function<void(int port)>& connect_strangers, double seconds) {
   const Listener listener("127.0.0.1", 0, "secret");
   std::thread others([&] {
-    strangers(listener.port());
+    connect_strangers(listener.port());
     wait_ms(300);
     EXPECT_EQ(error_of([&] { const Rendezvous met(1, 2, "127.0.0.1", listener.port(), "secret", seconds); }), "");
   });
@@ -134,12 +136,12 @@ std::string error_beside(const std::function<void(int port)>& strangers, double 
   return error;
 }
 
-TEST(Rendezvous, ABadHelloIsDroppedWithoutAnEffect) {
+TEST(Rendezvous, IgnoresInvalidHellos) {
   const std::string good = hello("secret", "host");
   for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"), std::string(1000, '\xff'),
                                    good.substr(0, 24), std::string(good).replace(16, 8, 8, '\x7f'), hello("", "host"),
                                    hello("secre", "host"), hello("secret2", "host")})
-    EXPECT_EQ(error_beside(
+    EXPECT_EQ(rank0_error_with(
                   [&](int port) {
                     const Stranger stranger(port);
                     stranger.send(bytes);
@@ -149,12 +151,12 @@ TEST(Rendezvous, ABadHelloIsDroppedWithoutAnEffect) {
               "");
 }
 
-TEST(Rendezvous, SilentAndSlowConnectionsTakeNoTime) {
+TEST(Rendezvous, SilentAndSlowConnectionsCauseNoDelay) {
   std::vector<Stranger> strangers;
   std::atomic<bool> done = false;
   std::thread slow;
   const auto start = Clock::now();
-  EXPECT_EQ(error_beside(
+  EXPECT_EQ(rank0_error_with(
                 [&](int port) {
                   for (int i = 0; i < 100; ++i) strangers.emplace_back(port);
                   slow = std::thread([&] {
@@ -171,8 +173,8 @@ TEST(Rendezvous, SilentAndSlowConnectionsTakeNoTime) {
   slow.join();
 }
 
-/// A peer with the token that reads nothing, while rank 0 sends it more than the socket takes.
-TEST(Rendezvous, APeerThatDoesNotReadHoldsNobodyUp) {
+/// The peer has the right token but reads nothing. Rank 0 sends more bytes than the buffers of the socket hold.
+TEST(Rendezvous, APeerThatDoesNotReadCausesNoDelay) {
   const Listener listener("127.0.0.1", 0, "secret");
   const Stranger peer(listener.port());
   peer.send(hello("secret", "host"));
@@ -181,19 +183,19 @@ TEST(Rendezvous, APeerThatDoesNotReadHoldsNobodyUp) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(4));
 }
 
-TEST(Rendezvous, APeerThatLeftIsMissing) {
+TEST(Rendezvous, ReportsAPeerThatDisconnectedAsMissing) {
   const Listener listener("127.0.0.1", 0, "secret");
   Stranger(listener.port()).send(hello("secret", "host"));
   const std::string error = error_of([&] { const Rendezvous met(listener, 2, "id", 1); });
-  EXPECT_NE(error.find("rank 1 of 2 did not come"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1 of 2 did not connect"), std::string::npos) << error;
 }
 
-TEST(Rendezvous, HostNamesAreEscaped) {
+TEST(Rendezvous, EscapesHostNamesInErrors) {
   const Listener listener("127.0.0.1", 0, "secret");
   const Stranger first(listener.port()), second(listener.port());
   for (const Stranger* peer : {&first, &second}) {
     std::string bytes = hello("secret", "\x1b[2J\r");
-    bytes[8] = 3;  // 3 ranks
+    bytes[8] = 3;  // a world size of 3
     peer->send(bytes);
   }
   const std::string error = error_of([&] { const Rendezvous met(listener, 2, "id", 0.5); });
@@ -201,7 +203,7 @@ TEST(Rendezvous, HostNamesAreEscaped) {
   EXPECT_TRUE(std::ranges::all_of(error, [](char c) { return c >= ' ' && c <= '~'; })) << error;
 }
 
-TEST(Rendezvous, OtherTokensAreRefused) {
+TEST(Rendezvous, RejectsOtherTokens) {
   const Listener listener("localhost", 0, "secret");
   std::string refused;
   std::thread other(
@@ -209,32 +211,32 @@ TEST(Rendezvous, OtherTokensAreRefused) {
   const std::string error = error_of([&] { const Rendezvous met(listener, 2, "id", 0.5); });
   other.join();
   for (const std::string& text : {error, refused})
-    EXPECT_NE(text.find("another token (VOXGRAD_TOKEN) than rank 0's"), std::string::npos) << text;
+    EXPECT_NE(text.find("a token (VOXGRAD_TOKEN) that differs from rank 0's"), std::string::npos) << text;
 }
 
-TEST(Rendezvous, AnAddressThatDoesNotAnswerEndsInTime) {
+TEST(Rendezvous, TimesOutIfTheAddressDoesNotAnswer) {
   const auto start = Clock::now();
-  // TEST-NET-1 (RFC 5737) has no hosts.
+  // 192.0.2.1 is in TEST-NET-1 (RFC 5737), which has no hosts.
   const std::string error = error_of([&] { const Rendezvous met(1, 2, "192.0.2.1", 29500, "", 0.5); });
   EXPECT_NE(error.find("rank 1 cannot reach rank 0 at 192.0.2.1, port 29500, within 0.5 s"), std::string::npos)
       << error;
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
-/// The process at rank 0's address closes the first connection, as a flooded rank 0 may do.
-TEST(Rendezvous, ARankWhoseConnectionIsClosedConnectsAgain) {
+/// The first connection of rank 1 is closed, as may happen when rank 0 receives too many connections.
+TEST(Rendezvous, ReconnectsAfterAClosedConnection) {
   auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
   const int port = listener->port();
   std::thread rank1(
       [&] { EXPECT_EQ(error_of([&] { const Rendezvous met(1, 2, "127.0.0.1", port, "secret", 10); }), ""); });
   wait_ms(200);
-  listener = nullptr;  // resets the connection
+  listener = nullptr;  // closing the listener resets the connection
   listener = std::make_unique<Listener>("127.0.0.1", port, "secret");
   EXPECT_EQ(error_of([&] { const Rendezvous met(*listener, 2, "id", 10); }), "");
   rank1.join();
 }
 
-TEST(Rendezvous, TheLastFramesOfAPeerThatIsGoneAreReceived) {
+TEST(Rendezvous, ReceivesTheLastFramesOfAClosedConnection) {
   std::array<int, 2> sockets;
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()), 0);
   Connection connection(sockets[0]);
@@ -247,13 +249,13 @@ TEST(Rendezvous, TheLastFramesOfAPeerThatIsGoneAreReceived) {
   EXPECT_FALSE(connection.is_open());
 }
 
-TEST(Rendezvous, LoopbackAddressesAreExplained) {
+TEST(Rendezvous, ErrorExplainsLoopbackAddresses) {
   const Listener listener("127.0.0.1", 0, "");
   const std::string error = error_of([&] { const Rendezvous met(listener, 2, "id", 0.1); });
   EXPECT_NE(error.find("set MASTER_ADDR to an address"), std::string::npos) << error;
 }
 
-TEST(Rendezvous, ListensWhereItIsAskedTo) {
+TEST(Rendezvous, ListensOnAllInterfacesOnlyWithAToken) {
   const Listener loopback("127.0.0.1", 0, "");
   EXPECT_EQ(loopback.describe(), concat("127.0.0.1, port ", loopback.port()));
   for (const std::string host : {"localhost", "127.0.0.1"}) {
@@ -266,12 +268,12 @@ TEST(Rendezvous, ListensWhereItIsAskedTo) {
   EXPECT_NE(everywhere.describe().find("0.0.0.0"), std::string::npos) << everywhere.describe();
 }
 
-/// Three processes, of which each does `body` when all have met. What they wrote on stderr, and their exit codes.
-struct Ended {
-  std::string output;
-  std::vector<int> codes;
+struct Outcome {
+  std::string output;      // stderr of all processes
+  std::vector<int> codes;  // exit code of each process, or minus the signal that ended it
 };
-Ended run_three(const std::function<void(int rank, Rendezvous& met)>& body) {
+/// Forks three processes. Each calls `body` after the rendezvous.
+Outcome run_three(const std::function<void(int rank, Rendezvous& met)>& body) {
   std::string path = (std::filesystem::temp_directory_path() / "voxgrad-rendezvous-XXXXXX").string();
   const int file = ::mkstemp(path.data());
   const Listener listener("localhost", 0, "");
@@ -290,18 +292,18 @@ Ended run_three(const std::function<void(int rank, Rendezvous& met)>& body) {
     }
     children.push_back(child);
   }
-  Ended ended;
+  Outcome outcome;
   for (const pid_t child : children) {
     int status = 0;
     ::waitpid(child, &status, 0);
-    ended.codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+    outcome.codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
   }
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
-  ended.output = text.str();
+  outcome.output = text.str();
   ::close(file);
   ::unlink(path.c_str());
-  return ended;
+  return outcome;
 }
 
 int count(const std::string& text, const std::string& words) {
@@ -312,19 +314,19 @@ int count(const std::string& text, const std::string& words) {
 
 TEST(Rendezvous, RanksLeaveInAnyOrder) {
   for (const int first : {0, 1, 2}) {
-    const Ended ended = run_three([&](int rank, Rendezvous& met) {
+    const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
       met.watch([] { return Progress{}; });
       wait_ms(rank == first ? 0 : 400);
     });
-    EXPECT_EQ(ended.codes, (std::vector<int>{0, 0, 0})) << ended.output;
-    EXPECT_EQ(ended.output, "");
+    EXPECT_EQ(outcome.codes, (std::vector<int>{0, 0, 0})) << outcome.output;
+    EXPECT_EQ(outcome.output, "");
   }
 }
 
-TEST(Rendezvous, AProcessThatIsKilledEndsAll) {
+TEST(Rendezvous, AKilledProcessEndsAllRanks) {
   for (const int killed : {0, 1, 2}) {
     const auto start = Clock::now();
-    const Ended ended = run_three([&](int rank, Rendezvous& met) {
+    const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
       met.watch([] { return Progress{}; });
       wait_ms(100);
       if (rank == killed) ::kill(::getpid(), SIGKILL);
@@ -332,24 +334,24 @@ TEST(Rendezvous, AProcessThatIsKilledEndsAll) {
     });
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
     for (int rank = 0; rank < 3; ++rank)
-      EXPECT_EQ(ended.codes[static_cast<size_t>(rank)], rank == killed ? -SIGKILL : 1) << ended.output;
-    EXPECT_EQ(count(ended.output, concat("rank ", killed, ": its process ended\n")), 1) << ended.output;
-    EXPECT_EQ(count(ended.output, "\n"), 1) << ended.output;
-    EXPECT_EQ(ended.output.find(concat("rank ", killed == 0 ? 1 : 0, " of 3 on host ")), 0U) << ended.output;
+      EXPECT_EQ(outcome.codes[static_cast<size_t>(rank)], rank == killed ? -SIGKILL : 1) << outcome.output;
+    EXPECT_EQ(count(outcome.output, concat("rank ", killed, ": its process ended\n")), 1) << outcome.output;
+    EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
+    EXPECT_EQ(outcome.output.find(concat("rank ", killed == 0 ? 1 : 0, " of 3 on host ")), 0U) << outcome.output;
   }
 }
 
-TEST(Rendezvous, ARankThatIsLateIsNamed) {
+TEST(Rendezvous, NamesTheLateRank) {
   for (const int late : {0, 1, 2})
     for (const bool stopped : {false, true}) {
       if (stopped && late == 0) continue;
-      const Ended ended = run_three([&](int rank, Rendezvous& met) {
-        // A frozen rank has made all its calls.
+      const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
+        // A stopped rank has made all its calls.
         for (int call = 0; call < (rank == late && !stopped ? 4 : 5); ++call) met.add_call({{}, "all_reduce"});
         met.watch([&, rank] {
           return rank == late ? Progress{} : Progress{.late = "all_reduce within 1 s", .late_call = 5};
         });
-        if (rank == late && stopped) {  // until the others have ended
+        if (rank == late && stopped) {  // a child kills the stopped process after the other ranks have ended
           wait_ms(300);
           if (::fork() == 0) {
             wait_ms(5000);
@@ -360,24 +362,24 @@ TEST(Rendezvous, ARankThatIsLateIsNamed) {
         }
         wait_ms(5000);
       });
-      EXPECT_EQ(count(ended.output, concat("rank ", late, " did not come to all_reduce within 1 s\n")), 1)
-          << ended.output;
-      EXPECT_EQ(count(ended.output, "\n"), 1) << ended.output;
+      EXPECT_EQ(count(outcome.output, concat("rank ", late, " did not join all_reduce within 1 s\n")), 1)
+          << outcome.output;
+      EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
     }
 }
 
-TEST(Rendezvous, AnErrorOfACollectiveEndsAll) {
-  const Ended ended = run_three([&](int rank, Rendezvous& met) {
+TEST(Rendezvous, AnErrorOfACollectiveEndsAllRanks) {
+  const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
     met.watch([rank] { return rank == 2 ? Progress{.error = "NCCL: lost"} : Progress{}; });
     wait_ms(10000);
   });
-  EXPECT_EQ(ended.codes, (std::vector<int>{1, 1, 1}));
-  EXPECT_EQ(count(ended.output, "rank 2 of 3 on host "), 1) << ended.output;
-  EXPECT_EQ(count(ended.output, ": NCCL: lost\n"), 1) << ended.output;
+  EXPECT_EQ(outcome.codes, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(count(outcome.output, "rank 2 of 3 on host "), 1) << outcome.output;
+  EXPECT_EQ(count(outcome.output, ": NCCL: lost\n"), 1) << outcome.output;
 }
 
-TEST(Rendezvous, CallsThatDifferEndAll) {
-  const Ended ended = run_three([&](int rank, Rendezvous& met) {
+TEST(Rendezvous, DifferentCallsEndAllRanks) {
+  const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
     met.watch([] { return Progress{}; });
     for (int call = 0; call < 5000; ++call) met.add_call({{.call = 1}, "all_reduce (sum) of [3] f32"});
     wait_ms(rank * 150);
@@ -385,26 +387,26 @@ TEST(Rendezvous, CallsThatDifferEndAll) {
         {{.call = rank == 1 ? 3U : 2U}, rank == 1 ? "all_reduce (max) of [3] f32" : "all_reduce (sum) of [3] f32"});
     wait_ms(10000);
   });
-  EXPECT_EQ(ended.codes, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(outcome.codes, (std::vector<int>{1, 1, 1}));
   EXPECT_EQ(
-      count(ended.output,
+      count(outcome.output,
             ": the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls all_reduce (max) of "
             "[3] f32\n"),
       1)
-      << ended.output;
-  EXPECT_EQ(count(ended.output, "\n"), 1) << ended.output;
+      << outcome.output;
+  EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
 }
 
-/// The last calls of a program are compared while the ranks leave.
-TEST(Rendezvous, TheLastCallsAreCompared) {
+/// The ranks compare their last calls while they shut down.
+TEST(Rendezvous, ComparesTheLastCalls) {
   for (const bool differ : {false, true}) {
-    const Ended ended = run_three([&](int rank, Rendezvous& met) {
+    const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
       met.watch([] { return Progress{}; });
       wait_ms(50);
       met.add_call({{.call = 1, .messages = differ && rank == 2}, "send_receive"});
     });
-    EXPECT_EQ(ended.codes[0], differ) << ended.output;
-    EXPECT_EQ(count(ended.output, "the ranks' calls differ"), differ) << ended.output;
+    EXPECT_EQ(outcome.codes[0], differ) << outcome.output;
+    EXPECT_EQ(count(outcome.output, "the ranks' calls differ"), differ) << outcome.output;
   }
 }
 

@@ -1,4 +1,5 @@
-// One volume over several ranks, against the same on each rank alone; and batch norms over the samples of all ranks.
+// Tests of one volume split over several ranks against the whole volume on each rank, and of batch norms over the
+// samples of all ranks.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -31,11 +32,12 @@ namespace {
 
 using distributed::SpatialParallel;
 
-/// The same on all ranks: whole numbers in [-4, 4], of which sums of products are exact, or normal ones.
+/// Returns integers in [-4, 4], whose sums of products are exact in float32. The result is the same on all ranks.
 Tensor whole_numbers(const Shape& shape, uint64_t seed) {
   Generator random(seed);
   return clamp(randn(shape, {}, &random) * 2, -4, 4).to(i64).to(f32);
 }
+/// Returns normally distributed numbers. The result is the same on all ranks.
 Tensor normal(const Shape& shape, uint64_t seed) {
   Generator random(seed);
   return randn(shape, {}, &random);
@@ -56,7 +58,7 @@ class SpatialRanks : public Ranks {
  protected:
   Tensor here(const Tensor& t) const { return t.to(world_->device()); }
   Tensor leaf(const Tensor& t) const { return here(t).detach().clone().requires_grad_(); }
-  /// The sum of every rank's.
+  /// Returns the sum of t over all ranks.
   Tensor total(const Tensor& t) const {
     const Tensor sum = t.detach().clone();
     world_->all_reduce(sum);
@@ -64,10 +66,10 @@ class SpatialRanks : public Ranks {
   }
 
   using Function = std::function<Tensor(const Tensors&)>;
-  /// f of slabs of `x` and of `parameters` has the values and gradients that it has of the whole. The gradient is that
-  /// of the sum of f times some numbers.
-  void expect_as_of_the_whole(const Function& f, const Tensor& x, const Tensors& parameters, double tolerance,
-                              MemoryFormat format, const std::string& what) const {
+  /// Expects that f(slab of x, parameters) on each rank equals the rank's slab of f(x, parameters), and that the
+  /// gradients of a weighted sum of f agree as well.
+  void expect_slabs_match_whole(const Function& f, const Tensor& x, const Tensors& parameters, double tolerance,
+                                MemoryFormat format, const std::string& what) const {
     Tensors whole{leaf(x.contiguous(format))}, parts;
     for (const Tensor& p : parameters) whole.push_back(leaf(p));
     const Tensor y = f(whole);
@@ -88,34 +90,35 @@ class SpatialRanks : public Ranks {
   }
 };
 
-TEST_F(SpatialRanks, MessagesGoAround) {
-  const int next = (rank_ + 1) % size_, last = (rank_ + size_ - 1) % size_;
+TEST_F(SpatialRanks, SendsAndReceivesInARing) {
+  const int next = (rank_ + 1) % size_, previous = (rank_ + size_ - 1) % size_;
   const auto self = [&] { world_->send_receive_async({{here(zeros({2})), rank_}}, {}); };
   EXPECT_ERROR(self(), "has no peer");
   if (size_ == 1) return;
   for (const DType dtype : {f32, f64, bf16, i64, u8}) {
     const Tensor own =
         full({1, 2, 3, 4, 5}, rank_ + 1, {dtype, world_->device()}).contiguous(MemoryFormat::channels_last);
-    const Tensor of_last = zeros_like(own), of_next = zeros_like(own);
-    world_->send_receive_async({{own, next}, {own, last}}, {{of_last, last}, {of_next, next}})->wait();
+    const Tensor from_previous = zeros_like(own), from_next = zeros_like(own);
+    world_->send_receive_async({{own, next}, {own, previous}}, {{from_previous, previous}, {from_next, next}})->wait();
     if (size_ > 2) {
-      EXPECT_EQ(of_last.to(Device::cpu()).to_vector(), std::vector<double>(120, last + 1)) << dtype;
+      EXPECT_EQ(from_previous.to(Device::cpu()).to_vector(), std::vector<double>(120, previous + 1)) << dtype;
     }
-    EXPECT_EQ(of_next.to(Device::cpu()).to_vector(), std::vector<double>(120, next + 1)) << dtype;
+    EXPECT_EQ(from_next.to(Device::cpu()).to_vector(), std::vector<double>(120, next + 1)) << dtype;
   }
   const Tensor strided = here(zeros({4, 4})).slice(1, 0, 4, 2);
   EXPECT_ERROR(world_->send_receive_async({{strided, next}}, {}), "is not dense");
 }
 
-TEST_F(SpatialRanks, SlabsMakeUpTheWhole) {
+TEST_F(SpatialRanks, GatherReassemblesTheSlabs) {
   const SpatialParallel spatial(*world_);
   for (const Shape& shape : {Shape{2, 3, 4 * size_, 3, 2}, Shape{2, 4 * size_, 3, 2}}) {
     const Tensor whole = here(normal(shape, 1)), slab = spatial.slab(whole);
     EXPECT_EQ(slab.size(-3), 4);
     EXPECT_EQ(spatial.gather(slab).to(Device::cpu()).to_vector(), whole.to(Device::cpu()).to_vector());
   }
-  if (size_ > 1) EXPECT_ERROR(spatial.slab(here(zeros({1, 1, 4 * size_ + 1, 2, 2}))), "cannot have equal parts");
-  EXPECT_ERROR(spatial.slab(zeros({2, 2})), "takes (..., D, H, W)");
+  if (size_ > 1)
+    EXPECT_ERROR(spatial.slab(here(zeros({1, 1, 4 * size_ + 1, 2, 2}))), "cannot be divided equally among");
+  EXPECT_ERROR(spatial.slab(zeros({2, 2})), "the volume must be (..., D, H, W)");
 }
 
 struct ConvCase {
@@ -123,7 +126,7 @@ struct ConvCase {
   int64_t output_padding = 0;
 };
 
-TEST_F(SpatialRanks, ConvolutionsReadBeyondTheirSlab) {
+TEST_F(SpatialRanks, ConvolutionsExchangeHalos) {
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
     for (const auto& [kernel, stride, padding, dilation, groups, _] : {ConvCase{3, 1, 1, 1, 1},
                                                                        {1, 1, 0, 1, 1},
@@ -139,9 +142,9 @@ TEST_F(SpatialRanks, ConvolutionsReadBeyondTheirSlab) {
       const Tensors parameters{whole_numbers({4, 8 / groups, kernel, kernel, kernel}, 2), whole_numbers({4}, 3)};
       const ConvOptions<3> options{.stride = stride, .padding = padding, .dilation = dilation, .groups = groups};
       const std::string what = concat("conv3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
-      expect_as_of_the_whole([&](const Tensors& t) { return conv3d(t[0], t[1], t[2], options); }, x, parameters, 0,
-                             format, what);
-      expect_as_of_the_whole(
+      expect_slabs_match_whole([&](const Tensors& t) { return conv3d(t[0], t[1], t[2], options); }, x, parameters, 0,
+                               format, what);
+      expect_slabs_match_whole(
           [&](const Tensors& t) {
             return conv_norm_activation(t[0], t[1], t[2], options, {.activation = {ActivationKind::relu}});
           },
@@ -149,7 +152,7 @@ TEST_F(SpatialRanks, ConvolutionsReadBeyondTheirSlab) {
     }
 }
 
-TEST_F(SpatialRanks, TransposedConvolutionsReadBeyondTheirSlab) {
+TEST_F(SpatialRanks, TransposedConvolutionsExchangeHalos) {
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
     for (const auto& [kernel, stride, padding, dilation, groups, output_padding] : {ConvCase{2, 2, 0, 1, 1},
                                                                                     {4, 2, 1, 1, 1},
@@ -170,12 +173,12 @@ TEST_F(SpatialRanks, TransposedConvolutionsReadBeyondTheirSlab) {
                                             .dilation = dilation};
       const std::string what =
           concat("conv_transpose3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
-      expect_as_of_the_whole([&](const Tensors& t) { return conv_transpose3d(t[0], t[1], t[2], options); }, x,
-                             parameters, 0, format, what);
+      expect_slabs_match_whole([&](const Tensors& t) { return conv_transpose3d(t[0], t[1], t[2], options); }, x,
+                               parameters, 0, format, what);
     }
 }
 
-TEST_F(SpatialRanks, NormsAreOfTheWholeVolume) {
+TEST_F(SpatialRanks, NormsUseStatisticsOfTheWholeVolume) {
   const Tensor x = normal({2, 8, 4 * size_, 3, 5}, 1) + 3.0;
   const Tensors affine{normal({8}, 2), normal({8}, 3)};
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
@@ -185,7 +188,7 @@ TEST_F(SpatialRanks, NormsAreOfTheWholeVolume) {
         for (const Tensor& p : affine) parameters.push_back(p.to(dtype));
         const ActivationArguments leaky{ActivationKind::leaky_relu, 0.1};
         for (const bool first : {false, true})
-          expect_as_of_the_whole(
+          expect_slabs_match_whole(
               [&](const Tensors& t) {
                 return norm_activation(t[0], {.norm = {.kind = kind, .weight = t[1], .bias = t[2], .num_groups = 4},
                                               .activation = leaky,
@@ -196,7 +199,7 @@ TEST_F(SpatialRanks, NormsAreOfTheWholeVolume) {
       }
 }
 
-TEST_F(SpatialRanks, PoolingAndInterpolationWithinSlabs) {
+TEST_F(SpatialRanks, PoolsAndInterpolatesWithinSlabs) {
   const Tensor x = whole_numbers({2, 4, 4 * size_, 4, 6}, 1);
   const std::vector<std::pair<const char*, Function>> cases{
       {"max", [](const Tensors& t) { return max_pool3d(t[0], {.kernel_size = 2}); }},
@@ -206,14 +209,14 @@ TEST_F(SpatialRanks, PoolingAndInterpolationWithinSlabs) {
          return avg_pool3d(t[0], {.kernel_size = {1, 2, 2}});
        }},
       {"nearest", [](const Tensors& t) { return interpolate(t[0], {.scale_factor = 2.0}); }}};
-  for (const auto& [name, f] : cases) expect_as_of_the_whole(f, x, {}, 1e-6, MemoryFormat::channels_last, name);
+  for (const auto& [name, f] : cases) expect_slabs_match_whole(f, x, {}, 1e-6, MemoryFormat::channels_last, name);
 }
 
-TEST_F(SpatialRanks, WhatReachesAcrossIsRefused) {
+TEST_F(SpatialRanks, RejectsOperationsAcrossSlabs) {
   if (size_ == 1) GTEST_SKIP() << "needs several ranks";
   const SpatialParallel spatial(*world_);
   const Tensor x = here(zeros({1, 2, 4, 4, 4}));
-  const char* across = "from one slab into the next";
+  const char* across = "reads across the boundary of a slab along D";
   EXPECT_ERROR(max_pool3d(x, {.kernel_size = 3, .stride = 2, .padding = 1}), across);
   EXPECT_ERROR(avg_pool3d(x, {.kernel_size = 3}), across);
   EXPECT_ERROR(adaptive_avg_pool3d(x, 1), across);
@@ -235,8 +238,8 @@ TEST_F(SpatialRanks, WhatReachesAcrossIsRefused) {
   EXPECT_ERROR(grad({y}, {leafs}, {}, true, true), "cannot be differentiated again");
 }
 
-/// A network, its loss over several levels, and a step of it.
-TEST_F(SpatialRanks, AUNetLearnsAsOnTheWholeVolume) {
+/// Compares the loss with deep supervision and the gradients after one backward pass.
+TEST_F(SpatialRanks, UNetGradientsMatchTheWholeVolume) {
   nn::UNetOptions options{.num_classes = 3, .stages = {{8}, {12, 3, 2}, {16, 3, 2}}};
   const int64_t depth = 8 * size_;
   const Tensor volume = here(normal({2, 1, depth, 8, 8}, 1));
@@ -272,28 +275,29 @@ TEST_F(SpatialRanks, AUNetLearnsAsOnTheWholeVolume) {
             EXPECT_FALSE(p.grad().defined() && abs(p.grad()).amax().item() > 0) << name;
             continue;
           }
-          // Behind a norm of each channel the gradient of a bias is zero but for rounding.
+          // A bias before a norm has a gradient of zero up to rounding, so use a minimum scale.
           const double scale = std::max(abs(reference.grad()).amax().item(), 1e-3);
           EXPECT_LE(abs(p.grad() - reference.grad()).amax().item(), 2e-4 * scale) << name;
         }
       }
 }
 
-/// A strided convolution has halos on one side, of which the first rank has none; a checkpoint computes it again.
-TEST_F(SpatialRanks, CheckpointsKeepTheRanksInStep) {
+/// A strided convolution needs a halo on one side only, so the first rank receives none. All ranks must still exchange
+/// their messages in the same order when recompute() runs the convolutions again.
+TEST_F(SpatialRanks, RecomputeKeepsTheOrderOfMessages) {
   const Tensor x = whole_numbers({1, 2, 8 * size_, 6, 6}, 1);
   const Tensors weights{whole_numbers({4, 2, 3, 3, 3}, 2), whole_numbers({2, 4, 3, 3, 3}, 3)};
-  expect_as_of_the_whole(
+  expect_slabs_match_whole(
       [](const Tensors& t) {
         const auto two = [](const Tensors& s) {
           return Tensors{conv3d(conv3d(s[0], s[1], {}, {.padding = 1}), s[2], {}, {.stride = 2, .padding = 1})};
         };
         return autograd::recompute(two, t)[0];
       },
-      x, weights, 0, MemoryFormat::contiguous, "checkpointed convolutions");
+      x, weights, 0, MemoryFormat::contiguous, "recomputed convolutions");
 }
 
-TEST_F(SpatialRanks, CrossEntropyOfTheWholeVolume) {
+TEST_F(SpatialRanks, CrossEntropyMatchesTheWholeVolume) {
   const Tensor logits = here(normal({2, 4, 2 * size_, 3, 3}, 1));
   const Tensor labels = here(clamp(normal({2, 2 * size_, 3, 3}, 2) + 1.5, 0, 3).to(i64));
   const Tensor weight = here(from_span<float>(std::vector<float>{1, 2, 0.5, 3}, {4}));
@@ -310,15 +314,16 @@ TEST_F(SpatialRanks, CrossEntropyOfTheWholeVolume) {
     expect_close(cross_entropy(spatial.slab(many), spatial.slab(labels), reduction), sums, 1e-6, "many classes, sum");
 }
 
-TEST_F(SpatialRanks, LossesOfProbabilitiesAreOfTheWholeVolume) {
+TEST_F(SpatialRanks, LossesOfProbabilitiesMatchTheWholeVolume) {
   const Tensor logits = here(normal({2, 3, 2 * size_, 3, 3}, 1)), targets = softmax(here(normal(logits.shape(), 2)), 1);
   const Tensor wanted = dice_ce_loss(logits, targets);
   const SpatialParallel spatial(*world_);
   expect_close(dice_ce_loss(spatial.slab(logits), spatial.slab(targets)), wanted, 1e-6, "dice_ce_loss");
 }
 
-/// What a backward pass calls is not of slabs, unless the forward pass was.
-TEST_F(SpatialRanks, HooksOfABackwardPassComputeAlone) {
+/// SpatialParallel does not apply to functions that a hook calls during the backward pass. The convolution in the hook
+/// treats its input as a whole volume.
+TEST_F(SpatialRanks, HooksComputeWithWholeVolumes) {
   const Tensor x = leaf(ones({1, 1, 4, 4, 4})), w = here(ones({1, 1, 3, 3, 3}));
   const SpatialParallel spatial(*world_);
   Tensor seen;
@@ -331,7 +336,7 @@ TEST_F(SpatialRanks, HooksOfABackwardPassComputeAlone) {
   EXPECT_EQ(seen.to(Device::cpu()).to_vector(), std::vector<double>(8, 27));
 }
 
-TEST_F(SpatialRanks, SyncBatchNormTakesTheWholeBatch) {
+TEST_F(SpatialRanks, SyncBatchNormMatchesTheWholeBatch) {
   manual_seed(0);
   const auto make = [] {
     return std::make_unique<nn::Sequential>(nn::Conv3d(2, 4, 3), nn::BatchNorm3d(4), nn::ReLU(), nn::Conv3d(4, 3, 1),
@@ -358,8 +363,8 @@ TEST_F(SpatialRanks, SyncBatchNormTakesTheWholeBatch) {
   expect_close((*model)(x.narrow(0, 2 * rank_, 2)), (*whole)(x).narrow(0, 2 * rank_, 2), 1e-5, "in evaluation");
 }
 
-TEST_F(SpatialRanks, SyncBatchNormOfTwoAndFourElements) {
-  if (size_ != 2) GTEST_SKIP() << "the numbers are those of two ranks";
+TEST_F(SpatialRanks, SyncBatchNormWorksWithTwoAndFourElements) {
+  if (size_ != 2) GTEST_SKIP() << "the expected values hold for two ranks";
   nn::BatchNorm1d norm(1, {.momentum = 1.0});
   norm.to(world_->device());
   nn::convert_sync_batchnorm(norm, *world_);
@@ -369,7 +374,7 @@ TEST_F(SpatialRanks, SyncBatchNormOfTwoAndFourElements) {
   EXPECT_NEAR(norm.running_var.item(), 14.0 / 3, 1e-5);
 }
 
-/// Ranks hold 2, 5, 0 and 1 samples. The gradients are those of the sum of all ranks' losses.
+/// Ranks hold 2, 5, 0 and 1 samples. The loss is the sum over all ranks.
 TEST_F(SpatialRanks, SyncBatchNormWeightsRanksByTheirElements) {
   const std::array<int64_t, 4> samples{2, 5, 0, 1};
   int64_t first = 0, total = 0;

@@ -1,4 +1,5 @@
-// Cases: what is refused, preprocessing against formulas in double, and the way back to the files' geometry.
+// Tests of cases: loading, errors, preprocessing against formulas in double precision, and restoring predictions to the
+// geometry of the files.
 #include "examples/nnunet/case.h"
 
 #include <cmath>
@@ -13,7 +14,8 @@ using namespace voxgrad;
 
 using CaseTest = FileTest;
 
-/// Voxels of 0.5 x 1.5 x 2 mm (W, H, D), turned by 30 degrees about x and mirrored along the first axis.
+/// Returns a volume of zeros with voxels of 0.5 x 1.5 x 2 mm (W, H, D), rotated by 30 degrees about x and mirrored
+/// along x.
 NiftiImage volume(const Shape& shape) {
   const double c = std::sqrt(0.75), s = 0.5;
   NiftiImage image;
@@ -23,13 +25,14 @@ NiftiImage volume(const Shape& shape) {
   return image;
 }
 
-/// Where voxel (d, h, w) lies.
+/// Returns the world coordinates of voxel (d, h, w).
 std::array<double, 3> world(const std::array<std::array<double, 4>, 4>& affine, double d, double h, double w) {
   std::array<double, 3> at{};
   for (size_t row = 0; row < 3; ++row)
     at[row] = affine[row][0] * w + affine[row][1] * h + affine[row][2] * d + affine[row][3];
   return at;
 }
+/// A linear function of world coordinates, which linear interpolation reproduces.
 double linear(const std::array<double, 3>& at) { return at[0] + 2 * at[1] - 3 * at[2]; }
 
 NiftiImage linear_volume(const Shape& shape) {
@@ -63,9 +66,9 @@ TEST_F(CaseTest, LoadsChannelsAndLabel) {
   EXPECT_FALSE(load_case("case", {path("a.nii.gz")}).label.defined());
 }
 
-TEST_F(CaseTest, RefusesBadFilesByName) {
+TEST_F(CaseTest, ErrorsNameTheBadFile) {
   const NiftiImage image = linear_volume({4, 5, 6});
-  const auto refuses = [&](NiftiImage a, NiftiImage l, const char* file, const std::string& message) {
+  const auto expect_rejected = [&](NiftiImage a, NiftiImage l, const char* file, const std::string& message) {
     save_nifti(path("a.nii"), a);
     save_nifti(path("l.nii"), l);
     EXPECT_ERROR(load_case("case", {path("a.nii")}, path("l.nii"), 3), message);
@@ -74,29 +77,30 @@ TEST_F(CaseTest, RefusesBadFilesByName) {
   const NiftiImage good = with_label(image, {0, 0, 0}, 1);
   NiftiImage bad = linear_volume({4, 5, 6});
   bad.data.set({3, 1, 2}, std::numeric_limits<double>::quiet_NaN());
-  refuses(bad, good, "a.nii", "voxel [3, 1, 2] is nan, not a finite number");
+  expect_rejected(bad, good, "a.nii", "voxel [3, 1, 2] is nan, not a finite number");
   bad.data.set({3, 1, 2}, -std::numeric_limits<double>::infinity());
-  refuses(bad, good, "a.nii", "voxel [3, 1, 2] is -inf");
+  expect_rejected(bad, good, "a.nii", "voxel [3, 1, 2] is -inf");
   for (const double label : {3.0, -1.0, 0.5, 1e30})
-    refuses(image, with_label(image, {0, 1, 5}, label), "l.nii",
-            concat("voxel [0, 1, 5] is ", label, ", which is no label of 0 .. 2"));
-  refuses(image, with_label(image, {0, 1, 5}, 0), "l.nii", "nothing but background");
-  refuses(image, volume({4, 5, 7}), "l.nii", "has shape [4, 5, 7], '" + path("a.nii").string() + "' has [4, 5, 6]");
+    expect_rejected(image, with_label(image, {0, 1, 5}, label), "l.nii",
+                    concat("voxel [0, 1, 5] is ", label, ", expected a label from 0 to 2"));
+  expect_rejected(image, with_label(image, {0, 1, 5}, 0), "l.nii", "nothing but background");
+  expect_rejected(image, volume({4, 5, 7}), "l.nii",
+                  "has shape [4, 5, 7], '" + path("a.nii").string() + "' has [4, 5, 6]");
   NiftiImage moved = good;
   moved.affine[2][3] += 0.06;
-  refuses(image, moved, "l.nii", "lie up to 0.06");
-  moved.affine[2][3] -= 0.02;  // less than a tenth of the smallest voxel
+  expect_rejected(image, moved, "l.nii", "lie up to 0.06");
+  moved.affine[2][3] -= 0.02;  // a shift of 0.04 mm is below the tolerance, a tenth of the smallest voxel size
   save_nifti(path("l.nii"), moved);
   EXPECT_EQ(load_case("case", {path("a.nii")}, path("l.nii"), 3).label.at({0, 0, 0}), 1);
   moved.affine[0][0] = -moved.affine[0][0];
-  refuses(image, moved, "l.nii", "their affines differ");
+  expect_rejected(image, moved, "l.nii", "their affines differ");
   save_nifti(path("a.nii"), volume({2, 4, 5, 6}));
   EXPECT_ERROR(load_case("case", {path("a.nii")}), "a.nii': expected one volume, got a series [2, 4, 5, 6]");
   EXPECT_ERROR(load_case("case", {path("none.nii")}), "none.nii");
   EXPECT_ERROR(load_case("case", {}), "'case' has 0 images");
 }
 
-TEST_F(CaseTest, PartsOfAnOpenCase) {
+TEST_F(CaseTest, ReadsPartsOfAnOpenCase) {
   NiftiImage image = linear_volume({4, 5, 6});
   save_nifti(path("a.nii"), image);
   save_nifti(path("l.nii"), with_label(image, {1, 2, 3}, 2));
@@ -130,7 +134,7 @@ TEST_F(CaseTest, CropAndResampleKeepVoxelsInPlace) {
   for (const Case& c : {part, resample(part, {1, 1.5, 0.75}), resample(part, {3.2, 1, 1})}) {
     EXPECT_EQ(c.image[0].shape(), c.geometry.shape);
     EXPECT_EQ(c.label.shape(), c.geometry.shape);
-    for (int64_t d = 1; d + 1 < c.geometry.shape[0]; ++d)  // but at the border, which is repeated
+    for (int64_t d = 1; d + 1 < c.geometry.shape[0]; ++d)  // skips the border, where interpolation repeats voxels
       for (int64_t h = 1; h + 1 < c.geometry.shape[1]; ++h)
         for (int64_t w = 1; w + 1 < c.geometry.shape[2]; ++w)
           EXPECT_NEAR(
@@ -144,14 +148,14 @@ TEST_F(CaseTest, CropAndResampleKeepVoxelsInPlace) {
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(fine.geometry.spacing[i], spacing[i], 1e-6);
   EXPECT_EQ(fine.box.start, (Dims{1, 2, 3}));
   EXPECT_EQ(resample(part, {100, 1.5, 0.5}).geometry.shape, (Shape{1, 7, 9}));
-  EXPECT_ERROR(crop(fine, {{0, 0, 0}, {1, 1, 1}}), "case 'case' is resampled already");
+  EXPECT_ERROR(crop(fine, {{0, 0, 0}, {1, 1, 1}}), "case 'case' was already resampled");
   EXPECT_ERROR(crop(part, {{-1, 0, 0}, {1, 1, 1}}), "a box of size [1, 1, 1] at [-1, 0, 0] does not lie within case");
   EXPECT_ERROR(crop(part, {{0, 0, 1}, {8, 7, 9}}), "does not lie within case 'case' [8, 7, 9]");
   EXPECT_ERROR(resample(part, {0, 1, 1}), "spacing must be positive, got 0");
   EXPECT_ERROR(resample(part, {1e-9, 1, 1}), "voxels along an axis");
 }
 
-TEST_F(CaseTest, CubicIsCubicConvolutionAlongEachAxis) {
+TEST_F(CaseTest, CubicMatchesKeysConvolutionAlongEachAxis) {
   Generator random(1);
   Case c{"case", randn({2, 6, 5, 4}, {}, &random), {}, {{6, 5, 4}, {1, 1, 1}, {}}, {}, {}};
   const auto weight = [](double x) {  // Keys 1981 with a = -0.75
@@ -176,7 +180,7 @@ TEST_F(CaseTest, CubicIsCubicConvolutionAlongEachAxis) {
   }
 }
 
-TEST_F(CaseTest, PredictionsGoBackToTheFiles) {
+TEST_F(CaseTest, RestoresPredictionsToTheFileGeometry) {
   const NiftiImage image = linear_volume({8, 9, 10});
   NiftiImage label = image;
   label.data = zeros({8, 9, 10});
@@ -194,7 +198,7 @@ TEST_F(CaseTest, PredictionsGoBackToTheFiles) {
   const Tensor one = c.label.to(f32) * 0.25;
   const Tensor map = restore(stack({1 - one, one}), c).data;
   EXPECT_EQ(map.shape(), (Shape{2, 8, 9, 10}));
-  EXPECT_EQ(map.at({0, 0, 0, 0}), 1);  // background beyond the box
+  EXPECT_EQ(map.at({0, 0, 0, 0}), 1);  // background outside the box
   EXPECT_EQ(map.at({1, 0, 0, 0}), 0);
   EXPECT_LT(abs(map.sum(0) - 1).amax().item(), 1e-5);
   EXPECT_ERROR(restore(zeros({6, 6, 6}), c), "expected a prediction (D, H, W) or (K, D, H, W) of");
@@ -202,7 +206,7 @@ TEST_F(CaseTest, PredictionsGoBackToTheFiles) {
   EXPECT_EQ(load_nifti(path("out.nii.gz")).data.to_vector(), label.data.to_vector());
 }
 
-TEST(Normalise, ZScoreOfAllOrOfAMask) {
+TEST(Normalize, ZScoreUsesTheImageOrAMask) {
   Generator random(2);
   const Tensor image = randn({2, 3, 4, 5}, {}, &random) * 7 + 100;
   const Tensor mask = gt(randn({3, 4, 5}, {}, &random), 0);
@@ -226,7 +230,7 @@ TEST(Normalise, ZScoreOfAllOrOfAMask) {
   EXPECT_ERROR(z_score(image[0]), "expected an image (C, D, H, W) f32, got [3, 4, 5]");
 }
 
-TEST(Normalise, BoxOfWhatIsNotZero) {
+TEST(Normalize, FindsTheBoxOfNonzeroVoxels) {
   Tensor image = zeros({2, 5, 6, 7});
   EXPECT_ERROR(nonzero_box(image), "all voxels of the image [2, 5, 6, 7] are 0");
   image.set({0, 1, 2, 3}, -1);
@@ -238,19 +242,19 @@ TEST(Normalise, BoxOfWhatIsNotZero) {
   EXPECT_EQ(sum(nonzero_mask(image)).item(), 2);
 }
 
-TEST(Normalise, CtByTheForeground) {
+TEST(Normalize, CtUsesForegroundIntensities) {
   std::vector<float> values(1001);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>((i * 10) % 1001);
-  const Intensities of = measure_intensities(values);
-  EXPECT_NEAR(of.low, 5, 1e-9);
-  EXPECT_NEAR(of.high, 995, 1e-9);
-  EXPECT_NEAR(of.mean, 500, 1e-9);
-  EXPECT_NEAR(of.std, std::sqrt((1001.0 * 1001 - 1) / 12), 1e-9);
+  const Intensities intensities = measure_intensities(values);
+  EXPECT_NEAR(intensities.low, 5, 1e-9);
+  EXPECT_NEAR(intensities.high, 995, 1e-9);
+  EXPECT_NEAR(intensities.mean, 500, 1e-9);
+  EXPECT_NEAR(intensities.std, std::sqrt((1001.0 * 1001 - 1) / 12), 1e-9);
   EXPECT_NEAR(measure_intensities({1, 3}).high, 2.99, 1e-6);  // numpy.percentile([1, 3], 99.5)
   EXPECT_ERROR(measure_intensities({}), "there are no values");
   const Tensor y = ct_normalize(tensor({{{{-1000, 100, 3000}}}}), {{-100, 300, 50, 10}});
   EXPECT_EQ(y.to_vector(), (std::vector<double>{-15, 5, 25}));
-  EXPECT_ERROR(ct_normalize(zeros({2, 1, 1, 1}), {{}}), "has 2 channels, there are intensities of 1");
+  EXPECT_ERROR(ct_normalize(zeros({2, 1, 1, 1}), {{}}), "has 2 channels, but there are intensities for 1");
 
   Case c{"case", arange(0, 24).reshape({1, 2, 3, 4}), zeros({2, 3, 4}, {.dtype = u8}), {}, {}, {}};
   Generator random(3);

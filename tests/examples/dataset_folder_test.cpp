@@ -1,4 +1,4 @@
-// nnU-Net's folders: what is listed, and lies that are refused.
+// Tests of nnU-Net's dataset folders: listing, loading, and errors in dataset.json and in the files.
 #include "examples/nnunet/dataset_folder.h"
 
 #include "tests/core/file_support.h"
@@ -12,9 +12,9 @@ using namespace voxgrad;
 class DatasetFolderTest : public FileTest {
  protected:
   static constexpr const char* kJson = R"({"channel_names": {"0": "T1", "1": "T2"}, "file_ending": ".nii",
-    "labels": {"background": 0, "tumour": 2, "edema": 1}, "numTraining": 2, "name": "anything else"})";
+    "labels": {"background": 0, "tumor": 2, "edema": 1}, "numTraining": 2, "name": "anything else"})";
 
-  /// Two training cases and one for tests, of two channels.
+  /// Creates two training cases and one test case with two channels each.
   void SetUp() override {
     FileTest::SetUp();
     for (const char* folder : {"imagesTr", "labelsTr", "imagesTs"}) std::filesystem::create_directory(path(folder));
@@ -25,12 +25,14 @@ class DatasetFolderTest : public FileTest {
     put("dataset.json", kJson);
     put("imagesTr/.DS_Store", "?");
   }
+  /// Saves a volume with this value in every voxel.
   void volume(const std::string& name, double value) const {
     NiftiImage image;
     image.data = full({2, 2, 2}, value);
     save_nifti(path(name + ".nii"), image);
   }
-  void refuses(const std::string& message) const { EXPECT_ERROR(DatasetFolder(path("")), message); }
+  void expect_rejected(const std::string& message) const { EXPECT_ERROR(DatasetFolder(path("")), message); }
+  /// Writes dataset.json with one replacement.
   void json(std::string from, const std::string& to) const {
     std::string text = kJson;
     ASSERT_NE(text.find(from), std::string::npos);
@@ -44,7 +46,7 @@ TEST_F(DatasetFolderTest, ListsAndLoads) {
   EXPECT_EQ(folder.training, (Names{"a_1", "b"}));
   EXPECT_EQ(folder.test, Names{"t"});
   EXPECT_EQ(folder.channels, (Names{"T1", "T2"}));
-  EXPECT_EQ(folder.classes, (Names{"background", "edema", "tumour"}));
+  EXPECT_EQ(folder.classes, (Names{"background", "edema", "tumor"}));
   const Case c = folder.load("b");
   EXPECT_EQ(c.image.shape(), (Shape{2, 2, 2, 2}));
   EXPECT_EQ(c.label.at({1, 1, 1}), 2);
@@ -52,11 +54,11 @@ TEST_F(DatasetFolderTest, ListsAndLoads) {
   EXPECT_ERROR(folder.load("c"), "has no case 'c'");
   volume("labelsTr/b", 3);
   EXPECT_ERROR(folder.load("b"),
-               "'" + path("labelsTr/b.nii").string() + "': voxel [0, 0, 0] is 3, which is no label of 0 .. 2");
+               "'" + path("labelsTr/b.nii").string() + "': voxel [0, 0, 0] is 3, expected a label from 0 to 2");
 }
 
-TEST_F(DatasetFolderTest, TheIgnoreLabelIsNoClass) {
-  json("\"tumour\": 2", "\"ignore\": 2");
+TEST_F(DatasetFolderTest, IgnoreLabelIsNotAClass) {
+  json("\"tumor\": 2", "\"ignore\": 2");
   const DatasetFolder folder(path(""));
   EXPECT_EQ(folder.classes, (std::vector<std::string>{"background", "edema"}));
   EXPECT_EQ(folder.ignore_index, 2);
@@ -67,13 +69,13 @@ TEST_F(DatasetFolderTest, TheIgnoreLabelIsNoClass) {
   EXPECT_EQ(sum(folder.load("b").label).item(), 7 * 2 + 1);
   label.data.set({1, 0, 1}, 3);
   save_nifti(path("labelsTr/b.nii"), label);
-  EXPECT_ERROR(folder.load("b"), "voxel [1, 0, 1] is 3, which is no label of 0 .. 1 and not the ignored label 2");
+  EXPECT_ERROR(folder.load("b"), "voxel [1, 0, 1] is 3, expected a label from 0 to 1 or the ignored label 2");
 }
 
-TEST_F(DatasetFolderTest, AcceptsOtherFormsOfTheKeys) {
+TEST_F(DatasetFolderTest, AcceptsAlternativeKeysAndReaders) {
   json("\"channel_names\"", "\"modality\"");
   EXPECT_EQ(DatasetFolder(path("")).channels.size(), 2u);
-  json("\"tumour\": 2", "\"tumour\": [2]");
+  json("\"tumor\": 2", "\"tumor\": [2]");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
   EXPECT_EQ(DatasetFolder(path("")).ignore_index, -100);
   for (const char* reader : {"SimpleITKIO", "NibabelIO", "None"}) {
@@ -82,7 +84,7 @@ TEST_F(DatasetFolderTest, AcceptsOtherFormsOfTheKeys) {
   }
 }
 
-TEST_F(DatasetFolderTest, RefusesADatasetThatLies) {
+TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
   const std::string file = "DatasetFolder: '" + path("dataset.json").string() + "': ";
   const std::array<const char*, 3> cases[] = {
       {"\"numTraining\": 2", "\"numTraining\": 3", "numTraining is 3, imagesTr has 2 cases"},
@@ -90,76 +92,75 @@ TEST_F(DatasetFolderTest, RefusesADatasetThatLies) {
       {"\"numTraining\": 2", "\"numTraining\": 18446744073709551615",
        "'numTraining' must be a number, is a number that does not fit in 64 bits"},
       {"\"numTraining\": 2", "\"numTraining\": -1", "numTraining is -1, imagesTr has 2 cases"},
-      {"\"numTraining\": 2", "\"numTraining\": 2, \"numTraining\": 3", "'numTraining' is there twice"},
+      {"\"numTraining\": 2", "\"numTraining\": 2, \"numTraining\": 3", "'numTraining' occurs twice"},
       {"\"numTraining\"", "\"number\"", "has no 'numTraining'"},
       {"\"channel_names\"", "\"channels\"", "has no 'channel_names'"},
       {"{\"0\": \"T1\", \"1\": \"T2\"}", "[]", "'channel_names' must be an object, is an array"},
       {"{\"0\": \"T1\", \"1\": \"T2\"}", "{}", "'channel_names' has 0 names, expected 1 to 9999"},
       {"\"1\": \"T2\"", "\"2\": \"T2\"", "'channel_names' must be numbered 0, 1, 2, ...; 1 is missing"},
       {"\"1\": \"T2\"", "\"x\": \"T2\"", "'channel_names': 'x' has no number"},
-      {"\"tumour\": 2", "\"tumour\": 3", "'labels' must be numbered 0, 1, 2, ...; 2 is missing"},
-      {"\"tumour\": 2", "\"tumour\": 1", "'labels': two are number 1"},
-      {"\"tumour\": 2", "\"tumour\": [1, 2]", "'labels': 'tumour' is a list; regions are not supported"},
-      {"\"tumour\": 2", "\"tumour\": []", "'labels': 'tumour' is a list; regions are not supported"},
+      {"\"tumor\": 2", "\"tumor\": 3", "'labels' must be numbered 0, 1, 2, ...; 2 is missing"},
+      {"\"tumor\": 2", "\"tumor\": 1", "'labels': number 1 occurs twice"},
+      {"\"tumor\": 2", "\"tumor\": [1, 2]", "'labels': 'tumor' is a list; regions are not supported"},
+      {"\"tumor\": 2", "\"tumor\": []", "'labels': 'tumor' is a list; regions are not supported"},
       {"\"edema\"", "\"ignore\"", "'labels': 'ignore' must be the highest label, is 1 of 0 .. 2"},
-      {"\"background\": 0, \"tumour\": 2", "\"tumour\": 0, \"background\": 2",
-       "'labels': 'background' must be 0, is 2"},
-      {"\"tumour\": 2, \"edema\": 1", "\"ignore\": 1", "'labels' has only 'background' and 'ignore'"},
+      {"\"background\": 0, \"tumor\": 2", "\"tumor\": 0, \"background\": 2", "'labels': 'background' must be 0, is 2"},
+      {"\"tumor\": 2, \"edema\": 1", "\"ignore\": 1", "'labels' has only 'background' and 'ignore'"},
       {"\"name\"", "\"dataset\"", "'dataset', a list of cases, is not supported"},
       {"\"name\"", "\"regions_class_order\"", "'regions_class_order' belongs to labels that are regions"},
       {"\"name\": \"anything else\"", "\"overwrite_image_reader_writer\": \"NibabelIOWithReorient\"",
        "overwrite_image_reader_writer 'NibabelIOWithReorient' is not supported (SimpleITKIO and NibabelIO are)"},
-      {"\"tumour\": 2", "\"tumour\": 1.5", "'labels': 'tumour' has no number"},
-      {"\"tumour\": 2", "\"tumour\": {\"edema\": 2}", "'labels': 'tumour' has no number"},
-      {"\"tumour\": 2", "\"edema\": 2", "'edema' is there twice"},
-      {", \"tumour\": 2, \"edema\": 1", "", "'labels' has 1 names, expected 2 to 256"},
+      {"\"tumor\": 2", "\"tumor\": 1.5", "'labels': 'tumor' has no number"},
+      {"\"tumor\": 2", "\"tumor\": {\"edema\": 2}", "'labels': 'tumor' has no number"},
+      {"\"tumor\": 2", "\"edema\": 2", "'edema' occurs twice"},
+      {", \"tumor\": 2, \"edema\": 1", "", "'labels' has 1 names, expected 2 to 256"},
       {"\".nii\"", "\".png\"", "file_ending '.png' is not supported"},
       {"}", "", "is not valid JSON at byte"},
       {kJson, "[1]", "is not a JSON object"},
   };
   for (const auto& [from, to, message] : cases) {
     json(from, to);
-    refuses(file + message);
+    expect_rejected(file + message);
   }
   json("\"name\": \"anything else\"",
        "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
-  json("\"tumour\": 2", "\"tumour\": [2]");
+  json("\"tumor\": 2", "\"tumor\": [2]");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
   put("dataset.json", std::string(100000, '['));
-  refuses(file + "is not a JSON object");
+  expect_rejected(file + "is not a JSON object");
   json("\".nii\"", "\".nii.gz\"");
-  refuses("does not end with .nii.gz, the file_ending of dataset.json");
+  expect_rejected("does not end with .nii.gz, the file_ending of dataset.json");
   json(", \"1\": \"T2\"", "");
-  refuses("_0001.nii' is not named CASE_0000.nii");
+  expect_rejected("_0001.nii' is not named CASE_0000.nii");
   std::filesystem::remove(path("dataset.json"));
-  refuses("dataset.json");
+  expect_rejected("dataset.json");
 }
 
-TEST_F(DatasetFolderTest, RefusesMissingFiles) {
+TEST_F(DatasetFolderTest, RejectsMissingAndExtraFiles) {
   std::filesystem::remove(path("imagesTr/b_0001.nii"));
-  refuses("'" + path("imagesTr/b_0001.nii").string() + "' is missing");
+  expect_rejected("'" + path("imagesTr/b_0001.nii").string() + "' is missing");
   volume("imagesTr/b_0001", 1);
   std::filesystem::remove(path("labelsTr/a_1.nii"));
-  refuses("'" + path("labelsTr/a_1.nii").string() + "' is missing");
+  expect_rejected("'" + path("labelsTr/a_1.nii").string() + "' is missing");
   volume("labelsTr/a_1", 1);
   volume("labelsTr/c", 1);
-  refuses("'" + path("labelsTr/c.nii").string() + "' has no image in imagesTr");
+  expect_rejected("'" + path("labelsTr/c.nii").string() + "' has no image in imagesTr");
   std::filesystem::remove(path("labelsTr/c.nii"));
   put("imagesTr/b.nii", "?");
-  refuses("'" + path("imagesTr/b.nii").string() + "' is not named CASE_0000.nii to CASE_0001.nii");
+  expect_rejected("'" + path("imagesTr/b.nii").string() + "' is not named CASE_0000.nii to CASE_0001.nii");
   std::filesystem::remove(path("imagesTr/b.nii"));
   std::filesystem::remove_all(path("imagesTs"));
   EXPECT_TRUE(DatasetFolder(path("")).test.empty());
   std::filesystem::remove_all(path("imagesTr"));
-  refuses("has no image in imagesTr");
+  expect_rejected("has no image in imagesTr");
   put("imagesTr", "a file");
-  refuses("cannot read '" + path("imagesTr").string() + "': Not a directory");
+  expect_rejected("cannot read '" + path("imagesTr").string() + "': Not a directory");
 }
 
 using FoldersOutOfMemory = FileTest;
 
-TEST_F(FoldersOutOfMemory, Throw) {
+TEST_F(FoldersOutOfMemory, ListsFoldersOrThrows) {
   for (const char* folder : {"imagesTr", "labelsTr"}) std::filesystem::create_directory(path(folder));
   for (const char* name : {"imagesTr/a_0000.nii", "labelsTr/a.nii"}) put(name, "");
   put("dataset.json", R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "a name that takes memory": 1},

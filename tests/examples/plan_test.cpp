@@ -1,4 +1,4 @@
-// nnU-Net's plans: the stages of a network for a patch size and a voxel spacing.
+// Tests of plan_unet() against nnU-Net's planner (recorded by tests/nn/nnunet_models.py).
 #include "examples/nnunet/plan.h"
 
 #include <cmath>
@@ -19,7 +19,7 @@ struct PlanReference {
 };
 #include "tests/examples/nnunet_plans.inc"
 
-TEST(PlanUNet, IsThatOfNnUNet) {
+TEST(PlanUNet, MatchesNnUNetsPlans) {
   for (const PlanReference& row : kPlanReference) {
     if (row.strides.size() == 1) {
       EXPECT_ERROR(plan_unet(row.patch_size, row.spacing), "too small for a second stage");
@@ -37,7 +37,7 @@ TEST(PlanUNet, IsThatOfNnUNet) {
   }
 }
 
-TEST(PlanUNet, FeaturesAndConvolutions) {
+TEST(PlanUNet, PlansFeaturesAndConvolutions) {
   const auto numbers = [](bool residual) {
     const Plan plan = plan_unet(128, {1, 1, 1}, {.in_channels = 4, .num_classes = 5, .residual = residual});
     EXPECT_EQ(plan.network.in_channels, 4);
@@ -53,15 +53,15 @@ TEST(PlanUNet, FeaturesAndConvolutions) {
   EXPECT_EQ(numbers(true), (Rows{{32, 1, 1}, {64, 3, 1}, {128, 4, 1}, {256, 6, 1}, {320, 6, 1}, {320, 6, 1}}));
 }
 
-TEST(PlanUNet, MakesTheNetworkOfNnUNet) {
+TEST(PlanUNet, HasAsManyParametersAsNnUNet) {
   const Plan plan = plan_unet(128, {1, 1, 1}, {.num_classes = 3});
   const nn::UNet model(plan.network);
   int64_t count = 0;
   for (const Tensor& p : model.parameters()) count += p.numel();
-  EXPECT_EQ(count, 31196399);  // PyTorch's PlainConvUNet
+  EXPECT_EQ(count, 31196399);  // parameters of nnU-Net's PlainConvUNet
 }
 
-TEST(PlanUNet, RefusesWhatMakesNoSense) {
+TEST(PlanUNet, RejectsInvalidArguments) {
   EXPECT_ERROR(plan_unet({16, 0, 16}, {1, 1, 1}), "plan_unet: patch_size must lie in [1, 2^31), got [16, 0, 16]");
   EXPECT_ERROR(plan_unet({16, 16, INT64_MAX}, {1, 1, 1}), "plan_unet: patch_size must lie in [1, 2^31)");
   EXPECT_ERROR(plan_unet(16, {1, 1, 1}, {.base_features = INT64_MAX, .max_features = INT64_MAX}),

@@ -1,4 +1,4 @@
-// A program of the examples, run as a user runs it, in a folder of the test's own.
+// A fixture that runs the example programs in a temporary folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,6 +15,7 @@
 namespace voxgrad {
 namespace fs = std::filesystem;
 
+/// Returns the contents of a file, or an empty string if it cannot be read.
 inline std::string read(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
@@ -33,10 +34,10 @@ class Programs : public testing::Test {
 
   struct Result {
     int code;
-    std::string output;  // both streams
+    std::string output;  // stdout and stderr
   };
 
-  /// Runs a program in the test's folder.
+  /// Runs a program in the temporary folder. `streams` are shell redirections.
   Result run(const std::string& command, const std::string& streams = ">log 2>&1") const {
     const fs::path log = folder_ / "log";
     const std::string line =
@@ -45,23 +46,24 @@ class Programs : public testing::Test {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(log)};
   }
 
-  void expect_refused(const std::string& command, int code, const std::string& fragment) const {
+  /// Expects that the program exits with `code` and that its output contains `fragment`.
+  void expect_failure(const std::string& command, int code, const std::string& fragment) const {
     const Result result = run(command);
     EXPECT_EQ(result.code, code) << command << '\n' << result.output;
     EXPECT_NE(result.output.find(fragment), std::string::npos) << command << '\n' << result.output;
   }
 
-  /// Sends `signal` to a program of these options once `ready`, a command of the shell, succeeds, or after a
-  /// minute. Returns the exit code; 0 if the program had finished before.
+  /// Starts a program and sends it `signal` as soon as the shell command `ready` succeeds, or after a minute. Returns
+  /// the exit code, which is 0 if the program had finished before.
   int run_until(const std::string& ready, const std::string& signal, const std::string& command) const {
-    fs::remove(folder_ / "log");  // of the run before
+    fs::remove(folder_ / "log");  // written by an earlier run
     const std::string start = "sh -c '\"" EXAMPLES_DIR "/\"" + command + " >log 2>&1 & for i in $(seq 6000); do " +
                               ready + " && break; sleep 0.01; done; kill -" + signal + " $!; wait $!' 2>/dev/null";
     return WEXITSTATUS(std::system(("cd '" + folder_.string() + "' && " + start).c_str()));
   }
 
-  /// A run of these options that is stopped in the middle, as by Ctrl-C, and resumed leaves the same bits as one that
-  /// is not.
+  /// Expects that a run that is interrupted by SIGINT and resumed writes the same model and history as an uninterrupted
+  /// run.
   void expect_same_bits_resumed(const std::string& program, const char* history) const {
     ASSERT_EQ(run(program + "--steps 40 --out whole").code, 0);
     const int code = run_until("grep -qs ^step log", "INT", program + "--steps 40 --out parts");
@@ -69,7 +71,8 @@ class Programs : public testing::Test {
     if (code != 0) {
       EXPECT_EQ(code, 130) << log;
       EXPECT_NE(log.find("--resume continues from"), std::string::npos) << log;
-      expect_refused(program + "--steps 41 --out parts --resume", 1, "was made with steps 40, now it is 41");
+      expect_failure(program + "--steps 41 --out parts --resume", 1,
+                     "was written with steps = 40, but this run has steps = 41");
       const Result resumed = run(program + "--steps 40 --out parts --resume");
       EXPECT_EQ(resumed.code, 0) << resumed.output;
     }

@@ -1,4 +1,4 @@
-// The example programs, run as a user runs them: what they print and leave behind, how they refuse, stop and resume.
+// Tests of the example programs: output, results, errors, interrupts and resuming.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace {
 
 const std::string kTiny = "superres --phantom --device cpu --batch 1 --patch 8 --channels 4 --layers 1 ";
 
-TEST_F(Programs, ProfileStepsAfterWarmUp) {
+TEST_F(Programs, ProfilesStepsAfterTheWarmUp) {
   const Result result = run(kTiny + "--steps 8 --out out --profile");
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_NE(result.output.find("conv_backward_weight"), std::string::npos) << result.output;
@@ -27,7 +27,7 @@ TEST_F(Programs, ProfileStepsAfterWarmUp) {
   EXPECT_NE(read(folder_ / "trace.json").find("SuperResolution."), std::string::npos);
   EXPECT_EQ(run("kernelbench --device cpu --model 77 --steps 3 --profile own.json").code, 0);
   EXPECT_TRUE(fs::exists(folder_ / "own.json"));
-  expect_refused("kernelbench --profile", 2, "--profile needs one --model");
+  expect_failure("kernelbench --profile", 2, "--profile needs one --model");
 }
 
 TEST_F(Programs, QuickstartLearns) {
@@ -41,7 +41,7 @@ TEST_F(Programs, QuickstartLearns) {
   EXPECT_TRUE(load_safetensors(folder_ / "decoder.safetensors").contains("up.weight"));
 }
 
-TEST_F(Programs, KernelbenchRunsAllModelsReduced) {
+TEST_F(Programs, KernelbenchRunsAllModels) {
   const Result result = run("kernelbench --device cpu --steps 1");
   EXPECT_EQ(result.code, 0) << result.output;
   for (const char* name : {"58 ", "61 ", "70 ", "72 ", "73 ", "77 "})
@@ -55,7 +55,7 @@ TEST_F(Programs, KernelbenchRunsAllModelsReduced) {
   EXPECT_GT(std::min({forward, backward, step, first, last, peak}), 0) << line;
 }
 
-TEST_F(Programs, SuperresLeavesItsResults) {
+TEST_F(Programs, SuperresWritesItsResults) {
   const Result result = run(kTiny + "--steps 3 --out results");
   ASSERT_EQ(result.code, 0) << result.output;
   const fs::path out = folder_ / "results";
@@ -69,27 +69,27 @@ TEST_F(Programs, SuperresLeavesItsResults) {
   EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
 }
 
-TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBits) { expect_same_bits_resumed(kTiny, "losses.csv"); }
+TEST_F(Programs, SuperresResumesBitwise) { expect_same_bits_resumed(kTiny, "losses.csv"); }
 
-TEST_F(Programs, SuperresStoppedAndResumedGivesTheSameBitsInMixedPrecision) {
+TEST_F(Programs, SuperresResumesBitwiseInMixedPrecision) {
   expect_same_bits_resumed(kTiny + "--precision f16 ", "losses.csv");
   const TensorMap whole = load_safetensors(folder_ / "whole/checkpoint.safetensors"),
                   parts = load_safetensors(folder_ / "parts/checkpoint.safetensors");
   EXPECT_EQ(whole.at("scaler.scale").item(), parts.at("scaler.scale").item());
   EXPECT_EQ(whole.at("scaler.growth_tracker").item(), parts.at("scaler.growth_tracker").item());
-  EXPECT_GT(whole.at("scaler.growth_tracker").item(), 20);  // steps in which nothing overflowed
+  EXPECT_GT(whole.at("scaler.growth_tracker").item(), 20);  // steps without an overflow
 }
 
-// What autocast changes is small, and told.
+// Mixed precision changes the losses only slightly, and the output names the precision.
 TEST_F(Programs, SuperresTrainsInMixedPrecision) {
   const auto losses = [&](const std::string& precision) {
     const Result result = run(kTiny + "--steps 3 --precision " + precision + " --out " + precision);
     EXPECT_EQ(result.code, 0) << result.output;
     const bool half = precision != "highest";
-    const std::string told = half ? "in " + precision + " (autocast)" : "in float32";
-    EXPECT_NE(result.output.find(told), std::string::npos) << result.output;
+    const std::string precision_text = half ? "in " + precision + " (autocast)" : "in float32";
+    EXPECT_NE(result.output.find(precision_text), std::string::npos) << result.output;
     EXPECT_EQ(result.output.find(" in " + precision + "  ") != std::string::npos, half) << result.output;
-    EXPECT_NE(read(folder_ / precision / "report.md").find(told), std::string::npos);
+    EXPECT_NE(read(folder_ / precision / "report.md").find(precision_text), std::string::npos);
     std::array<double, 3> values{};
     const std::string text = read(folder_ / precision / "losses.csv");
     EXPECT_EQ(std::sscanf(text.c_str(), "step,loss,learning_rate\n1,%lf,%*f\n2,%lf,%*f\n3,%lf", &values[0], &values[1],
@@ -121,26 +121,26 @@ TEST_F(Programs, KernelbenchTrainsInMixedPrecision) {
   }
 }
 
-TEST_F(Programs, SuperresResumedAfterItsLastStepTakesNoMore) {
+TEST_F(Programs, SuperresTakesNoStepsAfterTheLastOne) {
   ASSERT_EQ(run(kTiny + "--steps 3 --out out").code, 0);
   const std::string model = read(folder_ / "out/model.safetensors"), losses = read(folder_ / "out/losses.csv"),
                     checkpoint = read(folder_ / "out/checkpoint.safetensors");
   const Result again = run(kTiny + "--steps 3 --out out --resume");
   EXPECT_EQ(again.code, 0) << again.output;
-  EXPECT_NE(again.output.find("all 3 steps were taken before"), std::string::npos) << again.output;
+  EXPECT_NE(again.output.find("the checkpoint already has all 3 steps"), std::string::npos) << again.output;
   EXPECT_EQ(read(folder_ / "out/model.safetensors"), model);
   EXPECT_EQ(read(folder_ / "out/losses.csv"), losses);
   EXPECT_EQ(read(folder_ / "out/checkpoint.safetensors"), checkpoint);
 
-  expect_refused(kTiny + "--steps 3 --out out --resume --precision f16", 1,
-                 "was made with precision highest, now it is f16");
+  expect_failure(kTiny + "--steps 3 --out out --resume --precision f16", 1,
+                 "was written with precision = highest, but this run has precision = f16");
   std::ofstream(folder_ / "out/losses.csv") << losses.substr(0, losses.find("\n2,") + 1);
   const Result some = run(kTiny + "--steps 3 --out out --resume");
   EXPECT_NE(some.output.find("holds the losses of 1 of the 3 steps"), std::string::npos) << some.output;
 }
 
-TEST_F(Programs, EventFilesForTensorBoard) {
-  const auto events = [&](const char* folder) {  // of all files there
+TEST_F(Programs, WritesTensorBoardEventFiles) {
+  const auto events = [&](const char* folder) {  // the contents of all files in the folder
     std::string text;
     for (const auto& entry : fs::directory_iterator(folder_ / folder)) text += read(entry.path());
     return text;
@@ -151,19 +151,19 @@ TEST_F(Programs, EventFilesForTensorBoard) {
   ASSERT_EQ(run("kernelbench --model 72 --device cpu --steps 1 --size reduced --tensorboard tb/bench").code, 0);
   for (const char* tag : {"model 72/loss", "model 72/backward ms"})
     EXPECT_NE(events("tb/bench").find(tag), std::string::npos) << tag;
-  expect_refused(kTiny + "--steps 3 --out out --tensorboard log", 1, "cannot make the folder 'log'");
+  expect_failure(kTiny + "--steps 3 --out out --tensorboard log", 1, "cannot create the folder 'log'");
 }
 
-TEST_F(Programs, SuperresHasItsFolderForItself) {
+TEST_F(Programs, SuperresRejectsAFolderInUse) {
   fs::create_directory(folder_ / "shared");
   const int lock = open((folder_ / "shared").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_EQ(flock(lock, LOCK_EX), 0);
-  expect_refused(kTiny + "--steps 1 --out shared", 1, "'shared' is in use by another run");
+  expect_failure(kTiny + "--steps 1 --out shared", 1, "'shared' is in use by another run");
   close(lock);
   EXPECT_EQ(run(kTiny + "--steps 1 --out shared").code, 0);
 }
 
-TEST_F(Programs, RemovingFilesDoesNotUnlockTheFolder) {
+TEST_F(Programs, RemovingFilesKeepsTheFolderLocked) {
   const fs::path shared = folder_ / "shared";
   {
     const examples::OutputFolder first(shared);
@@ -177,7 +177,7 @@ TEST_F(Programs, RemovingFilesDoesNotUnlockTheFolder) {
   EXPECT_NO_THROW(examples::OutputFolder{shared});
 }
 
-TEST_F(Programs, LostOutputIsAFailure) {
+TEST_F(Programs, FailsIfOutputCannotBeWritten) {
   for (const char* command : {"superres --help", "kernelbench --device cpu --model 73 --steps 1", "quickstart"}) {
     const Result result = run(command, ">/dev/full 2>log");
     EXPECT_EQ(result.code, 1) << command;
@@ -185,9 +185,9 @@ TEST_F(Programs, LostOutputIsAFailure) {
   }
 }
 
-// Nobody reads what the program prints, and the pipe is full: it trains on, and one signal ends it. Its steps are more
-// than there could be memory for an order of their patches.
-TEST_F(Programs, SuperresStopsThoughItsOutputIsNotRead) {
+// The program writes to a full pipe that is never read. The program must still train, and one signal must end it. The
+// number of steps is so large that a permutation of all patches would not fit into memory.
+TEST_F(Programs, SuperresStopsWhileItsOutputIsNotRead) {
   const std::string command = "cd '" + folder_.string() +
                               "' && echo $$ >pid && head -c 65536 /dev/zero && exec '" EXAMPLES_DIR "/'" + kTiny +
                               "--steps 1099511627776 --out out 2>log";
@@ -208,52 +208,52 @@ TEST_F(Programs, SuperresStopsThoughItsOutputIsNotRead) {
   pclose(unread);
 }
 
-TEST_F(Programs, MisuseExitsWith2) {
+TEST_F(Programs, InvalidOptionsExitWith2) {
   for (const char* program : {"superres", "kernelbench"}) {
-    expect_refused(std::string(program) + " --no-such-option", 2, "--no-such-option");
+    expect_failure(std::string(program) + " --no-such-option", 2, "--no-such-option");
     const Result help = run(std::string(program) + " --help");
     EXPECT_EQ(help.code, 0);
     EXPECT_NE(help.output.find("--device"), std::string::npos);
   }
-  expect_refused("superres --steps 0", 2, "--steps");
-  expect_refused("superres --phantom --gpus 2 --profile trace.json", 2, "--profile needs a single GPU, got --gpus 2");
-  expect_refused("superres --phantom --gpus 1 --device cuda:1", 2,
+  expect_failure("superres --steps 0", 2, "--steps");
+  expect_failure("superres --phantom --gpus 2 --profile trace.json", 2, "--profile needs a single GPU, got --gpus 2");
+  expect_failure("superres --phantom --gpus 1 --device cuda:1", 2,
                  "--gpus 1 uses the first GPUs, so --device must be auto or cuda, got cuda:1");
-  expect_refused("superres --steps many", 2, "--steps");
-  expect_refused("superres --phantom --steps 4294967296 --batch 4294967296", 2, "--batch");
-  expect_refused("superres --steps 18446744073709551617", 2, "--steps");
+  expect_failure("superres --steps many", 2, "--steps");
+  expect_failure("superres --phantom --steps 4294967296 --batch 4294967296", 2, "--batch");
+  expect_failure("superres --steps 18446744073709551617", 2, "--steps");
   for (const char* seed : {"-1", "18446744073709551616", "1e3", "010"})
-    expect_refused(std::string("superres --seed ") + seed, 2, "is not a whole number from 0 to 2^64 - 1");
+    expect_failure(std::string("superres --seed ") + seed, 2, "is not a whole number from 0 to 2^64 - 1");
   for (const char* option : {"--volume", "--test-volume", "--out"})
-    expect_refused(std::string("superres ") + option + " ''", 2, std::string(option) + ": must not be empty");
+    expect_failure(std::string("superres ") + option + " ''", 2, std::string(option) + ": must not be empty");
   for (const char* program : {"superres", "kernelbench"})
-    expect_refused(std::string(program) + " --device gpu", 2, "expected cpu, cuda or cuda:N, got 'gpu'");
+    expect_failure(std::string(program) + " --device gpu", 2, "expected cpu, cuda or cuda:N, got 'gpu'");
   for (const char* rate : {"nan", "inf", "0", "11", "1e-3x"})
-    expect_refused(std::string("superres --lr ") + rate, 2,
+    expect_failure(std::string("superres --lr ") + rate, 2,
                    std::string("--lr: ") + rate + " is not a number from 1e-09 to 10");
-  expect_refused("superres --channels 6", 2, "multiple of 4");
-  expect_refused("superres --phantom --volume x.nii", 2, "exclude each other");
-  expect_refused("kernelbench --model 99", 2, "--model");
-  expect_refused("kernelbench --dtype i32", 2, "--dtype");
-  expect_refused("kernelbench --precision low", 2, "--precision");
-  expect_refused("superres --precision tf32", 2, "--precision");
-  expect_refused("kernelbench --precision bf16 --dtype f64", 2, "--precision bf16 needs --dtype f32");
+  expect_failure("superres --channels 6", 2, "multiple of 4");
+  expect_failure("superres --phantom --volume x.nii", 2, "exclude each other");
+  expect_failure("kernelbench --model 99", 2, "--model");
+  expect_failure("kernelbench --dtype i32", 2, "--dtype");
+  expect_failure("kernelbench --precision low", 2, "--precision");
+  expect_failure("superres --precision tf32", 2, "--precision");
+  expect_failure("kernelbench --precision bf16 --dtype f64", 2, "--precision bf16 needs --dtype f32");
 }
 
 TEST_F(Programs, FailuresExitWith1) {
-  expect_refused("superres --volume missing.nii", 1, "missing.nii");
-  expect_refused("superres --volume .", 1, "directory");
-  expect_refused("superres --phantom --device cuda:63", 1, "device cuda:63 asked for: ");
-  expect_refused("kernelbench --device cuda:63", 1, "device cuda:63 asked for: ");
-  expect_refused("kernelbench --device cpu --cuda-graph", 1, "--cuda-graph needs a GPU, the device is cpu");
-  expect_refused(kTiny + "--out empty --resume", 1, "checkpoint.safetensors");
+  expect_failure("superres --volume missing.nii", 1, "missing.nii");
+  expect_failure("superres --volume .", 1, "directory");
+  expect_failure("superres --phantom --device cuda:63", 1, "cuda:63 is not available: ");
+  expect_failure("kernelbench --device cuda:63", 1, "cuda:63 is not available: ");
+  expect_failure("kernelbench --device cpu --cuda-graph", 1, "--cuda-graph needs a GPU, but the device is cpu");
+  expect_failure(kTiny + "--out empty --resume", 1, "checkpoint.safetensors");
   std::ofstream(folder_ / "file") << "in the way";
-  expect_refused(kTiny + "--steps 1 --out file", 1, "superres: ");
+  expect_failure(kTiny + "--steps 1 --out file", 1, "superres: ");
   fs::create_directories(folder_ / "blocked/report.md");
-  expect_refused(kTiny + "--steps 1 --out blocked", 1, "report.md': it is a directory");
+  expect_failure(kTiny + "--steps 1 --out blocked", 1, "report.md': it is a directory");
   EXPECT_FALSE(fs::exists(folder_ / "blocked/model.safetensors"));
   std::ofstream(folder_ / "broken.nii") << "this is no volume";
-  expect_refused("superres --volume broken.nii", 1, "broken.nii");
+  expect_failure("superres --volume broken.nii", 1, "broken.nii");
 }
 
 }  // namespace

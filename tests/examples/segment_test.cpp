@@ -1,4 +1,4 @@
-// The program that segments: learning, stopping and going on, files of patches, and what it refuses.
+// Tests of the segmentation program: training, resuming, preprocessed files and errors.
 #include <signal.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 class Segment : public Programs {};
 
-/// Three volumes with a bright ball each, in nnU-Net's layout.
+/// Writes three volumes with one bright ball each, in nnU-Net's folder layout.
 void make_dataset(const fs::path& folder) {
   for (const char* part : {"imagesTr", "labelsTr"}) fs::create_directories(folder / part);
   Generator random(1);
@@ -30,12 +30,12 @@ void make_dataset(const fs::path& folder) {
     NiftiImage label = image;
     label.data = zeros({16, 18, 20}, {.dtype = u8});
     const int64_t middle[] = {6 + random.next_below(4), 6 + random.next_below(6), 6 + random.next_below(8)};
-    float* to = image.data.mutable_data<float>();
-    uint8_t* of = label.data.mutable_data<uint8_t>();
+    float* voxels = image.data.mutable_data<float>();
+    uint8_t* labels = label.data.mutable_data<uint8_t>();
     for (int64_t i = 0; i < image.data.numel(); ++i) {
       const int64_t at[] = {i / 360 - middle[0], i / 20 % 18 - middle[1], i % 20 - middle[2]};
-      of[i] = at[0] * at[0] + at[1] * at[1] + at[2] * at[2] < 20;
-      to[i] = static_cast<float>(1 + 3 * of[i]) + static_cast<float>(random.next_below(100)) / 100;
+      labels[i] = at[0] * at[0] + at[1] * at[1] + at[2] * at[2] < 20;
+      voxels[i] = static_cast<float>(1 + 3 * labels[i]) + static_cast<float>(random.next_below(100)) / 100;
     }
     save_nifti(folder / "imagesTr" / (std::string(name) + "_0000.nii.gz"), image);
     save_nifti(folder / "labelsTr" / (std::string(name) + ".nii.gz"), label);
@@ -46,7 +46,7 @@ void make_dataset(const fs::path& folder) {
 constexpr const char* kBrainSlab = "slices 117 to 120 along y of left half";
 const std::string kSegment = "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 1 --channels 4 ";
 
-TEST_F(Segment, LearnsAFolderOfNnUNetsLayout) {
+TEST_F(Segment, LearnsADatasetInNnUNetsLayout) {
   make_dataset(folder_ / "balls");
   const Result result = run(kSegment + "--steps 60 --lr 1e-2 --ema 0.9 --out out --probabilities --tensorboard events");
   ASSERT_EQ(result.code, 0) << result.output;
@@ -67,12 +67,12 @@ TEST_F(Segment, LearnsAFolderOfNnUNetsLayout) {
   EXPECT_FALSE(fs::is_empty(folder_ / "events"));
 }
 
-TEST_F(Segment, StoppedAndResumedGivesTheSameBits) {
+TEST_F(Segment, ResumesBitwiseAfterAnInterrupt) {
   make_dataset(folder_ / "balls");
   expect_same_bits_resumed(kSegment + "--validate-every 8 ", "history.csv");
 }
 
-TEST_F(Segment, KilledAndResumedGivesTheSameBits) {
+TEST_F(Segment, ResumesBitwiseAfterAKill) {
   make_dataset(folder_ / "balls");
   const std::string program = kSegment + "--validate-every 8 --steps 80 --tensorboard events --out ";
   ASSERT_EQ(run(program + "whole").code, 0);
@@ -80,7 +80,8 @@ TEST_F(Segment, KilledAndResumedGivesTheSameBits) {
   const int code = run_until("test -e parts/checkpoint.safetensors", "KILL", program + "parts");
   ASSERT_TRUE(code == 128 + SIGKILL || code == 0) << read(folder_ / "log");
   int64_t losses = 0;
-  for (const auto& entry : fs::directory_iterator(folder_ / "events")) {  // whole records: length, sum, bytes, sum
+  // A record consists of its length, a checksum, the bytes and another checksum.
+  for (const auto& entry : fs::directory_iterator(folder_ / "events")) {
     const std::string events = read(entry.path());
     uint64_t length = 0, at = 0;
     for (; at + sizeof length <= events.size(); at += length + 16) {
@@ -91,15 +92,16 @@ TEST_F(Segment, KilledAndResumedGivesTheSameBits) {
     EXPECT_EQ(at, events.size());
   }
   EXPECT_GE(losses, 8);
-  expect_refused(program + "parts --resume --precision bf16", 1, "was made with precision highest, now it is bf16");
+  expect_failure(program + "parts --resume --precision bf16", 1,
+                 "was written with precision = highest, but this run has precision = bf16");
   const Result resumed = run(program + "parts --resume");
   EXPECT_EQ(resumed.code, 0) << resumed.output;
   for (const char* file : {"model.safetensors", "history.csv", "a.nii.gz"})
     EXPECT_EQ(read(folder_ / "whole" / file), read(folder_ / "parts" / file)) << file;
 }
 
-// Cases may be larger than memory: patches come from files, which a run that goes on takes only if they are whole.
-TEST_F(Segment, ReadsPatchesFromFiles) {
+// Training reads patches from files. A resumed run reuses a file only if it is complete and unchanged.
+TEST_F(Segment, ReusesOnlyValidPreprocessedFiles) {
   make_dataset(folder_ / "balls");
   const std::string program = kSegment + "--steps 3 --out out ";
   const fs::path stored = folder_ / "out/preprocessed";
@@ -108,10 +110,10 @@ TEST_F(Segment, ReadsPatchesFromFiles) {
     EXPECT_EQ(result.code, 0) << result.output;
     EXPECT_NE(result.output.find("in out/preprocessed: " + count), std::string::npos) << result.output;
   };
-  expect_written("", "2 written, 0 as they were");
+  expect_written("", "2 written, 0 reused");
   EXPECT_EQ(load_npy(stored / "c-image.npy").shape(), (Shape{1, 16, 18, 20}));
   EXPECT_EQ(load_npy(stored / "b-label.npy").dtype(), u8);
-  EXPECT_FALSE(fs::exists(stored / "a-image.npy"));  // for validation
+  EXPECT_FALSE(fs::exists(stored / "a-image.npy"));  // case a is for validation
   std::map<std::string, std::string> files;
   for (const char* name : {"c-image.npy", "c-label.npy", "b-image.npy", "b-label.npy", "contents.txt"})
     files[name] = read(stored / name);
@@ -119,36 +121,36 @@ TEST_F(Segment, ReadsPatchesFromFiles) {
     expect_written("--resume", count);
     for (const auto& [name, bytes] : files) EXPECT_EQ(read(stored / name), bytes) << name;
   };
-  expect_restored("0 written, 2 as they were");
+  expect_restored("0 written, 2 reused");
   expect_written("", "2 written");
 
   fs::resize_file(stored / "c-image.npy", 500);
-  expect_restored("1 written, 1 as they were");
+  expect_restored("1 written, 1 reused");
   std::string bytes = files["b-label.npy"];
   bytes.back() ^= 1;
   std::ofstream(stored / "b-label.npy", std::ios::binary) << bytes;
   fs::remove(stored / "c-label.npy");
-  expect_restored("2 written, 0 as they were");
+  expect_restored("2 written, 0 reused");
   bytes = files["b-image.npy"];
-  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // of as many voxels
+  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // another shape with as many voxels
   std::ofstream(stored / "b-image.npy", std::ios::binary) << bytes;
-  expect_restored("1 written, 1 as they were");
+  expect_restored("1 written, 1 reused");
   fs::remove(stored / "contents.txt");
-  expect_restored("2 written, 0 as they were");
+  expect_restored("2 written, 0 reused");
 
-  expect_refused(
+  expect_failure(
       "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 2 --channels 4 --steps 3 "
       "--out out --resume",
-      1, "was made with spacing 1, now it is 2");
-  expect_restored("0 written, 2 as they were");
+      1, "was written with spacing = 1, but this run has spacing = 2");
+  expect_restored("0 written, 2 reused");
   NiftiImage label = load_nifti(folder_ / "balls/labelsTr/b.nii.gz");
   label.data.set({0, 0, 0}, 1);
   save_nifti(folder_ / "balls/labelsTr/b.nii.gz", label);
-  expect_written("--resume", "1 written, 1 as they were");
+  expect_written("--resume", "1 written, 1 reused");
   EXPECT_EQ(load_npy(stored / "b-label.npy").at({0, 0, 0}), 1);
 }
 
-TEST_F(Segment, SaysWhichFileOfPatchesIsGone) {
+TEST_F(Segment, NamesAMissingPreprocessedFile) {
   make_dataset(folder_ / "balls");
   EXPECT_EQ(run_until("test -e out/checkpoint.safetensors && rm out/preprocessed/c-image.npy", "0",
                       kSegment + "--validate-every 8 --steps 100000 --out out"),
@@ -156,11 +158,12 @@ TEST_F(Segment, SaysWhichFileOfPatchesIsGone) {
   EXPECT_NE(read(folder_ / "log").find("out/preprocessed/c-image.npy'"), std::string::npos) << read(folder_ / "log");
 }
 
-TEST_F(Segment, FindsTheBrain) {
+TEST_F(Segment, SegmentsTheBrain) {
   const Result result = run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --residual --out out");
   ASSERT_EQ(result.code, 0) << result.output;
-  EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;  // the mirrored labels' mean Dice
-  // It validates on a part of the half that it trains on.
+  // The mean Dice of the baseline, which predicts the labels of the left half for the mirrored right half.
+  EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;
+  // The program trains on the left half, except for the slices of it on which it validates.
   EXPECT_NE(result.output.find(kBrainSlab), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("right half, mirrored (test)"), std::string::npos) << result.output;
   const std::string report = read(folder_ / "out/report.md");
@@ -168,7 +171,7 @@ TEST_F(Segment, FindsTheBrain) {
   EXPECT_NE(report.find("## right half, mirrored (test)"), std::string::npos) << report;
 }
 
-TEST_F(Segment, ASingleCaseIsSplitBySlices) {
+TEST_F(Segment, SplitsASingleCaseBySlices) {
   make_dataset(folder_ / "balls");
   const std::string pair = "--image balls/imagesTr/a_0000.nii.gz --label balls/labelsTr/a.nii.gz ";
   const std::string program =
@@ -179,7 +182,7 @@ TEST_F(Segment, ASingleCaseIsSplitBySlices) {
   EXPECT_NE(result.output.find(" along x of a_0000.nii.gz"), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("a_0000.nii.gz (validation)"), std::string::npos) << result.output;
 
-  // Labels of these slices have no part in the training.
+  // Training must not use the labels of these slices.
   const std::string at = result.output.substr(result.output.find("slices "));
   const int64_t slice = std::stoll(at.substr(7));
   EXPECT_EQ(at.find(concat("slices ", slice, " to ", slice, " along x")), 0u) << at;
@@ -190,14 +193,14 @@ TEST_F(Segment, ASingleCaseIsSplitBySlices) {
   ASSERT_EQ(run(program + "--out other").code, 0);
   EXPECT_EQ(read(folder_ / "out/model.safetensors"), read(folder_ / "other/model.safetensors"));
 
-  // A class that lies in one slice cannot be split.
+  // A class that lies in a single slice cannot be split.
   label.data.zero_();
   label.data.set({8, 8, 8}, 1);
   save_nifti(path, label);
-  expect_refused(program + "--out out", 1, "'a_0000.nii.gz' is the only case, and no slices of it can be held out");
+  expect_failure(program + "--out out", 1, "'a_0000.nii.gz' is the only case, and no slices of it can be held out");
 }
 
-TEST_F(Segment, TheLastOfSeveralPairsIsForValidation) {
+TEST_F(Segment, ValidatesOnTheLastOfSeveralPairs) {
   make_dataset(folder_ / "balls");
   const Result result =
       run("segment --image balls/imagesTr/a_0000.nii.gz balls/imagesTr/b_0000.nii.gz --label balls/labelsTr/a.nii.gz "
@@ -207,14 +210,14 @@ TEST_F(Segment, TheLastOfSeveralPairsIsForValidation) {
       << result.output;
   const std::string history = read(folder_ / "out/history.csv");
   EXPECT_EQ(history.find("step,training_loss,validation_dice\n"), 0u) << history;
-  // The last validation is that of the final table.
+  // The final table shows the last validation.
   const double dice = std::stod(history.substr(history.rfind(',') + 1));
   const size_t row = result.output.find("| **mean** | **");
   ASSERT_NE(row, std::string::npos) << result.output;
   EXPECT_NEAR(std::stod(result.output.substr(row + 15)), dice, 5e-4) << result.output;
 }
 
-/// Rewrites dataset.json with an ignore label, and marks all voxels for which `ignored(d, h, w)` holds.
+/// Adds an ignore label to dataset.json and gives it to all voxels for which `ignored(d, h, w)` holds.
 template <class F>
 void ignore_voxels(const fs::path& folder, const F& ignored) {
   std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "numTraining": 3,
@@ -230,7 +233,7 @@ void ignore_voxels(const fs::path& folder, const F& ignored) {
   }
 }
 
-TEST_F(Segment, LeavesIgnoredVoxelsOut) {
+TEST_F(Segment, IgnoresVoxelsWithTheIgnoreLabel) {
   make_dataset(folder_ / "balls");
   ignore_voxels(folder_ / "balls", [](int64_t d, int64_t, int64_t w) { return w < 6 || (d + w) % 3 == 0; });
   const Result result = run(kSegment + "--steps 60 --lr 1e-2 --ema 0.9 --out out --probabilities");
@@ -244,7 +247,7 @@ TEST_F(Segment, LeavesIgnoredVoxelsOut) {
   const std::vector<double> labels = found.data.to_vector();
   EXPECT_LE(*std::max_element(labels.begin(), labels.end()), 1);  // the ignored label is never predicted
 
-  // Deep supervision at half the resolution takes odd planes, so none of its voxels has a label.
+  // At half the resolution, deep supervision uses the odd planes, so no voxel has a label.
   make_dataset(folder_ / "balls");
   ignore_voxels(folder_ / "balls", [](int64_t d, int64_t, int64_t) { return d % 2 == 1; });
   const Result sparse = run(kSegment + "--steps 3 --no-augmentation --out sparse");
@@ -257,7 +260,7 @@ TEST_F(Segment, NormalizesEachChannelByItsName) {
     const fs::path images = folder_ / "balls/imagesTr";
     fs::copy(images / (std::string(name) + "_0000.nii.gz"), images / (std::string(name) + "_0001.nii.gz"));
   }
-  const auto first_of = [&](const char* name, int64_t channel) {  // the smallest and the largest value
+  const auto range_of = [&](const char* name, int64_t channel) {  // returns the smallest and the largest value
     std::ofstream(folder_ / "balls/dataset.json")
         << R"({"channel_names": {"0": "T1", "1": ")" << name
         << R"("}, "labels": {"background": 0, "ball": 1}, "numTraining": 3, "file_ending": ".nii.gz"})";
@@ -268,95 +271,99 @@ TEST_F(Segment, NormalizesEachChannelByItsName) {
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
     return std::pair(*low, *high);
   };
-  const auto z_score = first_of("T2", 1);
+  const auto z_score = range_of("T2", 1);
   EXPECT_LT(z_score.first, -0.5);
-  EXPECT_EQ(first_of("noNorm", 0), z_score);  // the other channel keeps its own
-  EXPECT_NEAR(first_of("nonorm", 1).second, 4.99, 0.02);
-  EXPECT_EQ(first_of("rescale_to_0_1", 1), std::pair(0.0, 1.0));
-  EXPECT_NEAR(first_of("RGB_to_0_1", 1).second, 4.99 / 255, 1e-4);
-  const auto ct = first_of("ct", 1);  // in units of the balls' standard deviation, below their mean
+  EXPECT_EQ(range_of("noNorm", 0), z_score);  // channel 0 is still normalized by its own name
+  EXPECT_NEAR(range_of("nonorm", 1).second, 4.99, 0.02);
+  EXPECT_EQ(range_of("rescale_to_0_1", 1), std::pair(0.0, 1.0));
+  EXPECT_NEAR(range_of("RGB_to_0_1", 1).second, 4.99 / 255, 1e-4);
+  const auto ct = range_of("ct", 1);  // in standard deviations from the mean intensity of the balls
   EXPECT_NEAR(ct.first, -1.7, 0.1);
   EXPECT_NEAR(ct.second, 1.7, 0.1);
 }
 
-TEST_F(Segment, RefusesWhatDoesNotFit) {
+TEST_F(Segment, RejectsInvalidOptions) {
   make_dataset(folder_ / "balls");
-  expect_refused("segment --image a.nii", 2, "--image requires --label");
-  expect_refused("segment --label a.nii", 2, "--label requires --image");
-  expect_refused("segment --image a.nii b.nii --label a.nii", 2, "give one --label for each --image, got 1 and 2");
-  expect_refused("segment --dataset balls --image a.nii --label b.nii", 2, "--dataset excludes --image");
-  expect_refused("segment --dataset balls --label b.nii", 2, "--label");
+  expect_failure("segment --image a.nii", 2, "--image requires --label");
+  expect_failure("segment --label a.nii", 2, "--label requires --image");
+  expect_failure("segment --image a.nii b.nii --label a.nii", 2,
+                 "give one --label for each --image, got 1 --label and 2 --image");
+  expect_failure("segment --dataset balls --image a.nii --label b.nii", 2, "--dataset excludes --image");
+  expect_failure("segment --dataset balls --label b.nii", 2, "--label");
   for (const char* option : {"--lr", "--ema", "--spacing"})
     for (const char* value : {"nan", "inf", "-nan", "1e999", "x"})
-      expect_refused(std::string("segment ") + option + ' ' + value, 2,
+      expect_failure(std::string("segment ") + option + ' ' + value, 2,
                      std::string(option) + ": " + value + " is not a number from");
-  expect_refused("segment --gpus 2 --device cpu", 2,
+  expect_failure("segment --gpus 2 --device cpu", 2,
                  "--gpus 2 uses the first GPUs, so --device must be auto or cuda, got cpu");
-  expect_refused("segment --dataset nowhere", 1, "nowhere");
+  expect_failure("segment --dataset nowhere", 1, "nowhere");
   fs::remove(folder_ / "balls/labelsTr/b.nii.gz");
-  expect_refused(kSegment, 1, "b.nii.gz");
+  expect_failure(kSegment, 1, "b.nii.gz");
 }
 
-// Before it trains, and with the file's name.
-TEST_F(Segment, RefusesBadData) {
+// The program must name the file with the error and stop before it trains.
+TEST_F(Segment, RejectsBadData) {
   const fs::path image = "balls/imagesTr/b_0000.nii.gz", label = "balls/labelsTr/b.nii.gz",
                  about = "balls/dataset.json";
-  const auto expect_refused_with = [&](const fs::path& file, const auto& change, const std::string& message) {
+  const auto expect_failure_with = [&](const fs::path& file, const auto& change, const std::string& message) {
     make_dataset(folder_ / "balls");
     NiftiImage volume = load_nifti(folder_ / file);
     change(volume);
     save_nifti(folder_ / file, volume);
-    expect_refused(kSegment + "--out out", 1, message);
+    expect_failure(kSegment + "--out out", 1, message);
     EXPECT_FALSE(fs::exists(folder_ / "out/checkpoint.safetensors"));
   };
-  expect_refused_with(
+  expect_failure_with(
       label,
       [](NiftiImage& b) {
         b.data.set({1, 2, 3}, 2);
       },
-      "'" + label.string() + "': voxel [1, 2, 3] is 2, which is no label of 0 .. 1");
-  expect_refused_with(
+      "'" + label.string() + "': voxel [1, 2, 3] is 2, expected a label from 0 to 1");
+  expect_failure_with(
       label,
       [](NiftiImage& b) {
         b.data.set({1, 2, 3}, 0.5);
       },
-      "'" + label.string() + "': voxel [1, 2, 3] is 0.5, which is no label of 0 .. 1");
-  expect_refused_with(
+      "'" + label.string() + "': voxel [1, 2, 3] is 0.5, expected a label from 0 to 1");
+  expect_failure_with(
       label, [](NiftiImage& b) { b.data.zero_(); }, "'" + label.string() + "': there is nothing but background");
-  expect_refused_with(
+  expect_failure_with(
       label, [](NiftiImage& b) { b.data = b.data.narrow(0, 0, 15).contiguous(); },
       "'" + label.string() + "' has shape [15, 18, 20], '" + image.string() + "' has [16, 18, 20]");
-  expect_refused_with(
+  expect_failure_with(
       label, [](NiftiImage& b) { b.affine[1][3] += 4; },
       "the voxels of '" + label.string() + "' and of '" + image.string() + "' lie up to 4 mm apart");
-  expect_refused_with(
+  expect_failure_with(
       image,
       [](NiftiImage& b) {
         b.data.set({1, 2, 3}, std::nan(""));
       },
       "'" + image.string() + "': voxel [1, 2, 3] is nan, not a finite number");
-  expect_refused_with(
+  expect_failure_with(
       image, [](NiftiImage& b) { b.data.zero_(); }, "all voxels of case 'b' are 0");
 
-  expect_refused_with(
-      "balls/imagesTr/a_0000.nii.gz",  // for validation
+  expect_failure_with(
+      "balls/imagesTr/a_0000.nii.gz",  // the case for validation
       [](NiftiImage& a) {
         a.data.set({1, 2, 3}, std::nan(""));
       },
       "'balls/imagesTr/a_0000.nii.gz': voxel [1, 2, 3] is nan, not a finite number");
 
-  const auto expect_lie = [&](const char* truth, const char* lie, const std::string& message) {
+  const auto expect_failure_with_json = [&](const char* original, const char* replacement, const std::string& message) {
     make_dataset(folder_ / "balls");
     std::string text = read(folder_ / about);
-    text.replace(text.find(truth), std::strlen(truth), lie);
+    text.replace(text.find(original), std::strlen(original), replacement);
     std::ofstream(folder_ / about) << text;
-    expect_refused(kSegment + "--out out", 1, message);
+    expect_failure(kSegment + "--out out", 1, message);
   };
-  expect_lie("numTraining\": 3", "numTraining\": 4", about.string() + "': numTraining is 4, imagesTr has 3 cases");
-  expect_lie("\"0\": \"T1\"", "\"0\": \"T1\", \"1\": \"T2\"", "'balls/imagesTr/a_0001.nii.gz' is missing");
-  expect_lie("ball\": 1", "ball\": 2", about.string() + "': 'labels' must be numbered 0, 1, 2, ...; 1 is missing");
-  expect_lie(".nii.gz", ".nii", "does not end with .nii, the file_ending of dataset.json");
-  expect_lie("}", "", about.string() + "': is not valid JSON at byte");
+  expect_failure_with_json("numTraining\": 3", "numTraining\": 4",
+                           about.string() + "': numTraining is 4, imagesTr has 3 cases");
+  expect_failure_with_json("\"0\": \"T1\"", "\"0\": \"T1\", \"1\": \"T2\"",
+                           "'balls/imagesTr/a_0001.nii.gz' is missing");
+  expect_failure_with_json("ball\": 1", "ball\": 2",
+                           about.string() + "': 'labels' must be numbered 0, 1, 2, ...; 1 is missing");
+  expect_failure_with_json(".nii.gz", ".nii", "does not end with .nii, the file_ending of dataset.json");
+  expect_failure_with_json("}", "", about.string() + "': is not valid JSON at byte");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The splits of segment: nnU-Net's fold 0 and slices of a single case.
+// Tests of the validation splits of the segmentation example: nnU-Net's fold 0 and slices of a single case.
 #include "examples/segment/split.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 namespace vg = voxgrad;
 
 // The expected folds come from sklearn.model_selection.KFold(min(count, 5), shuffle=True, random_state=12345).
-TEST(ValidationFold, IsNnUNetsFold0) {
+TEST(ValidationFold, MatchesNnUNetsFold0) {
   struct Fold {
     size_t count;
     std::vector<size_t> validation;
@@ -36,30 +36,30 @@ TEST(ValidationFold, IsNnUNetsFold0) {
 TEST(FindSlab, TakesUpToAQuarterOfEachClass) {
   vg::Tensor label = vg::zeros({4, 48, 6}, {.dtype = vg::u8});
   label.narrow(1, 4, 20).fill_(1);
-  label.narrow(1, 20, 10).fill_(2);  // which leaves 16 slices of class 1
+  label.narrow(1, 20, 10).fill_(2);  // leaves 16 slices of class 1
   label.narrow(1, 30, 1).fill_(3);
   const auto slab = find_slab(label, {1, 2});
   ASSERT_TRUE(slab.has_value());
   EXPECT_EQ(slab->axis, 1);
   EXPECT_EQ(slab->size, 1);
-  EXPECT_EQ(slab->start, 20);  // 1 of 10 slices of class 2; 1 of 16 of class 1 is less
+  EXPECT_EQ(slab->start, 20);  // a slice holds 1/10 of class 2 but only 1/16 of class 1
   EXPECT_EQ(describe(*slab), "slices 20 to 20 along y");
   EXPECT_EQ(find_slab(label, {1})->start, 4);
-  EXPECT_FALSE(find_slab(label, {3}).has_value());  // all of class 3 lies in one slice
-  EXPECT_FALSE(find_slab(label, {4}).has_value());  // absent
+  EXPECT_FALSE(find_slab(label, {3}).has_value());  // class 3 lies in a single slice
+  EXPECT_FALSE(find_slab(label, {4}).has_value());  // class 4 is absent
   const auto with_all = find_slab(label, {1, 2, 3});
   ASSERT_TRUE(with_all.has_value());
   EXPECT_EQ(with_all->start, 20);
 }
 
-TEST(FindSlab, SplitsTheVoxelsInTwo) {
+TEST(FindSlab, IgnoresVoxelsInsideOrOutsideASlab) {
   const vg::Tensor label = vg::ones({3, 4, 5}, {.dtype = vg::u8});
   const Slab slab{.axis = 2, .start = 1, .size = 2};
   const vg::Tensor inside = ignore_inside(label, slab, 9), outside = ignore_outside(label, slab, 9);
   EXPECT_EQ(vg::sum(vg::eq(inside, 9)).item(), 3 * 4 * 2);
   EXPECT_EQ(vg::sum(vg::eq(outside, 9)).item(), 3 * 4 * 3);
   EXPECT_EQ(vg::sum(vg::eq(inside, 9)).item() + vg::sum(vg::eq(inside, outside)).item(), 3 * 4 * 2);
-  EXPECT_EQ(vg::sum(label).item(), 60);  // as it was
+  EXPECT_EQ(vg::sum(label).item(), 60);  // the original label is unchanged
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The parts of the super-resolution example that can be checked by themselves.
+// Unit tests of the super-resolution example and of examples/common.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,13 +19,13 @@ namespace vg = voxgrad;
 
 double largest_difference(const vg::Tensor& a, const vg::Tensor& b) { return vg::amax(vg::abs(a - b)).item(); }
 
-TEST(Score, KnowsPerfectAndNoisy) {
+TEST(Score, ScoresPerfectAndNoisyResults) {
   vg::manual_seed(1);
   const vg::Tensor truth = vg::rand({1, 1, 20, 20, 20});
   const Score perfect = score(truth, truth);
   EXPECT_TRUE(std::isinf(perfect.psnr));
   EXPECT_NEAR(perfect.ssim, 1, 1e-6);
-  // An error of a tenth of the peak everywhere is 20 dB.
+  // A constant error of a tenth of the peak gives 20 dB.
   EXPECT_NEAR(score(truth + 0.1 * vg::amax(truth).item(), truth).psnr, 20, 1e-3);
   const Score noisy = score(truth + vg::randn(truth.shape()) * 0.1, truth);
   EXPECT_NEAR(noisy.psnr, 20, 0.3);
@@ -36,11 +36,11 @@ TEST(Score, CountsOnlyVoxelsAboveFivePercent) {
   vg::Tensor truth = vg::full({1, 1, 16, 16, 16}, 0.01);
   truth.narrow(2, 8, 8).fill_(1);
   vg::Tensor result = truth.clone();
-  result.narrow(2, 0, 8).fill_(0.9);  // wrong in the air only
+  result.narrow(2, 0, 8).fill_(0.9);  // wrong only where the truth is below 5 % of its maximum
   EXPECT_TRUE(std::isinf(score(result, truth).psnr));
 }
 
-TEST(SuperResolve, TilesJoinWithoutSeams) {
+TEST(SuperResolve, TilesMatchTheWholeVolume) {
   vg::manual_seed(2);
   const SuperResolution untrained({.channels = 4, .layers = 1});
   const vg::Tensor low = vg::rand({1, 1, 19, 33, 24});
@@ -50,7 +50,7 @@ TEST(SuperResolve, TilesJoinWithoutSeams) {
   EXPECT_THROW(super_resolve(untrained, low, 12, 6, 1), vg::Error);
 }
 
-TEST(SuperResolution, KeepsTheMeansOfTheInput) {
+TEST(SuperResolution, OutputDownsamplesToTheInput) {
   vg::manual_seed(3);
   SuperResolution model({.channels = 8, .layers = 2});
   for (const vg::Tensor& p : model.parameters()) vg::nn::init::normal_(p, 0, 0.5);
@@ -58,8 +58,8 @@ TEST(SuperResolution, KeepsTheMeansOfTheInput) {
   EXPECT_LT(largest_difference(low_resolution(model(low)), low), 1e-5);
 }
 
-// All 48 orientations of a file: each voxel keeps its place, and the axes run to the right, the front and the top.
-TEST(Upright, KeepsEachVoxelsPlace) {
+// In all 48 orientations of a file, each voxel keeps its world position, and the axes run to the right, front and top.
+TEST(Upright, KeepsTheWorldPositionOfEachVoxel) {
   std::array<size_t, 3> order{0, 1, 2};
   do {
     for (int signs = 0; signs < 8; ++signs) {
@@ -86,7 +86,7 @@ TEST(Upright, KeepsEachVoxelsPlace) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(Upright, TakesTheNearestAxesAndBearsAnEmptyAffine) {
+TEST(Upright, UsesTheNearestAxesAndAcceptsAnEmptyAffine) {
   vg::NiftiImage image;
   image.data = vg::arange(0, 24).reshape({2, 3, 4});
   image.affine = {{{0, .3, .95, 0}, {-.9, .1, 0, 0}, {.1, .95, -.3, 0}, {0, 0, 0, 1}}};
@@ -95,7 +95,7 @@ TEST(Upright, TakesTheNearestAxesAndBearsAnEmptyAffine) {
   EXPECT_EQ(upright(image).data.shape(), image.data.shape());
 }
 
-TEST(Progress, BarIsAsWideAtAnyStep) {
+TEST(Progress, BarHasTheSameWidthAtEveryStep) {
   EXPECT_EQ(examples::bar_text(1, 2, 4), "##..");
   EXPECT_EQ(examples::bar_text(0, 2, 4), "....");
   for (const auto& [done, total] : {std::pair{2, 2}, {2000, 1000}, {0, 0}, {3, 0}})
@@ -104,7 +104,7 @@ TEST(Progress, BarIsAsWideAtAnyStep) {
   EXPECT_EQ(examples::bar_text(-1, 5, 4), "....");
 }
 
-TEST(Pictures, LossesOfAnySizeHaveACurve) {
+TEST(Pictures, DrawsLossCurvesOfAnyRange) {
   const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "voxgrad-losses.png";
   for (const auto& losses : std::vector<std::vector<LossLine>>{{{1, 0.5, 0}},
                                                                {{1, 0, 0}, {2, 0, 0}},
@@ -117,7 +117,7 @@ TEST(Pictures, LossesOfAnySizeHaveACurve) {
   std::filesystem::remove(path);
 }
 
-TEST(Canvas, RefusesWhatDoesNotFit) {
+TEST(Canvas, RejectsPixelsAndSizesThatDoNotFit) {
   examples::Canvas canvas(4, 3, 0);
   const std::vector<uint8_t> pixels(12);
   canvas.pixels(0, 0, 4, 3, pixels);
@@ -128,7 +128,7 @@ TEST(Canvas, RefusesWhatDoesNotFit) {
   EXPECT_THROW(canvas.save("/no such folder/picture.png"), vg::Error);
 }
 
-TEST(Phantom, IsAHeadInABox) {
+TEST(Phantom, ContainsAHeadInABox) {
   const Volume phantom = make_phantom(64);
   EXPECT_TRUE(phantom.phantom);
   EXPECT_EQ(phantom.data().shape(), (vg::Shape{64, 64, 64}));
@@ -138,11 +138,11 @@ TEST(Phantom, IsAHeadInABox) {
   EXPECT_THROW(make_phantom(10), vg::Error);
 }
 
-TEST(StepReports, ComeInOrderAndOnAGpuWithTheNextStep) {
+TEST(StepReports, ArriveInOrderAndOneStepLaterOnAGpu) {
   for (const vg::Device device : {vg::Device::cpu(), vg::Device::cuda()}) {
     if (device.is_cuda() && !vg::cuda::is_available()) continue;
     examples::StepReports reports(device, nullptr);
-    const vg::Tensor loss = vg::full({}, 1, {.device = device});  // each step overwrites it, as replays do
+    const vg::Tensor loss = vg::full({}, 1, {.device = device});  // each step overwrites it, like graph replays
     std::vector<double> losses;
     std::vector<size_t> counts;
     for (int step = 1; step <= 5; ++step) {

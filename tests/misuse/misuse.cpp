@@ -1,5 +1,6 @@
-// Lines that compile and do nothing in other libraries. check.cmake compiles this file once for each number of MISUSE,
-// and expects an error; with MISUSE=0 it must compile.
+// Statements that look useful but have no effect, such as an assignment to a temporary view or a guard without a name.
+// check.cmake compiles this file twice. Without MISUSE it must compile. With MISUSE each line marked "// error: WORD"
+// must give an error whose message contains WORD.
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -9,7 +10,6 @@
 #include "core/autocast.h"
 #include "core/autograd.h"
 #include "core/communicator.h"
-#include "core/layout_copies.h"
 #include "core/profiler.h"
 #include "core/random.h"
 #include "core/thread_pool.h"
@@ -53,7 +53,6 @@ void misuse(Tensor& x, const Tensor& y, Generator& generator, const cuda::Stream
   distributed::SpatialGroupGuard(nullptr);  // error: nodiscard
   GeneratorGuard{generator};                // error: nodiscard
   SerialGuard();                            // error: nodiscard
-  LayoutCopies();                           // error: nodiscard
   profiler::RecordFunction("name");         // error: nodiscard
   profiler::Session();                      // error: nodiscard
   nn::init::SkipInit();                     // error: nodiscard

@@ -1,4 +1,4 @@
-// Augmentation: what is drawn, by which seed, and what is refused.
+// Tests of augmentation: the distributions of random parameters, seeds and errors.
 #include <algorithm>
 #include <cmath>
 
@@ -21,7 +21,7 @@ std::vector<AugmentParams> params_of(size_t samples, size_t channels) {
   return std::vector(samples, params);
 }
 
-TEST(Augmentation, DrawsBySeed) {
+TEST(Augmentation, EqualSeedsDrawEqualParameters) {
   const Augmentation augment;
   Generator a(3), b(3), c(4), other(1);
   const Sample batch{rand({4, 2, 5, 6, 7}, {}, &other), affine(rand({4, 1, 5, 6, 7}, {}, &other), 4, 0).to(u8)};
@@ -32,26 +32,27 @@ TEST(Augmentation, DrawsBySeed) {
   EXPECT_NE(augment(batch, a).input.to_vector(), first.input.to_vector());
 }
 
-/// The share of `count` draws for which f holds, and that f's values lie within the step's range.
+/// Expects that f(params) differs from `identity` with probability p, and that the values that differ cover the range
+/// from `low` to `high`.
 template <class F>
 void expect_drawn(const std::vector<AugmentParams>& all, const char* name, double p, double low, double high,
                   double identity, const F& f) {
-  double drawn = 0, least = high, most = low;
+  double drawn = 0, smallest = high, largest = low;
   for (const AugmentParams& params : all) {
     const double value = f(params);
     if (value == identity) continue;
     ++drawn;
     EXPECT_GE(value, low) << name;
     EXPECT_LE(value, high) << name;
-    least = std::min(least, value);
-    most = std::max(most, value);
+    smallest = std::min(smallest, value);
+    largest = std::max(largest, value);
   }
   EXPECT_NEAR(drawn / static_cast<double>(all.size()), p, 0.02) << name;
-  EXPECT_LT(least, low + 0.1 * (high - low)) << name;
-  EXPECT_GT(most, high - 0.1 * (high - low)) << name;
+  EXPECT_LT(smallest, low + 0.1 * (high - low)) << name;
+  EXPECT_GT(largest, high - 0.1 * (high - low)) << name;
 }
 
-TEST(Augmentation, DrawsWhatNnUNetDraws) {
+TEST(Augmentation, DrawsTheDistributionsOfNnUNet) {
   Generator random(5);
   const std::vector<AugmentParams> all = Augmentation().draw(8000, 2, random);
   const auto channel = [](double Channel::*member) {
@@ -92,13 +93,13 @@ TEST(Augmentation, DrawsWhatNnUNetDraws) {
   }
 }
 
-TEST(Augmentation, RefusesWhatMakesNoSense) {
-  EXPECT_ERROR(Augmentation({.noise = {1.5, 0, 1}}), "noise: probabilities must lie in [0, 1]");
-  EXPECT_ERROR(Augmentation({.blur = {0.5, 0, 1, -1}}), "blur: probabilities");
-  EXPECT_ERROR(Augmentation({.scaling = {0.5, 1.4, 0.7}}), "scaling takes a range");
-  EXPECT_ERROR(Augmentation({.gamma = {0.5, 0, 1}}), "gamma takes a range");
-  EXPECT_ERROR(Augmentation({.low_resolution = {0.5, 0, 1}}), "low_resolution takes a range within [0.001, 1]");
-  EXPECT_ERROR(Augmentation({.rotation = {0.5, -30, NAN}}), "rotation takes a range");
+TEST(Augmentation, RejectsInvalidOptionsAndInputs) {
+  EXPECT_ERROR(Augmentation({.noise = {1.5, 0, 1}}), "noise: p and channel_p must lie in [0, 1]");
+  EXPECT_ERROR(Augmentation({.blur = {0.5, 0, 1, -1}}), "blur: p and channel_p must lie in [0, 1]");
+  EXPECT_ERROR(Augmentation({.scaling = {0.5, 1.4, 0.7}}), "scaling must be a range");
+  EXPECT_ERROR(Augmentation({.gamma = {0.5, 0, 1}}), "gamma must be a range");
+  EXPECT_ERROR(Augmentation({.low_resolution = {0.5, 0, 1}}), "low_resolution must be a range within [0.001, 1]");
+  EXPECT_ERROR(Augmentation({.rotation = {0.5, -30, NAN}}), "rotation must be a range");
   EXPECT_ERROR(Augmentation({.elastic_spacing = 0}), "elastic_spacing");
   EXPECT_ERROR(Augmentation({.mirror_p = 2}), "mirror_p");
   const Augmentation augment;
@@ -108,9 +109,9 @@ TEST(Augmentation, RefusesWhatMakesNoSense) {
   EXPECT_ERROR(augment({t}, random), "floating");
   EXPECT_ERROR(augment({x[0]}, random), "(N, C, D, H, W)");
   EXPECT_ERROR(augment({x, t[0]}, random), "the target of");
-  EXPECT_ERROR(augment({x, t.to(f32)}, random), "class numbers");
-  EXPECT_ERROR(augment.apply({x, t}, params_of(1, 1)), "parameters are of 1 samples");
-  EXPECT_ERROR(augment.apply({x, t}, params_of(2, 3)), "parameters are of 3 channels");
+  EXPECT_ERROR(augment({x, t.to(f32)}, random), "the target must have an integer dtype");
+  EXPECT_ERROR(augment.apply({x, t}, params_of(1, 1)), "the parameters are for 1 samples");
+  EXPECT_ERROR(augment.apply({x, t}, params_of(2, 3)), "the parameters are for 3 channels");
   EXPECT_ERROR(Augmentation({.size = Triple(8, 8, 8)})({x, t}, random), "must lie within the input");
   EXPECT_ERROR(augment.draw(-1, 1, random), "cannot draw");
 }

@@ -1,4 +1,4 @@
-// Augmentation: each step against a formula in double, what is drawn, labels, memory formats, errors.
+// Tests of augmentation: each step against a formula in double precision, labels, dtypes and memory formats.
 #include "nn/data/augment.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using data::Sample;
 using Channel = AugmentParams::Channel;
 using Point = std::array<double, 3>;
 
-/// A channel, or a label map, in doubles.
+/// One channel or label map in double precision.
 struct Volume {
   Triple size;
   std::vector<double> values;
@@ -64,12 +64,12 @@ Tensor image(int64_t samples, int64_t channels, DType dtype = f64, const Triple&
   Generator random(7);
   return rand({samples, channels, size[0], size[1], size[2]}, {.dtype = f64}, &random).to(dtype);
 }
-/// Classes 0, 3, 5 and 200.
+/// Returns random label maps of the classes 0, 3, 5 and 200.
 Tensor classes(int64_t samples, DType dtype, const Triple& size = kSize) {
-  const Tensor of = tensor({0, 3, 5, 200}, {.dtype = i64});
+  const Tensor values = tensor({0, 3, 5, 200}, {.dtype = i64});
   Generator random(8);
   const Tensor index = affine(rand({samples * size[0] * size[1] * size[2]}, {}, &random), 4, 0).to(i64);
-  return reshape(gather(of, 0, index), {samples, 1, size[0], size[1], size[2]}).to(dtype);
+  return reshape(gather(values, 0, index), {samples, 1, size[0], size[1], size[2]}).to(dtype);
 }
 
 AugmentParams params_of(int64_t channels) {
@@ -77,7 +77,7 @@ AugmentParams params_of(int64_t channels) {
   params.channels.resize(static_cast<size_t>(channels));
   return params;
 }
-/// Everything at once.
+/// Returns parameters that enable every step.
 AugmentParams busy_params(int64_t channels) {
   AugmentParams params = params_of(channels);
   params = {.rotation = {10, -20, 30},
@@ -97,7 +97,7 @@ AugmentParams busy_params(int64_t channels) {
   return params;
 }
 
-TEST(Augmentation, NothingDrawnKeepsTheBits) {
+TEST(Augmentation, IdentityParametersKeepTheBits) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, f16, bf16})
       for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
@@ -124,7 +124,8 @@ Point rotated(Point p, int axis, double degrees) {
   return p;
 }
 
-/// Where the voxel of a result of `size` reads, after a displacement.
+/// Returns the input position whose value a voxel of the result gets. `from` is the size of the input and `size` is the
+/// size of the result.
 Point source(const AugmentParams& params, const Triple& from, const Triple& size, const Point& voxel,
              const Point& displacement = {}) {
   Point p;
@@ -188,7 +189,7 @@ TEST(Augmentation, RotatesAndScales) {
       }
 }
 
-TEST(Augmentation, ReadsTheBorderOnRequest) {
+TEST(Augmentation, PadsWithZerosOrTheBorder) {
   AugmentParams params = params_of(1);
   params.scaling = {2, 2, 2};
   const Tensor x = ones({1, 1, 4, 4, 4}), t = ones({1, 4, 4, 4}, {.dtype = i64});
@@ -218,7 +219,7 @@ TEST(Augmentation, DeformsElastically) {
     if (axis == 2) return 0.0;
     const std::vector<double> points = normals[static_cast<int64_t>(axis)].to_vector();
     double sum = 0;
-    for (int64_t i = 0; i < 5 * 6 * 6; ++i)  // the first point stands one spacing in front of the first voxel
+    for (int64_t i = 0; i < 5 * 6 * 6; ++i)  // the first control point lies one spacing before the first voxel
       sum += points[static_cast<size_t>(i)] * spline(voxel[0] / 4 + 1 - static_cast<double>(i / 36)) *
              spline(voxel[1] / 4 + 1 - static_cast<double>(i / 6 % 6)) *
              spline(voxel[2] / 4 + 1 - static_cast<double>(i % 6));
@@ -239,7 +240,7 @@ TEST(Augmentation, DeformsElastically) {
   }
 }
 
-// ---- values
+// ---- intensities
 
 Volume blurred(const Volume& x, int axis, double sigma, int64_t reach) {
   const int64_t size = x.size[axis];
@@ -305,7 +306,7 @@ Volume at_low_resolution(const Volume& x, const Triple& low) {
   });
 }
 
-TEST(Augmentation, ChangesValues) {
+TEST(Augmentation, IntensityStepsMatchFormulas) {
   const auto negated = [](const Volume& x) { return mapped(x, [](double v) { return -v; }); };
   struct Case {
     const char* name;
@@ -345,7 +346,7 @@ TEST(Augmentation, ChangesValues) {
         }
 }
 
-TEST(Augmentation, LeavesConstantsFinite) {
+TEST(Augmentation, ConstantImagesStayFinite) {
   for (const Device device : devices()) {
     const Tensor x = full({1, 1, 1, 3, 1}, 2, {.device = device});
     AugmentParams params = busy_params(1);
@@ -369,7 +370,7 @@ TEST(Augmentation, AddsNoise) {
   }
 }
 
-TEST(Augmentation, Mirrors) {
+TEST(Augmentation, MirrorsTheGivenAxes) {
   AugmentParams params = params_of(2);
   params.mirror = {true, true, false};
   for (const Device device : devices()) {
@@ -382,9 +383,9 @@ TEST(Augmentation, Mirrors) {
   }
 }
 
-// ---- all of it
+// ---- all steps together
 
-TEST(Augmentation, DevicesAgree) {
+TEST(Augmentation, CpuAndGpuAgree) {
   const Augmentation augment({.size = Triple(6, 9, 11), .elastic_spacing = 5});
   const std::vector<AugmentParams> params{busy_params(2), params_of(2), busy_params(2)};
   const Sample batch{image(3, 2, f32), classes(3, i32)};
@@ -394,13 +395,13 @@ TEST(Augmentation, DevicesAgree) {
     for (int64_t n = 0; n < 3; ++n)
       for (int64_t c = 0; c < 2; ++c) expect_near(y.input[n][c], Volume(wanted.input[n][c]), 1e-4, "image");
     const Tensor others = ne(y.target.to(Device::cpu()), wanted.target);
-    EXPECT_LE(others.sum().item(), 2);  // positions halfway between two voxels may be rounded to either
-    const autocast guard(bf16);         // changes nothing
+    EXPECT_LE(others.sum().item(), 2);  // a position halfway between two voxels may round either way
+    const autocast guard(bf16);         // augmentation ignores autocast
     expect_same(augment.apply({batch.input.to(device), batch.target.to(device)}, params).input, y.input);
   }
 }
 
-TEST(Augmentation, RoundsHalvesOnce) {
+TEST(Augmentation, RoundsLowPrecisionOnce) {
   for (const Device device : devices())
     for (const DType dtype : {f16, bf16}) {
       const Tensor x = image(1, 1, dtype).to(device);

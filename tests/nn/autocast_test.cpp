@@ -1,4 +1,4 @@
-// Autocast: dtypes by the table, gradients, casts of parameters once a step, and what backward passes see.
+// Tests of autocast: result dtypes, gradients, cached conversions of parameters, and resuming.
 #include "core/autocast.h"
 
 #include <thread>
@@ -19,7 +19,7 @@
 namespace voxgrad {
 namespace {
 
-TEST(Autocast, NestsAndEnds) {
+TEST(Autocast, GuardsNest) {
   EXPECT_EQ(autocast::dtype(), std::nullopt);
   {
     const autocast outer(bf16);
@@ -38,7 +38,7 @@ TEST(Autocast, NestsAndEnds) {
   EXPECT_EQ(autocast::dtype(), std::nullopt);
 }
 
-TEST(Autocast, ChoosesDtypesByTheTable) {
+TEST(Autocast, ChoosesTheResultDtype) {
   const Tensor x = rand({2, 4, 3, 3, 3}), w = rand({4, 4, 1, 1, 1}), b = rand({4}), half = x.to(bf16);
   const autocast guard(bf16);
   const std::pair<DType, Tensor> results[] = {
@@ -77,14 +77,14 @@ nn::Sequential small_model() {
                         nn::GroupNorm{1, 3}};
 }
 
-TEST(Autocast, GradientsAreF32AndAgreeToRounding) {
+TEST(Autocast, GradientsAreF32AndCloseToF32Training) {
   manual_seed(1);
   const nn::Sequential model = small_model();
   const Tensor x = randn({2, 2, 6, 5, 4}), target = randn({2, 3, 12, 10, 8});
   const auto gradients = [&](std::optional<DType> low) {
     model.zero_grad();
     const autocast guard(low.value_or(f32), low.has_value());
-    mse_loss(model(x), target).backward();  // under the guard, too: it does not reach backward passes
+    mse_loss(model(x), target).backward();  // the guard does not affect backward passes
     Tensors grads;
     for (const Tensor& p : model.parameters()) grads.push_back(p.grad().clone());
     return grads;
@@ -96,14 +96,14 @@ TEST(Autocast, GradientsAreF32AndAgreeToRounding) {
       EXPECT_EQ(grads[i].dtype(), f32);
       const double bound = (dtype == bf16 ? 0.1 : 0.0125) * amax(abs(exact[i])).item() + 1e-4;
       EXPECT_LE(amax(abs(grads[i] - exact[i])).item(), bound) << dtype << ' ' << i;
-      // A bias before an instance norm has no gradient.
+      // The gradient of a bias before an instance norm is 0.
       const bool any = amax(abs(exact[i])).item() > 0;
-      EXPECT_EQ(amax(abs(grads[i] - exact[i])).item() > 0, any) << "nothing was computed in " << dtype << ", " << i;
+      EXPECT_EQ(amax(abs(grads[i] - exact[i])).item() > 0, any) << "no operation ran in " << dtype << ", " << i;
     }
   }
 }
 
-TEST(Autocast, F64CodePassesGradcheckUnderIt) {
+TEST(Autocast, LeavesF64Unchanged) {
   manual_seed(2);
   nn::Sequential model = small_model();
   model.to(f64);
@@ -112,8 +112,8 @@ TEST(Autocast, F64CodePassesGradcheckUnderIt) {
                         {randn({1, 2, 3, 2, 2}, {.dtype = f64, .requires_grad = true})}));
 }
 
-// A bias of the other kind of halves than the guard's gets its gradient through float32.
-TEST(Autocast, ModelsOfTheOtherHalf) {
+// The model is f16 and autocast is bf16. The gradient of the bias is converted through f32.
+TEST(Autocast, RunsF16ModelsUnderBf16) {
   manual_seed(4);
   for (const bool norm : {false, true}) {
     nn::Sequential model{nn::Conv3d{2, 8, 3}};
@@ -135,10 +135,10 @@ TEST(Autocast, ModelsOfTheOtherHalf) {
   }
 }
 
-/// The storage that a convolution's gradient keeps of its weight: the converted values.
+/// Returns the converted copy of w that autocast caches.
 Tensor converted(const Tensor& w) { return w.body()->autograd->converted.values; }
 
-TEST(Autocast, ParametersAreConvertedOnceForEachOfTheirValues) {
+TEST(Autocast, ConvertsAParameterOnceUntilItChanges) {
   const Tensor x = rand({1, 2, 3, 3, 3});
   const Tensor w = rand({2, 2, 1, 1, 1}, {.requires_grad = true});
   {
@@ -152,7 +152,7 @@ TEST(Autocast, ParametersAreConvertedOnceForEachOfTheirValues) {
       conv3d(x, w);
     }
     EXPECT_TRUE(converted(w).is_same(kept));
-    sum(y).backward();  // both uses' gradients arrive
+    sum(y).backward();  // accumulates the gradients of both uses
     optim::SGD(Tensors{w}, {.lr = 0.5}).step();
     const Tensor after = conv3d(x, w);
     EXPECT_FALSE(converted(w).is_same(kept));
@@ -164,7 +164,7 @@ TEST(Autocast, ParametersAreConvertedOnceForEachOfTheirValues) {
   EXPECT_EQ(conv3d(x, w).dtype(), f32);
 }
 
-TEST(Autocast, ModulesThatMoveAreConvertedAnew) {
+TEST(Autocast, ConvertsAgainAfterAModuleConversion) {
   nn::Conv3d conv{{.in_channels = 2, .out_channels = 2, .kernel_size = 1}};
   const Tensor x = rand({1, 2, 3, 3, 3});
   const autocast guard(bf16);
@@ -199,14 +199,14 @@ void expect_bits_after_resuming(Device device) {
     EXPECT_EQ(model.parameters()[i].to_vector(), copy.parameters()[i].to_vector()) << i;
 }
 
-TEST(Autocast, ResumesToTheSameBits) { expect_bits_after_resuming(Device::cpu()); }
-TEST(Autocast, ResumesToTheSameBitsOnCuda) {
+TEST(Autocast, ResumesBitwise) { expect_bits_after_resuming(Device::cpu()); }
+TEST(Autocast, ResumesBitwiseOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_bits_after_resuming(Device::cuda());
 }
 
-// A replayed graph converts the parameters that its optimizer changes, and what is converted outside follows.
-TEST(Autocast, FollowsParametersThatAGraphChanges) {
+// A replayed graph changes the parameters. Autocast outside of the graph must then convert them again.
+TEST(Autocast, ConvertsAgainAfterAGraphReplay) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   const TensorOptions options{f32, Device::cuda()};
   const Tensor x = rand({1, 2, 4, 4, 4}, options), target = rand({1, 3, 8, 8, 8}, options);

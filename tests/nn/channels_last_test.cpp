@@ -1,7 +1,8 @@
-// Modules and operators in channels_last: formats stay, values are those of the other layout, and nothing is copied.
+// Tests of modules and operators in channels_last: results keep the format, match the contiguous results, and need no
+// layout copies.
 #include "core/autocast.h"
 #include "core/autograd.h"
-#include "core/layout_copies.h"
+#include "core/profiler.h"
 #include "nn/layers.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/ema.h"
@@ -37,37 +38,39 @@ struct UNet : nn::Module {
   }
 };
 
-bool is_last(const Tensor& t) { return t.is_contiguous(MemoryFormat::channels_last); }
+bool is_channels_last(const Tensor& t) { return t.is_contiguous(MemoryFormat::channels_last); }
 
-/// Of volumes' parameters and gradients.
-void expect_last(const nn::Module& model) {
+/// Expects all 5-D parameters and their gradients to be channels_last.
+void expect_channels_last(const nn::Module& model) {
   for (const auto& [name, p] : model.named_parameters()) {
     if (p.dim() != 5) continue;
-    EXPECT_TRUE(is_last(p)) << name << ": " << p.strides();
-    EXPECT_TRUE(is_last(p.grad())) << name << ": " << p.grad().strides();
+    EXPECT_TRUE(is_channels_last(p)) << name << ": " << p.strides();
+    EXPECT_TRUE(is_channels_last(p.grad())) << name << ": " << p.grad().strides();
   }
 }
 
-/// Steps of training in which no tensor is copied to another layout, once the optimizer has its state.
+/// Trains for three steps. From the second step on, when the optimizer has its state, no tensor may be copied to
+/// another layout.
 void expect_training_without_copies(UNet& model, const Tensor& x, const Tensor& target, std::optional<DType> low) {
   optim::SGD optimizer(model.parameters(), {.lr = 1e-3, .momentum = 0.9});
   optim::ExponentialMovingAverage average(model);
   optim::GradScaler scaler({.init_scale = 4});
   for (int step = 0; step < 3; ++step) {
-    const LayoutCopies copies;
+    profiler::Session profile;
     optimizer.zero_grad();
     for (int part = 0; part < 2; ++part) {
       const autocast mixed(low.value_or(bf16), low.has_value());
       scaler.scale(dice_ce_loss(model.forward(x), target)).backward();
     }
-    expect_last(model);
+    expect_channels_last(model);
     scaler.unscale_(optimizer);
     optim::clip_grad_norm_(model.parameters(), 1);
     scaler.step(optimizer);
     scaler.update();
     average.update();
+    profile.stop();
     if (step > 0) {
-      EXPECT_TRUE(copies.list().empty()) << copies.list().front();
+      EXPECT_TRUE(profile.layout_copies().empty()) << profile.layout_copies().front();
     }
   }
 }
@@ -88,25 +91,25 @@ void expect_unet_without_copies(Device device) {
   const Tensor x = randn({2, 2, 8, 8, 8}, {f32, device});
   const Tensors plain = gradients(x);
   model.to(MemoryFormat::channels_last);
-  EXPECT_TRUE(is_last(model.forward(x)));
-  const LayoutCopies copies;
+  EXPECT_TRUE(is_channels_last(model.forward(x)));
+  profiler::Session profile;
   const Tensor inner = x.contiguous(MemoryFormat::channels_last);
-  ASSERT_EQ(copies.list().size(), 1u);
   const Tensors last = gradients(inner);
-  EXPECT_EQ(copies.list().size(), 1u) << copies.list().back();
+  profile.stop();
+  EXPECT_EQ(profile.layout_copies().size(), 1u) << profile.layout_copies().back();
   for (size_t i = 0; i < plain.size(); ++i)
     EXPECT_LE(amax(abs(plain[i] - last[i])).item(), 3e-5 * amax(abs(plain[i])).item() + 2e-6) << i;
   for (const std::optional<DType> low : {std::optional<DType>(), std::optional(bf16)})
     expect_training_without_copies(model, inner, target, low);
 }
 
-TEST(ChannelsLast, UNetCopiesNothing) { expect_unet_without_copies(Device::cpu()); }
-TEST(ChannelsLast, UNetCopiesNothingOnCuda) {
+TEST(ChannelsLast, UNetNeedsNoLayoutCopies) { expect_unet_without_copies(Device::cpu()); }
+TEST(ChannelsLast, UNetNeedsNoLayoutCopiesOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_unet_without_copies(Device::cuda());
 }
 
-TEST(ChannelsLast, OperatorsKeepTheFormatAndCopyNothing) {
+TEST(ChannelsLast, OperatorsKeepTheFormatWithoutCopies) {
   const Tensor x = randn({2, 8, 4, 4, 4}).contiguous(MemoryFormat::channels_last).requires_grad_();
   const Tensor bias = rand({8, 1, 1, 1}).requires_grad_();
   const std::pair<const char*, std::function<Tensor()>> operators[] = {
@@ -129,37 +132,36 @@ TEST(ChannelsLast, OperatorsKeepTheFormatAndCopyNothing) {
       {"where", [&] { return where(gt(x, 0), x, 0.0); }},
   };
   for (const auto& [name, run] : operators) {
-    const LayoutCopies copies;
+    profiler::Session profile;
     const Tensor y = run();
-    EXPECT_TRUE(is_last(y)) << name << ": " << y.strides();
+    EXPECT_TRUE(is_channels_last(y)) << name << ": " << y.strides();
     sum(y * y).backward();
-    EXPECT_TRUE(copies.list().empty()) << name << ": " << copies.list().front();
-    EXPECT_TRUE(is_last(x.grad())) << name << ": " << x.grad().strides();
+    profile.stop();
+    EXPECT_TRUE(profile.layout_copies().empty()) << name << ": " << profile.layout_copies().front();
+    EXPECT_TRUE(is_channels_last(x.grad())) << name << ": " << x.grad().strides();
     x.set_grad({});
   }
 }
 
-TEST(ChannelsLast, CopiesAreNamed) {
+TEST(ChannelsLast, RecordsLayoutCopies) {
   const Tensor x = randn({2, 8, 4, 4, 4}).requires_grad_();
-  const LayoutCopies copies;
-  {
-    const LayoutCopies inner;
-    exp(x).contiguous(MemoryFormat::channels_last);
-    ASSERT_EQ(inner.list().size(), 1u);
-    EXPECT_EQ(inner.list()[0],
-              "[2, 8, 4, 4, 4] f32 on cpu with strides [512, 64, 16, 4, 1] to channels_last, made by 'exp'");
-  }
-  EXPECT_TRUE(copies.list().empty());
+  profiler::Session profile;
+  sum(exp(x).contiguous(MemoryFormat::channels_last)).backward();
+  profile.stop();
+  const std::vector<std::string> copies = profile.layout_copies();
+  ASSERT_EQ(copies.size(), 1u);
+  EXPECT_EQ(copies[0], "[2, 8, 4, 4, 4] f32 on cpu with strides [512, 64, 16, 4, 1] to channels_last, made by 'exp'");
 }
 
-/// Both formats have one order of such elements; what comes after them shall have the one that was asked for.
-TEST(ChannelsLast, OfOneChannelIsKept) {
+/// A tensor with one channel has the same element order in both formats, but its strides show which format was
+/// requested. Results have the requested format.
+TEST(ChannelsLast, KeepsTheRequestedFormatOfOneChannel) {
   manual_seed(5);
   const Tensor x = randn({2, 1, 4, 6, 5}).requires_grad_();
   EXPECT_EQ(x.suggest_memory_format(), MemoryFormat::contiguous);
   const Tensor last = x.contiguous(MemoryFormat::channels_last), again = last.contiguous(MemoryFormat::channels_last);
   EXPECT_EQ(last.suggest_memory_format(), MemoryFormat::channels_last);
-  EXPECT_TRUE(last.is_contiguous() && is_last(last));
+  EXPECT_TRUE(last.is_contiguous() && is_channels_last(last));
   EXPECT_EQ(last.storage(), x.storage());
   EXPECT_TRUE(again.is_same(last));
   EXPECT_EQ(last.contiguous().suggest_memory_format(), MemoryFormat::contiguous);
@@ -168,7 +170,7 @@ TEST(ChannelsLast, OfOneChannelIsKept) {
   sum(last * 3).backward();
   EXPECT_EQ(x.grad().to_vector(), std::vector<double>(240, 3));
   EXPECT_EQ(zeros({3}).suggest_memory_format(), MemoryFormat::contiguous);
-  const Tensor voxel = zeros({2, 1, 1, 1, 1});  // whose strides are those of both
+  const Tensor voxel = zeros({2, 1, 1, 1, 1});  // the strides of both formats are equal
   EXPECT_TRUE(voxel.contiguous(MemoryFormat::channels_last).is_same(voxel));
 
   nn::Conv3d conv{{.in_channels = 1, .out_channels = 8, .kernel_size = 3, .padding = 1}};
@@ -182,8 +184,8 @@ TEST(ChannelsLast, OfOneChannelIsKept) {
   EXPECT_EQ(conv.weight.grad().shape(), conv.weight.shape());
 }
 
-/// A result is channels_last if the input or the weight is.
-TEST(ChannelsLast, WeightsGiveItToResults) {
+/// The result of a convolution is channels_last if the input or the weight is.
+TEST(ChannelsLast, WeightsDetermineTheFormatOfResults) {
   nn::Conv3d conv{{.in_channels = 3, .out_channels = 4, .kernel_size = 3}};
   nn::ConvTranspose3d up{{.in_channels = 4, .out_channels = 2, .kernel_size = 2, .stride = 2}};
   const Tensor x = randn({1, 3, 5, 5, 5}), w = conv.weight.contiguous(MemoryFormat::channels_last);

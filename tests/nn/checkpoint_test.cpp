@@ -1,4 +1,4 @@
-// Checkpoints: a run that was stopped and taken up again gives the bits of one that never stopped.
+// Tests of checkpoints: a resumed run is bitwise equal to an uninterrupted run, and invalid checkpoints are rejected.
 #include "nn/checkpoint.h"
 
 #include <cmath>
@@ -31,7 +31,7 @@ const data::Dataset& samples() {
   return dataset;
 }
 
-/// All that a run consists of.
+/// A training run with all parts that a checkpoint can hold.
 struct Training {
   explicit Training(Device on, MemoryFormat format = MemoryFormat::contiguous) : device(on) {
     model.to(device);
@@ -93,7 +93,7 @@ class Checkpoint : public testing::Test {
 };
 
 void expect_same_bits(Device device, MemoryFormat format, const std::filesystem::path& path) {
-  constexpr int kSteps = 11, kStop = 6;  // both in the middle of an epoch of 4
+  constexpr int kSteps = 11, kStop = 6;  // an epoch has 4 steps, so both lie within an epoch
   manual_seed(20);
   Training straight(device, format);
   straight.train(kSteps);
@@ -117,18 +117,18 @@ void expect_same_bits(Device device, MemoryFormat format, const std::filesystem:
   EXPECT_EQ(default_generator().state(), straight_end);
 }
 
-TEST_F(Checkpoint, ResumesWithTheSameBits) {
+TEST_F(Checkpoint, ResumesBitwise) {
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
     expect_same_bits(Device::cpu(), format, path);
 }
 
-TEST_F(Checkpoint, ResumesWithTheSameBitsOnCuda) {
+TEST_F(Checkpoint, ResumesBitwiseOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
     expect_same_bits(Device::cuda(), format, path);
 }
 
-TEST_F(Checkpoint, PartsCanBeLeftOut) {
+TEST_F(Checkpoint, PartsAreOptional) {
   Training run(Device::cpu());
   run.train(2);
   save_checkpoint(path, run.parts());
@@ -144,7 +144,7 @@ TEST_F(Checkpoint, PartsCanBeLeftOut) {
   EXPECT_ERROR(save_checkpoint(path, {.model = &empty}), "save_checkpoint: the model has no parameters");
 }
 
-TEST_F(Checkpoint, NothingChangesWhenOnePartDoesNotFit) {
+TEST_F(Checkpoint, ChangesNothingIfOnePartDoesNotFit) {
   Training run(Device::cpu());
   run.train(3);
   save_checkpoint(path, run.parts());
@@ -168,7 +168,7 @@ TEST_F(Checkpoint, NothingChangesWhenOnePartDoesNotFit) {
   EXPECT_EQ(default_generator().state(), generator);
 }
 
-TEST_F(Checkpoint, OneFlippedBitIsNoticed) {
+TEST_F(Checkpoint, DetectsOneFlippedBit) {
   Training run(Device::cpu()), other(Device::cpu());
   run.train(2);
   save_checkpoint(path, run.parts());
@@ -186,7 +186,7 @@ TEST_F(Checkpoint, OneFlippedBitIsNoticed) {
   EXPECT_EQ(all_values(other.model.state_dict()), before);
 }
 
-TEST_F(Checkpoint, WithoutAChecksumThereIsAWarning) {
+TEST_F(Checkpoint, WarnsIfThereIsNoChecksum) {
   Training run(Device::cpu());
   run.train(2);
   save_checkpoint(path, run.parts(), {{"step", "2"}});
@@ -200,52 +200,52 @@ TEST_F(Checkpoint, WithoutAChecksumThereIsAWarning) {
   save_safetensors(path, tensors, metadata);
   testing::internal::CaptureStderr();
   EXPECT_EQ(load_checkpoint(path, run.parts()), (Metadata{{"step", "2"}}));
-  EXPECT_EQ(
-      testing::internal::GetCapturedStderr(),
-      "load_checkpoint: warning: '" + path.string() + "' has no checksum, damaged numbers in it would go unnoticed\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "load_checkpoint: warning: '" + path.string() +
+                                                        "' has no checksum, so damaged data would not be detected\n");
 }
 
-TEST_F(Checkpoint, RefusesNumbersThatNoRunLeaves) {
+TEST_F(Checkpoint, RejectsImpossibleNumbers) {
   Training run(Device::cpu()), other(Device::cpu());
   run.train(2);
   save_checkpoint(path, run.parts());
   const TensorMap good = load_safetensors(path);
   const std::vector<double> before = all_values(other.model.state_dict());
-  const auto refuses = [&](const char* entry, double value, const char* message) {
+  const auto expect_rejected = [&](const char* entry, double value, const char* message) {
     TensorMap bad = good;
     bad[entry] = full(good.at(entry).shape(), value, good.at(entry).options());
     save_safetensors(path, bad, {}, {.checksum = true});
     EXPECT_ERROR(load_checkpoint(path, other.parts()), message);
   };
-  refuses("optimizer.state.1.step", 0x1.8p62, "AdamW: state.1.step must lie in [1, 2^62], got 69");
-  refuses("optimizer.state.0.max_exp_avg_sq", -1, "AdamW: state.0.max_exp_avg_sq must not be negative");
-  refuses("optimizer.param_groups.0.eps", std::nan(""), "AdamW: param_groups.0.eps must be finite");
-  refuses("schedule.steps", -1, "CosineAnnealingLR: steps must lie in [0, 2^62], got -1");
-  refuses("loader.epoch", -1, "data::Loader: the state is at batch");
+  expect_rejected("optimizer.state.1.step", 0x1.8p62, "AdamW: state.1.step must lie in [1, 2^62], got 69");
+  expect_rejected("optimizer.state.0.max_exp_avg_sq", -1, "AdamW: state.0.max_exp_avg_sq must not be negative");
+  expect_rejected("optimizer.param_groups.0.eps", std::nan(""), "AdamW: param_groups.0.eps must be finite");
+  expect_rejected("schedule.steps", -1, "CosineAnnealingLR: steps must lie in [0, 2^62], got -1");
+  expect_rejected("loader.epoch", -1, "data::Loader: the state is at batch");
   EXPECT_EQ(all_values(other.model.state_dict()), before);
 }
 
-TEST_F(Checkpoint, ADivergedRunKeepsTheLastGoodFile) {
+TEST_F(Checkpoint, KeepsTheLastGoodFileOfADivergedRun) {
   Training run(Device::cpu());
   run.train(2);
   save_checkpoint(path, run.parts());
   const TensorMap good = load_safetensors(path);
-  const auto refuses = [&](const CheckpointParts& parts, const char* message) {
+  const auto expect_rejected = [&](const CheckpointParts& parts, const char* message) {
     EXPECT_ERROR(save_checkpoint(path, parts), message);
     EXPECT_EQ(all_values(load_safetensors(path)), all_values(good)) << message;
   };
-  // One NaN gradient: in the weights, in the optimizer's state, in the average.
+  // One NaN gradient makes the weights, the optimizer's state and the average NaN.
   run.model.out.weight.set_grad(full(run.model.out.weight.shape(), std::nan("")));
   run.optimizer->step();
   run.average->update();
-  refuses(run.parts(), "AdamW: state.");
+  expect_rejected(run.parts(), "AdamW: state.");
   CheckpointParts parts = run.parts();
   parts.optimizer = nullptr;
-  refuses(parts, "ExponentialMovingAverage: values.out.weight must be finite, its values go from nan to nan");
+  expect_rejected(parts,
+                  "ExponentialMovingAverage: values.out.weight must be finite, its values range from nan to nan");
   parts.average = nullptr;
-  refuses(parts, "save_checkpoint: model.out.weight must be finite, its values go from nan to nan");
+  expect_rejected(parts, "save_checkpoint: model.out.weight must be finite, its values range from nan to nan");
   run.model.out.weight.detach().fill_(INFINITY);
-  refuses(parts, "save_checkpoint: model.out.weight must be finite, its values go from inf to inf");
+  expect_rejected(parts, "save_checkpoint: model.out.weight must be finite, its values range from inf to inf");
   Metadata metadata;
   EXPECT_EQ(load_checkpoint(path, run.parts()), metadata);
   EXPECT_EQ(all_values(run.model.state_dict()), all_values(nn::with_prefix(good, "model.")));
@@ -266,15 +266,15 @@ TEST_F(Checkpoint, BuffersMayHoldInfinitiesButNotNan) {
   EXPECT_EQ(loaded.mask.at({1}), -INFINITY);
   saved.mask.set({2}, std::nan(""));
   EXPECT_ERROR(save_checkpoint(path, {.model = &saved}),
-               "save_checkpoint: model.mask must not hold NaN, its values go from nan to nan");
-  // Files of other programs are checked too.
+               "save_checkpoint: model.mask must not contain NaN, its values range from nan to nan");
+  // Loading checks the values too: another program may have written the file.
   TensorMap tensors = load_safetensors(path);
   tensors["model.linear.weight"].set({0, 1}, std::nan(""));
   save_safetensors(path, tensors, {}, {.checksum = true});
   EXPECT_ERROR(load_checkpoint(path, {.model = &loaded}), "load_checkpoint: model.linear.weight must be finite");
 }
 
-TEST_F(Checkpoint, KeepsTheProgramsStep) {
+TEST_F(Checkpoint, SavesAndLoadsTheStep) {
   Masked model;
   int64_t step = 1234;
   save_checkpoint(path, {.model = &model, .step = &step});
@@ -288,7 +288,7 @@ TEST_F(Checkpoint, KeepsTheProgramsStep) {
   EXPECT_EQ(step, -1);
 }
 
-TEST_F(Checkpoint, RefusesMissingAndDamagedFiles) {
+TEST_F(Checkpoint, RejectsMissingAndTruncatedFiles) {
   Training run(Device::cpu());
   EXPECT_ERROR(load_checkpoint(path, run.parts()), path.filename().string());
   save_checkpoint(path, run.parts());

@@ -1,4 +1,4 @@
-// Padding of convolution layers: by name, and with other values than zeros.
+// Tests of the padding of convolution layers: "same", "valid" and the padding modes.
 #include "core/autograd.h"
 #include "nn/layers.h"
 #include "nn/weight_norm.h"
@@ -12,7 +12,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-/// A layer that sums each window of `size` elements.
+/// Returns a layer that sums each window of `size` elements.
 nn::Conv1d window(int64_t size, const nn::ConvPadding<1>& padding, PadMode mode) {
   nn::Conv1d conv{{.in_channels = 1,
                    .out_channels = 1,
@@ -24,11 +24,11 @@ nn::Conv1d window(int64_t size, const nn::ConvPadding<1>& padding, PadMode mode)
   return conv;
 }
 
-TEST(ConvPadding, HasTheValuesOfItsMode) {
+TEST(ConvPadding, PadsAccordingToTheMode) {
   const Tensor x = reshape(tensor({1, 2, 3, 4}), {1, 1, 4});
   struct Case {
     PadMode mode;
-    Values three, two;  // windows of three and of two elements
+    Values three, two;  // sums of windows of three and of two elements
   };
   for (const Case& c :
        {Case{PadMode::zeros, {3, 6, 9, 7}, {3, 5, 7, 4}}, Case{PadMode::reflect, {5, 6, 9, 10}, {3, 5, 7, 7}},
@@ -41,7 +41,7 @@ TEST(ConvPadding, HasTheValuesOfItsMode) {
   }
 }
 
-/// conv(x) equals the convolution of x padded by `amounts`, and so does the gradient.
+/// Expects that conv(x) and its gradient equal those of an unpadded convolution of pad(x, amounts).
 void expect_padded(const nn::Conv3d& conv, const std::vector<int64_t>& amounts) {
   manual_seed(4);
   const Tensor x = randn({2, 2, 5, 6, 7}).requires_grad_(), again = x.detach().clone().requires_grad_();
@@ -66,7 +66,7 @@ TEST(ConvPadding, SameKeepsTheSizesOfVolumes) {
   }
 }
 
-TEST(ConvPadding, HoldsInFusedAndWrappedLayersAndInChannelsLast) {
+TEST(ConvPadding, WorksInFusedAndWrappedLayersAndChannelsLast) {
   for (const PadMode mode : {PadMode::zeros, PadMode::circular}) {
     nn::Sequential model{nn::Conv3d(2, 4, 2, 1, "same", 1, 1, true, mode), nn::ReLU(), nn::GroupNorm(2, 4)};
     const Tensor x = randn({1, 2, 4, 4, 4});
@@ -85,7 +85,7 @@ TEST(ConvPadding, HoldsInFusedAndWrappedLayersAndInChannelsLast) {
   }
 }
 
-TEST(ConvPadding, RefusesBadOptions) {
+TEST(ConvPadding, RejectsBadOptions) {
   EXPECT_ERROR(nn::Conv3d(1, 1, 3, 1, "full"), "Conv: padding must be numbers, same or valid, got full");
   EXPECT_ERROR(nn::Conv2d(1, 1, 3, {1, 2}, "same"), "Conv2d: padding same needs stride 1, got [1, 2]");
   EXPECT_ERROR(window(3, 4, PadMode::reflect)(ones({1, 1, 4})),

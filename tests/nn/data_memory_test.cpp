@@ -1,4 +1,4 @@
-// A worker that gets no memory at all: its batch fails, not the program.
+// Tests that a loader worker without memory reports an error for its batch instead of ending the program.
 #include <new>
 #include <optional>
 
@@ -12,11 +12,11 @@ namespace {
 
 thread_local std::optional<FailingAllocations> no_memory;
 
-TEST(LoaderMemory, AWorkerWithoutAnyDeliversItsError) {
+TEST(LoaderMemory, AWorkerReportsBadAlloc) {
   const data::FunctionDataset dataset(8, [](int64_t index, Generator&) {
     no_memory.reset();
     data::Sample sample{full({}, static_cast<double>(index)), {}};
-    if (index % 2 == 1) no_memory.emplace(0, 1);  // for the rest of the batch
+    if (index % 2 == 1) no_memory.emplace(0, 1);  // all further allocations of this batch fail
     return sample;
   });
   data::Loader loader(dataset, {.num_workers = 2});

@@ -1,4 +1,4 @@
-// Datasets, samplers, and the loader's order, threads and errors.
+// Tests of datasets, samplers and the loader: order, threads, resuming and errors.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,8 @@ using data::Loader;
 using data::LoaderOptions;
 using data::Sample;
 
-/// Sample i is [i, something random], after a pause that upsets the workers' order.
+/// Returns a dataset in which the input of sample i is [i, a random number]. get() sleeps for varying times, so that
+/// workers finish out of order.
 FunctionDataset noisy(int64_t size) {
   return FunctionDataset(size, [](int64_t index, Generator& random) {
     const Tensor noise = rand({1}, {}, &random);
@@ -30,7 +31,7 @@ FunctionDataset noisy(int64_t size) {
   });
 }
 
-/// All elements of one epoch's batches, in order.
+/// Returns all elements of the batches of one epoch, in order.
 std::vector<double> epoch_values(Loader& loader) {
   std::vector<double> all;
   for (auto [x, y] : loader) {
@@ -47,8 +48,9 @@ TEST(Dataset, TensorDatasetSelectsRows) {
   const Sample sample = dataset.get(1, unused);
   EXPECT_EQ(sample.input.to_vector(), (std::vector<double>{2, 3}));
   EXPECT_EQ(sample.target.item<int>(), 1);
-  EXPECT_ERROR(data::TensorDataset(zeros({3}), zeros({2})), "their first axes must agree");
-  EXPECT_ERROR(data::TensorDataset(Tensor()), "TensorDataset: the inputs need a first axis, got undefined");
+  EXPECT_ERROR(data::TensorDataset(zeros({3}), zeros({2})),
+               "the first axes of inputs and targets must have the same size");
+  EXPECT_ERROR(data::TensorDataset(Tensor()), "TensorDataset: inputs must have at least one axis, got undefined");
   EXPECT_ERROR(FunctionDataset(1, nullptr), "FunctionDataset: the function is empty");
 }
 
@@ -59,7 +61,7 @@ std::vector<int64_t> visited(const data::Sampler& sampler, int64_t epoch) {
   return indices;
 }
 
-/// The samples of step `step` of all ranks, in the order of the ranks.
+/// Returns the sample indices of step `step` on all ranks, in rank order.
 std::vector<int64_t> samples_of_step(std::shared_ptr<const data::Sampler> all, int ranks, int64_t step, bool drop) {
   std::vector<int64_t> samples;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -71,7 +73,7 @@ std::vector<int64_t> samples_of_step(std::shared_ptr<const data::Sampler> all, i
   return samples;
 }
 
-TEST(Sampler, RanksShareTheSamplesOfEachStep) {
+TEST(Sampler, RanksSplitTheSamplesOfEachStep) {
   const auto all = std::make_shared<data::RandomSampler>(19, 5);
   const std::vector<int64_t> order = visited(*all, 2);
   for (const bool drop : {false, true})
@@ -82,12 +84,13 @@ TEST(Sampler, RanksShareTheSamplesOfEachStep) {
         EXPECT_EQ(samples_of_step(all, ranks, step, drop), expected) << ranks << " ranks, step " << step;
       }
   EXPECT_ERROR(data::DistributedSampler(all, {.num_replicas = 2, .rank = 2, .batch_size = 8}),
-               "rank 2 does not lie in");
-  EXPECT_ERROR(data::DistributedSampler(all, {.num_replicas = 3, .batch_size = 8}), "cannot be shared by 3 ranks");
-  EXPECT_ERROR(data::DistributedSampler(nullptr, {}), "needs the order of all samples, got nullptr");
+               "rank must lie in [0, 2), got 2");
+  EXPECT_ERROR(data::DistributedSampler(all, {.num_replicas = 3, .batch_size = 8}),
+               "batch_size 8 is not a positive multiple of num_replicas 3");
+  EXPECT_ERROR(data::DistributedSampler(nullptr, {}), "needs a sampler that is not distributed, got nullptr");
 }
 
-TEST(Loader, GoesOnAtAnotherNumberOfRanks) {
+TEST(Loader, ResumesOnAnotherNumberOfRanks) {
   const FunctionDataset dataset(19, [](int64_t index, Generator& random) {
     return Sample{full({1}, static_cast<double>(index)), rand({1}, {}, &random)};
   });
@@ -102,7 +105,7 @@ TEST(Loader, GoesOnAtAnotherNumberOfRanks) {
   };
   const auto two = loader(2, 1);
   two->set_epoch(1);
-  auto place = two->begin();  // the first batch is out
+  auto place = two->begin();  // consumes the first batch
   const TensorMap state = two->state_dict();
   const std::unique_ptr<Loader> one = loader(1, 0);
   one->load_state_dict(state);
@@ -112,7 +115,7 @@ TEST(Loader, GoesOnAtAnotherNumberOfRanks) {
     const auto part = loader(4, rank);
     part->load_state_dict(state);
     EXPECT_EQ(part->epoch(), 1);
-    const std::vector<double> values = epoch_values(*part);  // batches of 2: two indices, two random numbers
+    const std::vector<double> values = epoch_values(*part);  // a batch of 2 has two indices and two random numbers
     ASSERT_EQ(values.size(), 8u);
     for (size_t step = 0; step < 2; ++step)
       for (size_t kind = 0; kind < 2; ++kind)
@@ -124,10 +127,10 @@ TEST(Loader, GoesOnAtAnotherNumberOfRanks) {
   EXPECT_ERROR(Loader(dataset, {.batch_size = 3,
                                 .sampler = std::make_shared<data::DistributedSampler>(
                                     all, data::DistributedSamplerOptions{.num_replicas = 2, .batch_size = 8})}),
-               "on 2 ranks is 4 for each, the loader's batch_size is 3");
+               "on 2 ranks requires 4 samples per rank, but the loader's batch_size is 3");
 }
 
-TEST(Sampler, OrdersDependOnSeedAndEpochOnly) {
+TEST(Sampler, OrderDependsOnlyOnSeedAndEpoch) {
   const data::RandomSampler a(50, 1), b(50, 1), other(50, 2);
   const std::vector<int64_t> order = visited(a, 3);
   EXPECT_EQ(order, visited(b, 3));
@@ -136,7 +139,7 @@ TEST(Sampler, OrdersDependOnSeedAndEpochOnly) {
   EXPECT_EQ(std::set<int64_t>(order.begin(), order.end()).size(), 50u);
   EXPECT_EQ(visited(data::SequentialSampler(3), 7), (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(visited(data::RandomSampler(8, 3), 1),
-            (std::vector<int64_t>{5, 7, 4, 3, 1, 6, 0, 2}));  // checkpoints count on it
+            (std::vector<int64_t>{5, 7, 4, 3, 1, 6, 0, 2}));  // fixed, because checkpoints depend on this order
   EXPECT_ERROR(data::RandomSampler(-1), "RandomSampler: size must not be negative");
 }
 
@@ -167,13 +170,13 @@ TEST(Loader, StacksBatchesInOrder) {
   EXPECT_EQ(std::distance(dropping.begin(), dropping.end()), 2);
 }
 
-TEST(Loader, TargetsMayBeAbsent) {
+TEST(Loader, TargetsAreOptional) {
   const data::TensorDataset dataset(zeros({4, 2}));
   Loader loader(dataset, {.batch_size = 4});
   for (auto [x, y] : loader) EXPECT_TRUE(x.defined() && !y.defined());
 }
 
-TEST(Loader, WorkersDoNotChangeTheNumbers) {
+TEST(Loader, ResultsDoNotDependOnWorkers) {
   const FunctionDataset dataset = noisy(37);
   manual_seed(11);
   const GeneratorState before = default_generator().state();
@@ -193,7 +196,7 @@ TEST(Loader, WorkersDoNotChangeTheNumbers) {
   EXPECT_EQ(default_generator().state(), before);
 }
 
-TEST(Loader, WorkersDoNotShareOutTheirLoops) {
+TEST(Loader, WorkersRunLoopsSerially) {
   const int threads = num_threads();
   set_num_threads(3);
   const FunctionDataset dataset(2, [](int64_t, Generator&) {
@@ -208,7 +211,7 @@ TEST(Loader, WorkersDoNotShareOutTheirLoops) {
   set_num_threads(threads);
 }
 
-TEST(Loader, ADeviceDoesNotChangeTheNumbers) {
+TEST(Loader, ResultsDoNotDependOnTheDevice) {
   const FunctionDataset dataset = noisy(37);
   Loader reference(dataset, {.batch_size = 4, .shuffle = true});
   const std::vector<double> first = epoch_values(reference), second = epoch_values(reference);
@@ -216,18 +219,19 @@ TEST(Loader, ADeviceDoesNotChangeTheNumbers) {
     for (const int workers : {0, 1, 3}) {
       Loader loader(dataset, {.batch_size = 4, .shuffle = true, .num_workers = workers, .device = device});
       EXPECT_EQ(epoch_values(loader), first) << device << workers;
-      EXPECT_EQ(loader.begin()->target.device(), device);  // and the second epoch is left
+      EXPECT_EQ(loader.begin()->target.device(), device);  // leaves the second epoch early
       loader.set_epoch(1);
       EXPECT_EQ(epoch_values(loader), second) << device << workers;
     }
   const data::TensorDataset inputs_only(zeros({4, 2}));
   Loader loader(inputs_only, {.device = Device::cpu()});
   EXPECT_FALSE(loader.begin()->target.defined());
-  EXPECT_ERROR(Loader(inputs_only, {.device = Device::cuda(63)}), "device cuda:63 asked for: ");
+  EXPECT_ERROR(Loader(inputs_only, {.device = Device::cuda(63)}), "cuda:63 is not available: ");
 }
 
-// A batch's memory goes to a later one while the GPU still reads it here, and in another stream than it is copied in.
-TEST(Loader, CopiesAheadDoNotOverwriteWhatIsReadOnCuda) {
+// The loader copies batches to the GPU on its own stream and reuses the memory of earlier batches. It must not
+// overwrite a batch that queued kernels still read.
+TEST(Loader, PrefetchDoesNotOverwriteBatchesInUseOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   const FunctionDataset dataset(60, [](int64_t index, Generator&) {
     return Sample{full({3 << 20}, static_cast<double>(index)), full({}, static_cast<double>(-index))};
@@ -238,24 +242,24 @@ TEST(Loader, CopiesAheadDoNotOverwriteWhatIsReadOnCuda) {
       std::optional<cuda::StreamGuard> guard;
       if (other) guard.emplace(stream);
       Loader loader(dataset, {.batch_size = 2, .num_workers = workers, .device = Device::cuda()});
-      Tensors least, most, targets;
+      Tensors min_sums, max_sums, targets;
       for (const auto& [x, y] : loader) {
         const Tensor sum = zeros(x.shape(), x.options());
         for (int i = 0; i < 40; ++i) sum.add_(x);
-        least.push_back(amin(sum, {1}));
-        most.push_back(amax(sum, {1}));
+        min_sums.push_back(amin(sum, {1}));
+        max_sums.push_back(amax(sum, {1}));
         targets.push_back(y.clone());
       }
       for (size_t i = 0; i < 30; ++i) {
         const double first = static_cast<double>(2 * i);
-        EXPECT_EQ(least[i].to_vector(), (std::vector<double>{40 * first, 40 * (first + 1)}));
-        EXPECT_EQ(most[i].to_vector(), least[i].to_vector());
+        EXPECT_EQ(min_sums[i].to_vector(), (std::vector<double>{40 * first, 40 * (first + 1)}));
+        EXPECT_EQ(max_sums[i].to_vector(), min_sums[i].to_vector());
         EXPECT_EQ(targets[i].to_vector(), (std::vector<double>{-first, -first - 1}));
       }
     }
 }
 
-TEST(Loader, RandomNumbersBelongToSampleAndEpoch) {
+TEST(Loader, RandomNumbersDependOnSampleAndEpoch) {
   const FunctionDataset dataset = noisy(6);
   Loader ordered(dataset, {.seed = 5}), shuffled(dataset, {.batch_size = 6, .shuffle = true, .seed = 5});
   std::vector<double> first, second;
@@ -276,13 +280,13 @@ TEST(Loader, QueueIsBounded) {
   Loader loader(dataset, {.num_workers = 2, .prefetch_factor = 3});
   auto batch = loader.begin();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_LE(made, 7);  // one taken, six waiting
+  EXPECT_LE(made, 7);  // one batch taken, six in the queue
   ++batch;
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_LE(made, 8);
 }
 
-TEST(Loader, ErrorsSurfaceAtTheirBatch) {
+TEST(Loader, RethrowsErrorsAtTheirBatch) {
   const FunctionDataset dataset(20, [](int64_t index, Generator&) -> Sample {
     if (index == 13) throw std::out_of_range("sample 13");
     return {zeros({1}), {}};
@@ -299,7 +303,7 @@ TEST(Loader, ErrorsSurfaceAtTheirBatch) {
   }
 }
 
-TEST(Loader, ABatchThatFailedIsBehindThePosition) {
+TEST(Loader, ContinuesAfterAFailedBatch) {
   std::atomic<bool> fails = true;
   const FunctionDataset dataset(6, [&](int64_t index, Generator&) -> Sample {
     if (index == 2 && fails) throw std::out_of_range("sample 2");
@@ -311,7 +315,7 @@ TEST(Loader, ABatchThatFailedIsBehindThePosition) {
     auto batch = loader.begin();
     ++batch;
     EXPECT_THROW(++batch, std::out_of_range);
-    ++batch;  // one can go on
+    ++batch;  // iteration can continue after the error
     EXPECT_EQ(batch->input.item(), 3);
     fails = false;
     Loader resumed(dataset, {});
@@ -320,7 +324,7 @@ TEST(Loader, ABatchThatFailedIsBehindThePosition) {
   }
 }
 
-TEST(Loader, EpochsCanBeSetInALoop) {
+TEST(Loader, SetEpochWorksInsideALoop) {
   const data::TensorDataset dataset(arange(0, 4));
   Loader loader(dataset, {});
   for (auto [x, y] : loader)
@@ -334,7 +338,7 @@ TEST(Loader, EpochsCanBeSetInALoop) {
   EXPECT_ERROR(loader.set_epoch(-1), "the epoch must lie in [0, 2^62], got -1");
 }
 
-TEST(Loader, LeavingEarlyJoinsTheWorkers) {
+TEST(Loader, LeavingALoopEarlyJoinsTheWorkers) {
   const FunctionDataset dataset = noisy(64);
   Loader loader(dataset, {.batch_size = 2, .shuffle = true, .num_workers = 3});
   Loader reference(dataset, {.batch_size = 2, .shuffle = true});
@@ -343,7 +347,7 @@ TEST(Loader, LeavingEarlyJoinsTheWorkers) {
     EXPECT_EQ(x.at({0, 0}), first[0]);
     break;
   }
-  EXPECT_EQ(epoch_values(loader), second);  // a new loop is a new epoch
+  EXPECT_EQ(epoch_values(loader), second);  // a new loop starts a new epoch
   loader.set_epoch(0);
   EXPECT_EQ(epoch_values(loader), first);
   { Loader unused(dataset, {.num_workers = 2}); }
@@ -372,14 +376,14 @@ TEST(Loader, ResumesInTheMiddleOfAnEpoch) {
   EXPECT_EQ(values, rest);
   EXPECT_EQ(epoch_values(resumed), epoch_values(whole));
 
-  // Saved in the last batch's turn, the next to come is the next epoch.
+  // A state that is saved during the last batch points to the start of the next epoch.
   Loader last(dataset, options);
   for (auto [x, y] : last) state = last.state_dict();
   EXPECT_EQ(state.at("epoch").item<int>(), 1);
   EXPECT_EQ(state.at("batch").item<int>(), 0);
 }
 
-/// Every second sample.
+/// Visits every second sample.
 class EvenSampler : public data::Sampler {
  public:
   explicit EvenSampler(int64_t size) : size_(size) {}
@@ -393,7 +397,7 @@ class EvenSampler : public data::Sampler {
   int64_t size_;
 };
 
-TEST(Loader, AStateBelongsToItsOrder) {
+TEST(Loader, RejectsAStateOfAnotherOrder) {
   const data::TensorDataset dataset(arange(0, 10));
   const auto even = std::make_shared<EvenSampler>(5);
   Loader shuffled(dataset, {.shuffle = true}), sequential(dataset), dropping(dataset, {.drop_last = true}),
@@ -401,26 +405,27 @@ TEST(Loader, AStateBelongsToItsOrder) {
       reseeded(dataset, {.sampler = std::make_shared<data::RandomSampler>(10, /*seed=*/3)});
   const TensorMap state = shuffled.state_dict();
   EXPECT_ERROR(sequential.load_state_dict(state),
-               "data::Loader: the state is a position in the order of RandomSampler(seed 0); this loader's is that of "
+               "data::Loader: the state is a position in the order of RandomSampler(seed 0), but this loader uses "
                "SequentialSampler");
-  EXPECT_ERROR(reseeded.check_state_dict(state), "this loader's is that of RandomSampler(seed 3)");
+  EXPECT_ERROR(reseeded.check_state_dict(state), "but this loader uses RandomSampler(seed 3)");
   EXPECT_ERROR(sequential.check_state_dict(dropping.state_dict()),
-               "data::Loader: the state has drop_last true, this loader has false");
+               "data::Loader: the state has drop_last true, but this loader has false");
   own.begin();
   Loader resumed(dataset, {.sampler = even});
   resumed.load_state_dict(own.state_dict());
   EXPECT_EQ(resumed.begin()->input.item(), 2);
 
-  TensorMap earlier = state;  // without what earlier versions did not write
+  TensorMap earlier = state;  // earlier versions did not write these entries
   earlier.erase("sampler");
   earlier.erase("drop_last");
   sequential.load_state_dict(earlier);
   earlier["sampler"] = zeros({2});
-  EXPECT_ERROR(sequential.load_state_dict(earlier), "data::Loader: sampler must be a text of u8, got [2] f32 on cpu");
+  EXPECT_ERROR(sequential.load_state_dict(earlier),
+               "data::Loader: sampler must be a u8 tensor with one axis, got [2] f32 on cpu");
 }
 
-// Nothing is held for each sample of an epoch, but for a permutation.
-TEST(Loader, EpochsMayBeHuge) {
+// The loader needs no memory per sample, except for the permutation of a shuffled epoch.
+TEST(Loader, SupportsHugeEpochs) {
   for (int64_t size : {int64_t{1} << 45, int64_t{1} << 52}) {
     const FunctionDataset dataset(size, [](int64_t index, Generator&) {
       return Sample{full({}, index, {.dtype = i64}), {}};
@@ -440,7 +445,7 @@ TEST(Loader, EpochsMayBeHuge) {
   EXPECT_EQ(large.begin()->input.size(0), 3);
 }
 
-TEST(Loader, ThrowsRatherThanIterateWithoutABatch) {
+TEST(Loader, RejectsEpochsWithoutBatches) {
   const data::TensorDataset empty(zeros({0, 2})), few(zeros({3, 2}));
   Loader none(empty, {.num_workers = 2}), dropping(few, {.batch_size = 4, .drop_last = true});
   EXPECT_EQ(none.size(), 0);
@@ -449,7 +454,7 @@ TEST(Loader, ThrowsRatherThanIterateWithoutABatch) {
   EXPECT_ERROR(dropping.begin(), "data::Loader: there are no batches: 3 samples with batch_size 4 and drop_last");
 }
 
-TEST(Loader, RefusesBadOptionsAndBatches) {
+TEST(Loader, RejectsBadOptionsAndBatches) {
   const data::TensorDataset dataset(zeros({4, 2}));
   EXPECT_ERROR(Loader(dataset, {.batch_size = 0}), "data::Loader: batch_size must be positive, got 0");
   EXPECT_ERROR(Loader(dataset, {.num_workers = -1}), "data::Loader: num_workers must lie in [0, 1024], got -1");
@@ -458,11 +463,11 @@ TEST(Loader, RefusesBadOptionsAndBatches) {
   EXPECT_ERROR(Loader(dataset, {.num_workers = 2, .prefetch_factor = 1 << 20}), "got 1048576 with 2 workers");
   EXPECT_EQ(Loader(dataset, {.num_workers = 1, .prefetch_factor = 1 << 20}).size(), 4);
   auto sampler = std::make_shared<data::SequentialSampler>(9);
-  EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler exclude each other");
+  EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler cannot be combined");
   for (int workers : {0, 2}) {
     Loader outside(dataset, {.batch_size = 4, .num_workers = workers, .sampler = sampler});
     auto batch = outside.begin();
-    EXPECT_ERROR(++batch, "data::Loader: the sampler gave index 4 for a dataset of 4");
+    EXPECT_ERROR(++batch, "data::Loader: the sampler returned index 4 for a dataset of 4");
   }
   Loader loader(dataset);
   Loader seeded(dataset, {.seed = 3});

@@ -1,4 +1,4 @@
-// The moving average of a model: its values, swapping, state, and captured updates.
+// Tests of ExponentialMovingAverage: values, swapping, state and captured updates.
 #include "nn/optim/ema.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void set(Model& model, double value) {
   model.count.fill_(value);
 }
 
-TEST(ExponentialMovingAverage, FollowsTheModel) {
+TEST(ExponentialMovingAverage, AveragesParametersAndCopiesBuffers) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, bf16, f16})
       for (const double warmup : {0.0, 10.0}) {
@@ -56,7 +56,7 @@ TEST(ExponentialMovingAverage, FollowsTheModel) {
       }
 }
 
-TEST(ExponentialMovingAverage, SwapsForAScope) {
+TEST(ExponentialMovingAverage, SwapExchangesValuesForAScope) {
   Model model;
   set(model, 2);
   ExponentialMovingAverage ema(model);
@@ -72,8 +72,8 @@ TEST(ExponentialMovingAverage, SwapsForAScope) {
   EXPECT_EQ(ema.values().at("weight").at({0, 0}), 2);
 }
 
-/// Swaps one average once and another twice.
-TEST(ExponentialMovingAverage, SwapsMayEndInAnyOrder) {
+/// Nests three swaps: one of the first average and two of the second average.
+TEST(ExponentialMovingAverage, SwapsMayBeDestroyedInAnyOrder) {
   for (const std::array<int, 3>& order : {std::array{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {0, 2, 1}}) {
     Model model;
     set(model, 2);
@@ -95,7 +95,7 @@ TEST(ExponentialMovingAverage, SwapsMayEndInAnyOrder) {
   }
 }
 
-TEST(ExponentialMovingAverage, StateResumes) {
+TEST(ExponentialMovingAverage, ResumesFromASavedState) {
   Model model, other;
   ExponentialMovingAverage ema(model, {.decay = 0.5, .warmup = 3}), loaded(other);
   set(model, 3);
@@ -107,20 +107,21 @@ TEST(ExponentialMovingAverage, StateResumes) {
   ema.update();
   loaded.update();
   for (const auto& [name, value] : ema.values()) EXPECT_EQ(loaded.values().at(name).to_vector(), value.to_vector());
-  const auto refuses = [&](const std::string& name, const Tensor& value, const char* message) {
+  const auto expect_rejected = [&](const std::string& name, const Tensor& value, const char* message) {
     TensorMap bad = ema.state_dict();
     bad[name] = value;
     EXPECT_ERROR(loaded.load_state_dict(bad), message);
   };
-  refuses("decay", full({}, 2, {.dtype = f64}), "ExponentialMovingAverage: decay must lie in [0, 1], got 2");
-  refuses("values.weight", ones({2}), "values.weight is [2] f32 on cpu, expected [3, 2] f32 on cpu");
-  refuses("values.weight", full({3, 2}, INFINITY), "values.weight must be finite, its values go from inf to inf");
-  refuses("more", ones({2}), "the state has 5 values among 10 entries, the model has 5");
+  expect_rejected("decay", full({}, 2, {.dtype = f64}), "ExponentialMovingAverage: decay must lie in [0, 1], got 2");
+  expect_rejected("values.weight", ones({2}), "values.weight is [2] f32 on cpu, expected [3, 2] f32 on cpu");
+  expect_rejected("values.weight", full({3, 2}, INFINITY),
+                  "values.weight must be finite, its values range from inf to inf");
+  expect_rejected("more", ones({2}), "the state has 5 values and 10 entries in total, but the model has 5");
   EXPECT_ERROR(ExponentialMovingAverage(model, {.decay = -1}), "decay must lie in [0, 1], got -1");
   EXPECT_ERROR(ExponentialMovingAverage(model, {.warmup = 0.5}), "warmup must be 0 or at least 1, got 0.5");
 }
 
-TEST(ExponentialMovingAverage, AgreesInACapturedGraphOnCuda) {
+TEST(ExponentialMovingAverage, CapturedUpdatesAgreeOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
   Model eager, captured;
   for (Model* model : {&eager, &captured}) model->to(Device::cuda());

@@ -1,4 +1,4 @@
-// GradScaler against PyTorch's over steps with infinities planted in them, its errors and its state.
+// Tests of GradScaler: steps with infinite gradients against PyTorch (see optim_reference.py), errors and state.
 #include "nn/optim/grad_scaler.h"
 
 #include <cmath>
@@ -22,7 +22,7 @@ using namespace optim;
 constexpr int kSteps = 50;
 const std::vector<double> kStart{0.5, -1.25, 2.0, 0.0, -0.75};
 
-/// The gradients of run_scaler() in optim_reference.py.
+/// Returns the gradients of one step, computed as in run_scaler() of optim_reference.py.
 Tensor weight(int step, Device device) {
   std::vector<double> values = kStart;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -48,7 +48,7 @@ const std::map<std::string, Case> kCases{
     {"adagrad", {make<Adagrad>(AdagradOptions{.lr = 0.1, .lr_decay = 0.1}), true}},
 };
 
-/// What a program does in a step with this loss.
+/// Takes one training step with the loss sum(p * w).
 void train(GradScaler& scaler, Optimizer& optimizer, const Tensor& p, const Tensor& w, bool clips) {
   optimizer.zero_grad();
   scaler.scale(sum(p * w)).backward();
@@ -77,11 +77,11 @@ TEST(GradScaler, AgreesWithPyTorch) {
         EXPECT_EQ(scaler.get_scale(), kScalerReference.at(name)[static_cast<size_t>(step)]) << name << ' ' << step;
       }
       expect_reference(name, p);
-      EXPECT_EQ(optimizer->state_dict().at("state.0.step").item(), kSteps - 7);  // seven were skipped
+      EXPECT_EQ(optimizer->state_dict().at("state.0.step").item(), kSteps - 7);  // seven steps were skipped
     }
 }
 
-TEST(GradScaler, AgreesInACapturedGraphOnCuda) {
+TEST(GradScaler, CapturedStepsAgreeOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
   const Device device = Device::cuda();
   for (const auto& [name, test] : kCases) {
@@ -101,7 +101,7 @@ TEST(GradScaler, AgreesInACapturedGraphOnCuda) {
   }
 }
 
-TEST(GradScaler, FindsOneBadElementAnywhereInAnyDtype) {
+TEST(GradScaler, FindsOneInfiniteElementInAnyDtype) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, bf16, f16})
       for (const int64_t place : {-1, 0, 8191, 8192, 30000}) {
@@ -120,7 +120,7 @@ TEST(GradScaler, FindsOneBadElementAnywhereInAnyDtype) {
       }
 }
 
-TEST(GradScaler, ParametersThatPartCountTheirOwnSteps) {
+TEST(GradScaler, CountsStepsPerParameter) {
   const Tensor a = ones({2}, {.requires_grad = true}), b = ones({2}, {.requires_grad = true});
   Adam both({a, b}, 0.1);
   GradScaler scaler;
@@ -138,7 +138,7 @@ TEST(GradScaler, ParametersThatPartCountTheirOwnSteps) {
   EXPECT_EQ(both.state_dict().at("state.1.step").item(), 2);
 }
 
-TEST(GradScaler, ParametersThatJoinLaterCountTheirOwnSteps) {
+TEST(GradScaler, CountsStepsOfParametersThatJoinLater) {
   for (const Device device : devices()) {
     const auto parameter = [&] { return full({2}, 1, {.device = device}).requires_grad_(); };
     const Tensor a = parameter(), b = parameter(), alone = parameter();
@@ -155,13 +155,13 @@ TEST(GradScaler, ParametersThatJoinLaterCountTheirOwnSteps) {
     step({a}, 1e5);
     step({b}, 1e5);
     step({a, b}, INFINITY);
-    step({a, b}, 2e5);  // the second of both, of which a has been asked for one more
+    step({a, b}, 2e5);  // the second step that is not skipped, for both a and b
     both.zero_grad();
     b.set_grad(full({2}, 1, a.options()));
-    both.step();  // without the scaler
+    both.step();  // does not use the scaler
     EXPECT_EQ(both.state_dict().at("state.0.step").item(), 2);
     EXPECT_EQ(both.state_dict().at("state.1.step").item(), 3);
-    // The scale was halved twice, at each infinity.
+    // Each of the two infinite gradients halved the scale.
     for (const double grad : {1e5 / 32768, 2e5 / 16384, 1.0}) {
       alone.set_grad(full({2}, grad, a.options()));
       single.step();
@@ -170,7 +170,7 @@ TEST(GradScaler, ParametersThatJoinLaterCountTheirOwnSteps) {
   }
 }
 
-TEST(GradScaler, StateResumes) {
+TEST(GradScaler, ResumesFromASavedState) {
   const Tensor p = from_span<double>(kStart, {5}).to(f32).requires_grad_();
   Adam adam({p}, {.lr = 0.05});
   auto scaler = std::make_unique<GradScaler>(GradScalerOptions{.init_scale = 1024, .growth_interval = 6});
@@ -199,7 +199,7 @@ TEST(GradScaler, StateResumes) {
   EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the state has no scale");
 }
 
-TEST(GradScaler, RefusesCallsOutOfOrder) {
+TEST(GradScaler, RejectsCallsInTheWrongOrder) {
   const Tensor p = ones({2}, {.requires_grad = true}), half = ones({2}, {.dtype = f16, .requires_grad = true});
   SGD sgd({p}, 0.5), halves({half}, 0.5);
   GradScaler scaler;
@@ -216,9 +216,9 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   EXPECT_ERROR(scaler.unscale_(sgd), "unscale_() was already called on this optimizer since the last update()");
   scaler.step(sgd);
   EXPECT_EQ(p.to_vector(), (std::vector<double>{0.5, 0.5}));
-  EXPECT_ERROR(scaler.unscale_(sgd), "unscale_() comes before step()");
+  EXPECT_ERROR(scaler.unscale_(sgd), "unscale_() must be called before step()");
   EXPECT_ERROR(scaler.step(sgd), "step() was already called on this optimizer since the last update()");
-  EXPECT_ERROR(scaler.unscale_(halves), "unscale_() takes no gradients of f16");
+  EXPECT_ERROR(scaler.unscale_(halves), "unscale_() rejects f16 gradients");
   scaler.step(halves);
   EXPECT_EQ(half.to_vector(), (std::vector<double>{0.75, 0.75}));
   scaler.update(16);
@@ -232,7 +232,7 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   EXPECT_ERROR(GradScaler({.growth_interval = 0}), "growth_interval must be positive, got 0");
 }
 
-TEST(GradScaler, NamesWhatIsMissingOnEveryDevice) {
+TEST(GradScaler, RejectsMissingLossesAndOtherDevices) {
   for (const Device device : devices()) {
     const Tensor p = ones({2}, {.device = device, .requires_grad = true});
     SGD sgd({p}, 0.5);
@@ -242,13 +242,15 @@ TEST(GradScaler, NamesWhatIsMissingOnEveryDevice) {
     EXPECT_ERROR(scaler.step(sgd), "GradScaler: no loss was scaled yet");
     if (device.is_cpu()) continue;
     scaler.scale(ones({}));
-    EXPECT_ERROR(scaler.unscale_(sgd),
-                 "GradScaler: the losses given to scale() are on cpu, a gradient is [2] f32 on cuda");
-    EXPECT_ERROR(scaler.scale(sum(p)), "GradScaler: the first loss given to scale() was on cpu, this one is ");
+    EXPECT_ERROR(
+        scaler.unscale_(sgd),
+        "GradScaler: losses and gradients must be on one device: the losses are on cpu, a gradient is [2] f32 on cuda");
+    EXPECT_ERROR(scaler.scale(sum(p)),
+                 "GradScaler: all losses must be on one device: the first loss was on cpu, this loss is ");
   }
 }
 
-TEST(GradScaler, TheScaleStaysWithinItsBounds) {
+TEST(GradScaler, ScaleStaysWithinItsBounds) {
   for (const Device device : devices()) {
     const Tensor p = full({2}, 4, {.device = device}).requires_grad_();
     SGD sgd({p}, 0.5);
@@ -262,11 +264,11 @@ TEST(GradScaler, TheScaleStaysWithinItsBounds) {
     for (int i = 0; i < 200; ++i) step(INFINITY);
     EXPECT_EQ(scaler.get_scale(), GradScaler::kMinScale);
     EXPECT_EQ(p.to_vector(), (std::vector<double>{4, 4}));
-    step(1);  // 2^126, which float32 holds
+    step(1);  // the unscaled gradient is 2^126, which fits float32
     EXPECT_EQ(p.to_vector(), (std::vector<double>{4 - 0x1p125, 4 - 0x1p125}));
     p.detach().fill_(4);
     scaler.update(GradScaler::kMinScale);
-    step(100);  // finite, but not once it is divided by the scale: skipped
+    step(100);  // the gradient is finite, but the unscaled gradient overflows, so the step is skipped
     EXPECT_EQ(p.to_vector(), (std::vector<double>{4, 4}));
     scaler.update(GradScaler::kMaxScale);
     step(1);
@@ -276,7 +278,7 @@ TEST(GradScaler, TheScaleStaysWithinItsBounds) {
   }
 }
 
-TEST(GradScaler, DisabledItDoesNothing) {
+TEST(GradScaler, DoesNothingIfDisabled) {
   const Tensor p = ones({2}, {.requires_grad = true});
   SGD sgd({p}, 0.5);
   GradScaler scaler({.enabled = false});

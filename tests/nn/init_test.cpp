@@ -1,4 +1,4 @@
-// The distributions that parameters start from.
+// Tests of the initial distributions of parameters.
 #include "nn/init.h"
 
 #include <algorithm>
@@ -26,7 +26,8 @@ Moments moments(const Tensor& tensor) {
   return m;
 }
 
-/// Within five standard errors of U(-bound, bound), and inside it.
+/// Expects values within [-bound, bound] whose mean and standard deviation match U(-bound, bound) up to five standard
+/// errors.
 void expect_uniform(const Tensor& tensor, double bound) {
   const Moments m = moments(tensor);
   const auto count = static_cast<double>(tensor.numel());
@@ -37,6 +38,7 @@ void expect_uniform(const Tensor& tensor, double bound) {
   EXPECT_NEAR(m.std, std, 5 * std * std::sqrt(0.2 / count));
 }
 
+/// Expects the mean and the standard deviation of a normal distribution, up to five standard errors.
 void expect_normal(const Tensor& tensor, double mean, double std) {
   const Moments m = moments(tensor);
   const auto count = static_cast<double>(tensor.numel());
@@ -44,7 +46,7 @@ void expect_normal(const Tensor& tensor, double mean, double std) {
   EXPECT_NEAR(m.std, std, 5 * std / std::sqrt(2 * count));
 }
 
-TEST(Init, LayersStartAsInPyTorch) {
+TEST(Init, InitializesLayersLikePyTorch) {
   manual_seed(1);
   const nn::ConvTranspose3d up{{.in_channels = 48, .out_channels = 64, .kernel_size = {3, 4, 2}, .groups = 2}};
   expect_uniform(up.weight, 1 / std::sqrt(32.0 * 24));  // fan_in counts axis 1: out / groups
@@ -60,7 +62,7 @@ TEST(Init, LayersStartAsInPyTorch) {
   EXPECT_EQ(norm.bias.to_vector(), std::vector<double>(32, 0.0));
 }
 
-TEST(Init, FollowsTheSeed) {
+TEST(Init, DependsOnTheSeed) {
   const auto weight = [](uint64_t seed) {
     manual_seed(seed);
     return nn::Linear(4, 4).weight.to_vector();
@@ -69,7 +71,7 @@ TEST(Init, FollowsTheSeed) {
   EXPECT_NE(weight(5), weight(6));
 }
 
-TEST(Init, SkippedDrawsMoveTheGeneratorOnly) {
+TEST(Init, SkipInitOnlyAdvancesTheGenerator) {
   const Tensor w = zeros({4, 3, 5});
   manual_seed(2);
   nn::init::kaiming_normal_(w);
@@ -88,7 +90,7 @@ TEST(Init, SkippedDrawsMoveTheGeneratorOnly) {
   EXPECT_GE(w.amin().item(), 1);
 }
 
-TEST(Init, Distributions) {
+TEST(Init, FunctionsDrawTheDocumentedDistributions) {
   using namespace nn::init;
   manual_seed(2);
   const Tensor w = empty({40, 20, 3, 3, 3}, {.requires_grad = true});
@@ -107,10 +109,10 @@ TEST(Init, Distributions) {
   expect_normal(normal_(half).to(f32), 0, 1);
 }
 
-/// The normal distribution function.
+/// The cumulative distribution function of the standard normal distribution.
 double distribution(double z) { return std::erfc(-z / std::sqrt(2.0)) / 2; }
 
-TEST(Init, TruncatedNormalHasItsDistribution) {
+TEST(Init, TruncatedNormalMatchesTheExactDistribution) {
   for (const Device device : devices()) {
     struct Case {
       double mean, std, low, high;
@@ -124,7 +126,7 @@ TEST(Init, TruncatedNormalHasItsDistribution) {
       EXPECT_GE(values.front(), static_cast<float>(c.low));
       EXPECT_LE(values.back(), static_cast<float>(c.high));
       const double low = distribution((c.low - c.mean) / c.std), high = distribution((c.high - c.mean) / c.std);
-      double largest = 0;  // the statistic of Kolmogorov and Smirnov
+      double largest = 0;  // the Kolmogorov-Smirnov statistic
       for (size_t i = 0; i < values.size(); ++i) {
         const double share = (distribution((values[i] - c.mean) / c.std) - low) / (high - low);
         largest = std::max(largest, std::abs(share - (static_cast<double>(i) + 0.5) / 100000));
@@ -132,7 +134,8 @@ TEST(Init, TruncatedNormalHasItsDistribution) {
       EXPECT_LT(largest, 1.95 / std::sqrt(100000)) << c.mean << ' ' << c.std;
     }
   }
-  // Limits that leave nearly all: a number's probability is the uniform number that it was made of.
+  // Wide limits truncate almost nothing. trunc_normal_() inverts distribution() at a uniform number, so distribution()
+  // of each value must return that number.
   manual_seed(7);
   const Tensor u = rand({1000}, {.dtype = f64}), z = empty({1000}, {.dtype = f64});
   manual_seed(7);
@@ -140,7 +143,7 @@ TEST(Init, TruncatedNormalHasItsDistribution) {
   for (int64_t i = 0; i < 1000; ++i) EXPECT_NEAR(distribution(z.at({i})), u.at({i}), 1e-8);
 }
 
-TEST(Init, Gains) {
+TEST(Init, CalculatesGains) {
   using namespace nn::init;
   EXPECT_EQ(calculate_gain(Nonlinearity::linear), 1);
   EXPECT_EQ(calculate_gain(Nonlinearity::tanh), 5.0 / 3);
@@ -149,16 +152,17 @@ TEST(Init, Gains) {
   EXPECT_EQ(calculate_gain(Nonlinearity::selu), 0.75);
 }
 
-TEST(Init, RefusesWhatItCannotFill) {
+TEST(Init, RejectsInvalidTensorsAndParameters) {
   using namespace nn::init;
   EXPECT_ERROR(kaiming_uniform_(empty({3})), "calculate_fans: needs at least two axes");
-  EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: no interval [2, 1)");
-  EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: no normal distribution");
+  EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: the interval [2, 1) is empty");
+  EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: mean and std must be finite");
   EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: needs a floating tensor, got [3] i64 on cpu");
-  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 0), "trunc_normal_: mean 0 and standard deviation 0 leave no probability");
-  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 2, -2), "leave no probability to [2, -2]");
-  EXPECT_ERROR(trunc_normal_(empty({3}), NAN), "trunc_normal_: mean nan");
-  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 50, 60), "leave no probability to [50, 60]");
+  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 0),
+               "trunc_normal_: the interval [-2, 2] has no probability for mean 0 and std 0");
+  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 2, -2), "the interval [2, -2] has no probability");
+  EXPECT_ERROR(trunc_normal_(empty({3}), NAN), "has no probability for mean nan");
+  EXPECT_ERROR(trunc_normal_(empty({3}), 0, 1, 50, 60), "the interval [50, 60] has no probability");
   EXPECT_ERROR(normal_({}), "normal_: needs a floating tensor, got undefined");
 }
 

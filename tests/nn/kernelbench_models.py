@@ -1,10 +1,18 @@
-"""Writes kernelbench_models.safetensors for kernelbench_models_test.cpp, with PyTorch and the safetensors package:
+"""Writes kernelbench_models.safetensors for kernelbench_models_test.cpp. Needs PyTorch and the safetensors package.
 
     python3 kernelbench_models.py
 
-The models of KernelBench's level 2 that hold a ConvTranspose3d, under their numbers and smaller. Of each: "N.input"
-(and "N.add_input"), "N.state.*", its state_dict; "N.output"; "N.grad_output", a random gradient, and with it "N.grad.*"
-of the inputs and the parameters; "N.after.*", the buffers after the step. Results are computed in double.
+The file holds data of the models of KernelBench's level 2 that contain a ConvTranspose3d. Their sizes are reduced. For
+model number N:
+
+    N.input, N.add_input  inputs
+    N.state.*             the state_dict
+    N.output              the output
+    N.grad_output         a random gradient of the output
+    N.grad.*              the resulting gradients of the inputs and parameters
+    N.after.*             the buffers after the forward pass
+
+Results are computed in float64 and stored in float32.
 """
 import itertools
 import pathlib
@@ -18,7 +26,7 @@ UP = {"kernel_size": 3, "stride": 2, "padding": 1}
 
 
 class Model(nn.Module):
-    """A transposed convolution, parameters and layers by name, and what is done with them: a function of (self, x)."""
+    """A transposed convolution followed by then(self, x). `parts` are named layers and shapes of named parameters."""
 
     def __init__(self, conv, then, **parts):
         super().__init__()
@@ -57,7 +65,7 @@ MODELS = {
                       batch_norm=nn.BatchNorm3d(8)),
     20: lambda: Model(UP | {"output_padding": 1}, residual, bias=(8, 1, 1, 1)),
     26: lambda: Model(UP | {"output_padding": 1}, lambda m, x, more: (x + more) * F.hardswish(x + more),
-                      bias=(8, 1, 1, 1, 1)),  # which the benchmark's model does not use
+                      bias=(8, 1, 1, 1, 1)),  # the benchmark's model does not use its bias
     34: lambda: Model(UP | {"kernel_size": 4}, lambda m, x: F.gelu(m.layer_norm(x)) * 1.0, layer_norm=nn.LayerNorm(8)),
     38: lambda: Model(UP | {"output_padding": 1},
                       lambda m, x: torch.softmax(torch.clamp(F.avg_pool3d(x, 2), 0, 1), 1) * 2),
@@ -84,7 +92,7 @@ MODELS = {
 
 
 def results(model, inputs, grad_output):
-    """What is recorded, by name. The model is as before."""
+    """Runs a forward and a backward pass and returns the results by name. Restores the model afterwards."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.zero_grad()
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
@@ -98,7 +106,7 @@ def results(model, inputs, grad_output):
 
 
 def away_from_kinks(model, inputs, grad_output, found):
-    """Whether changes of the input that are small, but larger than float32's errors, have small effects only."""
+    """Returns whether input changes of 1e-5, which exceed float32's rounding, change the results only slightly."""
     for _ in range(6):
         moved = results(model, [x + 1e-5 * torch.randn_like(x) for x in inputs], grad_output)
         if any((moved[name] - value).abs().max() > 3e-4 * value.abs().max() + 1e-9 for name, value in found.items()):
@@ -110,7 +118,7 @@ def case(number):
     for seed in itertools.count(number):
         torch.manual_seed(seed)  # all random numbers are drawn in float32
         model = MODELS[number]()
-        for parameter in model.parameters():  # affine ones too, which start as ones and zeros
+        for parameter in model.parameters():  # includes affine parameters, which start as ones and zeros
             nn.init.normal_(parameter, 0, 0.4)
         inputs = [torch.randn((2, 4, 7, 7, 8) if number in (72, 78) else (2, 4, 3, 4, 4))]
         if number == 26:

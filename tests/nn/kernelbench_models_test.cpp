@@ -1,5 +1,5 @@
-// The models of KernelBench's level 2 that hold a ConvTranspose3d, written as a user writes them, against what PyTorch
-// computes (kernelbench_models.py): outputs, gradients, and the buffers after a step.
+// Tests of the models of KernelBench's level 2 that contain a ConvTranspose3d, written as user code. Compares outputs,
+// gradients and buffers with PyTorch's results (recorded by kernelbench_models.py).
 #include <voxgrad.h>
 
 #include <algorithm>
@@ -17,12 +17,14 @@ using vg::nn::LayerNorm;
 using vg::nn::Parameter;
 using vg::nn::Sequential;
 
-const ConvTranspose3d::Options kDouble{
+// An axis of n voxels gets 2 n voxels with kDoubling and 2 n - 1 voxels with kUpsampling.
+const ConvTranspose3d::Options kDoubling{
     .in_channels = 4, .out_channels = 8, .kernel_size = 3, .stride = 2, .padding = 1, .output_padding = 1};
-const ConvTranspose3d::Options kUp{.in_channels = 4, .out_channels = 8, .kernel_size = 3, .stride = 2, .padding = 1};
+const ConvTranspose3d::Options kUpsampling{
+    .in_channels = 4, .out_channels = 8, .kernel_size = 3, .stride = 2, .padding = 1};
 
 struct Model3 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kDouble};
+  ConvTranspose3d conv_transpose{kDoubling};
   Parameter sum_weight{vg::ones({})};
   LayerNorm norm{8};
   vg::nn::AvgPool3d avg_pool{{.kernel_size = 2}};
@@ -32,7 +34,7 @@ struct Model3 : vg::nn::Module {
 };
 
 struct Model13 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kUp};
+  ConvTranspose3d conv_transpose{kUpsampling};
   Parameter bias{vg::randn({1, 1, 1, 1, 1})};
   VG_MODULE(conv_transpose, bias)
   vg::Tensor forward(const vg::Tensor& x) {
@@ -41,7 +43,7 @@ struct Model13 : vg::nn::Module {
 };
 
 struct Model15 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kUp};
+  ConvTranspose3d conv_transpose{kUpsampling};
   BatchNorm3d batch_norm{8};
   VG_MODULE(conv_transpose, batch_norm)
   vg::Tensor forward(const vg::Tensor& input) {
@@ -51,7 +53,7 @@ struct Model15 : vg::nn::Module {
 };
 
 struct Model20 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kDouble};
+  ConvTranspose3d conv_transpose{kDoubling};
   Parameter bias{vg::randn({8, 1, 1, 1})};
   VG_MODULE(conv_transpose, bias)
   vg::Tensor forward(const vg::Tensor& input) {
@@ -65,8 +67,8 @@ struct Model20 : vg::nn::Module {
 };
 
 struct Model26 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kDouble};
-  Parameter bias{vg::randn({8, 1, 1, 1, 1})};  // not used, and without a gradient
+  ConvTranspose3d conv_transpose{kDoubling};
+  Parameter bias{vg::randn({8, 1, 1, 1, 1})};  // forward() does not use it, so it has no gradient
   VG_MODULE(conv_transpose, bias)
   vg::Tensor forward(const vg::Tensor& input, const vg::Tensor& add_input) {
     const vg::Tensor x = conv_transpose(input) + add_input;
@@ -82,7 +84,7 @@ struct Model34 : vg::nn::Module {
 };
 
 struct Model38 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kDouble};
+  ConvTranspose3d conv_transpose{kDoubling};
   VG_MODULE(conv_transpose)
   vg::Tensor forward(const vg::Tensor& x) {
     return vg::softmax(vg::clamp(vg::avg_pool3d(conv_transpose(x), {.kernel_size = 2}), 0, 1), 1) * 2;
@@ -90,7 +92,7 @@ struct Model38 : vg::nn::Module {
 };
 
 struct Model50 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kUp};
+  ConvTranspose3d conv_transpose{kUpsampling};
   Parameter scale1{vg::tensor(0.5)}, bias{vg::randn({8, 1, 1, 1})}, scale2{vg::tensor(1.0)};
   vg::nn::AvgPool3d avg_pool{{.kernel_size = 2}};
   VG_MODULE(conv_transpose, scale1, bias, scale2, avg_pool)
@@ -98,7 +100,7 @@ struct Model50 : vg::nn::Module {
 };
 
 struct Model58 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kUp};
+  ConvTranspose3d conv_transpose{kUpsampling};
   Parameter bias{vg::randn({1, 1, 1, 1})};
   VG_MODULE(conv_transpose, bias)
   vg::Tensor forward(const vg::Tensor& input) {
@@ -108,7 +110,7 @@ struct Model58 : vg::nn::Module {
 };
 
 struct Model74 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kDouble};
+  ConvTranspose3d conv_transpose{kDoubling};
   vg::nn::LeakyReLU leaky_relu{0.2};
   Parameter multiplier{vg::randn({8, 1, 1, 1})};
   vg::nn::MaxPool3d max_pool{{.kernel_size = 2}};
@@ -131,7 +133,7 @@ struct Model78 : vg::nn::Module {
 };
 
 struct Model89 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kDouble};
+  ConvTranspose3d conv_transpose{kDoubling};
   Parameter subtract{vg::randn({1, 8, 1, 1, 1})};
   VG_MODULE(conv_transpose, subtract)
   vg::Tensor forward(const vg::Tensor& input) {
@@ -143,7 +145,7 @@ struct Model89 : vg::nn::Module {
 };
 
 struct Model96 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kUp};
+  ConvTranspose3d conv_transpose{kUpsampling};
   VG_MODULE(conv_transpose)
   vg::Tensor forward(const vg::Tensor& x) {
     return vg::clamp(vg::max_pool3d(conv_transpose(x) * 0.5, {.kernel_size = 2}).mean({2, 3, 4}, true), 0, 1);
@@ -151,12 +153,12 @@ struct Model96 : vg::nn::Module {
 };
 
 struct Model100 : vg::nn::Module {
-  ConvTranspose3d conv_transpose{kUp};
+  ConvTranspose3d conv_transpose{kUpsampling};
   VG_MODULE(conv_transpose)
   vg::Tensor forward(const vg::Tensor& x) { return vg::clamp_min(conv_transpose(x), -1) / 2; }
 };
 
-/// A model with its forward(), of a list of inputs.
+/// A model and a function that calls its forward() with a list of inputs.
 struct Model {
   std::shared_ptr<vg::nn::Module> module;
   std::function<vg::Tensor(const vg::Tensors&)> forward;
@@ -176,7 +178,7 @@ Model make(Args&&... args) {
 struct Case {
   const char* number;
   std::function<Model()> make;
-  bool layer_norm = false;  // whose result is contiguous, whatever the format of its input
+  bool layer_norm = false;  // contains a LayerNorm, whose result is contiguous for any input format
 };
 
 const Case kCases[] = {
@@ -187,12 +189,13 @@ const Case kCases[] = {
     {"26", make<Model26>},
     {"34", make<Model34>, true},
     {"38", make<Model38>},
-    {"49", [] { return make<Sequential>(ConvTranspose3d{kDouble}, vg::nn::Softmax{1}, vg::nn::Sigmoid{}); }},
+    {"49", [] { return make<Sequential>(ConvTranspose3d{kDoubling}, vg::nn::Softmax{1}, vg::nn::Sigmoid{}); }},
     {"50", make<Model50>},
     {"58", make<Model58>},
     {"60",
      [] {
-       return make<Sequential>(ConvTranspose3d{kUp}, vg::nn::SiLU{}, vg::nn::GroupNorm{4, 8}, vg::nn::Hardswish{});
+       return make<Sequential>(ConvTranspose3d{kUpsampling}, vg::nn::SiLU{}, vg::nn::GroupNorm{4, 8},
+                               vg::nn::Hardswish{});
      }},
     {"61",
      [] {
@@ -201,7 +204,7 @@ const Case kCases[] = {
      }},
     {"72",
      [] {
-       return make<Sequential>(ConvTranspose3d{kUp}, BatchNorm3d{8}, vg::nn::AvgPool3d{{.kernel_size = 2}},
+       return make<Sequential>(ConvTranspose3d{kUpsampling}, BatchNorm3d{8}, vg::nn::AvgPool3d{{.kernel_size = 2}},
                                vg::nn::AvgPool3d{{.kernel_size = 2}});
      }},
     {"74", make<Model74>},
@@ -212,7 +215,7 @@ const Case kCases[] = {
     {"100", make<Model100>},
 };
 
-/// The tensors of one model, without its number: "input", "grad.bias".
+/// Returns the recorded tensors of one model. The names do not include the model number: "input", "grad.bias".
 vg::TensorMap recorded(const std::string& number) {
   static const vg::TensorMap all =
       vg::load_safetensors(std::filesystem::path(TESTS_DIR "/nn/kernelbench_models.safetensors"));
@@ -229,7 +232,7 @@ vg::TensorMap part(const vg::TensorMap& all, const std::string& prefix) {
   return found;
 }
 
-/// What the script records, computed here.
+/// Runs one forward and backward pass and returns the results under the names that kernelbench_models.py uses.
 vg::TensorMap step(const Case& c, const vg::TensorMap& given, vg::Device device, vg::MemoryFormat format, bool low) {
   Model model = c.make();
   model.module->load_state_dict(part(given, "state."));
@@ -258,15 +261,16 @@ vg::TensorMap step(const Case& c, const vg::TensorMap& given, vg::Device device,
 double largest(const vg::Tensor& x) { return vg::amax(vg::abs(x.to(vg::f64))).item(); }
 double length(const vg::Tensor& x) { return vg::norm(x.to(vg::f64)).item(); }
 
-/// float32: each element as close as two orders of summation come. bf16: all of them together, for some of them find
-/// another largest element, or are on the other side of a kink.
-void expect_as_recorded(vg::Device device, vg::MemoryFormat format, bool low = false) {
+/// Compares with the recorded results. In float32, each element must agree up to the order of summation. In bf16, the
+/// norm of the difference must be small: rounding can change the maximum of a pool or the side of a kink, so single
+/// elements may differ.
+void expect_recorded_results(vg::Device device, vg::MemoryFormat format, bool low = false) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.number);
     const vg::TensorMap expected = recorded(c.number);
     const vg::TensorMap found = step(c, expected, device, format, low);
     EXPECT_EQ(found.size(), part(expected, "grad.").size() + part(expected, "after.").size() + 1);
-    double scale = 0;  // of all gradients: what rounding leaves of those that are 0 is measured by
+    double scale = 0;  // the largest gradient; gradients far below it count as 0 up to rounding
     for (const auto& [name, value] : part(expected, "grad.")) scale = std::max(scale, largest(value));
     for (const auto& [name, value] : found) {
       ASSERT_TRUE(expected.contains(name)) << name;
@@ -283,18 +287,18 @@ void expect_as_recorded(vg::Device device, vg::MemoryFormat format, bool low = f
   }
 }
 
-TEST(KernelBenchModels, ComputeAsPyTorch) { expect_as_recorded(vg::Device::cpu(), vg::MemoryFormat::contiguous); }
-TEST(KernelBenchModels, ComputeAsPyTorchInChannelsLast) {
-  expect_as_recorded(vg::Device::cpu(), vg::MemoryFormat::channels_last);
+TEST(KernelBenchModels, MatchPyTorch) { expect_recorded_results(vg::Device::cpu(), vg::MemoryFormat::contiguous); }
+TEST(KernelBenchModels, MatchPyTorchInChannelsLast) {
+  expect_recorded_results(vg::Device::cpu(), vg::MemoryFormat::channels_last);
 }
-TEST(KernelBenchModels, ComputeNearlyAsPyTorchUnderAutocast) {
-  expect_as_recorded(vg::Device::cpu(), vg::MemoryFormat::contiguous, true);
+TEST(KernelBenchModels, ApproximatePyTorchUnderAutocast) {
+  expect_recorded_results(vg::Device::cpu(), vg::MemoryFormat::contiguous, true);
 }
-TEST(KernelBenchModels, ComputeAsPyTorchOnCuda) {
+TEST(KernelBenchModels, MatchPyTorchOnCuda) {
   if (!vg::cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   for (const vg::MemoryFormat format : {vg::MemoryFormat::contiguous, vg::MemoryFormat::channels_last}) {
-    expect_as_recorded(vg::Device::cuda(), format);
-    expect_as_recorded(vg::Device::cuda(), format, true);
+    expect_recorded_results(vg::Device::cuda(), format);
+    expect_recorded_results(vg::Device::cuda(), format, true);
   }
 }
 

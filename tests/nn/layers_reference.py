@@ -1,11 +1,12 @@
-"""Writes layers_reference.inc: the keys and shapes of PyTorch's layers, and what they compute.
+"""Writes layers_reference.inc: the state_dict keys, shapes and results of PyTorch's layers.
 
     python3 layers_reference.py > layers_reference.inc
 
-In float64, parameter number k (in state_dict's order of declaration) has element i set to sin(0.37 i + k), a floating
-buffer to 1 + sin(0.37 i + k) / 2, the input's element i is cos(0.23 i); the result, in evaluation, is told as its shape
-and the sum of result[i] * cos(0.11 i). Of a layer with buffers follow the same sums of what it gives in training for the
-input, and then for twice the input plus 1, and of its floating buffers afterwards. layers_test.cpp does the same.
+All computations use float64. Element i of entry number k of the state_dict is sin(0.37 i + k) for a parameter and
+1 + sin(0.37 i + k) / 2 for a floating buffer. Element i of the input is cos(0.23 i). The table holds the shape of the
+result in evaluation mode and a projection: the sum of result[i] * cos(0.11 i). A layer with buffers then runs twice in
+training mode, with the input and with 2 * input + 1. For such a layer, the table also holds the projections of these
+two results and of the floating buffers after both runs. layers_test.cpp computes the same numbers.
 """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-// Layers against PyTorch: keys, shapes, results.
+// Tests of layers against PyTorch (keys, shapes, results; see layers_reference.py) and of their options.
 #include "nn/layers.h"
 
 #include <algorithm>
@@ -124,6 +124,7 @@ std::map<std::string, MakeLayer> layers() {
   };
 }
 
+/// Returns f64 elements function(i * step + phase), as pattern() in layers_reference.py.
 template <class F>
 Tensor pattern(const Shape& shape, double step, double phase, F function) {
   std::vector<double> values(static_cast<size_t>(numel(shape)));
@@ -133,6 +134,7 @@ Tensor pattern(const Shape& shape, double step, double phase, F function) {
 double sine(double x) { return std::sin(x); }
 double cosine(double x) { return std::cos(x); }
 
+/// Returns the sum of x[i] * cos(0.11 i).
 double projection(const Tensor& x) {
   double sum = 0, i = 0;
   for (double value : x.to_vector()) sum += value * std::cos(0.11 * i++);
@@ -181,15 +183,15 @@ TEST_P(LayerTest, AgreesWithPyTorch) {
 INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(layers()),
                          [](const auto& test) { return test.param.first; });
 
-TEST(Layers, EveryReferenceHasItsLayer) { EXPECT_EQ(layers().size(), kLayerReference.size()); }
+TEST(Layers, EveryReferenceIsTested) { EXPECT_EQ(layers().size(), kLayerReference.size()); }
 
-TEST(Layers, ConvTransposeTakesAnOutputSize) {
+TEST(Layers, ConvTransposeAcceptsAnOutputSize) {
   const nn::ConvTranspose3d up{{.in_channels = 1, .out_channels = 1, .kernel_size = 3, .stride = 2, .padding = 1}};
   EXPECT_EQ(up(ones({1, 1, 4, 4, 4})).shape(), (Shape{1, 1, 7, 7, 7}));
   EXPECT_EQ(up(ones({1, 1, 4, 4, 4}), {8, 7, 8}).shape(), (Shape{1, 1, 8, 7, 8}));
 }
 
-TEST(Layers, DropoutWorksInTrainingOnly) {
+TEST(Layers, DropoutAppliesOnlyInTraining) {
   manual_seed(3);
   nn::Dropout dropout(0.25);
   const std::vector<double> values = dropout(ones({10000})).to_vector();
@@ -222,7 +224,7 @@ TEST(Layers, Dropout3dDropsWholeChannels) {
   EXPECT_ERROR(nn::Dropout3d(-1), "p must lie in [0, 1], got -1");
 }
 
-TEST(Layers, StateTravelsThroughAFile) {
+TEST(Layers, SavesAndLoadsState) {
   const auto path = std::filesystem::path(testing::TempDir()) / "voxgrad_layers_test.safetensors";
   const auto make_model = [] {
     return nn::Sequential{nn::Conv3d{{.in_channels = 1, .out_channels = 4, .kernel_size = 3}}, nn::SiLU{},
@@ -244,7 +246,7 @@ struct Twice : nn::Module {
   Tensor forward(const Tensor& x) { return x * factor; }
 };
 
-TEST(Sequential, TakesAnyModuleWithForward) {
+TEST(Sequential, AcceptsAnyModuleWithForward) {
   auto shared = std::make_shared<Twice>();
   nn::Sequential model{Twice{}};
   model.push_back(shared);
@@ -259,7 +261,7 @@ TEST(Sequential, TakesAnyModuleWithForward) {
   EXPECT_ERROR(model.push_back(std::shared_ptr<Twice>()), "Sequential: module 3 is null");
 }
 
-TEST(Layers, ConvolutionsTakeTheirOptionsInPyTorchsOrder) {
+TEST(Layers, ConvolutionArgumentsHavePyTorchsOrder) {
   const auto a = nn::Conv2d(4, 8, {3, 5}, 2, {1, 0}, 2, 4, false).options();
   EXPECT_EQ(a.kernel_size, (Extent<2>(3, 5)));
   EXPECT_EQ(a.stride, Extent<2>(2));
@@ -276,7 +278,7 @@ TEST(Layers, ConvolutionsTakeTheirOptionsInPyTorchsOrder) {
   EXPECT_EQ(nn::ConvTranspose3d(8, 4, 2, 2)(ones({1, 8, 2, 2, 2})).shape(), (Shape{1, 4, 4, 4, 4}));
 }
 
-TEST(Layers, RefuseBadOptions) {
+TEST(Layers, RejectBadOptions) {
   using namespace nn;
   EXPECT_ERROR(Conv3d({.in_channels = 0, .out_channels = 1, .kernel_size = 1}),
                "Conv3d: in_channels and out_channels must be positive, got 0 and 1");
@@ -312,10 +314,10 @@ TEST(Layers, RefuseBadOptions) {
   EXPECT_ERROR(Dropout(1.5), "Dropout: p must lie in [0, 1], got 1.5");
   EXPECT_ERROR(Dropout(std::nan("")), "Dropout: p must lie in [0, 1]");
   EXPECT_ERROR(LeakyReLU(INFINITY), "LeakyReLU: negative_slope must be finite");
-  EXPECT_ERROR(Softplus(0.0), "Softplus: needs finite beta other than 0");
+  EXPECT_ERROR(Softplus(0.0), "Softplus: beta must be finite and not 0");
 }
 
-TEST(Layers, RMSNormHasAWeight) {
+TEST(Layers, RMSNormAppliesItsWeight) {
   const nn::RMSNorm norm(Shape{3, 4}, {.eps = 0.5}), plain(4, {.elementwise_affine = false});
   EXPECT_EQ(norm.weight.shape(), (Shape{3, 4}));
   EXPECT_FALSE(plain.weight.defined());
@@ -327,7 +329,7 @@ TEST(Layers, RMSNormHasAWeight) {
   EXPECT_ERROR(nn::RMSNorm(2, {.eps = -1}), "RMSNorm: eps must be finite and not negative, got -1");
 }
 
-TEST(Layers, PoolingRefusesBadOptions) {
+TEST(Layers, PoolingRejectsBadOptions) {
   using namespace nn;
   EXPECT_ERROR(MaxPool3d({.kernel_size = -1}), "MaxPool3d: kernel_size must lie in [1, 2^31), got [-1, -1, -1]");
   EXPECT_ERROR(MaxPool3d({.kernel_size = 2, .stride = -1}), "MaxPool3d: stride must lie in [1, 2^31)");
@@ -358,7 +360,7 @@ TEST(Layers, PoolingRefusesBadOptions) {
   EXPECT_ERROR(Flatten(0, 8), "Flatten: axes must lie in [-8, 8), got 0 and 8");
 }
 
-TEST(Layers, RefuseUndefinedInputs) {
+TEST(Layers, RejectUndefinedInputs) {
   EXPECT_ERROR(nn::GroupNorm(2, 8)(Tensor()), "GroupNorm: expects (N, 8, ...), got undefined");
   EXPECT_ERROR(nn::InstanceNorm3d(2)(Tensor()), "InstanceNorm3d: expects (N, 2, D, H, W), got undefined");
   for (const auto& [name, make_layer] : layers()) {

@@ -1,4 +1,4 @@
-// Modules: names, state_dicts, moves, conversions.
+// Tests of modules: names, state_dict(), moves and conversions.
 #include "nn/module.h"
 
 #include <array>
@@ -58,7 +58,7 @@ std::vector<std::string> names_of(const List& list) {
 
 using Names = std::vector<std::string>;
 
-TEST(Module, NamesItsMembersInOrder) {
+TEST(Module, ListsNamesInDeclarationOrder) {
   const Tree tree;
   EXPECT_EQ(names_of(tree.named_parameters()),
             (Names{"pair.0", "pair.1", "scale.factor", "owned.factor", "blocks.0.factor", "blocks.1.factor",
@@ -73,7 +73,7 @@ TEST(Module, NamesItsMembersInOrder) {
   EXPECT_TRUE(Empty().parameters().empty());
 }
 
-TEST(Module, MovesTakeTheirMembersAlong) {
+TEST(Module, MovingAModuleMovesItsMembers) {
   Tree first;
   const Tensor factor = first.scale.factor;
   const Tree second = std::move(first);
@@ -87,7 +87,7 @@ struct Tied : nn::Module {
   VG_MODULE(a, b)
 };
 
-TEST(Module, SharedParametersCountOnce) {
+TEST(Module, ListsSharedParametersOnce) {
   Tied tied;
   tied.b.weight = tied.a.weight;
   EXPECT_EQ(tied.parameters().size(), 3u);
@@ -107,7 +107,7 @@ struct Mixture : nn::Module {
   double forward() const { return 0.5; }
 };
 
-TEST(Module, IsCalledLikeItsForward) {
+TEST(Module, CallOperatorForwardsToForward) {
   Mixture mixture;
   std::vector<int> calls;
   EXPECT_EQ(mixture(ones({2}), 2, &calls).to_vector(), (std::vector<double>{6, 6}));
@@ -132,7 +132,7 @@ TEST(Module, ParametersRequireGrad) {
                "nn::Buffer if it is not to be trained");
   EXPECT_ERROR(forgetful.state_dict(), "VG_MODULE: the Tensor mean");
   Tree tree;
-  tree.requires_grad_(false);  // frozen
+  tree.requires_grad_(false);  // a frozen parameter is still a parameter
   EXPECT_EQ(tree.parameters().size(), Tree().parameters().size());
   Mixture mixture;
   EXPECT_TRUE(mixture.weight.requires_grad());
@@ -144,7 +144,7 @@ TEST(Module, ParametersRequireGrad) {
   EXPECT_ERROR(nn::Parameter(moved.weight.requires_grad_() * 2), "Parameter: the result of an operation");
 }
 
-TEST(Module, PrintsItsLayers) {
+TEST(Module, PrintsLayersAndParameterCounts) {
   Tree tree;
   tree.linear.requires_grad_(false);
   std::ostringstream text;
@@ -176,7 +176,7 @@ std::vector<std::string> printed(const Layers&... layers) {
   return {nn::detail::summary(layers)...};
 }
 
-TEST(Module, LayersPrintTheNamesAndOptionsOfPyTorch) {
+TEST(Module, LayersPrintPyTorchNamesAndOptions) {
   using namespace nn;
   EXPECT_EQ(printed(ReLU(), SiLU(), GELU(), SELU(), Mish(), Sigmoid(), Tanh(), Hardsigmoid(), Hardswish(), Identity()),
             (Names{"ReLU()", "SiLU()", "GELU()", "SELU()", "Mish()", "Sigmoid()", "Tanh()", "Hardsigmoid()",
@@ -209,9 +209,9 @@ TEST(Module, LayersPrintTheNamesAndOptionsOfPyTorch) {
                    "SpectralNorm(ConvTranspose1d(4, 2, kernel_size=[3], stride=[1]))"}));
 }
 
-// ---- members that VG_MODULE does not name
+// ---- members that VG_MODULE does not list
 
-/// A module that names `listed`, and holds `unlisted` besides.
+/// A module that lists only one of its two members.
 template <class T>
 struct Partial : nn::Module {
   explicit Partial(T value = T()) : unlisted(std::move(value)) {}
@@ -241,7 +241,7 @@ struct Holder : nn::Module {
   VG_MODULE(child)
 };
 
-TEST(Module, ThrowsForMembersThatAreNotListed) {
+TEST(Module, RejectsUnlistedMembersWithState) {
   EXPECT_ERROR(Partial<nn::Linear>(nn::Linear(2, 3)).parameters(),
                "VG_MODULE: Partial does not list its member Linear(in_features=2, out_features=3), which would be "
                "neither trained nor saved nor moved");
@@ -280,7 +280,7 @@ struct ListsAPointer : nn::Module {
   VG_MODULE(pointer)
 };
 
-TEST(Module, OtherMembersNeedNotBeListed) {
+TEST(Module, AcceptsUnlistedMembersWithoutState) {
   EXPECT_EQ(Partial<nn::ReLU>().parameters().size(), 2u);
   EXPECT_EQ(Partial<nn::Sequential>(nn::Sequential{nn::ReLU{}}).parameters().size(), 2u);
   EXPECT_EQ(Partial<nn::Parameter>().parameters().size(), 2u);
@@ -292,7 +292,7 @@ TEST(Module, OtherMembersNeedNotBeListed) {
   EXPECT_EQ(ListsAPointer().parameters().size(), 2u);
   EXPECT_EQ(Holder<ListsTheRest>().parameters().size(), 4u);
   EXPECT_EQ(Holder<nn::WeightNorm<nn::Linear>>(nn::WeightNorm(nn::Linear(2, 2))).parameters().size(), 3u);
-  Partial<nn::Parameter> tied;  // a second handle of a parameter that is listed
+  Partial<nn::Parameter> tied;  // the unlisted member is a second handle of a listed parameter
   tied.unlisted = nn::Parameter(tied.listed.weight);
   EXPECT_EQ(tied.parameters().size(), 2u);
   const Scale scale;
@@ -301,7 +301,7 @@ TEST(Module, OtherMembersNeedNotBeListed) {
   EXPECT_EQ(scale.parameters().size() + next.parameters().size(), 2u);
 }
 
-TEST(Module, StateDictSeesTheParameters) {
+TEST(Module, StateDictSharesMemoryWithTheParameters) {
   Tree tree;
   const TensorMap state = tree.state_dict();
   const Tensor handle = state.at("scale.factor");
@@ -310,7 +310,7 @@ TEST(Module, StateDictSeesTheParameters) {
   EXPECT_EQ(tree.scale.factor.at({1}), 7);
 }
 
-TEST(Module, LoadsAnotherModulesState) {
+TEST(Module, LoadStateDictCopiesValues) {
   Tree from, to;
   from.scale.factor.detach().fill_(5);
   from.scale.count.fill_(4);
@@ -321,7 +321,7 @@ TEST(Module, LoadsAnotherModulesState) {
   EXPECT_FALSE(to.linear.weight.detach().storage() == from.linear.weight.storage());
 }
 
-TEST(Module, StrictLoadingListsEverythingAndChangesNothing) {
+TEST(Module, StrictLoadingReportsAllMismatchesAndChangesNothing) {
   Tree tree;
   TensorMap state = Tree().state_dict();
   state.at("scale.factor") = full({2}, 9);
@@ -342,7 +342,7 @@ TEST(Module, StrictLoadingListsEverythingAndChangesNothing) {
   EXPECT_EQ(tree.scale.factor.at({0}), 9);
 }
 
-TEST(Module, LoadingConvertsFloats) {
+TEST(Module, LoadingConvertsFloatingDtypes) {
   Scale scale;
   scale.load_state_dict({{"factor", tensor({0.5, 0.25}, {.dtype = f64})}, {"count", zeros({}, {.dtype = i64})}});
   EXPECT_EQ(scale.factor.dtype(), f32);
@@ -350,7 +350,7 @@ TEST(Module, LoadingConvertsFloats) {
   EXPECT_TRUE(scale.factor.requires_grad());
 }
 
-TEST(Module, TrainAndEvalReachAllChildren) {
+TEST(Module, TrainAndEvalApplyToAllChildren) {
   Tree tree;
   tree.eval();
   for (const auto& [name, module] : tree.named_modules()) EXPECT_FALSE(module->is_training()) << name;
@@ -367,7 +367,7 @@ TEST(Module, ApplyVisitsChildrenFirst) {
   EXPECT_EQ(visited.back(), &tree);
 }
 
-TEST(Module, ZeroGradAndFreezing) {
+TEST(Module, ZeroGradAndRequiresGradApplyToParameters) {
   Scale scale;
   scale.forward(ones({2})).sum().backward();
   EXPECT_EQ(scale.factor.grad().at({0}), 1);
@@ -379,8 +379,8 @@ TEST(Module, ZeroGradAndFreezing) {
 
 TEST(Module, ConversionKeepsHandlesAndGradients) {
   Scale scale;
-  const Tensor factor = scale.factor;             // as an optimizer would keep it
-  const Tensor alive = scale.forward(ones({2}));  // its graph still leads to the f32 parameter
+  const Tensor factor = scale.factor;             // optimizers hold such a handle
+  const Tensor alive = scale.forward(ones({2}));  // its graph refers to the f32 parameter
   scale.forward(ones({2})).sum().backward();
   scale.to(f64);
   EXPECT_EQ(factor.dtype(), f64);
@@ -392,7 +392,7 @@ TEST(Module, ConversionKeepsHandlesAndGradients) {
   EXPECT_ERROR(scale.to(i32), "to: modules can be converted to floating dtypes, not to i32");
 }
 
-TEST(Module, GraphsFromBeforeAConversionAreRefused) {
+TEST(Module, RejectsGraphsRecordedBeforeAConversion) {
   Scale scale;
   Tensor x = ones({2}, {.requires_grad = true});
   const Tensor before = scale.forward(x).sum();

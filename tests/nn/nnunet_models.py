@@ -1,12 +1,15 @@
-"""Writes what unet_test.cpp reads, with PyTorch, the safetensors package, dynamic-network-architectures and nnunetv2
-(both with pip install --no-deps):
+"""Writes the reference data of nnU-Net for unet_test.cpp and plan_test.cpp:
 
     python3 nnunet_models.py
 
-nnunet_models.safetensors has, of a small PlainConvUNet and a small ResidualEncoderUNet, the weights ("plain.model.*") as
-examples/segment/convert_nnunet.py writes them from a checkpoint, an input, a label map, the logits of all levels
-("plain.logits.0", the largest, ...), nnU-Net's loss with deep supervision and its gradient in the input.
-nnunet_plans.inc is a table of what nnU-Net's planning of stages gives.
+The script needs PyTorch, safetensors, dynamic-network-architectures and nnunetv2 (install the last two with
+pip install --no-deps).
+
+nnunet_models.safetensors holds data of a small PlainConvUNet ("plain.*") and a small ResidualEncoderUNet
+("residual.*"). The weights ("plain.model.*") are converted from a checkpoint by examples/segment/convert_nnunet.py. The
+other tensors are an input, a label map, the logits of all levels ("plain.logits.0" has the full resolution), nnU-Net's
+loss with deep supervision for two and for three levels, and the gradient of the latter with respect to the input.
+nnunet_plans.inc is a table of the stages that nnU-Net plans for a patch size and a voxel spacing.
 """
 import pathlib
 import random
@@ -37,7 +40,7 @@ MODELS = {
 
 
 def converted(model):
-    """The weights by way of a checkpoint and the script."""
+    """Saves a checkpoint, runs convert_nnunet.py on it and returns the converted weights."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, weights = folder + "/checkpoint.pth", folder + "/weights.safetensors"
         torch.save({"network_weights": model.state_dict(), "_best_ema": np.float64(0.5), "trainer_name": "x"}, checkpoint)
@@ -48,13 +51,13 @@ def converted(model):
 def reference(make):
     model = make()
     model.initialize(model)
-    for parameter in model.parameters():  # norms and biases start as ones and zeros: make them count
+    for parameter in model.parameters():  # norms and biases start as ones and zeros, which would hide errors
         if parameter.dim() == 1:
             nn.init.normal_(parameter, 0.5)
     x = torch.randn(2, 2, 4, 8, 12, requires_grad=True)
     target = torch.randint(0, 3, (2, 1, 4, 8, 12)).float()
     logits = model(x)
-    # As nnUNetTrainer and DownsampleSegForDSTransform do it.
+    # nnUNetTrainer and DownsampleSegForDSTransform compute the loss and the targets in this way.
     loss = DeepSupervisionWrapper(
         DC_and_CE_loss({"batch_dice": True, "smooth": 1e-5, "do_bg": False, "ddp": False}, {},
                        dice_class=MemoryEfficientSoftDiceLoss), np.array([1.0, 0.0]))
@@ -62,7 +65,7 @@ def reference(make):
     sizes = [tuple(l.shape[2:]) for l in logits]
     targets = [nn.functional.interpolate(target, size, mode="nearest-exact") for size in sizes]
     third = nn.functional.interpolate(target, (2, 4, 6), mode="nearest-exact")
-    extra = nn.functional.avg_pool3d(logits[0], 2)  # a third level, so that two have weight
+    extra = nn.functional.avg_pool3d(logits[0], 2)  # the last level has weight 0, so add a third one
     value = scaled([*logits, extra], [*targets, third])
     value.backward()
     results = {"input": x, "target": target[:, 0].to(torch.uint8), "loss": value, "grad": x.grad,
@@ -92,7 +95,7 @@ tensors = {}
 for kind, make in MODELS.items():
     tensors |= {f"{kind}.{name}": value.detach().contiguous() for name, value in reference(make).items()}
 save_file(tensors, FOLDER / "nnunet_models.safetensors", {"format": "pt"})
-(FOLDER / "nnunet_plans.inc").write_text(
+(FOLDER / "../examples/nnunet_plans.inc").write_text(
     "// Written by nnunet_models.py; do not edit. clang-format off\n"
     "// Patch size, spacing, kernel sizes, strides, padded patch size.\n"
     "const PlanReference kPlanReference[] = {\n" + "\n".join(plan_rows()) + "\n};\n")

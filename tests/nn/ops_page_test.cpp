@@ -1,4 +1,4 @@
-// docs/ops.md names what the public headers declare, and nothing else.
+// Tests that docs/ops.md lists every public function and class, and no name that does not exist.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -20,7 +20,7 @@ std::string read(const fs::path& path) {
   return text.str();
 }
 
-/// What each match has in its first group.
+/// Returns the first group of each match of `pattern`.
 Names all(const std::string& text, const std::string& pattern) {
   const std::regex regex(pattern, std::regex::ECMAScript | std::regex::multiline);
   Names names;
@@ -29,7 +29,7 @@ Names all(const std::string& text, const std::string& pattern) {
   return names;
 }
 
-/// A header of ours and those that it includes, without comments and namespaces for details.
+/// Appends a header and the project headers that it includes to `text`, without comments and detail namespaces.
 void append(const fs::path& header, Names& seen, std::string& text) {
   if (!seen.insert(header.string()).second) return;
   std::string own = read(kRoot / header);
@@ -52,20 +52,22 @@ const std::string& headers() {
   return text;
 }
 
-/// Those in backticks in the first cell of each row of a table, without namespaces.
+/// Returns the names at the beginning of each entry of the page, without namespaces. An entry is a list item that
+/// begins with names in backticks, separated by commas. Its lines after the first are indented.
 Names documented() {
+  const std::string page = std::regex_replace(read(kRoot / "docs/ops.md"), std::regex("\n  "), " ");
   Names names;
-  for (const std::string& cell : all(read(kRoot / "docs/ops.md"), "^\\| (`[^|]*) \\|"))
-    names.merge(all(cell, "`(?:\\w+::)*(\\w+)`"));
+  for (const std::string& entry : all(page, "^- (`[^`]*`(?:, `[^`]*`)*)"))
+    names.merge(all(entry, "`(?:\\w+::)*(\\w+)`"));
   return names;
 }
 
-TEST(OpsPage, NamesAllThatIsPublic) {
+TEST(OpsPage, ListsEveryPublicName) {
   const std::string& text = headers();
   Names wanted = all(text, "^(?:inline )?(?:const )?(?:Tensors?&?|Selection|\\w+Result) (?!operator)(\\w+)\\(");
   for (const std::string& name :
        all(text, "^class (\\w+) : public (?:Layer|Optimizer|Schedule|StepSchedule|Dataset|Sampler) ")) {
-    Names forms = all(text, "^using (\\w+) = " + name + "<");  // Conv3d = Conv<3>, rather than Conv
+    Names forms = all(text, "^using (\\w+) = " + name + "<");  // list Conv3d = Conv<3> instead of Conv
     wanted.merge(forms.empty() ? Names{name} : forms);
   }
   EXPECT_GT(wanted.size(), 150u);
@@ -73,12 +75,13 @@ TEST(OpsPage, NamesAllThatIsPublic) {
   for (const std::string& name : wanted) EXPECT_TRUE(named.contains(name)) << "docs/ops.md does not name " << name;
 }
 
-TEST(OpsPage, NamesNothingThatIsNotThere) {
+TEST(OpsPage, ListsOnlyExistingNames) {
   const std::string& text = headers();
   Names known = all(text, "(\\w+)\\(");
   known.merge(all(text, "(?:class|struct|using) (\\w+)"));
   EXPECT_GT(documented().size(), 150u);
-  for (const std::string& name : documented()) EXPECT_TRUE(known.contains(name)) << "there is no " << name;
+  for (const std::string& name : documented())
+    EXPECT_TRUE(known.contains(name)) << "docs/ops.md names " << name << ", which does not exist";
 }
 
 }  // namespace

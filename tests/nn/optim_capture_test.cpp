@@ -1,5 +1,5 @@
-// What a captured optimizer step does at each replay, by a capture that records nothing: on the CPU, where the calls of
-// a replay are steps themselves.
+// Tests of captured optimizer steps on the CPU. The class Recorder below replaces a CUDA graph: it records the step
+// functions and calls them at each replay.
 #include <algorithm>
 #include <memory>
 
@@ -42,7 +42,7 @@ Tensor parameter() {
   return p;
 }
 
-TEST(OptimizerCapture, ReplaysAreTheStepsOfTheirTime) {
+TEST(OptimizerCapture, ReplaysUseTheCurrentOptionsAndStep) {
   const Tensor eager = parameter(), replayed = parameter();
   optim::Adam a({eager}, {.lr = 0.1}), b({replayed}, {.lr = 0.1});
   a.step();
@@ -58,37 +58,37 @@ TEST(OptimizerCapture, ReplaysAreTheStepsOfTheirTime) {
     EXPECT_EQ(b.state_dict().at("state.0.step").item(), i + 1);
   }
   a.step();
-  b.step();  // an eager one between
+  b.step();  // an eager step between replays
   a.step();
   recorder.replay();
   EXPECT_EQ(replayed.to_vector(), eager.to_vector());
 }
 
-TEST(OptimizerCapture, TheFirstStepThatMakesStateIsRefused) {
+TEST(OptimizerCapture, RejectsCapturingAFirstStepThatAllocatesState) {
   const Tensor p = parameter();
   optim::Adam adam({p});
   Recorder recorder;
   EXPECT_ERROR(recorder.record([&] { adam.step(); }),
-               "Adam: the first step makes the optimizer's state and cannot be captured; take a step before");
+               "Adam: the first step allocates the optimizer's state; run one step before the capture");
   adam.step();
   recorder.record([&] { adam.step(); });
   const Tensor q = parameter();
-  optim::SGD sgd({q}, {.lr = 1});  // has none
+  optim::SGD sgd({q}, {.lr = 1});  // has no state, so its first step can be captured
   recorder.record([&] { sgd.step(); });
   recorder.replay();
   EXPECT_NE(q.to_vector(), arange(0, 6, 1).to_vector());
   Recorder elsewhere(Device::cuda());
-  EXPECT_ERROR(elsewhere.record([&] { adam.step(); }), "Adam: a parameter on cpu has no step in a graph captured on");
+  EXPECT_ERROR(elsewhere.record([&] { adam.step(); }), "Adam: a parameter on cpu cannot be updated by a graph");
 }
 
-TEST(OptimizerCapture, ReplaysNeedTheOptimizerAsItWas) {
+TEST(OptimizerCapture, RejectsReplaysAfterTheOptimizerChanged) {
   const Tensor p = parameter(), q = parameter();
   auto adam = std::make_unique<optim::Adam>(Tensors{p, q});
   adam->step();
   Recorder recorder;
   recorder.record([&] { adam->step(); });
   q.set_grad({});
-  adam->step();  // p only
+  adam->step();  // updates only p
   EXPECT_ERROR(recorder.replay(), "Adam: parameters have taken different numbers of steps");
   Recorder other;
   other.record([&] { adam->step(); });
@@ -96,10 +96,10 @@ TEST(OptimizerCapture, ReplaysNeedTheOptimizerAsItWas) {
   adam->load_state_dict(adam->state_dict());
   EXPECT_ERROR(other.replay(), "Adam: parameters or state were replaced since the step was captured");
   adam.reset();
-  EXPECT_ERROR(other.replay(), "Adam: the optimizer whose step was captured is gone");
+  EXPECT_ERROR(other.replay(), "Adam: the optimizer was destroyed after its step was captured");
 }
 
-TEST(OptimizerCapture, FirstStepInAnotherMemoryFormatIsRefused) {
+TEST(OptimizerCapture, RejectsCapturingTheFirstStepInAnotherMemoryFormat) {
   nn::Conv3d conv{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}};
   for (const Tensor& p : conv.parameters()) p.set_grad(ones(p.shape()));
   optim::Adam adam(conv.parameters(), {.lr = 0.1});
@@ -108,7 +108,7 @@ TEST(OptimizerCapture, FirstStepInAnotherMemoryFormatIsRefused) {
   Recorder before, recorder;
   before.record([&] { average.update(); });
   conv.to(MemoryFormat::channels_last);
-  EXPECT_ERROR(before.replay(), "its entry in averages is [3, 2, 2, 2, 2] f32 on cpu, not in its memory format");
+  EXPECT_ERROR(before.replay(), "its entry in averages is [3, 2, 2, 2, 2] f32 on cpu, in another memory format");
   EXPECT_ERROR(recorder.record([&] { adam.step(); }), "Adam: the first step in another memory format");
   EXPECT_ERROR(recorder.record([&] { average.update(); }), "ExponentialMovingAverage: the first step in another");
   adam.step();
@@ -122,16 +122,16 @@ TEST(OptimizerCapture, FirstStepInAnotherMemoryFormatIsRefused) {
   EXPECT_EQ(average.updates(), 2);
 }
 
-TEST(Capture, SeesTheMemoryThatKernelsTouch) {
+TEST(Capture, RecordsTheMemoryThatKernelsUse) {
   const Tensor a = ones({3}), b = ones({3}), c = ones({3});
   Recorder recorder;
   Tensor y;
   recorder.record([&] { y = a + b; });
-  const auto saw = [&](const Tensor& t) {
+  const auto was_used = [&](const Tensor& t) {
     return std::count(recorder.used.begin(), recorder.used.end(), t.storage()) > 0;
   };
-  EXPECT_TRUE(saw(a) && saw(b) && saw(y));
-  EXPECT_FALSE(saw(c));
+  EXPECT_TRUE(was_used(a) && was_used(b) && was_used(y));
+  EXPECT_FALSE(was_used(c));
   EXPECT_EQ(Capture::current(), nullptr);
 }
 

@@ -1,9 +1,9 @@
-"""Writes optim_reference.inc: what PyTorch's optimizers and schedules do over 20 steps.
+"""Writes optim_reference.inc: results of PyTorch's optimizers and schedules (20 steps) and of GradScaler (50 steps).
 
     python3 optim_reference.py > optim_reference.inc
 
-The parameters are five numbers of float64; their gradients follow from them and the step by the formula in
-gradient(), which optim_test.cpp repeats.
+The parameters are five float64 numbers. gradient() computes their gradients from their values and the step number;
+optim_test.cpp repeats this formula.
 """
 import math
 
@@ -103,7 +103,7 @@ def run_optimizer(kind, options):
 
 
 def run_schedule(make):
-    """Learning rates, then momenta."""
+    """Returns the learning rates of all steps, followed by the momenta."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4, momentum=0.5)
     schedule = make(optimizer)
     groups = [dict(optimizer.param_groups[0])]
@@ -125,7 +125,7 @@ def run_plateau(options):
 
 
 def run_scaler(kind, options, clips):
-    """50 steps with gradients that are infinite or NaN in some; the scales after each, then the parameters."""
+    """Takes 50 steps, some with an infinite or NaN gradient. Returns the scale after each step, then the parameters."""
     p = torch.tensor(START, dtype=torch.float32, requires_grad=True)
     optimizer = kind([p], **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=6)

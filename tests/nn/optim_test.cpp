@@ -1,4 +1,4 @@
-// Optimizers against PyTorch's, their state, parameter groups, and the clipping of gradients.
+// Tests of optimizers against PyTorch (see optim_reference.py), of their state and options, and of gradient clipping.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -70,7 +70,7 @@ Tensor start(DType dtype = f64, Device device = Device::cpu()) {
   return tensor({0.5, -1.25, 2.0, 0.0, -0.75}, {.dtype = dtype, .device = device}).requires_grad_();
 }
 
-/// gradient() of optim_reference.py.
+/// Sets the gradient that gradient() of optim_reference.py computes.
 void set_gradient(const Tensor& param, int step) {
   std::vector<double> values = param.to_vector();
   for (size_t i = 0; i < values.size(); ++i) {
@@ -103,7 +103,7 @@ TEST_P(OptimizerTest, AgreesWithPyTorch) {
   }
 }
 
-TEST_P(OptimizerTest, StateResumesWithTheSameBits) {
+TEST_P(OptimizerTest, ResumesBitwiseFromASavedState) {
   for (Device device : devices()) {
     const Tensor straight = start(f32, device), first = start(f32, device);
     const auto a = GetParam().second({straight});
@@ -113,9 +113,9 @@ TEST_P(OptimizerTest, StateResumesWithTheSameBits) {
     run(*b, first, 0, 7);
     const Tensor second = first.detach().clone().requires_grad_();
     const auto c = GetParam().second({second});
-    c->set_lr(123);  // the state brings the learning rate back
+    c->set_lr(123);  // loading the state restores the learning rate
     c->load_state_dict(b->state_dict());
-    run(*b, first, 7, 9);  // what was loaded is a copy
+    run(*b, first, 7, 9);  // must not affect c, which loaded a copy
     run(*c, second, 7, kSteps);
     EXPECT_EQ(second.to_vector(), straight.to_vector());
   }
@@ -124,7 +124,7 @@ TEST_P(OptimizerTest, StateResumesWithTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerTest, testing::ValuesIn(optimizers()),
                          [](const auto& test) { return test.param.first; });
 
-TEST(Optimizer, EveryReferenceIsRun) { EXPECT_EQ(optimizers().size(), kOptimizerReference.size()); }
+TEST(Optimizer, EveryReferenceIsTested) { EXPECT_EQ(optimizers().size(), kOptimizerReference.size()); }
 
 TEST(Optimizer, SkipsParametersWithoutGradient) {
   const Tensor a = start(), b = start();
@@ -173,7 +173,7 @@ TEST(Optimizer, ReadsGradientsOfAnyStride) {
   EXPECT_EQ(p.to_vector(), (std::vector<double>{-1, -3, -5, -2, -4, -6}));
 }
 
-TEST(Optimizer, RefusesBadParameters) {
+TEST(Optimizer, RejectsBadParameters) {
   const Tensor p = start();
   EXPECT_ERROR(SGD(Tensors{}), "SGD: parameter group 0 is empty");
   EXPECT_ERROR(SGD(std::vector<SGD::Group>{}), "SGD: got no parameters");
@@ -188,12 +188,12 @@ TEST(Optimizer, RefusesBadParameters) {
   EXPECT_ERROR(Adam({p, Tensor()}), "Adam: parameter 1 is undefined");
   EXPECT_ERROR(Adam(Tensors{p.reshape({5, 1})}), "Adam: parameter 0 is the result of an operation");
   EXPECT_ERROR(Adam(Tensors{zeros({2}, {.dtype = i32})}),
-               "Adam: parameters must have a floating dtype, parameter 0 is [2] i32");
+               "Adam: parameters must have a floating dtype, but parameter 0 is [2] i32");
   EXPECT_ERROR(Adam(Tensors{zeros({2, 3}).transpose(0, 1)}),
                "Adam: parameter 0 is neither contiguous nor channels_last");
 }
 
-TEST(Optimizer, RefusesBadOptions) {
+TEST(Optimizer, RejectsBadOptions) {
   const Tensors p{start()};
   EXPECT_ERROR(SGD(p, {.lr = -0.1}), "SGD: lr must be finite and at least 0, got -0.1");
   EXPECT_ERROR(SGD(p, {.lr = std::nan("")}), "SGD: lr must be finite");
@@ -214,53 +214,58 @@ TEST(Optimizer, RefusesBadOptions) {
   EXPECT_ERROR(RMSprop(p, {.momentum = -1}), "RMSprop: momentum must be finite");
 }
 
-TEST(Optimizer, RefusesGradientsThatDoNotFit) {
+TEST(Optimizer, RejectsGradientsThatDoNotFit) {
   const Tensor a = start(), b = start();
   SGD optimizer({a, b}, {.lr = 0.1});
   set_gradient(a, 0);
   b.set_grad(zeros({5}, {.dtype = f64}));
   optimizer.step();
   const std::vector<double> before = a.to_vector();
-  // A parameter converted behind the optimizer's back, with its gradient left as it was.
+  // The parameter changes its dtype, but its gradient does not.
   b.body()->dtype = i64;
   EXPECT_ERROR(optimizer.step(), "SGD: parameter 1 is [5] i64 on cpu, its gradient is [5] f64 on cpu");
   EXPECT_EQ(a.to_vector(), before);
   b.body()->dtype = f64;
 }
 
-TEST(Optimizer, LoadingRefusesWhatDoesNotFit) {
+TEST(Optimizer, RejectsStatesThatDoNotFit) {
   const Tensor p = start();
   Adam adam({p});
   run(adam, p, 0, 2);
   const TensorMap good = adam.state_dict();
-  const auto expect_refused = [&](const char* message, const std::function<void(TensorMap&)>& spoil) {
+  const auto expect_rejected = [&](const char* message, const std::function<void(TensorMap&)>& spoil) {
     TensorMap bad = good;
     spoil(bad);
     EXPECT_ERROR(adam.load_state_dict(bad), message);
     EXPECT_ERROR(adam.check_state_dict(bad), message);
     EXPECT_EQ(adam.lr(), 1e-3);
   };
-  expect_refused("the state has no state.0.exp_avg_sq", [](TensorMap& s) { s.erase("state.0.exp_avg_sq"); });
-  expect_refused("state.0.exp_avg is [4] f64", [](TensorMap& s) { s["state.0.exp_avg"] = zeros({4}, {.dtype = f64}); });
-  expect_refused("the state has no param_groups.0.eps", [](TensorMap& s) { s.erase("param_groups.0.eps"); });
-  expect_refused("must be one f64, got [] f32", [](TensorMap& s) { s["param_groups.0.lr"] = ones({}); });
-  expect_refused("Adam: param_groups.0.lr must be finite and at least 0, got -1",
-                 [](TensorMap& s) { s["param_groups.0.lr"] = full({}, -1, {.dtype = f64}); });
-  expect_refused("Adam: class.Adam must be 1", [](TensorMap& s) { s["class.Adam"] = full({}, 2, {.dtype = i64}); });
-  expect_refused("does not hold the parameters 0 to 0",
-                 [](TensorMap& s) { s["param_groups.0.params"] = arange(0, 2, 1, {.dtype = i64}); });
-  expect_refused("has 1 entries more", [](TensorMap& s) { s["state.1.step"] = ones({}, {.dtype = i64}); });
-  expect_refused("has 1 entries more", [](TensorMap& s) { s["state.0.momentum_buffer"] = ones({5}, {.dtype = f64}); });
+  expect_rejected("the state has no state.0.exp_avg_sq", [](TensorMap& s) { s.erase("state.0.exp_avg_sq"); });
+  expect_rejected("state.0.exp_avg is [4] f64",
+                  [](TensorMap& s) { s["state.0.exp_avg"] = zeros({4}, {.dtype = f64}); });
+  expect_rejected("the state has no param_groups.0.eps", [](TensorMap& s) { s.erase("param_groups.0.eps"); });
+  expect_rejected("must be a scalar f64, got [] f32", [](TensorMap& s) { s["param_groups.0.lr"] = ones({}); });
+  expect_rejected("Adam: param_groups.0.lr must be finite and at least 0, got -1",
+                  [](TensorMap& s) { s["param_groups.0.lr"] = full({}, -1, {.dtype = f64}); });
+  expect_rejected("Adam: class.Adam must be version 1, got 2",
+                  [](TensorMap& s) { s["class.Adam"] = full({}, 2, {.dtype = i64}); });
+  expect_rejected("does not contain the parameters 0 to 0",
+                  [](TensorMap& s) { s["param_groups.0.params"] = arange(0, 2, 1, {.dtype = i64}); });
+  expect_rejected("the state has 1 entries that these parameters and options do not use",
+                  [](TensorMap& s) { s["state.1.step"] = ones({}, {.dtype = i64}); });
+  expect_rejected("the state has 1 entries that these parameters and options do not use",
+                  [](TensorMap& s) { s["state.0.momentum_buffer"] = ones({5}, {.dtype = f64}); });
   EXPECT_ERROR(AdamW({start()}).load_state_dict(good), "AdamW: this is not the state of an AdamW");
 
   Adam amsgrad({start()}, {.lr = 7, .amsgrad = true});
-  amsgrad.load_state_dict(good);  // the options come with the state
+  amsgrad.load_state_dict(good);  // the state includes the options
   EXPECT_FALSE(amsgrad.options().amsgrad);
   EXPECT_EQ(amsgrad.lr(), 1e-3);
 }
 
-/// The state with one entry replaced by `value`, in one element at least, is refused with these words.
-void expect_refused(Optimizer& optimizer, const std::string& entry, double value, const std::string& message) {
+/// Replaces the first element of one entry of the state by `value`. Expects that loading fails with `message` and
+/// leaves the optimizer unchanged.
+void expect_rejected(Optimizer& optimizer, const std::string& entry, double value, const std::string& message) {
   TensorMap bad = optimizer.state_dict();
   const TensorMap before = bad;
   ASSERT_TRUE(bad.contains(entry)) << entry;
@@ -271,7 +276,7 @@ void expect_refused(Optimizer& optimizer, const std::string& entry, double value
   for (const auto& [name, tensor] : optimizer.state_dict()) EXPECT_EQ(tensor.to_vector(), before.at(name).to_vector());
 }
 
-TEST(Optimizer, LoadingRefusesNumbersThatNoRunLeaves) {
+TEST(Optimizer, RejectsStatesWithImpossibleNumbers) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
   for (const Device device : devices()) {
     const Tensor p = start(f32, device);
@@ -280,25 +285,25 @@ TEST(Optimizer, LoadingRefusesNumbersThatNoRunLeaves) {
     SGD sgd({p}, {.momentum = 0.5});
     for (Optimizer* optimizer : std::initializer_list<Optimizer*>{&adam, &rmsprop, &sgd}) run(*optimizer, p, 0, 2);
     for (const double step : {0.0, -1.0, 0x1.8p62})
-      expect_refused(adam, "state.0.step", step, "Adam: state.0.step must lie in [1, 2^62], got ");
+      expect_rejected(adam, "state.0.step", step, "Adam: state.0.step must lie in [1, 2^62], got ");
     const std::pair<Optimizer*, const char*> buffers[] = {
         {&adam, "exp_avg"},     {&adam, "exp_avg_sq"},         {&adam, "max_exp_avg_sq"}, {&rmsprop, "square_avg"},
         {&rmsprop, "grad_avg"}, {&rmsprop, "momentum_buffer"}, {&sgd, "momentum_buffer"}};
     for (const auto& [optimizer, buffer] : buffers) {
       const std::string entry = concat("state.0.", buffer);
       for (const double value : {kNan, kInfinity, -kInfinity})
-        expect_refused(*optimizer, entry, value, ": " + entry + " must be finite");
+        expect_rejected(*optimizer, entry, value, ": " + entry + " must be finite");
       if (std::string_view(buffer).find("sq") != std::string_view::npos)
-        expect_refused(*optimizer, entry, -1e-30, ": " + entry + " must not be negative");
+        expect_rejected(*optimizer, entry, -1e-30, ": " + entry + " must not be negative");
     }
-    expect_refused(adam, "param_groups.0.lr", kNan, "Adam: param_groups.0.lr must be finite");
-    expect_refused(adam, "param_groups.0.beta2", 1, "Adam: param_groups.0.betas must lie in [0, 1)");
-    expect_refused(rmsprop, "param_groups.0.alpha", kNan, "RMSprop: param_groups.0.alpha must lie in [0, 1]");
-    expect_refused(sgd, "param_groups.0.dampening", kNan, "SGD: param_groups.0.dampening must be finite");
+    expect_rejected(adam, "param_groups.0.lr", kNan, "Adam: param_groups.0.lr must be finite");
+    expect_rejected(adam, "param_groups.0.beta2", 1, "Adam: param_groups.0.betas must lie in [0, 1)");
+    expect_rejected(rmsprop, "param_groups.0.alpha", kNan, "RMSprop: param_groups.0.alpha must lie in [0, 1]");
+    expect_rejected(sgd, "param_groups.0.dampening", kNan, "SGD: param_groups.0.dampening must be finite");
   }
 }
 
-TEST(Optimizer, LoadsWhatARunMayLeave) {
+TEST(Optimizer, LoadsExtremeButValidStates) {
   const Tensor p = start();
   Adam adam({p});
   run(adam, p, 0, 1);
@@ -312,12 +317,12 @@ TEST(Optimizer, LoadsWhatARunMayLeave) {
   EXPECT_EQ(p.to_vector(), before);
 }
 
-TEST(Optimizer, StateOfHalvesIsF32) {
+TEST(Optimizer, StateOfF16AndBf16ParametersIsF32) {
   for (const Device device : devices())
     for (const DType dtype : {f16, bf16}) {
       const Tensor p = zeros({3}, {.dtype = dtype, .device = device, .requires_grad = true});
       Adam adam({p}, 0.1), loaded({p}, 0.1);
-      p.set_grad(full({3}, 3e4, p.options()));  // its square is no f16
+      p.set_grad(full({3}, 3e4, p.options()));  // its square exceeds the range of f16
       adam.step();
       for (const double value : p.to_vector()) EXPECT_NEAR(value, -0.1, 1e-3);
       const TensorMap state = adam.state_dict();
@@ -330,18 +335,18 @@ TEST(Optimizer, StateOfHalvesIsF32) {
     }
 }
 
-TEST(Optimizer, ParametersThatNobodyElseHoldsAreRefused) {
+TEST(Optimizer, RejectsParametersThatNoModuleHolds) {
   Tensor member = start();
   Adam adam({member}, 0.1);
   set_gradient(member, 0);
   adam.step();
-  member = start();  // as a module's member that is assigned to
+  member = start();  // like an assignment to the member of a module
   set_gradient(member, 0);
   EXPECT_ERROR(adam.step(),
-               "Adam: parameter 0, [5] f64 on cpu, belongs to nobody but the optimizer: its module is gone");
+               "Adam: parameter 0, [5] f64 on cpu, is no longer used by any module: its module was destroyed");
 }
 
-TEST(Optimizer, StateOnAnotherDeviceIsRefused) {
+TEST(Optimizer, RejectsStateOnAnotherDevice) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
   const Tensor p = start(f32);
   Adam adam({p});
@@ -349,7 +354,7 @@ TEST(Optimizer, StateOnAnotherDeviceIsRefused) {
   const Tensor moved = p.detach().to(Device::cuda());
   *p.body() = TensorBody{moved.storage(), 0, moved.shape(), moved.strides(), f32, std::move(p.body()->autograd)};
   set_gradient(p, 1);
-  EXPECT_ERROR(adam.step(), "make the optimizer after moving the model");
+  EXPECT_ERROR(adam.step(), "create the optimizer after moving the model");
 }
 
 // ---- clipping
@@ -361,7 +366,7 @@ double total_norm(const Tensors& params) {
   return std::sqrt(sum);
 }
 
-TEST(Clip, NormOfAllGradientsTogether) {
+TEST(Clip, ClipsByTheNormOfAllGradients) {
   for (Device device : devices()) {
     const Tensor a = zeros({2}, {.device = device}), b = zeros({2, 2}, {.device = device}), c = zeros({3});
     const auto set = [&] {
@@ -378,7 +383,7 @@ TEST(Clip, NormOfAllGradientsTogether) {
     EXPECT_NEAR(total_norm({a, b}), 6.5, 1e-5);
     EXPECT_NEAR(a.grad().at({0}), 1.5, 1e-6);
     optim::clip_grad_norm_({a, b, c}, 100);
-    EXPECT_NEAR(a.grad().at({0}), 1.5, 1e-6);  // never scaled up
+    EXPECT_NEAR(a.grad().at({0}), 1.5, 1e-6);  // clipping never increases gradients
     set();
     EXPECT_EQ(optim::clip_grad_norm_({a, b}, 1, {.norm_type = INFINITY}).item(), 12);
     EXPECT_NEAR(b.grad().at({1, 1}), 1, 1e-6);
@@ -388,7 +393,7 @@ TEST(Clip, NormOfAllGradientsTogether) {
   EXPECT_EQ(optim::clip_grad_norm_({}, 1).item(), 0);
 }
 
-TEST(Clip, RefusesNonfiniteNormsIfAsked) {
+TEST(Clip, RejectsNonfiniteNormsWithTheOption) {
   const Tensor a = zeros({2});
   a.set_grad(tensor({1, INFINITY}));
   EXPECT_ERROR(optim::clip_grad_norm_({a}, 1, {.error_if_nonfinite = true}), "the norm of the gradients is inf");
@@ -397,7 +402,7 @@ TEST(Clip, RefusesNonfiniteNormsIfAsked) {
   EXPECT_ERROR(optim::clip_grad_norm_({a}, 1, {.norm_type = 0}), "clip_grad_norm_: norm_type must be positive");
 }
 
-TEST(Clip, NothingChangesWhenOneGradientCannotBeClipped) {
+TEST(Clip, ChangesNothingIfOneGradientCannotBeClipped) {
   const Tensor a = zeros({2}), b = zeros({2});
   a.set_grad(tensor({3, 4}));
   b.set_grad(full({}, 2).expand({2}));
@@ -405,15 +410,15 @@ TEST(Clip, NothingChangesWhenOneGradientCannotBeClipped) {
   const auto value = [](const Tensors& params) { optim::clip_grad_value_(params, 1); };
   EXPECT_ERROR(norm({a, b}), "clip_grad_norm_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
   EXPECT_ERROR(value({a, b}), "clip_grad_value_: the gradient of parameter 1 is an expanded view: [2] f32 on cpu");
-  EXPECT_FLOAT_EQ(optim::grad_norm({a, b}).item<float>(), std::sqrt(33.0F));  // which only reads
+  EXPECT_FLOAT_EQ(optim::grad_norm({a, b}).item<float>(), std::sqrt(33.0F));  // grad_norm only reads gradients
   EXPECT_ERROR(optim::grad_norm({a}, -1), "grad_norm: norm_type must be positive, got -1");
   EXPECT_ERROR(norm({a, Tensor()}), "clip_grad_norm_: parameter 1 is undefined");
   EXPECT_ERROR(value({Tensor()}), "clip_grad_value_: parameter 0 is undefined");
   EXPECT_EQ(a.grad().to_vector(), (std::vector<double>{3, 4}));
 }
 
-/// More than a kernel takes at once, of sizes that no piece divides, of several dtypes and strides.
-TEST(Clip, ManyGradientsOfAnyKind) {
+/// Clips more gradients than one kernel launch handles, with odd sizes and several dtypes and strides.
+TEST(Clip, ClipsManyGradientsOfAnyDtypeAndStride) {
   for (const Device device : devices()) {
     manual_seed(7);
     Tensors params;
@@ -430,7 +435,7 @@ TEST(Clip, ManyGradientsOfAnyKind) {
                 std::pow(total_norm({params[3], params[140]}), 2), 1e-7 * squares);
     const std::vector<double> before = params[140].grad().to_vector();
     EXPECT_NEAR(optim::clip_grad_norm_(params, 10).item(), std::sqrt(squares), 1e-5 * std::sqrt(squares));
-    EXPECT_NEAR(total_norm(params), 10, 1e-2);  // of bf16
+    EXPECT_NEAR(total_norm(params), 10, 1e-2);  // some gradients are bf16
     const double factor = 10 / (std::sqrt(squares) + 1e-6);
     for (size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(params[140].grad().to_vector()[i], before[i] * factor, 1e-6);
     params[5].set_grad(full(params[5].shape(), INFINITY, {f32, device}));
@@ -439,7 +444,7 @@ TEST(Clip, ManyGradientsOfAnyKind) {
   }
 }
 
-TEST(Clip, HalvesByANormThatTheyDoNotHold) {
+TEST(Clip, ClipsF16GradientsWhoseNormExceedsF16) {
   const Tensor a = zeros({2}, {.dtype = f16}), b = zeros({2}, {.dtype = bf16});
   a.set_grad(tensor({48000, 0}, {.dtype = f16}));
   b.set_grad(tensor({0, 64000}, {.dtype = bf16}));
@@ -448,7 +453,7 @@ TEST(Clip, HalvesByANormThatTheyDoNotHold) {
   EXPECT_EQ(b.grad().to_vector(), (std::vector<double>{0, 32000}));
 }
 
-TEST(Clip, Values) {
+TEST(Clip, ClipsByValue) {
   const Tensor a = zeros({3});
   a.set_grad(tensor({-5, 0.25, 7}));
   optim::clip_grad_value_({a, zeros({1})}, 0.5);

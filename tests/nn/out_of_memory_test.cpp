@@ -1,4 +1,4 @@
-// Small allocations that fail while a program's state is saved and read.
+// Tests of failing allocations while checkpoints are saved and loaded, and of the order of SkipInit guards.
 #include "nn/checkpoint.h"
 #include "nn/init.h"
 #include "nn/layers.h"
@@ -12,7 +12,7 @@ namespace {
 
 using OutOfMemoryInState = FileTest;
 
-TEST_F(OutOfMemoryInState, Checkpoints) {
+TEST_F(OutOfMemoryInState, SavesAndLoadsCheckpoints) {
   nn::Linear model(2, 3);
   optim::AdamW optimizer(model.parameters(), {});
   const CheckpointParts parts{.model = &model, .optimizer = &optimizer};
@@ -22,7 +22,7 @@ TEST_F(OutOfMemoryInState, Checkpoints) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST(SkipInit, MayEndInAnyOrder) {
+TEST(SkipInit, GuardsMayBeDestroyedInAnyOrder) {
   auto outer = std::make_unique<nn::init::SkipInit>(), inner = std::make_unique<nn::init::SkipInit>();
   const Tensor x = zeros({10});
   outer.reset();

@@ -1,4 +1,4 @@
-// Random patches: where they lie, what is at their centre, padding, and the same ones for the same seed.
+// Tests of random patches: positions, foreground oversampling, padding, and files as sources.
 #include "nn/data/patches.h"
 
 #include <map>
@@ -21,7 +21,7 @@ struct Case {
 
 PatchSource patch_source(const Case& c) { return data::patch_source(c.image, c.label); }
 
-/// Voxel i of its image is i + 1; two voxels of class 1, one of class 2 at [8, 9, 1].
+/// Returns a case whose image has the values 1, 2, 3, ..., with two voxels of class 1 and one of class 2.
 Case example() {
   Case c{arange(1, 10 * 12 * 8 + 1).reshape({1, 10, 12, 8}), zeros({10, 12, 8}, {.dtype = u8})};
   c.label.set({0, 0, 0}, 1);
@@ -30,7 +30,7 @@ Case example() {
   return c;
 }
 
-TEST_F(PatchTest, APartOfTheSamplesHaveForegroundInTheMiddle) {
+TEST_F(PatchTest, AThirdOfThePatchesIsCenteredAtForeground) {
   const PatchDataset dataset({patch_source(example())}, {.size = {3, 3, 3}, .samples = 3000, .batch_size = 3});
   EXPECT_EQ(dataset.size(), 3000);
   std::map<Dims, int, decltype([](const Dims&a, const Dims&b) {
@@ -47,16 +47,16 @@ TEST_F(PatchTest, APartOfTheSamplesHaveForegroundInTheMiddle) {
     EXPECT_EQ(sample.input.at({0, 2, 2, 2}), first + 1 + 2 * 96 + 2 * 8 + 2);
     ++(i % 3 == 2 ? forced : free)[start];
   }
-  // Two classes with the same chance, and of the first two voxels; at the border the patch stays inside.
+  // Both classes are equally likely, and so are both voxels of class 1. Patches at the border are moved inside.
   ASSERT_EQ(forced.size(), 3u);
   EXPECT_NEAR((forced[{0, 0, 0}]), 250, 50);
   EXPECT_NEAR((forced[{4, 5, 3}]), 250, 50);
   EXPECT_NEAR((forced[{7, 8, 0}]), 500, 60);
-  EXPECT_GT(free.size(), 400u);  // of 8 * 10 * 6 places
+  EXPECT_GT(free.size(), 400u);  // there are 8 * 10 * 6 positions
   EXPECT_EQ(free.count({7, 9, 5}), 1u);
 }
 
-TEST_F(PatchTest, OversamplingAsNnUNetRoundsIt) {
+TEST_F(PatchTest, OversamplingRoundsAsInNnUNet) {
   Case c = example();
   c.label = zeros({10, 12, 8}, {.dtype = u8});
   c.label.set({5, 6, 4}, 3);
@@ -71,24 +71,24 @@ TEST_F(PatchTest, OversamplingAsNnUNetRoundsIt) {
   }
   const PatchDataset all({patch_source(c)}, {.size = {1, 1, 1}, .foreground = 1, .ignore_index = 3});
   Generator random(7);
-  EXPECT_EQ(all.get(0, random).target.item(), 0);  // nothing to look for
+  EXPECT_EQ(all.get(0, random).target.item(), 0);  // the only foreground voxel is ignored
 }
 
-TEST_F(PatchTest, PadsWhatIsLargerThanTheCase) {
+TEST_F(PatchTest, PadsPatchesLargerThanTheCase) {
   const Case c = example();
   const PatchDataset dataset({patch_source(c)}, {.size = {13, 12, 4}, .foreground = 1});
   Generator random(1);
   const Sample sample = dataset.get(0, random);
   EXPECT_EQ(sample.input.shape(), (Shape{1, 13, 12, 4}));
   EXPECT_EQ(sample.target.shape(), (Shape{13, 12, 4}));
-  // One plane of zeros in front, two behind.
+  // The patch has one plane of zeros before the case and two after it.
   EXPECT_EQ(sum(sample.input.narrow(1, 0, 1)).item() + sum(sample.input.narrow(1, 11, 2)).item(), 0);
   EXPECT_EQ(amin(sample.input.narrow(1, 1, 10)).item() > 0, true);
   EXPECT_EQ(sum(sample.target.narrow(0, 0, 1)).item() + sum(sample.target.narrow(0, 11, 2)).item(), 0);
   EXPECT_GT(sum(sample.target).item(), 0);
 }
 
-TEST_F(PatchTest, FilesGiveThePatchesOfMemory) {
+TEST_F(PatchTest, FilesGiveTheSamePatchesAsMemory) {
   const Case c = example();
   save_npy(path("image.npy"), c.image);
   save_npy(path("label.npy"), c.label);
@@ -107,8 +107,8 @@ TEST_F(PatchTest, FilesGiveThePatchesOfMemory) {
   EXPECT_EQ(from_files, b.end());
 }
 
-TEST_F(PatchTest, ClassesOfManyVoxelsAreDrawnEvenly) {
-  const Case c{arange(0, 40000).reshape({1, 20, 40, 50}), ones({20, 40, 50}, {.dtype = u8})};  // 40,000 of one class
+TEST_F(PatchTest, DrawsVoxelsOfALargeClassUniformly) {
+  const Case c{arange(0, 40000).reshape({1, 20, 40, 50}), ones({20, 40, 50}, {.dtype = u8})};  // one class
   const PatchDataset dataset({patch_source(c)}, {.size = {1, 1, 1}, .foreground = 1});
   Generator random(5);
   double total = 0, late = 0;
@@ -121,8 +121,9 @@ TEST_F(PatchTest, ClassesOfManyVoxelsAreDrawnEvenly) {
   EXPECT_NEAR(late / 4000, 0.25, 0.05);
 }
 
-// As in nnU-Net, every patch has a label where only some voxels do; without ignored voxels patches lie anywhere.
-TEST_F(PatchTest, CentresPatchesAtVoxelsThatAreNotIgnored) {
+// As in nnU-Net, every patch is centered at a labeled voxel if the case has ignored voxels. Otherwise patches without
+// forced foreground lie anywhere.
+TEST_F(PatchTest, CentersPatchesAtLabeledVoxels) {
   Case c = example();
   c.label = full({10, 12, 8}, 7, {.dtype = u8});
   c.label.set({5, 6, 4}, 0);
@@ -132,7 +133,7 @@ TEST_F(PatchTest, CentresPatchesAtVoxelsThatAreNotIgnored) {
   for (int64_t i = 0; i < 100; ++i) {
     Generator random(static_cast<uint64_t>(i));
     const auto label = dataset.get(i, random).target.item<int64_t>();
-    EXPECT_EQ(label, i % 2 == 1 ? 1 : label == 1) << i;  // every second patch is one with foreground
+    EXPECT_EQ(label, i % 2 == 1 ? 1 : label == 1) << i;  // every second patch is forced to contain foreground
     background += label == 0;
   }
   EXPECT_NEAR(background, 25, 15);
@@ -147,7 +148,7 @@ TEST_F(PatchTest, CentresPatchesAtVoxelsThatAreNotIgnored) {
   }
 }
 
-TEST_F(PatchTest, RefusesReadersThatReturnSomethingElse) {
+TEST_F(PatchTest, RejectsReadersWithWrongResults) {
   const PatchSource good = patch_source(example());
   const auto returning = [](const Tensor& tensor) { return [tensor](const Dims&, const Shape&) { return tensor; }; };
   const auto get = [](const PatchSource& source) {
@@ -156,26 +157,27 @@ TEST_F(PatchTest, RefusesReadersThatReturnSomethingElse) {
   };
   for (const Tensor& image : {zeros({1, 2, 2, 3}), zeros({2, 2, 2}), zeros({1, 2, 2, 2}, {.dtype = f64}), Tensor()}) {
     const PatchSource source{good.shape, returning(image), good.label};
-    EXPECT_ERROR(get(source), "PatchDataset: expected the reader of an image at [");
-    EXPECT_ERROR(get(source), concat("to return (C, D, H, W) f32 with D, H, W of [2, 2, 2], got ", describe(image)));
+    EXPECT_ERROR(get(source), "PatchDataset: the image reader must return (C, D, H, W) f32 with D, H, W of [");
+    EXPECT_ERROR(get(source),
+                 concat("must return (C, D, H, W) f32 with D, H, W of [2, 2, 2] at [6, 3, 3], got ", describe(image)));
   }
   EXPECT_ERROR(get({good.shape, good.image, returning(zeros({9, 12, 8}, {.dtype = u8}))}),
-               "PatchDataset: expected the reader of a label at [0, 0, 0] to return [10, 12, 8] u8, got [9, 12, 8] u8");
+               "PatchDataset: the label reader must return [10, 12, 8] u8 at [0, 0, 0], got [9, 12, 8] u8");
   EXPECT_ERROR(get({good.shape, good.image, returning(zeros({10, 12, 8}))}), "got [10, 12, 8] f32");
-  // A reader that fails only for patches.
+  // This reader is wrong only for patches.
   const auto label = [&](const Dims& start, const Shape& size) {
     return size == good.shape ? good.label(start, size) : zeros({2, 2, 1}, {.dtype = u8});
   };
-  EXPECT_ERROR(get({good.shape, good.image, label}), "to return [2, 2, 2] u8, got [2, 2, 1] u8");
+  EXPECT_ERROR(get({good.shape, good.image, label}), "must return [2, 2, 2] u8 at [6, 3, 3], got [2, 2, 1] u8");
 }
 
-TEST_F(PatchTest, RefusesWhatMakesNoSense) {
+TEST_F(PatchTest, RejectsInvalidOptionsAndCases) {
   const PatchSource source = patch_source(example());
-  EXPECT_ERROR(PatchDataset({}, {.size = {1, 1, 1}}), "there are no cases");
+  EXPECT_ERROR(PatchDataset({}, {.size = {1, 1, 1}}), "there are no sources");
   EXPECT_ERROR(PatchDataset({source}, {}), "the size of a patch must be (D, H, W), got []");
   EXPECT_ERROR(PatchDataset({source}, {.size = {1, 0, 1}}), "got [1, 0, 1]");
-  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .foreground = 2}), "foreground 2");
-  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .batch_size = 0}), "batch size 0");
+  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .foreground = 2}), "got 500, 2 and 2");
+  EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .batch_size = 0}), "got 500, 0 and 0.33");
   Case c = example();
   c.label = {};
   EXPECT_ERROR(
@@ -184,7 +186,7 @@ TEST_F(PatchTest, RefusesWhatMakesNoSense) {
   save_npy(path("image.npy"), zeros({1, 2, 3, 4}));
   save_npy(path("label.npy"), zeros({2, 3, 5}, {.dtype = u8}));
   EXPECT_ERROR(data::patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy"))),
-               "an image has shape [1, 2, 3, 4], its label [2, 3, 5]");
+               "the image has shape [1, 2, 3, 4], but its label has shape [2, 3, 5]");
   EXPECT_ERROR(data::patch_source(NpyFile(path("label.npy")), NpyFile(path("label.npy"))), "expected (C, D, H, W) f32");
 }
 

@@ -1,9 +1,9 @@
-"""Writes the files that pytorch_model_test.cpp reads, with PyTorch and the safetensors package:
+"""Writes the files that pytorch_model_test.cpp reads. Needs PyTorch and the safetensors package.
 
     python3 pytorch_model.py
 
-pytorch_model.safetensors is a model's state_dict, pytorch_model_results.safetensors an input, the model's output for
-it, and the gradients of the output's squares, summed, in the input and in every parameter.
+pytorch_model.safetensors holds the state_dict of a model. pytorch_model_results.safetensors holds an input, the output
+of the model, and the gradients of the sum of the squared output with respect to the input and every parameter.
 """
 import pathlib
 
@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 torch.manual_seed(0)
 model = Model()
-for name, parameter in model.named_parameters():  # affine parameters start as ones and zeros: make them count
+for name, parameter in model.named_parameters():  # affine parameters start as ones and zeros, which would hide errors
     if "norm" in name or name.startswith("body.2"):
         nn.init.normal_(parameter, 0.5)
 x = torch.randn(2, 4, 3, 4, 7, requires_grad=True)

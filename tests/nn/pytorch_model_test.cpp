@@ -1,5 +1,5 @@
-// Files that go between PyTorch and this library: a model saved there (pytorch_model.py) computes the same here, and a
-// file saved here is read by a reader that shares nothing with ours (read_safetensors.py).
+// Tests of files shared with PyTorch. A model that PyTorch saved (pytorch_model.py) gives the same results here, and an
+// independent reader (read_safetensors.py) reads a file that this library saved.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 
 const std::filesystem::path kFolder = TESTS_DIR "/nn";
 
-/// PyTorch's module of the same name in pytorch_model.py.
+/// The counterpart of Model in pytorch_model.py.
 struct Model : nn::Module {
   nn::ConvTranspose3d up{{.in_channels = 4,
                           .out_channels = 6,
@@ -41,21 +41,21 @@ struct Model : nn::Module {
   Tensor forward(const Tensor& x) { return head_norm(head(body(norm(up(x))))); }
 };
 
-/// As close as two orders of summation in f32 come, with fused multiply-adds and without.
+/// Expects equal f32 values, except for differences due to the order of summation and to fused multiply-adds.
 void expect_close(const std::string& what, const Tensor& actual, const Tensor& expected) {
   ASSERT_EQ(actual.shape(), expected.shape()) << what;
   EXPECT_EQ(actual.dtype(), expected.dtype()) << what;
-  const std::vector<double> ours = actual.to_vector(), theirs = expected.to_vector();
+  const std::vector<double> values = actual.to_vector(), references = expected.to_vector();
   double largest = 0, difference = 0;
-  for (size_t i = 0; i < ours.size(); ++i) {
-    largest = std::max(largest, std::abs(theirs[i]));
-    difference = std::max(difference, std::abs(ours[i] - theirs[i]));
+  for (size_t i = 0; i < values.size(); ++i) {
+    largest = std::max(largest, std::abs(references[i]));
+    difference = std::max(difference, std::abs(values[i] - references[i]));
   }
   EXPECT_GT(largest, 0) << what;
   EXPECT_LE(difference, 4e-5 * largest) << what;
 }
 
-TEST(PyTorchModel, ItsFileLoadsAndComputesTheSame) {
+TEST(PyTorchModel, LoadsPyTorchsFileAndMatchesItsResults) {
   Metadata metadata;
   const TensorMap state = load_safetensors(kFolder / "pytorch_model.safetensors", Device::cpu(), &metadata);
   const TensorMap results = load_safetensors(kFolder / "pytorch_model_results.safetensors");
@@ -76,7 +76,7 @@ TEST(PyTorchModel, ItsFileLoadsAndComputesTheSame) {
   }
 }
 
-/// What the command prints; nothing if it cannot be started.
+/// Returns the output of a shell command, or an empty string if it cannot be started.
 std::string output_of(const std::string& command) {
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen((command + " 2>&1").c_str(), "r"), pclose);
   std::string text;
@@ -85,7 +85,7 @@ std::string output_of(const std::string& command) {
   return text;
 }
 
-TEST(PyTorchModel, OurFilesAreReadByOthers) {
+TEST(PyTorchModel, AnIndependentReaderReadsSavedFiles) {
   if (output_of("python3 --version").find("Python 3") != 0) GTEST_SKIP() << "needs python3";
   const auto path = std::filesystem::path(testing::TempDir()) / "voxgrad_read_test.safetensors";
   const Tensor values = tensor({{1, -2.5, 0}, {7, 100, 0.125}});

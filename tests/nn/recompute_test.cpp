@@ -1,4 +1,4 @@
-// autograd::recompute: the bits, orders and readers of gradients are those without it, and less memory is kept.
+// Tests of nn::recompute: gradients are bitwise equal to those of an ordinary call, and the graph keeps less memory.
 #include "nn/recompute.h"
 
 #include <map>
@@ -29,14 +29,15 @@ nn::Sequential block() {
   };
 }
 
-/// The result, and the gradients of the input and the parameters.
+/// Runs a forward and a backward pass. Returns the result, the gradients of the input and the parameters, and random
+/// numbers drawn after each pass.
 std::vector<std::vector<double>> results(const nn::Sequential& model, const std::function<Tensor(const Tensor&)>& run,
                                          const Tensor& input) {
   manual_seed(7);
   model.zero_grad();
   const Tensor x = input.detach().requires_grad_();
   const Tensor y = run(x);
-  const std::vector<double> drawn = rand({3}).to_vector();  // behind the block
+  const std::vector<double> drawn = rand({3}).to_vector();  // shows the generator's state after the forward pass
   sum(y * sin(y)).backward();
   std::vector<std::vector<double>> all{y.to_vector(), drawn, x.grad().to_vector(), rand({3}).to_vector()};
   for (const Tensor& p : model.parameters()) all.push_back(p.grad().to_vector());
@@ -60,13 +61,13 @@ void expect_same_bits(Device device) {
   }
 }
 
-TEST(Recompute, GivesTheSameBits) { expect_same_bits(Device::cpu()); }
-TEST(Recompute, GivesTheSameBitsOnCuda) {
+TEST(Recompute, IsBitwiseEqual) { expect_same_bits(Device::cpu()); }
+TEST(Recompute, IsBitwiseEqualOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_same_bits(Device::cuda());
 }
 
-TEST(Recompute, BackwardOutsideOfAutocastComputesInTheDtypesOfTheForwardPass) {
+TEST(Recompute, BackwardUsesTheAutocastStateOfTheForwardPass) {
   const nn::Sequential model = block();
   const Tensor x = randn({1, 3, 2, 2, 2}).requires_grad_();
   const auto gradient = [&](bool recompute) {
@@ -81,7 +82,7 @@ TEST(Recompute, BackwardOutsideOfAutocastComputesInTheDtypesOfTheForwardPass) {
   EXPECT_EQ(gradient(true), gradient(false));
 }
 
-TEST(Recompute, GradientsOfGradients) {
+TEST(Recompute, PassesGradcheckAndGradgradcheck) {
   const Tensor x = randn({2, 3}, {.dtype = f64, .requires_grad = true});
   const Tensor w = randn({3}, {.dtype = f64, .requires_grad = true});
   const auto function = [](const Tensors& t) {
@@ -91,7 +92,7 @@ TEST(Recompute, GradientsOfGradients) {
   EXPECT_TRUE(gradgradcheck(function, {x, w}));
 }
 
-TEST(Recompute, KeepsTheInputAlone) {
+TEST(Recompute, KeepsNoIntermediateTensors) {
   const nn::Sequential model = block();
   const Tensor x = randn({2, 3, 16, 16, 16}).requires_grad_();
   const auto kept = [&](bool recompute) {
@@ -100,10 +101,10 @@ TEST(Recompute, KeepsTheInputAlone) {
     return memory::stats(Device::cpu()).current - before;
   };
   EXPECT_GT(kept(false), 6 * x.numel() * 4);
-  EXPECT_LE(kept(true), x.numel() * 4 + 4096);  // the result
+  EXPECT_LE(kept(true), x.numel() * 4 + 4096);  // only the result
 }
 
-TEST(Recompute, RunsTheFunctionOnceMore) {
+TEST(Recompute, CallsTheFunctionOnceMoreInBackward) {
   int calls = 0;
   const Tensor x = rand({3}).requires_grad_();
   const Tensor y = nn::recompute(
@@ -116,13 +117,13 @@ TEST(Recompute, RunsTheFunctionOnceMore) {
   sum(y).backward({}, true);
   EXPECT_EQ(calls, 2);
   sum(y).backward();
-  EXPECT_EQ(calls, 2);  // kept for the second pass
+  EXPECT_EQ(calls, 2);  // the second pass uses the tensors that the first pass recomputed
   NoGradGuard no_grad;
   nn::recompute([&](const Tensor& t) { return ++calls, t; }, x);
   EXPECT_EQ(calls, 3);
 }
 
-TEST(Recompute, RefusesWhatCannotBeComputedAgain) {
+TEST(Recompute, RejectsFunctionsThatCannotBeRecomputed) {
   EXPECT_ERROR(nn::recompute(std::function<Tensor(const Tensor&)>(), rand({3})), "recompute: the function is empty");
   const Tensor leaf = rand({3}).requires_grad_();
   const Tensor x = leaf * 2.0;
@@ -130,10 +131,10 @@ TEST(Recompute, RefusesWhatCannotBeComputedAgain) {
   x.detach().fill_(1);
   EXPECT_ERROR(sum(y).backward(), "was written to in place");
   EXPECT_ERROR(nn::recompute([](const Tensor& t) { return grad({sum(exp(t))}, {t}, {}, true, true)[0]; }, leaf),
-               "recompute: a gradient of what a recomputed function computes cannot be taken within it");
+               "recompute: a recomputed function cannot compute gradients of its own results");
 }
 
-TEST(Recompute, ASecondCallThatDiffersLeavesNothingBehind) {
+TEST(Recompute, RejectsASecondCallThatDiffers) {
   const Tensor leaf = rand({3}).requires_grad_();
   int calls = 0;
   const Tensor y = nn::recompute([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
@@ -142,7 +143,7 @@ TEST(Recompute, ASecondCallThatDiffersLeavesNothingBehind) {
   int64_t length = 2;
   const Tensor z = nn::recompute([&](const Tensor& t) { return sin(narrow(t, 0, 0, length)); }, leaf);
   length = 3;
-  EXPECT_ERROR(sum(z).backward({}, true), "saved a tensor [2] f32 on cpu with strides [1] when it was first called");
+  EXPECT_ERROR(sum(z).backward({}, true), "saved a tensor [2] f32 on cpu with strides [1] in the first call");
   length = 2;
   sum(z).backward();
   const auto overwrites = [](const Tensor& t) {
@@ -153,7 +154,7 @@ TEST(Recompute, ASecondCallThatDiffersLeavesNothingBehind) {
   EXPECT_ERROR(sum(nn::recompute(overwrites, leaf)).backward(), "was written to in place");
 }
 
-TEST(Recompute, StateMovesOnce) {
+TEST(Recompute, UpdatesRunningStatisticsOnce) {
   nn::Sequential model{nn::Conv3d{1, 4, 1}, nn::BatchNorm3d{4}, nn::ReLU{},
                        nn::SpectralNorm<nn::Conv3d>{nn::Conv3d{4, 2, 1}}};
   const Tensor x = randn({2, 1, 3, 3, 3}).requires_grad_();
@@ -174,7 +175,7 @@ TEST(Recompute, StateMovesOnce) {
   EXPECT_EQ(run(true), run(false));
 }
 
-TEST(Recompute, ThreadsShareARetainedGraph) {
+TEST(Recompute, TwoThreadsRunOneRetainedGraph) {
   const nn::Sequential model = block();
   const Tensor x = randn({1, 3, 4, 4, 4}).requires_grad_();
   const Tensor y = sum(nn::recompute(model, x));

@@ -1,4 +1,4 @@
-// Learning-rate schedules against PyTorch's.
+// Tests of learning-rate schedules against PyTorch (see optim_reference.py), and of their state and errors.
 #include "nn/optim/schedule.h"
 
 #include <cmath>
@@ -95,9 +95,9 @@ TEST_P(ScheduleTest, AgreesWithPyTorch) {
   }
 }
 
-TEST_P(ScheduleTest, StateResumes) {
+TEST_P(ScheduleTest, ResumesFromASavedState) {
   SGD straight = make_optimizer(), before = make_optimizer(), after = make_optimizer();
-  after.set_lr(0.1);  // its own initial rates are replaced too
+  after.set_lr(0.1);  // loading the state replaces the initial learning rates too
   const auto a = GetParam().second(straight), b = GetParam().second(before), c = GetParam().second(after);
   for (int step = 0; step < kSteps; ++step) a->step();
   for (int step = 0; step < 7; ++step) b->step();
@@ -130,7 +130,7 @@ TEST(Plateau, AgreesWithPyTorchAndResumes) {
     SGD optimizer({zeros({1})}, {.lr = 0.4});
     auto schedule = std::make_unique<ReduceLROnPlateau>(optimizer, options);
     for (int step = 0; step < kSteps; ++step) {
-      if (step % 5 == 2) {  // stopped and taken up again
+      if (step % 5 == 2) {  // resume from the state with a new schedule
         const TensorMap state = schedule->state_dict();
         schedule = std::make_unique<ReduceLROnPlateau>(optimizer, options);
         schedule->load_state_dict(state);
@@ -141,7 +141,7 @@ TEST(Plateau, AgreesWithPyTorchAndResumes) {
   }
 }
 
-TEST(Plateau, ARelativeThresholdIsAShareOfTheBestsSize) {
+TEST(Plateau, RelativeThresholdScalesWithTheBestMetric) {
   struct Case {
     PlateauMode mode;
     double best, worse, better;
@@ -168,20 +168,22 @@ TEST(Plateau, NanIsNotBetter) {
   EXPECT_EQ(optimizer.lr(), 0.1);
 }
 
-TEST(Plateau, LoadingRefusesNumbersThatNoRunLeaves) {
+TEST(Plateau, RejectsAStateWithImpossibleNumbers) {
   SGD optimizer({zeros({1})}, {.lr = 1});
   ReduceLROnPlateau schedule(optimizer);
-  const auto refuses = [&](const char* entry, const Tensor& value, const char* message) {
+  const auto expect_rejected = [&](const char* entry, const Tensor& value, const char* message) {
     TensorMap state = schedule.state_dict();
     state[entry] = value;
     EXPECT_ERROR(schedule.load_state_dict(state), message);
   };
-  refuses("best", full({}, std::nan(""), {.dtype = f64}), "ReduceLROnPlateau: best must not be NaN");
-  refuses("bad_steps", full({}, 0x1.8p62, {.dtype = i64}), "ReduceLROnPlateau: bad_steps must lie in [0, 2^62]");
-  refuses("cooldown_left", full({}, -1, {.dtype = i64}), "ReduceLROnPlateau: cooldown_left must lie in [0, 2^62]");
+  expect_rejected("best", full({}, std::nan(""), {.dtype = f64}), "ReduceLROnPlateau: best must not be NaN");
+  expect_rejected("bad_steps", full({}, 0x1.8p62, {.dtype = i64}),
+                  "ReduceLROnPlateau: bad_steps must lie in [0, 2^62]");
+  expect_rejected("cooldown_left", full({}, -1, {.dtype = i64}),
+                  "ReduceLROnPlateau: cooldown_left must lie in [0, 2^62]");
 }
 
-TEST(Schedule, OneCycleCyclesBeta1AndEnds) {
+TEST(Schedule, OneCycleChangesBeta1AndRejectsStepsAfterItsEnd) {
   Adam adam({zeros({1})});
   OneCycleLR schedule(adam, {.max_lr = 1, .total_steps = 10});
   EXPECT_EQ(adam.options().betas[0], 0.95);
@@ -190,13 +192,13 @@ TEST(Schedule, OneCycleCyclesBeta1AndEnds) {
   EXPECT_NEAR(adam.lr(), 1, 1e-12);
   for (int step = 2; step < 10; ++step) schedule.step();
   EXPECT_NEAR(adam.lr(), 1 / 25e4, 1e-12);
-  EXPECT_ERROR(schedule.step(), "OneCycleLR: step 11 of 10");
+  EXPECT_ERROR(schedule.step(), "OneCycleLR: step 11 exceeds total_steps = 10");
   Adagrad without({zeros({1})});
   EXPECT_ERROR(OneCycleLR(without, {.max_lr = 1, .total_steps = 2}), "Adagrad: has no momentum");
   EXPECT_EQ(OneCycleLR(without, {.max_lr = 1, .total_steps = 2, .cycle_momentum = false}).steps(), 0);
 }
 
-TEST(Schedule, ConstantAndWarmRestartsFollowTheirFormulas) {
+TEST(Schedule, ConstantAndWarmRestartsMatchFormulas) {
   SGD sgd({zeros({1})}, 0.5);
   ConstantLR constant(sgd, {.factor = 0.25, .total_iters = 3});
   for (int step = 0; step < 6; ++step, constant.step()) EXPECT_EQ(sgd.lr(), step < 3 ? 0.125 : 0.5) << step;
@@ -217,7 +219,7 @@ TEST(Schedule, ConstantAndWarmRestartsFollowTheirFormulas) {
   EXPECT_GT(longer.lr_at(int64_t{1} << 62, 0.5), 0.1);
 }
 
-TEST(Schedule, TheInitialRateIsTheCallersLast) {
+TEST(Schedule, InitialRateIsTheLastRateSetByTheUser) {
   SGD sgd({zeros({1})}, 0.5);
   const ExponentialLR first(sgd, 0.5);
   const LinearLR second(sgd, {.start_factor = 0.5});
@@ -229,7 +231,7 @@ TEST(Schedule, TheInitialRateIsTheCallersLast) {
   EXPECT_EQ(sgd.lr(), 1.5);
 }
 
-TEST(Schedule, RefusesBadOptions) {
+TEST(Schedule, RejectsBadOptions) {
   SGD o({zeros({1})});
   EXPECT_ERROR(MultiStepLR(o, {.gamma = -1}), "MultiStepLR: gamma must be finite and at least 0");
   EXPECT_ERROR(ExponentialLR(o, -1), "ExponentialLR: gamma must be finite and at least 0");
@@ -263,7 +265,7 @@ TEST(Schedule, RefusesBadOptions) {
   EXPECT_EQ(o.lr(), 1e-3);
 }
 
-TEST(Schedule, AStepThatThrowsChangesNothing) {
+TEST(Schedule, AFailedStepChangesNothing) {
   SGD optimizer({{{zeros({1})}, {.lr = 1}}, {{zeros({1})}, {.lr = 1e10}}});
   StepLR schedule(optimizer, {.gamma = 1e300});
   EXPECT_ERROR(schedule.step(), "StepLR: the learning rate must be finite and at least 0, got inf");
@@ -272,7 +274,7 @@ TEST(Schedule, AStepThatThrowsChangesNothing) {
   EXPECT_EQ(optimizer.lr(1), 1e10);
 }
 
-TEST(Schedule, LoadingRefusesWhatDoesNotFit) {
+TEST(Schedule, RejectsStatesThatDoNotFit) {
   SGD one({zeros({1})}, {.lr = 1}), two = make_optimizer();
   StepLR schedule(one, {.step_size = 1}), wide(two, {.step_size = 1});
   LinearLR other(two);
@@ -288,12 +290,12 @@ TEST(Schedule, LoadingRefusesWhatDoesNotFit) {
   schedule.check_state_dict(state);
   EXPECT_EQ(schedule.steps(), 1);
   state["class.StepLR"] = zeros({}, {.dtype = i64});
-  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: class.StepLR must be 1, the version read here, got 0");
+  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: class.StepLR must be version 1, got 0");
   state["class.StepLR"] = ones({}, {.dtype = i64});
   state["initial_lr.0"] = full({}, std::nan(""), {.dtype = f64});
   EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be finite and at least 0, got nan");
   state["initial_lr.0"] = ones({});
-  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be one f64, got [] f32");
+  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be a scalar f64, got [] f32");
   EXPECT_EQ(schedule.steps(), 1);
 }
 

@@ -1,4 +1,4 @@
-// Modules that Sequential runs as one operation: results, gradients, hooks and memory are those of the chain.
+// Tests of the layers that Sequential fuses: results, gradients, hooks and memory must match those of separate layers.
 #include "nn/sequential.h"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ namespace {
 
 using Chain = std::vector<std::shared_ptr<nn::Layer>>;
 
-/// The layers one after the other, by themselves.
-Tensor run_apart(const Chain& chain, Tensor x) {
+/// Runs the layers one after another, without fusion.
+Tensor run_unfused(const Chain& chain, Tensor x) {
   for (const auto& layer : chain) x = layer->forward(x);
   return x;
 }
 
-nn::Sequential together(const Chain& chain) {
+nn::Sequential make_sequential(const Chain& chain) {
   nn::Sequential model;
   for (const auto& layer : chain) model.push_back(layer);
   return model;
@@ -51,7 +51,7 @@ std::shared_ptr<nn::Layer> norm(int64_t groups = 2) { return layer<nn::GroupNorm
 struct ChainCase {
   const char* name;
   std::function<Chain()> make;
-  const char* last;  // the operation that the result comes from
+  const char* last;  // name of the graph node that computes the result
 };
 
 const std::vector<ChainCase>& chains() {
@@ -158,45 +158,45 @@ void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std:
   EXPECT_LE(worst, tolerance * std::max(largest, 0.1)) << what;
 }
 
-void expect_same_as_apart(const ChainCase& c, Device device, DType dtype, MemoryFormat format) {
+void expect_fused_matches_unfused(const ChainCase& c, Device device, DType dtype, MemoryFormat format) {
   manual_seed(5);
   const Chain chain = c.make();
-  nn::Sequential model = together(chain);
+  nn::Sequential model = make_sequential(chain);
   model.to(device);
   model.to(dtype);
   const Tensor x = randn({2, 4, 3, 5, 4}, {dtype, device}).contiguous(format);
   const Results fused = results(
       model, [&](const Tensor& t) { return model(t); }, x);
-  const Results apart = results(
-      model, [&](const Tensor& t) { return run_apart(chain, t); }, x);
+  const Results unfused = results(
+      model, [&](const Tensor& t) { return run_unfused(chain, t); }, x);
   const std::string what = concat(c.name, ' ', dtype, " on ", device);
   EXPECT_EQ(fused.y.grad_fn()->name, c.last) << what;
-  EXPECT_EQ(fused.y.strides(), apart.y.strides()) << what;
+  EXPECT_EQ(fused.y.strides(), unfused.y.strides()) << what;
   const double tolerance = dtype == f64 ? 1e-12 : 2e-5;
-  expect_close(fused.y, apart.y, tolerance, what);
-  expect_close(fused.dx, apart.dx, tolerance, what + " dx");
+  expect_close(fused.y, unfused.y, tolerance, what);
+  expect_close(fused.dx, unfused.dx, tolerance, what + " dx");
   for (size_t i = 0; i < fused.grads.size(); ++i)
-    expect_close(fused.grads[i], apart.grads[i], tolerance, concat(what, " gradient ", i));
+    expect_close(fused.grads[i], unfused.grads[i], tolerance, concat(what, " gradient ", i));
 }
 
-void expect_all_same_as_apart(Device device) {
+void expect_all_fused_match_unfused(Device device) {
   for (const ChainCase& c : chains())
     for (const DType dtype : {f32, f64})
       for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
-        expect_same_as_apart(c, device, dtype, format);
+        expect_fused_matches_unfused(c, device, dtype, format);
 }
 
-TEST(SequentialFusion, GivesWhatTheLayersGive) { expect_all_same_as_apart(Device::cpu()); }
-TEST(SequentialFusion, GivesWhatTheLayersGiveOnCuda) {
+TEST(SequentialFusion, MatchesSeparateLayers) { expect_all_fused_match_unfused(Device::cpu()); }
+TEST(SequentialFusion, MatchesSeparateLayersOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
-  expect_all_same_as_apart(Device::cuda());
+  expect_all_fused_match_unfused(Device::cuda());
 }
 
-TEST(SequentialFusion, GradientsOfGradientsAgree) {
+TEST(SequentialFusion, SecondDerivativesMatch) {
   for (const ChainCase& c : chains()) {
     manual_seed(6);
     const Chain chain = c.make();
-    nn::Sequential model = together(chain);
+    nn::Sequential model = make_sequential(chain);
     model.to(f64);
     const Tensor x = randn({1, 4, 2, 3, 2}, {f64, Device::cpu(), true});
     const auto second = [&](const Tensor& y) {
@@ -207,17 +207,17 @@ TEST(SequentialFusion, GradientsOfGradientsAgree) {
       for (const Tensor& g : first) total = total + sum(g * g);
       return grad({total}, inputs, {}, false, false, true);
     };
-    const Tensors fused = second(model(x)), apart = second(run_apart(chain, x));
+    const Tensors fused = second(model(x)), unfused = second(run_unfused(chain, x));
     for (size_t i = 0; i < fused.size(); ++i) {
-      ASSERT_EQ(fused[i].defined(), apart[i].defined()) << c.name << ' ' << i;
-      if (fused[i].defined()) expect_close(fused[i], apart[i], 1e-9, concat(c.name, " second gradient ", i));
+      ASSERT_EQ(fused[i].defined(), unfused[i].defined()) << c.name << ' ' << i;
+      if (fused[i].defined()) expect_close(fused[i], unfused[i], 1e-9, concat(c.name, " second gradient ", i));
     }
   }
 }
 
-TEST(SequentialFusion, OneBackwardAfterTheOtherAccumulates) {
+TEST(SequentialFusion, BackwardTwiceAccumulates) {
   const Chain chain{up(), relu(), norm()};
-  const nn::Sequential model = together(chain);
+  const nn::Sequential model = make_sequential(chain);
   const Tensor x = rand({1, 4, 2, 2, 2});
   const Tensor loss = sum(model(x) * model(x));
   loss.backward({}, true);
@@ -227,10 +227,10 @@ TEST(SequentialFusion, OneBackwardAfterTheOtherAccumulates) {
   for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], 2 * once[i]);
 }
 
-// What a caller can get hold of: parameters, the input, and results of the parts by themselves.
-TEST(SequentialFusion, HooksAndOtherReadersSeeTheSameGradients) {
+// Registers hooks on the parameters, the input and the result of the first part.
+TEST(SequentialFusion, HooksReceiveTheSameGradients) {
   const Chain chain{up(), relu(), norm()};
-  const nn::Sequential head = together({chain[0], chain[1]}), model = together(chain);
+  const nn::Sequential head = make_sequential({chain[0], chain[1]}), model = make_sequential(chain);
   const auto gradients = [&](bool fused) {
     model.zero_grad();
     const Tensor x = affine(reshape(arange(0, 32, 1), {1, 4, 2, 2, 2}), 0.1, -1).requires_grad_();
@@ -244,17 +244,17 @@ TEST(SequentialFusion, HooksAndOtherReadersSeeTheSameGradients) {
     std::vector<HookHandle> hooks;
     for (const auto& [name, p] : model.named_parameters()) hooks.push_back(p.register_hook(note(name)));
     hooks.push_back(x.register_hook(note("x")));
-    // The ReLU's result has three readers: a hook, the norm, and the loss.
-    const Tensor y = fused ? head(x) : run_apart({chain[0], chain[1]}, x);
+    // A hook, the norm and the loss read the result of the ReLU.
+    const Tensor y = fused ? head(x) : run_unfused({chain[0], chain[1]}, x);
     hooks.push_back(y.register_hook(note("y")));
     sum(chain[2]->forward(y) * y).backward();
     for (const HookHandle& hook : hooks) hook.remove();
     seen["dx"] = x.grad().to_vector();
     return seen;
   };
-  const auto fused = gradients(true), apart = gradients(false);
+  const auto fused = gradients(true), unfused = gradients(false);
   EXPECT_EQ(fused.size(), 7u);
-  for (const auto& [name, values] : apart) {
+  for (const auto& [name, values] : unfused) {
     ASSERT_EQ(fused.at(name).size(), values.size()) << name;
     for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(fused.at(name)[i], values[i], 1e-3) << name;
   }
@@ -262,7 +262,7 @@ TEST(SequentialFusion, HooksAndOtherReadersSeeTheSameGradients) {
 
 TEST(SequentialFusion, FrozenParametersGetNoGradient) {
   for (const size_t trained : {size_t{0}, size_t{1}, size_t{2}, size_t{3}}) {
-    const nn::Sequential model = together({up(), relu(), norm()});
+    const nn::Sequential model = make_sequential({up(), relu(), norm()});
     model.requires_grad_(false);
     const Tensors parameters = model.parameters();
     parameters[trained].requires_grad_();
@@ -270,10 +270,10 @@ TEST(SequentialFusion, FrozenParametersGetNoGradient) {
     for (size_t i = 0; i < parameters.size(); ++i) EXPECT_EQ(parameters[i].grad().defined(), i == trained);
   }
   NoGradGuard no_grad;
-  EXPECT_FALSE(together({up(), relu(), norm()})(rand({1, 4, 2, 2, 2})).requires_grad());
+  EXPECT_FALSE(make_sequential({up(), relu(), norm()})(rand({1, 4, 2, 2, 2})).requires_grad());
 }
 
-// A class of the user's own is never taken for the one it derives from.
+// Sequential must not fuse a user-defined class as if it were its base class.
 TEST(SequentialFusion, DerivedClassesRunTheirOwnForward) {
   struct Doubled : nn::ReLU {
     Tensor forward(const Tensor& x) const override { return affine(voxgrad::relu(x), 2, 0); }
@@ -285,44 +285,45 @@ TEST(SequentialFusion, DerivedClassesRunTheirOwnForward) {
   const Tensor x = rand({1, 4, 2, 2, 2});
   for (const Chain& chain :
        {Chain{conv(), layer<Doubled>(), norm()}, Chain{layer<Shifted>(nn::Conv3d::Options{4, 8, 1}), relu(), norm()}})
-    EXPECT_EQ(together(chain)(x).to_vector(), run_apart(chain, x).to_vector());
+    EXPECT_EQ(make_sequential(chain)(x).to_vector(), run_unfused(chain, x).to_vector());
 }
 
-TEST(SequentialFusion, WhatDoesNotFitIsRefusedAsByTheLayers) {
-  const nn::Sequential other = together({up(), relu(), layer<nn::GroupNorm>(2, 6)});
+TEST(SequentialFusion, ErrorsMatchSeparateLayers) {
+  const nn::Sequential other = make_sequential({up(), relu(), layer<nn::GroupNorm>(2, 6)});
   EXPECT_ERROR(other(rand({1, 4, 2, 2, 2})), "GroupNorm: expects (N, 6, ...)");
-  EXPECT_ERROR(together({relu(), norm()})(rand({1, 4, 2})), "GroupNorm: expects (N, 8, ...)");
-  EXPECT_ERROR(together({up(), relu()})(rand({1, 3, 2, 2, 2})), "conv_transpose3d: weight expects 4 input channels");
-  EXPECT_ERROR(together({up(), relu()})(Tensor()), "conv_transpose3d: input is undefined");
-  // Without its batch axis the result's channels are not where GroupNorm looks for them.
-  EXPECT_ERROR(together({up(), relu(), norm()})(rand({4, 2, 2, 2})), "GroupNorm: expects (N, 8, ...)");
+  EXPECT_ERROR(make_sequential({relu(), norm()})(rand({1, 4, 2})), "GroupNorm: expects (N, 8, ...)");
+  EXPECT_ERROR(make_sequential({up(), relu()})(rand({1, 3, 2, 2, 2})),
+               "conv_transpose3d: weight expects 4 input channels");
+  EXPECT_ERROR(make_sequential({up(), relu()})(Tensor()), "conv_transpose3d: input is undefined");
+  // Without a batch axis, GroupNorm takes the first spatial axis of the result for its channels.
+  EXPECT_ERROR(make_sequential({up(), relu(), norm()})(rand({4, 2, 2, 2})), "GroupNorm: expects (N, 8, ...)");
 }
 
-/// In halves a chain gives what its layers give, but for the roundings between them.
-void expect_halves_as_by_the_layers(Device device) {
+/// In bf16 and f16, a fused chain differs from separate layers only by the roundings between the layers.
+void expect_low_precision_matches_unfused(Device device) {
   for (const DType dtype : {bf16, f16})
     for (const ChainCase& c : chains()) {
       const Chain chain = c.make();
-      nn::Sequential model = together(chain);
+      nn::Sequential model = make_sequential(chain);
       model.to(device);
       model.to(dtype);
       const Tensor x = rand({1, 4, 4, 4, 4}, {f32, device}).to(dtype).requires_grad_();
-      const Tensor y = model(x), apart = run_apart(chain, x);
+      const Tensor y = model(x), unfused = run_unfused(chain, x);
       EXPECT_EQ(y.dtype(), dtype) << c.name;
       const Tensor g = rand(y.shape(), {f32, device}).to(dtype);
       const double bound = dtype == bf16 ? 0x1p-6 : 0x1p-9;
-      expect_close(y, apart, bound, concat(c.name, ' ', dtype));
-      expect_close(grad({y}, {x}, {g})[0], grad({apart}, {x}, {g})[0], bound, concat(c.name, ' ', dtype, " dx"));
+      expect_close(y, unfused, bound, concat(c.name, ' ', dtype));
+      expect_close(grad({y}, {x}, {g})[0], grad({unfused}, {x}, {g})[0], bound, concat(c.name, ' ', dtype, " dx"));
     }
 }
 
-TEST(SequentialFusion, HalvesAsByTheLayers) { expect_halves_as_by_the_layers(Device::cpu()); }
-TEST(SequentialFusion, HalvesAsByTheLayersOnCuda) {
+TEST(SequentialFusion, LowPrecisionMatchesSeparateLayers) { expect_low_precision_matches_unfused(Device::cpu()); }
+TEST(SequentialFusion, LowPrecisionMatchesSeparateLayersOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
-  expect_halves_as_by_the_layers(Device::cuda());
+  expect_low_precision_matches_unfused(Device::cuda());
 }
 
-/// Peak bytes of a training step beside what is there before it.
+/// Returns the peak memory of a forward and backward pass, in bytes above the memory in use before it.
 int64_t peak_of_step(const nn::Module& model, const std::function<Tensor(const Tensor&)>& function, const Tensor& x) {
   model.zero_grad();
   x.set_grad({});
@@ -336,7 +337,7 @@ int64_t peak_of_step(const nn::Module& model, const std::function<Tensor(const T
 void expect_no_more_memory(Device device) {
   for (const ChainCase& c : chains()) {
     const Chain chain = c.make();
-    nn::Sequential model = together(chain);
+    nn::Sequential model = make_sequential(chain);
     model.to(device);
     const Tensor x = rand({1, 4, 16, 16, 16}, {f32, device, true});
     const auto saved = [&](const std::function<Tensor(const Tensor&)>& function) {
@@ -345,15 +346,15 @@ void expect_no_more_memory(Device device) {
       return memory::stats(device).current - before;
     };
     const auto fused = [&](const Tensor& t) { return model(t); };
-    const auto apart = [&](const Tensor& t) { return run_apart(chain, t); };
-    EXPECT_LE(saved(fused), saved(apart)) << c.name;
-    // Sums of a few numbers a channel more, and what the kernels' workspaces are rounded to.
-    EXPECT_LE(peak_of_step(model, fused, x), peak_of_step(model, apart, x) + 65536) << c.name;
+    const auto unfused = [&](const Tensor& t) { return run_unfused(chain, t); };
+    EXPECT_LE(saved(fused), saved(unfused)) << c.name;
+    // The margin is for a few sums per channel and for the rounding of workspace sizes.
+    EXPECT_LE(peak_of_step(model, fused, x), peak_of_step(model, unfused, x) + 65536) << c.name;
   }
 }
 
-TEST(SequentialFusion, TakesNoMoreMemory) { expect_no_more_memory(Device::cpu()); }
-TEST(SequentialFusion, TakesNoMoreMemoryOnCuda) {
+TEST(SequentialFusion, NeedsNoMoreMemory) { expect_no_more_memory(Device::cpu()); }
+TEST(SequentialFusion, NeedsNoMoreMemoryOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_no_more_memory(Device::cuda());
 }

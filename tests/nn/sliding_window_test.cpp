@@ -1,4 +1,5 @@
-// Sliding-window inference against a loop over windows in doubles, whatever the batch; progress, devices, errors.
+// Tests of sliding-window inference against a loop over windows in double precision, and of batches, progress, devices
+// and errors.
 #include "nn/sliding_window.h"
 
 #include <algorithm>
@@ -23,7 +24,8 @@ Tensor volume_of(const Shape& shape, DType dtype = f32) {
   return rand(shape, {.dtype = dtype}, &random);
 }
 
-/// Two channels that depend on where a voxel stands in the window, by no symmetry.
+/// A model with two output channels. Each result depends on the position in the window, so that windows at wrong places
+/// or with wrong mirroring change the results.
 Tensor position_model(const Tensor& x) {
   const auto ramp = [&](int64_t axis) {
     Shape shape{1, 1, 1, 1, 1};
@@ -33,11 +35,13 @@ Tensor position_model(const Tensor& x) {
   const Tensor first = narrow(x, 1, 0, 1), last = narrow(x, 1, x.size(1) - 1, 1);
   return cat({first * (ramp(2) + 1) + ramp(4), last * last - ramp(3) * 0.5}, 1);
 }
+/// The same model for one voxel at position `at` of a window.
 double position_model(int64_t channel, double first, double last, const std::array<int64_t, 3>& at) {
   const auto d = static_cast<double>(at[0]), h = static_cast<double>(at[1]), w = static_cast<double>(at[2]);
   return channel == 0 ? first * (d + 1) + w : last * last - h * 0.5;
 }
 
+/// Returns the start index of each window along one axis.
 std::vector<int64_t> begins(int64_t size, int64_t window, double overlap) {
   int64_t count = 1;
   while (static_cast<double>(size - window) > static_cast<double>((count - 1) * window) * (1 - overlap)) ++count;
@@ -48,7 +52,7 @@ std::vector<int64_t> begins(int64_t size, int64_t window, double overlap) {
   return all;
 }
 
-/// The weighted mean of position_model over all windows and mirrorings, voxel by voxel.
+/// Returns the weighted mean of position_model over all windows and mirrorings at one voxel.
 double expected(const Tensor& x, const SlidingWindowOptions& o, int64_t n, int64_t channel,
                 const std::array<int64_t, 3>& voxel) {
   double sum = 0, total = 0;
@@ -92,7 +96,7 @@ double expected(const Tensor& x, const SlidingWindowOptions& o, int64_t n, int64
   return sum / total;
 }
 
-void expect_as_expected(const Tensor& found, const Tensor& x, const SlidingWindowOptions& o, double tolerance) {
+void expect_matches_loop(const Tensor& found, const Tensor& x, const SlidingWindowOptions& o, double tolerance) {
   ASSERT_EQ(found.shape(), Shape({x.size(0), 2, x.size(2), x.size(3), x.size(4)}));
   const std::vector<double> values = found.to_vector();
   size_t i = 0;
@@ -109,7 +113,7 @@ Tensor run(const Tensor& x, const SlidingWindowOptions& o) {
       x, [](const Tensor& windows) { return position_model(windows); }, o);
 }
 
-TEST(SlidingWindow, AveragesWhatWindowsSay) {
+TEST(SlidingWindow, AveragesWindowsWithWeights) {
   struct Case {
     Shape shape;
     SlidingWindowOptions options;
@@ -122,22 +126,22 @@ TEST(SlidingWindow, AveragesWhatWindowsSay) {
       {{1, 2, 5, 6, 7}, {.window = 3, .sigma = 0}},
       {{1, 1, 5, 6, 7}, {.window = {4, 3, 5}, .mirror_axes = {0, 1, 2}}},
       {{1, 1, 5, 6, 7}, {.window = {4, 3, 5}, .mirror_axes = {2}}},
-      {{1, 1, 4, 3, 11}, {.window = {5, 6, 4}, .mirror_axes = {0, 1}}},  // smaller than the window, by odd numbers
+      {{1, 1, 4, 3, 11}, {.window = {5, 6, 4}, .mirror_axes = {0, 1}}},  // smaller than the window by odd amounts
       {{2, 1, 2, 2, 2}, {.window = 5}},
-      {{1, 1, 1, 9, 40}, {.window = {1, 4, 24}}},                // weights at the floor
-      {{1, 1, 6, 1, 1}, {.window = {2, 1, 1}, .overlap = 0.9}},  // steps of less than a voxel
+      {{1, 1, 1, 9, 40}, {.window = {1, 4, 24}}},                // reaches the minimum weight
+      {{1, 1, 6, 1, 1}, {.window = {2, 1, 1}, .overlap = 0.9}},  // the step is less than one voxel
   };
   for (const Device device : devices())
     for (const Case& c : cases) {
       const Tensor x = volume_of(c.shape), x64 = volume_of(c.shape, f64);
-      expect_as_expected(run(x.to(device), c.options), x, c.options, 1e-5);
+      expect_matches_loop(run(x.to(device), c.options), x, c.options, 1e-5);
       const Tensor y = run(x64.to(device), c.options);
       EXPECT_EQ(y.dtype(), f64);
-      expect_as_expected(y, x64, c.options, 1e-12);
+      expect_matches_loop(y, x64, c.options, 1e-12);
     }
 }
 
-TEST(SlidingWindow, StandsWhereNnUNetsWindowsStand) {
+TEST(SlidingWindow, WindowsStartAsInNnUNet) {
   const Tensor x = reshape(arange(0, 110), {1, 1, 110, 1, 1});
   std::vector<double> begins;
   const auto model = [&](const Tensor& windows) {
@@ -148,13 +152,13 @@ TEST(SlidingWindow, StandsWhereNnUNetsWindowsStand) {
   EXPECT_EQ(begins, (std::vector<double>{0, 23, 46}));
   begins.clear();
   sliding_window_inference(x, model, {.window = {20, 1, 1}, .overlap = 0.9});
-  EXPECT_EQ(begins.size(), 46u);  // two voxels each, 90 in all
+  EXPECT_EQ(begins.size(), 46u);  // steps of two voxels over a range of 90
   begins.clear();
   sliding_window_inference(x, model, {.window = {10, 1, 1}, .overlap = 0.9});
   EXPECT_EQ(begins.size(), 101u);
 }
 
-TEST(SlidingWindow, GivesTheSameBitsForAllBatches) {
+TEST(SlidingWindow, IsBitwiseEqualForAllBatchSizes) {
   const nn::Conv3d conv(2, 3, 3, 1, 1);
   for (const Device device : devices()) {
     const Tensor x = volume_of({2, 2, 9, 10, 11}).to(device), weight = conv.weight.to(device);
@@ -171,7 +175,7 @@ TEST(SlidingWindow, GivesTheSameBitsForAllBatches) {
   }
 }
 
-TEST(SlidingWindow, KeepsTheVolumeWhereItIs) {
+TEST(SlidingWindow, UsesSeparateDevicesForVolumeModelAndResult) {
   const Tensor x = volume_of({1, 1, 9, 10, 11});
   for (const Device device : devices())
     for (const auto& [from, to] : {std::pair{Device::cpu(), Device::cpu()}, std::pair{Device::cpu(), device},
@@ -183,7 +187,7 @@ TEST(SlidingWindow, KeepsTheVolumeWhereItIs) {
       const SlidingWindowOptions options{.window = 4, .batch_size = 7, .device = device, .accumulate = to};
       const Tensor y = sliding_window_inference(x.to(from), model, options);
       EXPECT_EQ(y.device(), to);
-      expect_as_expected(y, x, options, 1e-5);
+      expect_matches_loop(y, x, options, 1e-5);
     }
 }
 
@@ -203,12 +207,12 @@ TEST(SlidingWindow, RunsTheModelInLowPrecision) {
       const std::vector<double> values = y.to_vector(), wanted = x.to(bf16).to_vector();
       for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], wanted[i], 1e-6);
     }
-    const autocast guard(bf16);  // of the caller
+    const autocast guard(bf16);  // the caller enables autocast
     EXPECT_EQ(sliding_window_inference(x, model, {.window = 4}).dtype(), f32);
   }
 }
 
-TEST(SlidingWindow, AveragesMirroredHalvesInFloat32) {
+TEST(SlidingWindow, AveragesMirroredBf16ResultsInF32) {
   int64_t calls = 0;
   const auto model = [&](const Tensor& windows) { return full_like(windows, calls++ % 4 == 0 ? 256 : 1).to(bf16); };
   const Tensor y = sliding_window_inference(ones({1, 1, 4, 4, 4}), model, {.window = 4, .mirror_axes = {0, 2}});
@@ -216,7 +220,7 @@ TEST(SlidingWindow, AveragesMirroredHalvesInFloat32) {
   EXPECT_EQ(y.at({0, 0, 1, 2, 3}), 259.0 / 4);
 }
 
-TEST(SlidingWindow, ReportsProgressAndEnds) {
+TEST(SlidingWindow, ReportsProgressAndStopsOnRequest) {
   for (const Device device : devices()) {
     const Tensor x = volume_of({1, 1, 8, 8, 8}).to(device);
     std::vector<int64_t> seen;
@@ -238,30 +242,33 @@ TEST(SlidingWindow, ReportsProgressAndEnds) {
   }
 }
 
-TEST(SlidingWindow, RefusesWhatMakesNoSense) {
+TEST(SlidingWindow, RejectsInvalidOptionsAndModels) {
   const Tensor x = volume_of({1, 1, 6, 6, 6});
   EXPECT_ERROR(run({}, {.window = 4}), "volume is undefined");
   EXPECT_ERROR(run(x.to(i64), {.window = 4}), "floating");
   EXPECT_ERROR(run(x[0], {.window = 4}), "(N, C, D, H, W)");
-  EXPECT_ERROR(run(narrow(x, 2, 0, 0), {.window = 4}), "with voxels");
+  EXPECT_ERROR(run(narrow(x, 2, 0, 0), {.window = 4}), "(N, C, D, H, W) and not empty");
   EXPECT_ERROR(sliding_window_inference(x, {}, {.window = 4}), "the model is empty");
   EXPECT_ERROR(run(x, {.window = {4, 0, 4}}), "window must lie in");
   for (const double overlap : {-0.1, 1.0, double{NAN}})
     EXPECT_ERROR(run(x, {.window = 4, .overlap = overlap}), "overlap must lie in [0, 1)");
   EXPECT_ERROR(run(x, {.window = 4, .sigma = -1}), "sigma");
   EXPECT_ERROR(run(x, {.window = 4, .mirror_axes = {3}}), "sliding_window_inference");
-  EXPECT_ERROR(run(x, {.window = 4, .mirror_axes = {2, -1}}), "name an axis twice");
+  EXPECT_ERROR(run(x, {.window = 4, .mirror_axes = {2, -1}}), "contain an axis twice");
   EXPECT_ERROR(run(x, {.window = 4, .batch_size = 0}), "batch_size must be positive");
   EXPECT_ERROR(run(x, {.window = 4, .precision = f32}), "autocast");
-  const auto give = [&](const std::function<Tensor(const Tensor&)>& model) {
+  const auto infer = [&](const std::function<Tensor(const Tensor&)>& model) {
     return sliding_window_inference(x, model, {.window = 4});
   };
-  EXPECT_ERROR(give([](const Tensor&) { return Tensor(); }), "undefined");
-  EXPECT_ERROR(give([](const Tensor& w) { return w.to(i64); }), "floating");
-  EXPECT_ERROR(give([](const Tensor& w) { return narrow(w, 2, 0, 3); }), "the model must give (1, K, [4, 4, 4])");
-  EXPECT_ERROR(give([](const Tensor& w) { return w[0]; }), "the model must give");
+  EXPECT_ERROR(infer([](const Tensor&) { return Tensor(); }), "undefined");
+  EXPECT_ERROR(infer([](const Tensor& w) { return w.to(i64); }), "floating");
+  EXPECT_ERROR(infer([](const Tensor& w) { return narrow(w, 2, 0, 3); }), "the model must return (1, K, [4, 4, 4])");
+  EXPECT_ERROR(infer([](const Tensor& w) { return w[0]; }), "the model must return");
   int64_t calls = 0;
-  EXPECT_ERROR(give([&](const Tensor& w) { return ++calls == 1 ? w : cat({w, w}, 1); }), "the model gave 1 channels");
+  EXPECT_ERROR(infer([&](const Tensor& w) {
+                 return ++calls == 1 ? w : cat({w, w}, 1);
+               }),
+               "the model returned 1 channels for the first windows");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Layers with more state than a weight and a bias: reparametrised weights and running statistics. Values are compared
-// with PyTorch's in layers_test.cpp.
+// Tests of layers with reparametrized weights or running statistics. layers_test.cpp compares their values with
+// PyTorch.
 #include <cmath>
 
 #include "core/autograd.h"
@@ -13,9 +13,8 @@
 namespace voxgrad {
 namespace {
 
-// The weight's values at first are those that the layer had, and gradients, any number of times, reach what it is made
-// of.
-TEST(Layers, ReparametrisedWeights) {
+// Wrapping a layer keeps the values of its weight. First and second derivatives reach the parameters that replace it.
+TEST(Layers, ReparametrizedWeightsKeepValuesAndDifferentiate) {
   for (const Device device : devices()) {
     nn::Conv2d conv{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}};
     const std::vector<double> values = conv.weight.to_vector();
@@ -34,7 +33,7 @@ TEST(Layers, ReparametrisedWeights) {
       const GradcheckReport second = gradgradcheck(function, each->parameters());
       EXPECT_TRUE(second.passed) << second.message;
     }
-    // Two steps of the power method between a forward pass and its backward pass.
+    // The second forward pass runs the power method again before the backward pass of the first forward pass.
     spectral.train();
     const Tensor x = randn({1, 2, 3, 3}, {f64, device}), y = spectral(x) + spectral(x);
     sum(y).backward();
@@ -42,7 +41,7 @@ TEST(Layers, ReparametrisedWeights) {
   }
 }
 
-TEST(Layers, BatchNormOfHalvesKeepsItsLayoutAndStatisticsInFloat) {
+TEST(Layers, BatchNormOfF16KeepsLayoutAndF32Statistics) {
   for (const Device device : devices()) {
     nn::BatchNorm3d norm(8);
     norm.to(device);

@@ -1,4 +1,4 @@
-// Event files, read back by a reader of their own: records, checksums, the fields of the messages, pictures.
+// Tests of SummaryWriter with an independent reader of event files: records, checksums, message fields and images.
 #include "nn/summary_writer.h"
 
 #include <sys/resource.h>
@@ -24,7 +24,7 @@ T number_at(const std::string& bytes, size_t position) {
   return value;
 }
 
-/// Bit by bit, with the polynomial as it is written down, most significant bit first: 0x1EDC6F41.
+/// Returns the CRC-32C. Processes one bit at a time with the polynomial 0x1EDC6F41 (most significant bit first).
 uint32_t crc32c(const std::string& bytes) {
   const auto reversed = [](uint32_t x, int bits) {
     uint32_t y = 0;
@@ -41,9 +41,9 @@ uint32_t crc32c(const std::string& bytes) {
 
 uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; }
 
-TEST(EventFile, TheReadersChecksumIsTheStandards) { EXPECT_EQ(crc32c("123456789"), 0xe3069283u); }
+TEST(EventFile, TheReaderComputesStandardCrc32c) { EXPECT_EQ(crc32c("123456789"), 0xe3069283u); }
 
-/// The payloads of all whole records, with checksums that are right.
+/// Returns the payloads of all complete records and checks their checksums.
 std::vector<std::string> records(const std::string& file) {
   std::vector<std::string> all;
   for (size_t at = 0; at + 16 <= file.size();) {
@@ -57,7 +57,7 @@ std::vector<std::string> records(const std::string& file) {
   return all;
 }
 
-/// A protobuf message's fields, in order, by their numbers; integers as their value, others as their bytes.
+/// The fields of a protobuf message by field number: integers by value, other fields as bytes.
 struct Fields {
   std::multimap<int, std::string> blocks;
   std::multimap<int, uint64_t> integers;
@@ -100,7 +100,7 @@ struct Fields {
 
 class SummaryWriterTest : public FileTest {
  protected:
-  /// The events but for the first, of which it is checked that it names the format.
+  /// Returns all events except the first, which must hold the format version.
   std::vector<Fields> events(const SummaryWriter& writer) {
     const std::vector<std::string> all = records(get(writer.path()));
     EXPECT_EQ(Fields(all.at(0)).text(3), "brain.Event:2");
@@ -113,7 +113,7 @@ class SummaryWriterTest : public FileTest {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
 
-TEST_F(SummaryWriterTest, ScalarsStepsAndTimes) {
+TEST_F(SummaryWriterTest, WritesScalarsStepsAndTimes) {
   SummaryWriter writer(path("run/deep"), 7);
   EXPECT_NE(writer.path().filename().string().find("tfevents"), std::string::npos);
   writer.add_scalar("loss/train", 0.1, 300, 1234.5);
@@ -123,18 +123,18 @@ TEST_F(SummaryWriterTest, ScalarsStepsAndTimes) {
   const auto all = events(writer);
   ASSERT_EQ(all.size(), 4u);
   EXPECT_EQ(all[0].integer(2), 7u);
-  EXPECT_EQ(all[0].message(7).integer(1), 1u);  // a run begins there
+  EXPECT_EQ(all[0].message(7).integer(1), 1u);  // SessionLog.START
   EXPECT_EQ(all[1].f64(1), 1234.5);
   EXPECT_EQ(all[1].integer(2), 300u);
   EXPECT_EQ(value(all[1]).text(1), "loss/train");
   EXPECT_EQ(value(all[1]).f32(2), 0.1f);
   EXPECT_EQ(all[2].integer(2), ~0ull);  // -1
-  EXPECT_GT(all[2].f64(1), 1.6e9);      // now
+  EXPECT_GT(all[2].f64(1), 1.6e9);      // the current time
   EXPECT_TRUE(std::isnan(value(all[2]).f32(2)));
   EXPECT_EQ(value(all[3]).f32(2), -INFINITY);
 }
 
-/// A PNG's pixels, row by row, of one that is not filtered; its chunks and their checksums are checked.
+/// Returns the pixels of a PNG image whose rows are not filtered. Checks its chunks and their checksums.
 std::string png_pixels(const std::string& png, uint32_t width, uint32_t height, uint32_t channels, char color_type) {
   EXPECT_EQ(png.substr(0, 8), "\x89PNG\r\n\x1a\n");
   const auto big = [&](size_t at) { return __builtin_bswap32(number_at<uint32_t>(png, at)); };
@@ -166,9 +166,9 @@ std::string png_pixels(const std::string& png, uint32_t width, uint32_t height, 
   return pixels;
 }
 
-TEST_F(SummaryWriterTest, ImagesArePngs) {
+TEST_F(SummaryWriterTest, WritesImagesAsPng) {
   SummaryWriter writer(path("run"));
-  writer.add_image("grey", tensor({{0, 0.5, 1}, {-1, 2, kNan}}), 3);
+  writer.add_image("gray", tensor({{0, 0.5, 1}, {-1, 2, kNan}}), 3);
   const Tensor color = from_span<uint8_t>(std::vector<uint8_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {3, 2, 2});
   for (const Device device : devices()) writer.add_image("color", color.to(device).transpose(1, 2));
   EXPECT_ERROR(writer.add_image("x", zeros({2, 4, 4})), "with 1, 3 or 4 channels, got [2, 4, 4] f32 on cpu");
@@ -177,10 +177,10 @@ TEST_F(SummaryWriterTest, ImagesArePngs) {
   EXPECT_ERROR(writer.add_image("x", {}), "add_image 'x': expected (H, W)");
   const auto all = events(writer);
   ASSERT_EQ(all.size(), 1 + devices().size());
-  const Fields grey = value(all[0]).message(4);
-  EXPECT_EQ(std::vector<uint64_t>({grey.integer(1), grey.integer(2), grey.integer(3)}),
+  const Fields gray = value(all[0]).message(4);
+  EXPECT_EQ(std::vector<uint64_t>({gray.integer(1), gray.integer(2), gray.integer(3)}),
             std::vector<uint64_t>({2, 3, 1}));
-  EXPECT_EQ(png_pixels(grey.text(4), 3, 2, 1, 0), std::string({'\0', '\x7f', '\xff', '\0', '\xff', '\0'}));
+  EXPECT_EQ(png_pixels(gray.text(4), 3, 2, 1, 0), std::string({'\0', '\x7f', '\xff', '\0', '\xff', '\0'}));
   for (size_t i = 1; i < all.size(); ++i) {
     const Fields picture = value(all[i]).message(4);
     EXPECT_EQ(picture.integer(3), 3u);
@@ -188,11 +188,11 @@ TEST_F(SummaryWriterTest, ImagesArePngs) {
   }
 }
 
-TEST_F(SummaryWriterTest, HistogramsCountWhatIsFinite) {
+TEST_F(SummaryWriterTest, HistogramsIgnoreNonFiniteValues) {
   SummaryWriter writer(path("run"));
   writer.add_histogram("h", tensor({-2, -2, 0, 1e-15, 3, 1e30, kNan, kInfinity}, {.dtype = f64}), 4);
   writer.add_histogram("none", tensor({kNan}));
-  EXPECT_ERROR(writer.add_histogram("x", zeros({0})), "add_histogram 'x': no elements");
+  EXPECT_ERROR(writer.add_histogram("x", zeros({0})), "add_histogram 'x': the tensor has no elements");
   const auto all = events(writer);
   ASSERT_EQ(all.size(), 2u);
   const Fields h = value(all[0]).message(5);
@@ -205,7 +205,7 @@ TEST_F(SummaryWriterTest, HistogramsCountWhatIsFinite) {
   ASSERT_EQ(limits.size(), counts.size());
   EXPECT_TRUE(std::is_sorted(limits.begin(), limits.end()));
   double total = 0;
-  for (size_t i = 0; i < counts.size(); ++i) {         // each is counted in the bucket in which it lies
+  for (size_t i = 0; i < counts.size(); ++i) {         // each value counts in the bucket that contains it
     double expected = i + 1 == counts.size() ? 1 : 0;  // 1e30, beyond the last limit
     for (const double v : {-2.0, -2.0, 0.0, 1e-15, 3.0}) expected += i > 0 && limits[i - 1] <= v && v < limits[i];
     EXPECT_EQ(counts[i], expected) << i;
@@ -217,7 +217,7 @@ TEST_F(SummaryWriterTest, HistogramsCountWhatIsFinite) {
   EXPECT_EQ(value(all[1]).message(5).f64(3), 0);
 }
 
-TEST_F(SummaryWriterTest, TextAndHparams) {
+TEST_F(SummaryWriterTest, WritesTextAndHyperparameters) {
   SummaryWriter writer(path("run"));
   writer.add_text("notes", "# gr\xc3\xbc\xc3\x9f", 2);
   writer.add_hparams({{"lr", 0.5}, {"steps", 1000}, {"ema", true}, {"mode", "bf16"}}, {{"dice", 0.875}}, 9);
@@ -254,10 +254,10 @@ TEST_F(SummaryWriterTest, TextAndHparams) {
   EXPECT_EQ(value(all[4]).f32(2), 0.875f);
 }
 
-TEST_F(SummaryWriterTest, WhatIsCutIsReadToTheLastWholeRecord) {
+TEST_F(SummaryWriterTest, ATruncatedFileIsReadableUpToTheLastRecord) {
   SummaryWriter writer(path("run"));
   for (int i = 0; i < 3; ++i) writer.add_scalar("x", i, i);
-  const std::string whole = get(writer.path());  // there while the writer lives
+  const std::string whole = get(writer.path());  // events are written before the writer is destroyed
   const std::vector<std::string> all = records(whole);
   ASSERT_EQ(all.size(), 4u);
   size_t end = 0, complete = 0;
@@ -267,7 +267,7 @@ TEST_F(SummaryWriterTest, WhatIsCutIsReadToTheLastWholeRecord) {
   }
 }
 
-TEST_F(SummaryWriterTest, AKilledRunLeavesWholeRecords) {
+TEST_F(SummaryWriterTest, AKilledRunLeavesCompleteRecords) {
   const pid_t run = fork();
   ASSERT_GE(run, 0);
   if (run == 0) {
@@ -285,23 +285,24 @@ TEST_F(SummaryWriterTest, AKilledRunLeavesWholeRecords) {
   EXPECT_GE(records(file()).size(), 20u);
 }
 
-TEST_F(SummaryWriterTest, FilesOfTheirOwn) {
+TEST_F(SummaryWriterTest, TwoWritersUseSeparateFiles) {
   SummaryWriter a(path("run")), b(path("run"));
   EXPECT_NE(a.path(), b.path());
   a.flush();
 }
 
-TEST_F(SummaryWriterTest, RefusesAFolderThatCannotBe) {
+TEST_F(SummaryWriterTest, RejectsFoldersThatCannotBeCreated) {
   put("file", "x");
-  EXPECT_ERROR(SummaryWriter(path("file")), "SummaryWriter: cannot make the folder '" + path("file").string() + "': ");
-  EXPECT_ERROR(SummaryWriter(path("file/run")), "cannot make the folder '");
-  if (geteuid() == 0) return;  // who may write anywhere
+  EXPECT_ERROR(SummaryWriter(path("file")),
+               "SummaryWriter: cannot create the folder '" + path("file").string() + "': ");
+  EXPECT_ERROR(SummaryWriter(path("file/run")), "cannot create the folder '");
+  if (geteuid() == 0) return;  // root may write everywhere
   std::filesystem::create_directory(path("closed"));
   std::filesystem::permissions(path("closed"), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   EXPECT_ERROR(SummaryWriter(path("closed")), "Permission denied");
 }
 
-TEST_F(SummaryWriterTest, ARecordThatDoesNotFitIsTakenBack) {
+TEST_F(SummaryWriterTest, AFailedWriteRemovesThePartialRecord) {
   SummaryWriter writer(path("run"));
   writer.add_scalar("x", 1);
   const std::string before = get(writer.path());

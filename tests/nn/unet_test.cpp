@@ -1,4 +1,4 @@
-// U-Nets: nnU-Net's weights compute what they compute there (nnunet_models.py), its plans, and the loss of many levels.
+// Tests of UNet against nnU-Net's networks and loss (recorded by nnunet_models.py), and of deep supervision.
 #include "nn/unet.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 #include "core/autocast.h"
 #include "core/autograd.h"
-#include "core/layout_copies.h"
+#include "core/profiler.h"
 #include "core/random.h"
 #include "nn/layers.h"
 #include "ops/create.h"
@@ -22,7 +22,7 @@
 namespace voxgrad {
 namespace {
 
-/// The networks of nnunet_models.py.
+/// Returns the options of the networks in nnunet_models.py.
 nn::UNetOptions small(bool residual) {
   return {.in_channels = 2,
           .num_classes = 3,
@@ -40,7 +40,7 @@ void expect_close(const char* what, const Tensor& actual, const Tensor& expected
   EXPECT_LE(largest(difference), tolerance * largest(expected)) << what;
 }
 
-void expect_as_nnunet(bool residual, Device device) {
+void expect_matches_nnunet(bool residual, Device device) {
   const TensorMap all = load_safetensors(TESTS_DIR "/nn/nnunet_models.safetensors");
   const TensorMap recorded = nn::with_prefix(all, residual ? "residual." : "plain.");
   nn::UNet model(small(residual));
@@ -53,7 +53,7 @@ void expect_as_nnunet(bool residual, Device device) {
   expect_close("half resolution", levels[1], recorded.at("logits.1"));
   EXPECT_EQ(model.forward(x).to_vector(), levels[0].to_vector());
 
-  // nnU-Net's Dice loss is the negative coefficient, ours one minus it.
+  // nnU-Net's Dice loss is minus the Dice coefficient; dice_ce_loss uses one minus the coefficient.
   const DiceCEOptions options{.dice = {.batch = true, .include_background = false}};
   expect_close("loss of two levels", deep_supervision_loss(levels, target, options) - 1.0, recorded.at("single_loss"));
   levels.push_back(avg_pool3d(levels[0], {.kernel_size = 2}));
@@ -63,15 +63,15 @@ void expect_as_nnunet(bool residual, Device device) {
   expect_close("gradient", x.grad(), recorded.at("grad"), 2e-4);
 }
 
-TEST(UNet, WeightsOfNnUNetGiveItsLogitsAndLoss) {
-  for (const bool residual : {false, true}) expect_as_nnunet(residual, Device::cpu());
+TEST(UNet, MatchesNnUNetWithItsWeights) {
+  for (const bool residual : {false, true}) expect_matches_nnunet(residual, Device::cpu());
 }
-TEST(UNet, WeightsOfNnUNetGiveItsLogitsAndLossOnCuda) {
+TEST(UNet, MatchesNnUNetWithItsWeightsOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
-  for (const bool residual : {false, true}) expect_as_nnunet(residual, Device::cuda());
+  for (const bool residual : {false, true}) expect_matches_nnunet(residual, Device::cuda());
 }
 
-TEST(UNet, Gradcheck) {
+TEST(UNet, PassesGradcheck) {
   manual_seed(4);
   for (const bool residual : {false, true}) {
     nn::UNet model({.stages = {{.features = 2, .convs = 1, .decoder_convs = 1}, {.features = 3, .stride = 2}},
@@ -87,7 +87,7 @@ TEST(UNet, Gradcheck) {
   }
 }
 
-TEST(UNet, WeightsStartAsInNnUNet) {
+TEST(UNet, InitializesWeightsAsNnUNet) {
   manual_seed(1);
   nn::UNetOptions options = small(true);
   options.stages[2].features = 64;
@@ -107,7 +107,7 @@ TEST(UNet, WeightsStartAsInNnUNet) {
   EXPECT_GT(largest(model(x)), 0);
 }
 
-/// The logits and all gradients.
+/// Returns the logits of all levels and the gradients of all parameters.
 std::vector<std::vector<double>> results(const nn::UNet& model, const Tensor& x, const Tensor& target) {
   model.zero_grad();
   const Tensors levels = model.levels(x);
@@ -137,13 +137,13 @@ void expect_same_bits_recomputed(Device device) {
     }
 }
 
-TEST(UNet, CheckpointGivesTheSameBits) { expect_same_bits_recomputed(Device::cpu()); }
-TEST(UNet, CheckpointGivesTheSameBitsOnCuda) {
+TEST(UNet, RecomputeIsBitwiseEqual) { expect_same_bits_recomputed(Device::cpu()); }
+TEST(UNet, RecomputeIsBitwiseEqualOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_same_bits_recomputed(Device::cuda());
 }
 
-TEST(UNet, CheckpointKeepsLess) {
+TEST(UNet, RecomputeKeepsLessMemory) {
   nn::UNetOptions options = small(false);
   options.stages[0].convs = options.stages[0].decoder_convs = 4;
   const auto kept = [&](bool recompute) {
@@ -167,7 +167,7 @@ void expect_no_layout_copies(Device device) {
     model.to(MemoryFormat::channels_last);
     const Tensor inner = x.contiguous(MemoryFormat::channels_last);
     for (const bool low : {false, true}) {
-      const LayoutCopies copies;
+      profiler::Session profile;
       const autocast guard(bf16, low);
       const Tensors levels = model.levels(inner);
       for (const Tensor& level : levels) EXPECT_TRUE(level.is_contiguous(MemoryFormat::channels_last));
@@ -176,18 +176,19 @@ void expect_no_layout_copies(Device device) {
       deep_supervision_loss(levels, target).backward();
       for (const auto& [name, p] : model.named_parameters())
         EXPECT_TRUE(p.dim() == 1 || !p.grad().defined() || p.grad().is_contiguous(MemoryFormat::channels_last)) << name;
-      EXPECT_TRUE(copies.list().empty()) << copies.list().front();
+      profile.stop();
+      EXPECT_TRUE(profile.layout_copies().empty()) << profile.layout_copies().front();
     }
   }
 }
 
-TEST(UNet, ChannelsLastCopiesNothing) { expect_no_layout_copies(Device::cpu()); }
-TEST(UNet, ChannelsLastCopiesNothingOnCuda) {
+TEST(UNet, ChannelsLastNeedsNoLayoutCopies) { expect_no_layout_copies(Device::cpu()); }
+TEST(UNet, ChannelsLastNeedsNoLayoutCopiesOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_no_layout_copies(Device::cuda());
 }
 
-TEST(UNet, RefusesWhatDoesNotFit) {
+TEST(UNet, RejectsInvalidInputsAndOptions) {
   const nn::UNet model(small(false));
   EXPECT_EQ(model.total_stride(), Triple(2, 4, 4));
   EXPECT_ERROR(
@@ -197,14 +198,16 @@ TEST(UNet, RefusesWhatDoesNotFit) {
   EXPECT_ERROR(model(zeros({2, 4, 4, 4})), "UNet: input must be (N, 2, D, H, W)");
   EXPECT_ERROR(model(zeros({1, 2, 0, 4, 4})), "multiples of");
   EXPECT_ERROR(model(Tensor()), "UNet: input must be");
-  const auto refuses = [](const std::vector<nn::UNetStage>& stages, const char* message) {
+  const auto expect_rejected = [](const std::vector<nn::UNetStage>& stages, const char* message) {
     EXPECT_ERROR(nn::UNet({.stages = stages}), message);
   };
-  refuses({{}}, "UNet: needs at least two stages, got 1");
-  refuses({{.stride = 2}, {}}, "UNet: the first stage must have stride 1, got [2, 2, 2]");
-  refuses({{}, {.kernel_size = 2}}, "UNet: stage 1 must have odd kernel sizes and positive strides, got [2, 2, 2]");
-  refuses({{}, {.stride = {1, 0, 1}}}, "got [3, 3, 3] and [1, 0, 1]");
-  refuses({{}, {.convs = 0}}, "UNet: stage 1 must have features, convs and decoder_convs, got 32, 0 and 2");
+  expect_rejected({{}}, "UNet: needs at least two stages, got 1");
+  expect_rejected({{.stride = 2}, {}}, "UNet: the first stage must have stride 1, got [2, 2, 2]");
+  expect_rejected({{}, {.kernel_size = 2}},
+                  "UNet: stage 1 must have odd kernel sizes and positive strides, got [2, 2, 2]");
+  expect_rejected({{}, {.stride = {1, 0, 1}}}, "got [3, 3, 3] and [1, 0, 1]");
+  expect_rejected({{}, {.convs = 0}},
+                  "UNet: features, convs and decoder_convs of stage 1 must be positive, got 32, 0 and 2");
   EXPECT_ERROR(nn::UNet({.num_classes = 0, .stages = {{}, {}}}), "in_channels and num_classes must be positive");
   const nn::UNetStage wide{.features = 1, .stride = int64_t{1} << 30};
   EXPECT_ERROR(nn::UNet({.stages = {{}, wide, wide, wide}}), "UNet: the product of the strides up to stage 2 must be");
@@ -212,11 +215,12 @@ TEST(UNet, RefusesWhatDoesNotFit) {
 
 // ---- deep supervision
 
-TEST(DeepSupervisionLoss, TakesEveryKthVoxelOfTheTarget) {
+TEST(DeepSupervisionLoss, DownsamplesTheTargetToTheNearestVoxel) {
   manual_seed(2);
   const Tensors levels{randn({2, 3, 4, 8, 6}), randn({2, 3, 4, 4, 2}), randn({2, 3, 2, 2, 1})};
   const Tensor target = (rand({2, 4, 8, 6}) * 3.0).to(i64);
-  // Of axes taken by 1, 2 and 3 at a time, the voxels at 0, 1 and 1 are the nearest.
+  // levels[1] has 1/1, 1/2 and 1/3 of the target's size along D, H and W, so the nearest voxels start at index 0, 1
+  // and 1.
   const Tensor middle = slice(slice(target, 2, 1, 8, 2), 3, 1, 6, 3);
   const Tensor expected =
       dice_ce_loss(levels[0], target) * (2.0 / 3) + dice_ce_loss(levels[1], middle.contiguous()) * (1.0 / 3);
@@ -230,14 +234,14 @@ TEST(DeepSupervisionLoss, TakesEveryKthVoxelOfTheTarget) {
             dice_ce_loss(levels[0], target, options).item());
 }
 
-TEST(DeepSupervisionLoss, RefusesWhatDoesNotFit) {
+TEST(DeepSupervisionLoss, RejectsInvalidLevelsAndTargets) {
   const Tensor target = zeros({1, 4, 4, 4}, {.dtype = u8}), whole = zeros({1, 2, 4, 4, 4});
   EXPECT_ERROR(deep_supervision_loss({}, target), "deep_supervision_loss: there are no logits");
   EXPECT_ERROR(deep_supervision_loss({whole}, Tensor()), "target");
   EXPECT_ERROR(deep_supervision_loss({whole, Tensor(), whole}, target), "logits");
   EXPECT_ERROR(deep_supervision_loss({whole, zeros({1, 2, 3, 2, 2}), whole}, target),
                "sizes of the logits [1, 2, 3, 2, 2] must divide those of target [1, 4, 4, 4]");
-  // The last level, whose weight is 0, is checked too.
+  // The last level has weight 0, but is checked too.
   EXPECT_ERROR(deep_supervision_loss({whole, zeros({1, 2, 3, 2, 2})}, target),
                "sizes of the logits [1, 2, 3, 2, 2] must divide those of target [1, 4, 4, 4]");
   EXPECT_ERROR(deep_supervision_loss({whole, Tensor()}, target), "logits");

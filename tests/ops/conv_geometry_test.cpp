@@ -1,4 +1,4 @@
-// The gather form of a convolution against its definition: i + padding = o * stride + k * dilation.
+// Tests that the gather form of a convolution matches its definition: i + padding = o * stride + k * dilation.
 #include "ops/detail/conv_geometry.h"
 
 #include <gtest/gtest.h>
@@ -15,10 +15,11 @@
 namespace voxgrad {
 namespace {
 
-using Meetings = std::set<std::tuple<int64_t, int64_t, int64_t>>;  // (x position, y position, tap)
+/// The products of a convolution along one axis, as (x position, y position, tap).
+using Products = std::set<std::tuple<int64_t, int64_t, int64_t>>;
 
-Meetings by_definition(const ConvAxis& a) {
-  Meetings found;
+Products products_by_definition(const ConvAxis& a) {
+  Products found;
   for (int64_t i = 0; i < a.x_size; ++i)
     for (int64_t o = 0; o < a.y_size; ++o)
       for (int64_t k = 0; k < a.kernel; ++k)
@@ -26,9 +27,9 @@ Meetings by_definition(const ConvAxis& a) {
   return found;
 }
 
-/// What the phases multiply, and a check that no output belongs to two of them.
-Meetings by_phases(const ConvGather& gather, bool transposed) {
-  Meetings found;
+/// Returns the products that the phases compute. Expects that each output belongs to at most one phase.
+Products products_of_phases(const ConvGather& gather, bool transposed) {
+  Products found;
   std::set<int64_t> outputs;
   for (const ConvPhase& phase : gather.phases) {
     EXPECT_GT(phase.count, 0);
@@ -51,7 +52,7 @@ Meetings by_phases(const ConvGather& gather, bool transposed) {
   return found;
 }
 
-TEST(ConvGeometry, GatherMeetsWhatTheDefinitionMeets) {
+TEST(ConvGeometry, GatherMatchesDefinition) {
   for (int64_t stride = 1; stride <= 5; ++stride)
     for (int64_t dilation = 1; dilation <= 6; ++dilation)
       for (int64_t kernel = 1; kernel <= 4; ++kernel)
@@ -61,18 +62,18 @@ TEST(ConvGeometry, GatherMeetsWhatTheDefinitionMeets) {
             axis.y_size = conv_output_size(size, kernel, stride, padding, dilation);
             SCOPED_TRACE(testing::Message() << "x " << size << ", y " << axis.y_size << ", k " << kernel << ", s "
                                             << stride << ", p " << padding << ", dil " << dilation);
-            const Meetings expected = by_definition(axis);
-            EXPECT_EQ(by_phases(gather_forward(axis), false), expected);
-            EXPECT_EQ(by_phases(gather_transposed(axis), true), expected);
+            const Products expected = products_by_definition(axis);
+            EXPECT_EQ(products_of_phases(gather_forward(axis), false), expected);
+            EXPECT_EQ(products_of_phases(gather_transposed(axis), true), expected);
           }
 }
 
-TEST(ConvGeometry, PhasesWasteNoTap) {
-  // k3 s2: phases of 1 and 2 taps along an axis; over three axes 1, 2, 2, 4, 2, 4, 4, 8.
+TEST(ConvGeometry, PhasesUseEachTapOnce) {
+  // With kernel 3 and stride 2, an axis has one phase of 1 tap and one of 2 taps.
   std::multiset<size_t> taps;
   for (const ConvPhase& phase : gather_transposed({9, 5, 3, 2, 1, 1}).phases) taps.insert(phase.taps.size());
   EXPECT_EQ(taps, (std::multiset<size_t>{1, 2}));
-  // The taps of all phases together are the kernel's, each once.
+  // Together, the phases contain each tap of the kernel exactly once.
   for (int64_t stride = 1; stride <= 6; ++stride)
     for (int64_t dilation = 1; dilation <= 6; ++dilation) {
       std::multiset<int64_t> indices;
@@ -84,11 +85,11 @@ TEST(ConvGeometry, PhasesWasteNoTap) {
     }
 }
 
-TEST(ConvGeometry, AHugeStrideHasFewPhases) {
+TEST(ConvGeometry, HugeStrideHasFewPhases) {
   const int64_t stride = int64_t{1} << 30;
   const ConvGather gather = gather_transposed({4 * stride, 4, 3, stride, 1, 5});
   ASSERT_EQ(gather.phases.size(), 3U);
-  EXPECT_EQ(gather.phases[0].first, 4);  // 5 k - 1
+  EXPECT_EQ(gather.phases[0].first, 4);  // tap k of input 0 writes output 5 k - 1
   EXPECT_EQ(gather.phases[1].first, 9);
   EXPECT_EQ(gather.phases[2].first, stride - 1);
   EXPECT_EQ(gather.phases[2].count, 4);
@@ -97,7 +98,7 @@ TEST(ConvGeometry, AHugeStrideHasFewPhases) {
 }
 
 TEST(ConvGeometry, PhasesAreUnitStrideConvolutions) {
-  const ConvGather gather = gather_transposed({100, 30, 6, 6, 5, 4});  // g = 2
+  const ConvGather gather = gather_transposed({100, 30, 6, 6, 5, 4});  // g = gcd(stride, dilation) = 2
   EXPECT_EQ(gather.in_step, 1);
   EXPECT_EQ(gather.out_step, 6);
   EXPECT_EQ(gather.steps(), 17);
@@ -108,25 +109,25 @@ TEST(ConvGeometry, PhasesAreUnitStrideConvolutions) {
     }
 }
 
-TEST(ConvGeometry, OutputSizes) {
+TEST(ConvGeometry, ComputesOutputSizes) {
   EXPECT_EQ(conv_output_size(5, 3, 1, 0, 1), 3);
   EXPECT_EQ(conv_output_size(5, 3, 2, 1, 1), 3);
   EXPECT_EQ(conv_output_size(6, 3, 2, 1, 1), 3);
   EXPECT_EQ(conv_output_size(2, 3, 1, 0, 1), 0);
-  EXPECT_EQ(conv_output_size(2, 4, 5, 0, 3), -1);  // -8 / 5 must not round up to a position
+  EXPECT_EQ(conv_output_size(2, 4, 5, 0, 3), -1);  // -8 / 5 must round down, not toward zero
   EXPECT_EQ(conv_transpose_output_size(16, 4, 2, 1, 0, 1), 32);
   EXPECT_EQ(conv_transpose_output_size(12, 3, 2, 1, 1, 1), 24);
   EXPECT_EQ(conv_transpose_output_size(16, 3, 2, 1, 0, 2), 33);
   EXPECT_EQ(conv_transpose_output_size(1, 1, 1, 3, 0, 1), -5);
 }
 
-TEST(ConvGeometry, SizesBeyond64BitsAreRefused) {
+TEST(ConvGeometry, RejectsSizesBeyond64Bits) {
   const int64_t huge = int64_t{1} << 62;
   EXPECT_THROW(conv_transpose_output_size(huge, 3, 4, 0, 0, 1), Error);
   EXPECT_THROW(conv_output_size(huge, 1, 1, huge, 1), Error);
-  EXPECT_EQ(conv_output_size(huge, huge, 1, 0, 2), 2 - huge);  // dilation * kernel alone passes 64 bits
+  EXPECT_EQ(conv_output_size(huge, huge, 1, 0, 2), 2 - huge);  // dilation * kernel alone exceeds 64 bits
   const std::string text = explain_conv3d({huge, 1, 1, 1, 1}, {1, 1, 1, 1, 1});
-  EXPECT_NE(text.find("3.69e+04 PB"), std::string::npos) << text;  // the bytes of both sides do as well
+  EXPECT_NE(text.find("3.69e+04 PB"), std::string::npos) << text;  // the number of bytes exceeds 64 bits too
 }
 
 }  // namespace

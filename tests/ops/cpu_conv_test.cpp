@@ -1,4 +1,4 @@
-// The CPU convolutions against a scatter loop in double, written from the definition and not from the kernels.
+// Compares the CPU convolutions with a scatter loop in double that follows the definition of a convolution.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,9 +14,15 @@
 namespace voxgrad {
 namespace {
 
-enum class Layout { contiguous, channels_last, spaced, reversed };
+enum class Layout {
+  contiguous,
+  channels_last,
+  spaced,   // guard values between the elements
+  reversed  // spatial axes with negative strides
+};
 
-/// A 5-D tensor in a buffer of its own, surrounded and (where spaced) interleaved with guard values.
+/// A 5-D tensor with its own buffer. Guard values surround the tensor; in the spaced layout they also separate its
+/// elements.
 template <class T>
 struct Block {
   static constexpr T kGuard = T(-12345);
@@ -25,7 +31,7 @@ struct Block {
   View view;
 
   Block(std::array<int64_t, 5> size, Layout layout) {
-    std::array<int, 5> order{0, 1, 2, 3, 4};  // slowest first
+    std::array<int, 5> order{0, 1, 2, 3, 4};  // axes in memory, outermost first
     if (layout == Layout::channels_last) order = {0, 2, 3, 4, 1};
     view.dtype = dtype_of<T>;
     view.rank = 5;
@@ -46,13 +52,14 @@ struct Block {
       }
   }
 
-  Block(Block&&) = default;  // the view keeps pointing into the buffer that moved
+  Block(Block&&) = default;  // the view stays valid, because moving a vector keeps its memory
 
   T& at(const std::array<int64_t, 5>& i) {
     int64_t offset = 0;
     for (size_t axis = 0; axis < 5; ++axis) offset += i[axis] * view.stride[axis];
     return view.as<T>()[offset];
   }
+  /// Calls f(index, element) for every element of the view.
   template <class F>
   void each(const F& f) {
     std::array<int64_t, 5> i{};
@@ -70,7 +77,7 @@ struct Block {
   void poison() {
     each([](auto&, T& value) { value = std::numeric_limits<T>::quiet_NaN(); });
   }
-  /// Elements of the buffer that the view does not own; all must stay guards.
+  /// Returns true if all elements of the buffer outside the view still hold the guard value.
   bool guards_intact() {
     int64_t guards = 0, all = static_cast<int64_t>(buffer.size());
     std::vector<T> saved = buffer;
@@ -81,6 +88,7 @@ struct Block {
   }
 };
 
+/// The shapes and the geometry of y = conv(x, w).
 struct Case {
   int64_t batch = 1, x_channels = 1, y_channels = 1;
   Triple x_size{1}, kernel{1};
@@ -94,9 +102,10 @@ struct Case {
   }
 };
 
-/// Every (x position, y position, tap) that meet, and with it the three sums of the family.
+/// Calls f(x position, y position, tap) for every product of the convolution. The output and both gradients are sums
+/// over these triples.
 template <class F>
-void each_meeting(const Case& c, const F& f) {
+void for_each_product(const Case& c, const F& f) {
   const ConvGeometry& g = c.geometry;
   auto axis = [&](int i, const auto& body) {
     for (int64_t o = 0; o < c.y_size[i]; ++o)
@@ -118,11 +127,12 @@ double dot(Block<double>& a, Block<double>& b) {
   return sum;
 }
 
-/// Three tensors of a case and the gradients of the sum of y * conv(x, w) in each of them.
+/// Random integer tensors x, y and w of a case. The expected results of the three kernels are the gradients of
+/// sum(y * conv(x, w)) with respect to x, y and w.
 template <class T>
-class Family {
+class ConvCheck {
  public:
-  Family(const Case& c, Layout layout, unsigned seed)
+  ConvCheck(const Case& c, Layout layout, unsigned seed)
       : c_(c),
         x_(shape_x(), layout),
         y_(shape_y(), layout),
@@ -136,7 +146,8 @@ class Family {
     scatter();
   }
 
-  /// All three kernels, with and without bias, bit for bit. Integers this small have exact sums.
+  /// Runs the three kernels with and without bias. Expects exact results, because sums of such small integers are
+  /// exact.
   void expect_exact(Layout layout) {
     const Kernels& table = cpu_kernels();
     for (bool with_bias : {false, true}) {
@@ -168,7 +179,7 @@ class Family {
     for (int64_t i = 0; i < 2 * channels; ++i) values.push_back(static_cast<T>(pick(random)));
     return values;
   }
-  /// Every second value: a bias need not be contiguous.
+  /// Returns a view of every second value, because a bias need not be contiguous.
   static View bias_view(std::vector<T>& values) {
     View view;
     view.data = values.data();
@@ -179,12 +190,13 @@ class Family {
     return view;
   }
 
+  /// Computes the expected results.
   void scatter() {
     for (Block<double>* block : {&expected_x_, &expected_y_, &expected_w_})
       block->each([](auto&, double& v) { v = 0; });
     const int64_t x_group = c_.x_channels / c_.geometry.groups, y_group = c_.y_channels / c_.geometry.groups;
     const int64_t x_step = x_.view.stride[1], y_step = y_.view.stride[1];
-    each_meeting(c_, [&](const Triple& i, const Triple& o, const Triple& k) {
+    for_each_product(c_, [&](const Triple& i, const Triple& o, const Triple& k) {
       for (int64_t n = 0; n < c_.batch; ++n) {
         const T *x = &x_.at({n, 0, i[0], i[1], i[2]}), *y = &y_.at({n, 0, o[0], o[1], o[2]});
         for (int64_t co = 0; co < c_.y_channels; ++co)
@@ -222,7 +234,7 @@ class Family {
   std::vector<T> bias_x_, bias_y_;
 };
 
-/// As a user of conv3d gives it: y's size follows from x's.
+/// Returns a case of conv3d. The size of y follows from the size of x.
 Case convolution(int64_t batch, int64_t x_channels, int64_t y_channels, Triple x_size, Triple kernel,
                  ConvGeometry geometry = {}) {
   Case c{batch, x_channels, y_channels, x_size, kernel, geometry, Triple(0)};
@@ -231,7 +243,7 @@ Case convolution(int64_t batch, int64_t x_channels, int64_t y_channels, Triple x
   return c;
 }
 
-/// As a user of conv_transpose3d gives it: x's size follows from y's.
+/// Returns a case of conv_transpose3d. The size of x, its output, follows from the size of y.
 Case transposed(int64_t batch, int64_t y_channels, int64_t x_channels, Triple y_size, Triple kernel,
                 ConvGeometry geometry = {}, Triple output_padding = 0) {
   Case c{batch, x_channels, y_channels, Triple(0), kernel, geometry, y_size};
@@ -248,8 +260,8 @@ std::vector<Case> cases() {
       convolution(1, 7, 40, {3, 4, 30}, 3, {.stride = {1, 2, 3}, .padding = 1}),
       convolution(2, 4, 6, {9, 8, 7}, 3, {.stride = 2, .padding = 2, .dilation = 2, .groups = 2}),
       convolution(1, 6, 6, {5, 5, 5}, 3, {.padding = 1, .groups = 6}),  // depthwise
-      convolution(1, 5, 15, {4, 3, 6}, {1, 3, 2}, {.groups = 5}),       // depthwise, three each
-      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),               // beyond (k - 1) dilation
+      convolution(1, 5, 15, {4, 3, 6}, {1, 3, 2}, {.groups = 5}),       // depthwise, three outputs per channel
+      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),               // padding > (k - 1) * dilation
       convolution(1, 2, 3, {40, 1, 41}, {3, 1, 3}, {.padding = {13, 0, 7}, .dilation = {17, 1, 19}}),
       convolution(3, 1, 1, 1, 1),
       convolution(1, 1, 70, {1, 1, 50}, {1, 1, 3}, {.padding = {0, 0, 1}}),
@@ -258,13 +270,14 @@ std::vector<Case> cases() {
       transposed(1, 48, 24, {2, 3, 5}, 3),
       transposed(1, 8, 8, {3, 4, 6}, {3, 5, 7}, {.stride = 2, .padding = {1, 2, 3}, .groups = 4}, 1),
       transposed(2, 5, 7, {3, 4, 6}, 3, {.stride = 2, .padding = 1}, {1, 0, 1}),
-      transposed(1, 5, 7, {3, 4, 5}, 3, {.stride = 2, .padding = 1, .dilation = 2}),  // gcd 2: 1 phase of 8
+      transposed(1, 5, 7, {3, 4, 5}, 3,
+                 {.stride = 2, .padding = 1, .dilation = 2}),  // gcd(stride, dilation) = 2: 1 of 8 phases has taps
       transposed(1, 3, 4, {3, 2, 4}, {3, 4, 2}, {.stride = {4, 6, 3}, .dilation = {6, 4, 2}}),
       transposed(2, 3, 9, {3, 3, 4}, 2, {.stride = {4, 3, 5}}, {3, 0, 2}),  // stride > kernel
       transposed(1, 4, 8, {4, 4, 4}, 4, {.stride = 2, .padding = 1}),
       transposed(1, 2, 2, {3, 3, 3}, 3, {.stride = 1, .padding = 1}),
       transposed(1, 3, 2, {1, 1, 1}, {2, 1, 3}, {.stride = {1, 4, 2}}, {0, 3, 1}),
-      transposed(1, 2, 2, {6, 7, 8}, 1, {.stride = 3, .padding = 4}),  // crops beyond the kernel
+      transposed(1, 2, 2, {6, 7, 8}, 1, {.stride = 3, .padding = 4}),  // padding > kernel
       transposed(1, 2, 3, {2, 1, 2}, {1, 3, 2}, {.stride = {3, 1, 5000}, .padding = {0, 1, 20}}),
   };
 }
@@ -275,20 +288,20 @@ class CpuConv : public testing::Test {
   int threads_ = num_threads();
 };
 
-TEST_F(CpuConv, IntegersAreExact) {
+TEST_F(CpuConv, IsExactForSmallIntegers) {
   for (const Case& c : cases()) {
-    Family<float>(c, Layout::contiguous, 1).expect_exact(Layout::contiguous);
-    Family<double>(c, Layout::contiguous, 2).expect_exact(Layout::contiguous);
+    ConvCheck<float>(c, Layout::contiguous, 1).expect_exact(Layout::contiguous);
+    ConvCheck<double>(c, Layout::contiguous, 2).expect_exact(Layout::contiguous);
   }
 }
 
-TEST_F(CpuConv, StridedViews) {
+TEST_F(CpuConv, HandlesStridedViews) {
   for (const Case& c : cases())
     for (Layout layout : {Layout::channels_last, Layout::spaced, Layout::reversed})
-      Family<float>(c, layout, 3).expect_exact(layout == Layout::reversed ? Layout::contiguous : layout);
+      ConvCheck<float>(c, layout, 3).expect_exact(layout == Layout::reversed ? Layout::contiguous : layout);
 }
 
-TEST_F(CpuConv, RandomShapes) {
+TEST_F(CpuConv, HandlesRandomShapes) {
   const unsigned seed = std::random_device()();
   RecordProperty("seed", std::to_string(seed));
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -315,42 +328,43 @@ TEST_F(CpuConv, RandomShapes) {
     ++tried;
     const Layout layout = static_cast<Layout>(pick(0, 2));
     SCOPED_TRACE(testing::Message() << c);
-    Family<float>(c, layout, seed).expect_exact(layout);
+    ConvCheck<float>(c, layout, seed).expect_exact(layout);
     if (HasFailure()) return;
   }
 }
 
-// Large enough for several tiles, several ranges of channels, and more weights than are packed at once.
-TEST_F(CpuConv, ManyTiles) {
+// These cases need several tiles, several ranges of channels, and more weights than the kernel packs at once.
+TEST_F(CpuConv, HandlesManyTiles) {
   for (const Case& c :
        {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}), transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
         convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10)})
-    Family<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
+    ConvCheck<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 
-// More weights than inputs: blocks of channels are shared out, and each packs its weights. Some taps of the second meet
-// no output; the third has groups.
-TEST_F(CpuConv, FewVoxelsOfManyChannels) {
+// With more weights than inputs, blocks of channels run in parallel, and each block packs its own weights. In the
+// second case some taps reach no output. The third case has groups.
+TEST_F(CpuConv, HandlesFewVoxelsWithManyChannels) {
   for (const Case& c : {convolution(2, 150, 70, {3, 4, 4}, 3, {.padding = 1}),
                         transposed(2, 130, 66, {1, 2, 2}, 3, {.stride = {1, 4, 2}, .padding = {1, 2, 1}}),
                         convolution(1, 140, 66, {2, 3, 3}, {3, 2, 3}, {.padding = 1, .groups = 2})}) {
-    Family<float>(c, Layout::contiguous, 9).expect_exact(Layout::contiguous);
-    Family<double>(c, Layout::contiguous, 10).expect_exact(Layout::contiguous);
-    Family<float>(c, Layout::channels_last, 11).expect_exact(Layout::channels_last);
+    ConvCheck<float>(c, Layout::contiguous, 9).expect_exact(Layout::contiguous);
+    ConvCheck<double>(c, Layout::contiguous, 10).expect_exact(Layout::contiguous);
+    ConvCheck<float>(c, Layout::channels_last, 11).expect_exact(Layout::channels_last);
   }
 }
 
-// Kernels of so many taps that they are taken in pieces.
-TEST_F(CpuConv, LongKernels) {
+// The weights have so many taps that the convolution processes the taps in pieces.
+TEST_F(CpuConv, HandlesLongKernels) {
   for (const Case& c :
        {convolution(1, 3, 2, {1, 1, 40000}, {1, 1, 40000}, {.padding = {0, 0, 2}}),
         convolution(1, 1, 2, {1, 500, 300}, {1, 250, 300}, {.stride = {1, 3, 1}, .dilation = {1, 2, 1}}),
         transposed(1, 2, 1, {1, 2, 3}, {1, 301, 300}, {.stride = {1, 400, 2}, .padding = {0, 7, 0}})})
-    Family<float>(c, Layout::contiguous, 8).expect_exact(Layout::contiguous);
+    ConvCheck<float>(c, Layout::contiguous, 8).expect_exact(Layout::contiguous);
 }
 
-// The second case has few enough voxels for its weights to be shared out, if there are as many blocks as threads.
-TEST_F(CpuConv, BitsDoNotDependOnThreads) {
+// The second case has so few voxels that blocks of channels run in parallel if there are at least as many blocks as
+// threads.
+TEST_F(CpuConv, IsBitwiseIndependentOfThreadCount) {
   for (const Case& c : {transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1),
                         convolution(2, 130, 70, {3, 4, 5}, 3, {.padding = 1})}) {
     std::mt19937 random(5);
@@ -378,8 +392,8 @@ TEST_F(CpuConv, BitsDoNotDependOnThreads) {
   }
 }
 
-// <conv(x, w), y> = <x, conv_backward_data(y, w)> = <w, conv_backward_weight(x, y)>, in double on real numbers.
-TEST_F(CpuConv, Adjoints) {
+// Expects <conv(x, w), y> = <x, conv_backward_data(y, w)> = <w, conv_backward_weight(x, y)> for random doubles.
+TEST_F(CpuConv, KernelsAreAdjoint) {
   std::mt19937 random(6);
   std::normal_distribution<double> normal;
   for (const Case& c : cases()) {
@@ -392,19 +406,19 @@ TEST_F(CpuConv, Adjoints) {
     cpu_kernels().conv_forward(dy.view, x.view, w.view, nullptr, c.geometry);
     cpu_kernels().conv_backward_data(dx.view, y.view, w.view, nullptr, c.geometry);
     cpu_kernels().conv_backward_weight(dw.view, x.view, y.view, c.geometry);
-    const double by_y = dot(dy, y), by_x = dot(dx, x), by_w = dot(dw, w);
+    const double dot_y = dot(dy, y), dot_x = dot(dx, x), dot_w = dot(dw, w);
     const double scale = std::sqrt(dot(dy, dy) * dot(y, y)) + 1e-300;
-    EXPECT_LE(std::abs(by_y - by_x), 1e-12 * scale) << c;
-    EXPECT_LE(std::abs(by_y - by_w), 1e-12 * scale) << c;
+    EXPECT_LE(std::abs(dot_y - dot_x), 1e-12 * scale) << c;
+    EXPECT_LE(std::abs(dot_y - dot_w), 1e-12 * scale) << c;
   }
 }
 
-TEST_F(CpuConv, EmptyBatch) {
+TEST_F(CpuConv, AcceptsEmptyBatch) {
   Case c = convolution(0, 3, 4, {5, 5, 5}, 3);
-  Family<float>(c, Layout::contiguous, 7).expect_exact(Layout::contiguous);
+  ConvCheck<float>(c, Layout::contiguous, 7).expect_exact(Layout::contiguous);
 }
 
-TEST_F(CpuConv, OtherTypesAreRefused) {
+TEST_F(CpuConv, RejectsIntegerTensors) {
   Block<float> x({1, 1, 1, 1, 1}, Layout::contiguous);
   View wrong = x.view;
   wrong.dtype = DType::i64;

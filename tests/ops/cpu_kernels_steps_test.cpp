@@ -1,4 +1,5 @@
-// Optimizer steps against PyTorch's definitions in double, and the promise that the number of threads does not matter.
+// Compares optimizer steps with PyTorch's definitions in double, and tests that results do not depend on the number of
+// threads.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -14,14 +15,14 @@ using namespace kerneltest;
 constexpr int64_t kCount = 1031;
 constexpr int kSteps = 5;
 
-/// Runs kSteps of a kernel on T and of a reference in double, with the same gradients, and compares the parameters.
-/// Both are called with (step, param, grad, state...), the state starting at zero.
+/// Runs kSteps steps of a kernel on arrays of T, and of a reference in double with the same gradients. Compares all
+/// arrays afterwards. Array 0 is the parameter, array 1 is the gradient, and the others are the state, initially zero.
 template <class T, size_t states, class Kernel, class Reference>
 void compare_steps(Kernel kernel, Reference reference) {
   std::vector<Array<T>> arrays(states + 2, Array<T>({kCount}));
   std::vector<std::vector<double>> values(states + 2, std::vector<double>(kCount));
-  for (auto& a : arrays) a.view.data = a.data() + 8;  // copied with its vector
-  for (size_t s = 2; s < states + 2; ++s) cpu.fill(arrays[s].view, 0);
+  for (auto& a : arrays) a.view.data = a.data() + 8;  // points the copied view to the memory of its array
+  for (size_t s = 2; s < states + 2; ++s) cpu_table.fill(arrays[s].view, 0);
   arrays[0].random(-1, 1);
   for (int64_t i = 0; i < kCount; ++i) values[0][static_cast<size_t>(i)] = static_cast<double>(arrays[0]({i}));
   for (int step = 1; step <= kSteps; ++step) {
@@ -37,15 +38,15 @@ void compare_steps(Kernel kernel, Reference reference) {
         arrays[k], [&](const Dims& i) { return values[k][static_cast<size_t>(i[0])]; }, sizeof(T) == 4 ? 5e-6 : 1e-13);
 }
 
-/// One parameter, its gradient and its state.
+/// Returns a list with the views of one parameter, its gradient and its state.
 template <class T>
-std::vector<StepViews> list_of(const std::vector<Array<T>>& a) {
+std::vector<StepViews> step_list(const std::vector<Array<T>>& a) {
   StepViews views{a[0].view, a[1].view, {}};
   for (size_t k = 2; k < a.size(); ++k) views.state[k - 2] = a[k].view;
   return {views};
 }
 
-TEST(CpuKernels, SgdSteps) {
+TEST(CpuKernels, SgdStepsMatchPyTorch) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
       SgdStep o{.lr = 0.1,
@@ -59,7 +60,7 @@ TEST(CpuKernels, SgdSteps) {
       compare_steps<T, 1>(
           [&](int step, std::vector<Array<T>>& a) {
             o.step = step;
-            cpu.step("sgd", list_of(a), o, {});
+            cpu_table.step("sgd", step_list(a), o, {});
           },
           [&](int step, auto at) {
             double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
@@ -73,7 +74,7 @@ TEST(CpuKernels, SgdSteps) {
   });
 }
 
-TEST(CpuKernels, AdamSteps) {
+TEST(CpuKernels, AdamStepsMatchPyTorch) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
       AdamStep o{.lr = 0.01,
@@ -88,7 +89,7 @@ TEST(CpuKernels, AdamSteps) {
       compare_steps<T, 3>(
           [&](int step, std::vector<Array<T>>& a) {
             o.step = step;
-            cpu.step("adam", list_of(a), o, {});
+            cpu_table.step("adam", step_list(a), o, {});
           },
           [&](int step, auto at) {
             double g = o.maximize ? -at(1) : at(1);
@@ -107,7 +108,7 @@ TEST(CpuKernels, AdamSteps) {
   });
 }
 
-TEST(CpuKernels, RmspropSteps) {
+TEST(CpuKernels, RmspropStepsMatchPyTorch) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
       const RmspropStep o{.lr = 0.01,
@@ -117,7 +118,7 @@ TEST(CpuKernels, RmspropSteps) {
                           .momentum = variant & 1 ? 0.9 : 0.0,
                           .centered = (variant & 4) != 0,
                           .maximize = (variant & 8) != 0};
-      compare_steps<T, 3>([&](int, std::vector<Array<T>>& a) { cpu.step("rmsprop", list_of(a), o, {}); },
+      compare_steps<T, 3>([&](int, std::vector<Array<T>>& a) { cpu_table.step("rmsprop", step_list(a), o, {}); },
                           [&](int, auto at) {
                             const double g = (o.maximize ? -at(1) : at(1)) + o.weight_decay * at(0);
                             at(2) = o.alpha * at(2) + (1 - o.alpha) * g * g;
@@ -135,7 +136,7 @@ TEST(CpuKernels, RmspropSteps) {
   });
 }
 
-TEST(CpuKernels, StepsOfHalvesAreFloatsRoundedOnceAndTheirStateIsFloats) {
+TEST(CpuKernels, HalfPrecisionStepsRoundOnceAndKeepFloatState) {
   const auto compare = [](auto type, auto step) {
     using T = decltype(type);
     Array<T> param({kCount}), grad({kCount});
@@ -143,15 +144,16 @@ TEST(CpuKernels, StepsOfHalvesAreFloatsRoundedOnceAndTheirStateIsFloats) {
     grad.random(0.1, 1, 1);
     std::vector<Array<float>> state(3, Array<float>({kCount})), wide(5, Array<float>({kCount}));
     for (auto* arrays : {&state, &wide})
-      for (auto& array : *arrays) array.view.data = array.data() + 8;  // copied with its vector
+      for (auto& array : *arrays)
+        array.view.data = array.data() + 8;  // points the copied view to the memory of its array
     for (size_t k = 0; k < 3; ++k) {
       state[k].random(0.1, 1, static_cast<unsigned>(k + 2));
-      cpu.copy(wide[k + 2].view, state[k].view);
+      cpu_table.copy(wide[k + 2].view, state[k].view);
     }
-    cpu.copy(wide[0].view, param.view);
-    cpu.copy(wide[1].view, grad.view);
+    cpu_table.copy(wide[0].view, param.view);
+    cpu_table.copy(wide[1].view, grad.view);
     step(std::vector{StepViews{param.view, grad.view, {state[0].view, state[1].view, state[2].view}}});
-    step(list_of(wide));
+    step(step_list(wide));
     expect_close<T>(
         param, [&](const Dims& i) { return static_cast<double>(T(wide[0](i))); }, 0);
     for (size_t k = 0; k < 3; ++k)
@@ -160,61 +162,61 @@ TEST(CpuKernels, StepsOfHalvesAreFloatsRoundedOnceAndTheirStateIsFloats) {
   };
   const auto all = [&](auto type) {
     compare(type, [](const auto& list) {
-      cpu.step("sgd", list, SgdStep{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}, {});
+      cpu_table.step("sgd", list, SgdStep{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}, {});
     });
     compare(type, [](const auto& list) {
-      cpu.step("adam", list, AdamStep{.lr = 0.1, .weight_decay = 0.1, .amsgrad = true}, {});
+      cpu_table.step("adam", list, AdamStep{.lr = 0.1, .weight_decay = 0.1, .amsgrad = true}, {});
     });
     compare(type, [](const auto& list) {
-      cpu.step("rmsprop", list, RmspropStep{.lr = 0.1, .momentum = 0.9, .centered = true}, {});
+      cpu_table.step("rmsprop", list, RmspropStep{.lr = 0.1, .momentum = 0.9, .centered = true}, {});
     });
   };
   all(BFloat16());
   all(Float16());
 }
 
-/// All bytes that the kernels with sums, vectors and pieces write, one call after the other.
-std::vector<char> everything() {
+/// Runs the kernels whose results could depend on the number of threads, and returns all bytes that they write.
+std::vector<char> kernel_outputs() {
   std::vector<char> bytes;
   const auto keep = [&](auto& a) { bytes.insert(bytes.end(), a.bytes.begin(), a.bytes.end()); };
   Array<float> x({2, 6, 20011}), y(x.shape()), total({1, 1, 1}), rows({2, 6, 1}), columns({1, 1, 20011});
   x.random(-3, 3);
   for (UnaryOp op : {UnaryOp::exp, UnaryOp::gelu, UnaryOp::affine}) {
-    cpu.unary(op, y.view, x.view, 1.1, 0.3);
+    cpu_table.unary(op, y.view, x.view, 1.1, 0.3);
     keep(y);
   }
   for (auto* out : {&total, &rows, &columns}) {
-    cpu.reduce(ReduceOp::sum, out->view, x.view);
+    cpu_table.reduce(ReduceOp::sum, out->view, x.view);
     keep(*out);
   }
   for (int axis = 0; axis < 3; ++axis) {
-    cpu.softmax(y.view, x.view, axis, false);
+    cpu_table.softmax(y.view, x.view, axis, false);
     keep(y);
   }
   Array<float> mean({2, 3}), rstd({2, 3}), gamma({6}), dgamma({6}), dbeta({6}), dx(x.shape());
   gamma.random(0, 1);
-  cpu.group_norm(y.view, mean.view, rstd.view, x.view, &gamma.view, nullptr, 1e-5, {}, nullptr);
-  cpu.group_norm_backward({dx.view, &dgamma.view, &dbeta.view}, y.view, x.view, mean.view, rstd.view, &gamma.view,
-                          nullptr, {}, nullptr);
+  cpu_table.group_norm(y.view, mean.view, rstd.view, x.view, &gamma.view, nullptr, 1e-5, {}, nullptr);
+  cpu_table.group_norm_backward({dx.view, &dgamma.view, &dbeta.view}, y.view, x.view, mean.view, rstd.view, &gamma.view,
+                                nullptr, {}, nullptr);
   Array<float> a({2, 301, 700}), b({2, 700, 601}), c({2, 301, 601});
   a.random(-1, 1);
   b.random(-1, 1);
-  cpu.matmul(c.view, a.view, b.view);
+  cpu_table.matmul(c.view, a.view, b.view);
   for (auto* array : {&mean, &rstd, &dgamma, &dbeta, &dx, &y, &c}) keep(*array);
-  cpu.step("adam", std::vector{StepViews{x.view, y.view, {dx.view, y.view}}},
-           AdamStep{.lr = 0.1, .beta2 = 0.99, .step = 3}, {});
+  cpu_table.step("adam", std::vector{StepViews{x.view, y.view, {dx.view, y.view}}},
+                 AdamStep{.lr = 0.1, .beta2 = 0.99, .step = 3}, {});
   keep(x);
   return bytes;
 }
 
-TEST(CpuKernels, TheNumberOfThreadsDoesNotMatter) {
+TEST(CpuKernels, ResultsDoNotDependOnThreadCount) {
   const int threads = num_threads();
   set_num_threads(1);
-  const std::vector<char> one = everything();
+  const std::vector<char> serial = kernel_outputs();
   for (int count : {2, 5}) {
     set_num_threads(count);
-    const std::vector<char> many = everything();
-    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size()), 0) << "with " << count << " threads";
+    const std::vector<char> threaded = kernel_outputs();
+    EXPECT_EQ(std::memcmp(serial.data(), threaded.data(), serial.size()), 0) << "with " << count << " threads";
   }
   set_num_threads(threads);
 }

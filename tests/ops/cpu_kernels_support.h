@@ -1,5 +1,5 @@
-// For tests that call kernels of the device table directly: strided arrays with memory around them that must stay as
-// it was, and their comparison with plain loops in double.
+// Helpers for tests that call kernels of the device table directly: strided arrays surrounded by guard memory, and the
+// comparison of arrays with loops in double.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,21 @@ namespace voxgrad::kerneltest {
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
-inline const Kernels& cpu = cpu_kernels();
+inline const Kernels& cpu_table = cpu_kernels();
 
-enum class Layout { contiguous, reversed, stepped, flipped, expanded };
-inline constexpr Layout kOutputs[] = {Layout::contiguous, Layout::reversed, Layout::stepped};
-inline constexpr Layout kInputs[] = {Layout::contiguous, Layout::reversed, Layout::stepped, Layout::flipped,
-                                     Layout::expanded};
+enum class Layout {
+  contiguous,  // row-major
+  reversed,    // column-major
+  stepped,     // gaps between elements and rows
+  flipped,     // negative strides
+  expanded     // stride 0 along the first axis
+};
+inline constexpr Layout kOutputLayouts[] = {Layout::contiguous, Layout::reversed, Layout::stepped};
+inline constexpr Layout kInputLayouts[] = {Layout::contiguous, Layout::reversed, Layout::stepped, Layout::flipped,
+                                           Layout::expanded};
 
-/// A view into memory of its own, all of which starts as a value that no result has.
+/// A strided view with its own memory. All elements, inside and outside the view, start as poison(), a value that no
+/// result has.
 template <class T>
 struct Array {
   std::vector<char> bytes;
@@ -60,8 +67,8 @@ struct Array {
     for (int64_t i = 0; i < index.size(); ++i) offset += index[i] * view.stride[i];
     return view.as<T>()[offset];
   }
-  /// Elements that the view does not address and that changed.
-  int64_t spilled() {
+  /// Returns the number of elements outside the view that were overwritten.
+  int64_t count_stray_writes() {
     std::vector<char> inside(bytes.size() / sizeof(T));
     visit([&](const Dims& i) { inside[static_cast<size_t>(&(*this)(i)-data())] = 1; });
     int64_t count = 0;
@@ -88,7 +95,7 @@ struct Array {
   }
 };
 
-/// Every element of `a` is close to expected(index), and nothing else was written.
+/// Expects every element of `a` to be close to expected(index), and all memory outside the view to be unchanged.
 template <class T>
 void expect_close(Array<T>& a, const std::function<double(const Dims&)>& expected, double tolerance) {
   int shown = 0;
@@ -98,19 +105,22 @@ void expect_close(Array<T>& a, const std::function<double(const Dims&)>& expecte
                       std::abs(got - want) <= tolerance * (1 + std::abs(want));
     if (!same && ++shown <= 3) ADD_FAILURE() << "at " << i << ": " << got << ", expected " << want;
   });
-  EXPECT_EQ(a.spilled(), 0);
+  EXPECT_EQ(a.count_stray_writes(), 0);
 }
 
+/// Returns the error allowed for results of dtype T, relative to 1 + |expected|.
 template <class T>
 double tolerance() {
   return std::is_same_v<T, BFloat16> ? 0x1p-8 : sizeof(T) == 2 ? 0x1p-11 : sizeof(T) == 4 ? 2e-6 : 1e-14;
 }
 
+/// Calls f.operator()<T>() for float and double.
 template <class F>
 void for_floats(F f) {
   f.template operator()<float>();
   f.template operator()<double>();
 }
+/// Calls f.operator()<T>() for all floating dtypes.
 template <class F>
 void for_all_floats(F f) {
   for_floats(f);

@@ -1,4 +1,4 @@
-// The elementwise CPU kernels, copies and random numbers.
+// Tests the elementwise CPU kernels, copies and random number generation.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -16,7 +16,10 @@ double logistic(double x) { return 1 / (1 + std::exp(-x)); }
 
 struct UnaryCase {
   UnaryOp op;
-  double a, b, low, high;
+  double a;     // first parameter of the operator
+  double b;     // second parameter
+  double low;   // lower bound of the inputs
+  double high;  // upper bound of the inputs
   double (*f)(double);
 };
 const UnaryCase kUnary[] = {
@@ -46,15 +49,15 @@ const UnaryCase kUnary[] = {
     {UnaryOp::softplus, 2, 6, -4, 4, [](double x) { return 2 * x > 6 ? x : std::log1p(std::exp(2 * x)) / 2; }},
 };
 
-TEST(CpuKernels, UnaryOperatorsOnAnyStrides) {
+TEST(CpuKernels, UnaryOpsHandleAnyStrides) {
   for_floats([]<class T>() {
     for (const UnaryCase& c : kUnary) {
       SCOPED_TRACE(concat("operator ", static_cast<int>(c.op), ' ', dtype_of<T>));
-      for (Layout in_layout : kInputs)
-        for (Layout out_layout : kOutputs) {
+      for (Layout in_layout : kInputLayouts)
+        for (Layout out_layout : kOutputLayouts) {
           Array<T> in({3, 5, 67}, in_layout), out({3, 5, 67}, out_layout);
           in.random(c.low, c.high);
-          cpu.unary(c.op, out.view, in.view, c.a, c.b);
+          cpu_table.unary(c.op, out.view, in.view, c.a, c.b);
           expect_close<T>(
               out, [&](const Dims& i) { return c.f(static_cast<double>(in(i))); }, tolerance<T>());
         }
@@ -62,7 +65,7 @@ TEST(CpuKernels, UnaryOperatorsOnAnyStrides) {
   });
 }
 
-TEST(CpuKernels, UnaryOperatorsAtTheEnds) {
+TEST(CpuKernels, UnaryOpsHandleExtremeValues) {
   const struct {
     UnaryOp op;
     std::vector<double> in, out;
@@ -79,26 +82,27 @@ TEST(CpuKernels, UnaryOperatorsAtTheEnds) {
     for (const auto& c : cases) {
       Array<T> in({static_cast<int64_t>(c.in.size())}), out(in.shape());
       for (size_t i = 0; i < c.in.size(); ++i) in({static_cast<int64_t>(i)}) = static_cast<T>(c.in[i]);
-      cpu.unary(c.op, out.view, in.view, -1, 2);
+      cpu_table.unary(c.op, out.view, in.view, -1, 2);
       expect_close<T>(
           out, [&](const Dims& i) { return c.out[static_cast<size_t>(i[0])]; }, 1e-37);
     }
   });
   Array<int64_t> in({7}), out({7});
   in.random(-50, 50);
-  cpu.unary(UnaryOp::clamp, out.view, in.view, -kInf, 3);
+  cpu_table.unary(UnaryOp::clamp, out.view, in.view, -kInf, 3);
   expect_close<int64_t>(
       out, [&](const Dims& i) { return std::min<double>(3, static_cast<double>(in(i))); }, 0);
   Array<Float16> half({1});
   half({0}) = Float16(65504.f);
   Array<bool> finite({1});
-  cpu.unary(UnaryOp::isfinite, finite.view, half.view, 0, 0);
+  cpu_table.unary(UnaryOp::isfinite, finite.view, half.view, 0, 0);
   EXPECT_TRUE(finite({0}));
 }
 
 struct BinaryCase {
   BinaryOp op;
-  double a, b;
+  double a;  // first parameter of the operator
+  double b;  // second parameter
   double (*f)(double, double);
 };
 const BinaryCase kBinary[] = {
@@ -121,17 +125,17 @@ const BinaryCase kBinary[] = {
     {BinaryOp::clamp_grad, -1, 1, [](double g, double x) { return std::abs(x) <= 1 ? g : 0; }},
 };
 
-TEST(CpuKernels, BinaryOperatorsBroadcast) {
+TEST(CpuKernels, BinaryOpsBroadcast) {
   for_floats([]<class T>() {
     for (const BinaryCase& c : kBinary) {
       SCOPED_TRACE(concat("operator ", static_cast<int>(c.op), ' ', dtype_of<T>));
-      for (Layout layout : kInputs)
+      for (Layout layout : kInputLayouts)
         for (int broadcast_axis = -1; broadcast_axis < 3; ++broadcast_axis) {
-          Array<T> x({3, 5, 33}, layout), y({3, 5, 33}), out({3, 5, 33}, kOutputs[(broadcast_axis + 1) % 3]);
+          Array<T> x({3, 5, 33}, layout), y({3, 5, 33}), out({3, 5, 33}, kOutputLayouts[(broadcast_axis + 1) % 3]);
           x.random(-3, 3);
           y.random(-3, 3, 2);
           if (broadcast_axis >= 0) y.view.stride[broadcast_axis] = 0;
-          cpu.binary(c.op, out.view, x.view, y.view, c.a, c.b);
+          cpu_table.binary(c.op, out.view, x.view, y.view, c.a, c.b);
           const auto expected = [&](const Dims& i) {
             return c.f(static_cast<double>(x(i)), static_cast<double>(y(i)));
           };
@@ -141,7 +145,7 @@ TEST(CpuKernels, BinaryOperatorsBroadcast) {
   });
 }
 
-TEST(CpuKernels, ComparisonsAndWhere) {
+TEST(CpuKernels, ComparisonsAndWhereMatchReference) {
   Array<int32_t> x({4, 9}, Layout::reversed), y({4, 9});
   x.random(-2, 3);
   y.random(-2, 3, 2);
@@ -152,26 +156,29 @@ TEST(CpuKernels, ComparisonsAndWhere) {
   };
   for (const auto& [op, f] : cases) {
     Array<bool> out({4, 9}, Layout::stepped);
-    cpu.binary(op, out.view, x.view, y.view, 0, 0);
+    cpu_table.binary(op, out.view, x.view, y.view, 0, 0);
     expect_close<bool>(
         out, [&, &compare = f](const Dims& i) { return compare(x(i), y(i)); }, 0);
     Array<int32_t> chosen({4, 9});
-    cpu.where(chosen.view, out.view, x.view, y.view);
+    cpu_table.where(chosen.view, out.view, x.view, y.view);
     expect_close<int32_t>(
         chosen, [&](const Dims& i) { return out(i) ? x(i) : y(i); }, 0);
   }
   Array<float> a({2}), b({2}), top({2});
   a({0}) = b({1}) = static_cast<float>(kNaN);
-  cpu.binary(BinaryOp::maximum, top.view, a.view, b.view, 0, 0);
+  cpu_table.binary(BinaryOp::maximum, top.view, a.view, b.view, 0, 0);
   expect_close<float>(
       top, [](const Dims&) { return kNaN; }, 0);
 }
 
+/// Calls f.operator()<T>() for all dtypes.
 template <class F>
 void for_types(F f) {
-  (f.template operator()<float>(), f.template operator()<double>(), f.template operator()<BFloat16>());
-  (f.template operator()<Float16>(), f.template operator()<int64_t>(), f.template operator()<int32_t>());
-  (f.template operator()<uint8_t>(), f.template operator()<bool>());
+  for_all_floats(f);
+  f.template operator()<int64_t>();
+  f.template operator()<int32_t>();
+  f.template operator()<uint8_t>();
+  f.template operator()<bool>();
 }
 
 TEST(CpuKernels, CopyConvertsBetweenAllTypes) {
@@ -181,7 +188,7 @@ TEST(CpuKernels, CopyConvertsBetweenAllTypes) {
         Array<From> in({3, 7, 5}, layout);
         Array<To> out({3, 7, 5}, Layout::stepped);
         in.random(0, 100);
-        cpu.copy(out.view, in.view);
+        cpu_table.copy(out.view, in.view);
         const auto expected = [&](const Dims& i) {
           const double x = static_cast<double>(in(i));
           if constexpr (std::is_same_v<To, bool>) return x != 0 ? 1.0 : 0.0;
@@ -194,37 +201,37 @@ TEST(CpuKernels, CopyConvertsBetweenAllTypes) {
   });
 }
 
-TEST(CpuKernels, CopyTransposes) {
+TEST(CpuKernels, CopyTransposesAxes) {
   for_types([]<class T>() {
     for (Layout in_layout : {Layout::contiguous, Layout::reversed})
       for (Layout out_layout : {Layout::contiguous, Layout::reversed}) {
         Array<T> in({3, 37, 2, 65}, in_layout), out({3, 37, 2, 65}, out_layout);
         in.random(0, 100);
-        cpu.copy(out.view, in.view);
+        cpu_table.copy(out.view, in.view);
         expect_close<T>(
             out, [&](const Dims& i) { return static_cast<double>(in(i)); }, 0);
       }
   });
 }
 
-TEST(CpuKernels, FillArangeAndEmptyViews) {
+TEST(CpuKernels, FillsRangesAndAcceptsEmptyViews) {
   Array<uint8_t> filled({3, 5}, Layout::stepped);
-  cpu.fill(filled.view, 9);
+  cpu_table.fill(filled.view, 9);
   expect_close<uint8_t>(
       filled, [](const Dims&) { return 9; }, 0);
   Array<int32_t> range({70});
-  cpu.arange(range.view, 3, -2);
+  cpu_table.arange(range.view, 3, -2);
   expect_close<int32_t>(
       range, [](const Dims& i) { return static_cast<double>(3 - 2 * i[0]); }, 0);
 
   Array<float> none({3, 0, 2}), scalar(Shape{}), result(Shape{});
-  cpu.unary(UnaryOp::exp, none.view, none.view, 0, 0);
-  cpu.copy(none.view, none.view);
+  cpu_table.unary(UnaryOp::exp, none.view, none.view, 0, 0);
+  cpu_table.copy(none.view, none.view);
   scalar({}) = 4;
-  cpu.unary(UnaryOp::sqrt, result.view, scalar.view, 0, 0);
+  cpu_table.unary(UnaryOp::sqrt, result.view, scalar.view, 0, 0);
   EXPECT_EQ(result({}), 2);
   Array<float> sums({3, 1, 2});
-  cpu.reduce(ReduceOp::sum, sums.view, none.view);
+  cpu_table.reduce(ReduceOp::sum, sums.view, none.view);
   expect_close<float>(
       sums, [](const Dims&) { return 0; }, 0);
 }
@@ -232,8 +239,8 @@ TEST(CpuKernels, FillArangeAndEmptyViews) {
 TEST(CpuKernels, RandomNumbersFollowThePhiloxStream) {
   for_all_floats([]<class T>() {
     Array<T> u({1001}), n({1001});
-    cpu.uniform(u.view, {7, 11});
-    cpu.normal(n.view, {7, 11});
+    cpu_table.uniform(u.view, {7, 11});
+    cpu_table.normal(n.view, {7, 11});
     const auto at = [](const Dims& i) { return static_cast<uint64_t>(i[0]); };
     expect_close<T>(
         u, [&](const Dims& i) { return static_cast<double>(philox_uniform<T>(7, 11, at(i))); }, 0);
@@ -243,10 +250,10 @@ TEST(CpuKernels, RandomNumbersFollowThePhiloxStream) {
   });
 }
 
-TEST(CpuKernels, UniformHalvesStayBelowOne) {
+TEST(CpuKernels, UniformStaysBelowOne) {
   for_all_floats([]<class T>() {
     Array<T> u({1 << 16});
-    cpu.uniform(u.view, {3, 0});
+    cpu_table.uniform(u.view, {3, 0});
     double largest = 0, total = 0;
     u.visit([&](const Dims& i) {
       const auto x = static_cast<double>(u(i));
@@ -259,11 +266,11 @@ TEST(CpuKernels, UniformHalvesStayBelowOne) {
   });
 }
 
-TEST(CpuKernels, WhatHasNoKernelIsRefused) {
+TEST(CpuKernels, RejectsUnsupportedDtypes) {
   Array<int32_t> x({2}), y({2});
-  EXPECT_ERROR(cpu.unary(UnaryOp::relu, y.view, x.view, 0, 0), "relu has no CPU kernel for i32");
-  EXPECT_ERROR(cpu.binary(BinaryOp::div, y.view, x.view, x.view, 0, 0), "div has no CPU kernel for i32");
-  EXPECT_ERROR(cpu.softmax(y.view, x.view, 0, false), "softmax has no CPU kernel for i32");
+  EXPECT_ERROR(cpu_table.unary(UnaryOp::relu, y.view, x.view, 0, 0), "relu has no CPU kernel for i32");
+  EXPECT_ERROR(cpu_table.binary(BinaryOp::div, y.view, x.view, x.view, 0, 0), "div has no CPU kernel for i32");
+  EXPECT_ERROR(cpu_table.softmax(y.view, x.view, 0, false), "softmax has no CPU kernel for i32");
 }
 
 }  // namespace

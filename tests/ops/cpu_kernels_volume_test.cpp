@@ -1,5 +1,5 @@
-// The CPU kernels that look at more than one element: reductions, products, pooling, resampling,
-// indexing and optimizer steps.
+// Tests the CPU kernels that combine several elements: reductions, softmax, matrix products, pooling, resampling and
+// indexing.
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -13,36 +13,37 @@ namespace {
 
 using namespace kerneltest;
 
-/// `index` with axes of size 1 in `shape` set to 0.
+/// Returns `index` with 0 on every axis where `shape` has size 1.
 Dims clipped(Dims index, const Shape& shape) {
   for (int64_t axis = 0; axis < index.size(); ++axis)
     if (shape[axis] == 1) index[axis] = 0;
   return index;
 }
 
+/// Reduces `in` to `shape` in double. Reduced axes have size 1.
 template <class T>
-Array<double> folded(const Array<T>& in, const Shape& shape, ReduceOp op) {
+Array<double> reduce_in_double(const Array<T>& in, const Shape& shape, ReduceOp op) {
   Array<double> totals(shape);
-  cpu.fill(totals.view, op == ReduceOp::amax ? -kInf : op == ReduceOp::amin ? kInf : 0);
+  cpu_table.fill(totals.view, op == ReduceOp::max ? -kInf : op == ReduceOp::min ? kInf : 0);
   const double count = op == ReduceOp::mean ? static_cast<double>(in.view.numel() / totals.view.numel()) : 1;
   in.visit([&](const Dims& i) {
     const double x = static_cast<double>(in(i));
     double& total = totals(clipped(i, shape));
-    if (op <= ReduceOp::mean)
+    if (op == ReduceOp::sum || op == ReduceOp::mean)
       total += x / count;
     else if (std::isnan(x) || std::isnan(total))
       total = kNaN;
     else
-      total = op == ReduceOp::amax ? std::max(total, x) : std::min(total, x);
+      total = op == ReduceOp::max ? std::max(total, x) : std::min(total, x);
   });
   return totals;
 }
 
-TEST(CpuKernels, ReductionsOverAnyAxes) {
+TEST(CpuKernels, ReducesOverAnyAxes) {
   const Shape full{3, 5, 2, 37};
   for_all_floats([&]<class T>() {
-    for (ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::amax, ReduceOp::amin})
-      for (Layout layout : kInputs)
+    for (ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min})
+      for (Layout layout : kInputLayouts)
         for (int mask = 0; mask < 16; ++mask) {
           Shape shape = full;
           for (int axis = 0; axis < 4; ++axis)
@@ -50,8 +51,8 @@ TEST(CpuKernels, ReductionsOverAnyAxes) {
           Array<T> in(full, layout), out(shape, Layout::stepped);
           in.random(-3, 3);
           if (layout != Layout::expanded) in({1, 2, 0, 3}) = convert<T>(kNaN);
-          cpu.reduce(op, out.view, in.view);
-          const Array<double> want = folded(in, shape, op);
+          cpu_table.reduce(op, out.view, in.view);
+          const Array<double> want = reduce_in_double(in, shape, op);
           expect_close<T>(
               out, [&](const Dims& i) { return want(i); }, tolerance<T>());
         }
@@ -60,18 +61,18 @@ TEST(CpuKernels, ReductionsOverAnyAxes) {
   Array<int64_t> counts({5, 1});
   flags.random(0, 0);
   flags({3, 7}) = flags({3, 9}) = true;
-  cpu.reduce(ReduceOp::sum, counts.view, flags.view);
+  cpu_table.reduce(ReduceOp::sum, counts.view, flags.view);
   expect_close<int64_t>(
       counts, [](const Dims& i) { return i[0] == 3 ? 2 : 0; }, 0);
 }
 
 TEST(CpuKernels, LongSumsKeepTheirAccuracy) {
-  // Single terms vanish beside a float total of this size.
+  // In a plain float sum of this length, single terms would lose most of their digits.
   const int64_t rows = 3, length = 1 << 20;
   for (Layout layout : {Layout::contiguous, Layout::reversed}) {
     Array<float> in({rows, length}, layout), out({rows, 1});
     in.random(0.5, 1.5);
-    cpu.reduce(ReduceOp::sum, out.view, in.view);
+    cpu_table.reduce(ReduceOp::sum, out.view, in.view);
     for (int64_t r = 0; r < rows; ++r) {
       double total = 0;
       for (int64_t i = 0; i < length; ++i) total += static_cast<double>(in({r, i}));
@@ -80,15 +81,15 @@ TEST(CpuKernels, LongSumsKeepTheirAccuracy) {
   }
 }
 
-TEST(CpuKernels, SoftmaxAlongAnyAxis) {
+TEST(CpuKernels, SoftmaxHandlesAnyAxis) {
   for_all_floats([]<class T>() {
     for (const Shape& shape : {Shape{3, 70, 5}, Shape{2, 3, 131}})
-      for (Layout layout : kInputs)
+      for (Layout layout : kInputLayouts)
         for (int axis = 0; axis < 3; ++axis)
           for (bool logarithm : {false, true}) {
             Array<T> x(shape, layout), y(shape, layout == Layout::reversed ? Layout::reversed : Layout::stepped);
             x.random(-90, 90);
-            cpu.softmax(y.view, x.view, axis, logarithm);
+            cpu_table.softmax(y.view, x.view, axis, logarithm);
             const auto expected = [&](const Dims& i) {
               double total = 0;
               for (Dims k = i, end = i; end[axis] = 0, k = end, total == 0;)
@@ -101,18 +102,18 @@ TEST(CpuKernels, SoftmaxAlongAnyAxis) {
   });
 }
 
-TEST(CpuKernels, MatmulOfAnyStrides) {
+TEST(CpuKernels, MatmulHandlesAnyStrides) {
   for_all_floats([]<class T>() {
     for (const Shape& size :
          {Shape{3, 7, 5, 9}, Shape{1, 300, 33, 530}, Shape{2, 1, 40, 6}, Shape{2, 6, 40, 1}, Shape{2, 3, 0, 4}})
-      for (Layout layout_a : kInputs)
+      for (Layout layout_a : kInputLayouts)
         for (Layout layout_b : {Layout::contiguous, Layout::reversed, Layout::flipped, Layout::expanded}) {
           Array<T> a({size[0], size[1], size[2]}, layout_a), b({size[0], size[2], size[3]}, layout_b);
           Array<T> c({size[0], size[1], size[3]});
           if (size[1] > 9 && (layout_a != Layout::contiguous || layout_b != Layout::reversed)) continue;
           a.random(-1, 1);
           b.random(-1, 1, 2);
-          cpu.matmul(c.view, a.view, b.view);
+          cpu_table.matmul(c.view, a.view, b.view);
           const auto expected = [&](const Dims& i) {
             double total = 0;
             for (int64_t k = 0; k < size[2]; ++k)
@@ -124,7 +125,7 @@ TEST(CpuKernels, MatmulOfAnyStrides) {
   });
 }
 
-TEST(CpuKernels, MaxPoolAndItsGradient) {
+TEST(CpuKernels, MaxPoolAndGradientMatchReference) {
   const PoolGeometry cases[] = {{{2, 2, 2}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}},
                                 {{3, 2, 3}, {1, 2, 2}, {1, 0, 1}, {1, 3, 2}},
                                 {{1, 3, 1}, {2, 1, 3}, {0, 1, 0}, {1, 1, 1}}};
@@ -137,23 +138,24 @@ TEST(CpuKernels, MaxPoolAndItsGradient) {
           out[i + 2] = (in[i + 2] + 2 * g.padding[i] - g.dilation[i] * (g.kernel_size[i] - 1) - 1) / g.stride[i] + 1;
         Array<T> x(in, layout), y(out, Layout::stepped), dy(out, layout), dx(in, Layout::stepped);
         Array<int64_t> indices(out);
-        x.random(-9, 9).visit(
-            [&](const Dims& i) { x(i) = convert<T>(std::floor(static_cast<float>(x(i)))); });  // with ties
+        x.random(-9, 9).visit([&](const Dims& i) {
+          x(i) = convert<T>(std::floor(static_cast<float>(x(i))));
+        });  // rounded, so that ties occur
         x({1, 2, 3, 4, 5}) = convert<T>(kNaN);
         dy.random(-1, 1, 2);
-        cpu.max_pool(y.view, &indices.view, x.view, g);
-        cpu.max_pool_backward(dx.view, dy.view, indices.view, g);
-        Array<int32_t> narrow(out, Layout::stepped);
-        Array<T> other(in), alone(out);
-        cpu.max_pool(y.view, &narrow.view, x.view, g);
-        cpu.max_pool(alone.view, nullptr, x.view, g);
-        cpu.max_pool_backward(other.view, dy.view, narrow.view, g);
+        cpu_table.max_pool(y.view, &indices.view, x.view, g);
+        cpu_table.max_pool_backward(dx.view, dy.view, indices.view, g);
+        Array<int32_t> indices32(out, Layout::stepped);
+        Array<T> dx_from_indices32(in), y_without_indices(out);
+        cpu_table.max_pool(y.view, &indices32.view, x.view, g);
+        cpu_table.max_pool(y_without_indices.view, nullptr, x.view, g);
+        cpu_table.max_pool_backward(dx_from_indices32.view, dy.view, indices32.view, g);
         expect_close<int32_t>(
-            narrow, [&](const Dims& o) { return static_cast<double>(indices(o)); }, 0);
+            indices32, [&](const Dims& o) { return static_cast<double>(indices(o)); }, 0);
         expect_close<T>(
-            other, [&](const Dims& i) { return static_cast<double>(dx(i)); }, 0);
+            dx_from_indices32, [&](const Dims& i) { return static_cast<double>(dx(i)); }, 0);
         expect_close<T>(
-            alone, [&](const Dims& o) { return static_cast<double>(y(o)); }, 0);
+            y_without_indices, [&](const Dims& o) { return static_cast<double>(y(o)); }, 0);
 
         std::vector<double> gradient(static_cast<size_t>(dx.view.numel()));
         const auto linear = [](const Dims& i) { return (i[2] * 8 + i[3]) * 9 + i[4]; };
@@ -184,7 +186,7 @@ TEST(CpuKernels, MaxPoolAndItsGradient) {
   });
 }
 
-/// What output o takes of input i, by the definitions of Resample.
+/// Returns the weight of input i (of n) in output o, by the definition of each Resample mode.
 double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
   const double at = static_cast<double>(o);
   using enum Resample::Mode;
@@ -202,7 +204,7 @@ double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
     const int64_t begin = o * n / map.outputs, end = ((o + 1) * n + map.outputs - 1) / map.outputs;
     return i >= begin && i < end ? 1.0 / static_cast<double>(end - begin) : 0;
   }
-  if (map.mode == cubic) {  // of all the positions that a border stands for
+  if (map.mode == cubic) {  // positions outside the input add their weights to the border element
     const double s = map.align_corners ? at * map.scale : (at + 0.5) * map.scale - 0.5;
     double weight = 0;
     for (int64_t tap = -4; tap < n + 4; ++tap) {
@@ -225,7 +227,7 @@ double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
   return 1.0 / static_cast<double>(counted);
 }
 
-/// A map and the sizes of its sides.
+/// A resampling map along one axis, and the sizes of its input and output.
 struct ResampleCase {
   Resample map;
   int64_t inputs, outputs;
@@ -251,7 +253,7 @@ std::vector<ResampleCase> resample_cases() {
       {{.mode = cubic, .align_corners = true, .scale = 0}, 3, 1},
       {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 7, 4},
       {{.mode = box, .kernel = 3, .stride = 1, .padding = 1, .padding_end = 0}, 6, 5},
-      // ceil mode: the last box leaves the padding
+      // ceil mode: the last box extends beyond the padding
       {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 5},
       {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 5},
       {{.mode = box, .kernel = 2, .stride = 3, .weight = -0.3}, 8, 3},
@@ -265,7 +267,7 @@ std::vector<ResampleCase> resample_cases() {
   return cases;
 }
 
-TEST(CpuKernels, ResamplingAndItsTranspose) {
+TEST(CpuKernels, ResampleAndTransposeMatchReference) {
   const std::vector<ResampleCase> cases = resample_cases();
   for_all_floats([&]<class T>() {
     for (size_t number = 0; number < cases.size(); ++number)
@@ -284,7 +286,7 @@ TEST(CpuKernels, ResamplingAndItsTranspose) {
           }
           Array<T> in(in_shape, layout), out(out_shape, Layout::stepped);
           in.random(-1, 1);
-          cpu.resample(out.view, in.view, maps, transposed);
+          cpu_table.resample(out.view, in.view, maps, transposed);
           const auto entry = [&](int i, int64_t from, int64_t to) {
             return transposed ? resample_entry(maps[static_cast<size_t>(i)], from, to, n[i])
                               : resample_entry(maps[static_cast<size_t>(i)], to, from, n[i]);
@@ -304,8 +306,8 @@ TEST(CpuKernels, ResamplingAndItsTranspose) {
   });
 }
 
-// On CUDA they are written into memory taken for so many.
-TEST(Resample, HasNoMoreTermsThanItSays) {
+// The CUDA kernels allocate a buffer for most_terms() terms per output, so no output may have more terms.
+TEST(Resample, StaysWithinMaxTerms) {
   std::vector<ResampleCase> cases = resample_cases();
   for (const auto mode : {Resample::Mode::nearest, Resample::Mode::nearest_exact, Resample::Mode::linear,
                           Resample::Mode::cubic, Resample::Mode::adaptive, Resample::Mode::box})
@@ -322,13 +324,13 @@ TEST(Resample, HasNoMoreTermsThanItSays) {
       }
   for (const auto& [map, inputs, outputs] : cases)
     for (const bool transposed : {false, true}) {
-      const int64_t most = most_terms(map, transposed, inputs, outputs);
+      const int64_t max_count = most_terms(map, transposed, inputs, outputs);
       int64_t terms[2] = {};
       for (int64_t o = 0; o < (transposed ? inputs : outputs); ++o) {
         int64_t count = 0;
         for_terms(map, transposed, o, inputs, outputs, [&](int64_t, double) { ++count; });
-        EXPECT_LE(count, most) << static_cast<int>(map.mode) << ": " << inputs << " to " << outputs << ", "
-                               << transposed;
+        EXPECT_LE(count, max_count) << static_cast<int>(map.mode) << ": " << inputs << " to " << outputs << ", "
+                                    << transposed;
         terms[0] += count;
       }
       for (int64_t o = 0; o < (transposed ? outputs : inputs); ++o)
@@ -337,22 +339,22 @@ TEST(Resample, HasNoMoreTermsThanItSays) {
     }
 }
 
-TEST(CpuKernels, NearestTakesTheInputThatTheExactRatioNames) {
+TEST(CpuKernels, NearestSelectsInputByExactRatio) {
   for (int64_t inputs : {2, 3, 7})
     for (int64_t outputs = 1; outputs < 400; ++outputs) {
       Array<float> in({1, 1, 1, 1, inputs}), out({1, 1, 1, 1, outputs});
       in.visit([&](const Dims& i) { in(i) = static_cast<float>(i[4]); });
-      const double scale = static_cast<double>(inputs) / static_cast<double>(outputs);  // rounded
-      cpu.resample(out.view, in.view, {Resample{}, Resample{}, {.mode = Resample::Mode::nearest, .scale = scale}},
-                   false);
+      const double scale = static_cast<double>(inputs) / static_cast<double>(outputs);  // has a rounding error
+      cpu_table.resample(out.view, in.view, {Resample{}, Resample{}, {.mode = Resample::Mode::nearest, .scale = scale}},
+                         false);
       expect_close<float>(
           out, [&](const Dims& i) { return static_cast<double>(i[4] * inputs / outputs); }, 0);
     }
 }
 
-TEST(CpuKernels, GatherAndScatterAdd) {
+TEST(CpuKernels, GatherAndScatterAddMatchReference) {
   for_all_floats([]<class T>() {
-    for (Layout layout : kInputs)
+    for (Layout layout : kInputLayouts)
       for (int axis = 0; axis < 3; ++axis) {
         Shape picked{4, 5, 6};
         picked[axis] = 9;
@@ -360,7 +362,7 @@ TEST(CpuKernels, GatherAndScatterAdd) {
         Array<int64_t> index(picked, layout == Layout::contiguous ? Layout::expanded : layout);
         in.random(-1, 1);
         index.random(0, static_cast<double>(in.view.size[axis]) - 0.01);
-        cpu.gather("gather", out.view, in.view, index.view, axis);
+        cpu_table.gather("gather", out.view, in.view, index.view, axis);
         const auto moved = [&](Dims i) {
           i[axis] = index(i);
           return i;
@@ -368,7 +370,7 @@ TEST(CpuKernels, GatherAndScatterAdd) {
         expect_close<T>(
             out, [&](const Dims& i) { return static_cast<double>(in(moved(i))); }, 0);
 
-        cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis);
+        cpu_table.scatter_add("scatter_add", back.view, out.view, index.view, axis);
         Array<double> sums({4, 5, 6});
         sums.random(0, 0);
         out.visit([&](const Dims& i) { sums(moved(i)) += static_cast<double>(out(i)); });
@@ -376,8 +378,9 @@ TEST(CpuKernels, GatherAndScatterAdd) {
             back, [&](const Dims& i) { return sums(i); }, tolerance<T>());
 
         index(Dims::filled(3, 1)) = in.view.size[axis];
-        EXPECT_ERROR(cpu.gather("gather", out.view, in.view, index.view, axis), "is out of range for axis");
-        EXPECT_ERROR(cpu.scatter_add("scatter_add", back.view, out.view, index.view, axis), "is out of range for axis");
+        EXPECT_ERROR(cpu_table.gather("gather", out.view, in.view, index.view, axis), "is out of range for axis");
+        EXPECT_ERROR(cpu_table.scatter_add("scatter_add", back.view, out.view, index.view, axis),
+                     "is out of range for axis");
       }
   });
 }

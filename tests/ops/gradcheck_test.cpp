@@ -1,4 +1,4 @@
-// The gradient checks themselves: what is wrong has to be found, and named.
+// Tests that gradcheck and gradgradcheck find wrong gradients and report their positions.
 #include "ops/gradcheck.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ Tensor input(const Shape& shape, Device device = Device::cpu()) {
   return randn(shape, {f64, device}, &generator).requires_grad_();
 }
 
-/// x ^ 3 whose gradient is factor * 3 x ^ 2 at elements from `from` on.
+/// Returns x^3 with a custom gradient: 3 x^2, multiplied by factor at the elements with index >= from.
 Tensor cube(const Tensor& x, double factor, int64_t from) {
   Tensor wrong = ones_like(x);
   wrong.slice(0, from, wrong.size(0)).fill_(factor);
@@ -28,7 +28,7 @@ Tensor cube(const Tensor& x, double factor, int64_t from) {
       [x = Saved(x), wrong](const Tensors& g) { return Tensors{g[0] * pow(x(), 2) * 3.0 * wrong}; })[0];
 }
 
-TEST(Gradcheck, FindsAndNamesAWrongGradient) {
+TEST(Gradcheck, ReportsPositionOfWrongGradient) {
   for (const Device device : devices()) {
     const auto right = [](const Tensors& t) { return Tensors{cube(t[0], 1, 0)}; };
     const auto wrong = [](const Tensors& t) { return Tensors{cube(t[0], 1.01, 4)}; };
@@ -43,8 +43,8 @@ TEST(Gradcheck, FindsAndNamesAWrongGradient) {
   }
 }
 
-TEST(Gradcheck, FindsAWrongSecondGradient) {
-  // The gradient is right, but its own is lost: the saved tensor is cut off from the graph.
+TEST(Gradcheck, FindsWrongSecondGradient) {
+  // The first gradient is right, but the second is missing, because the saved tensor is detached from the graph.
   const auto detached = [](const Tensors& t) {
     return custom_function(
         "cube", {t[0]}, [](const Tensors& in) { return Tensors{pow(in[0], 3)}; },
@@ -57,8 +57,9 @@ TEST(Gradcheck, FindsAWrongSecondGradient) {
   EXPECT_TRUE(gradgradcheck([](const Tensors& t) { return Tensors{pow(t[0], 3) * t[1]}; }, {input({4}), input({4})}));
 }
 
-TEST(Gradcheck, FindsAGradientThatDependsOnRecording) {
-  // Wrong by a constant factor where it is recorded: consistent in itself, and right for gradcheck.
+TEST(Gradcheck, FindsGradientThatDependsOnRecording) {
+  // The gradient is wrong by a constant factor only while the backward pass is recorded. gradcheck does not record the
+  // backward pass, so it passes.
   const auto function = [](const Tensors& t) {
     return custom_function(
         "cube", {t[0]}, [](const Tensors& in) { return Tensors{pow(in[0], 3)}; },
@@ -68,7 +69,7 @@ TEST(Gradcheck, FindsAGradientThatDependsOnRecording) {
   EXPECT_FALSE(gradgradcheck(function, {input({4})}));
 }
 
-TEST(Gradcheck, LeavesKinksOutAndSaysSo) {
+TEST(Gradcheck, SkipsAndCountsKinks) {
   const Tensor x = tensor({-1, 0, 2}, {.dtype = f64}).requires_grad_();
   const auto function = [](const Tensors& t) { return Tensors{relu(t[0])}; };
   const GradcheckReport report = gradcheck(function, {x});
@@ -76,11 +77,11 @@ TEST(Gradcheck, LeavesKinksOutAndSaysSo) {
   EXPECT_EQ(report.kinks, 1);
   EXPECT_EQ(report.checked, 8);
   EXPECT_FALSE(gradcheck(function, {x}, {.skip_kinks = false}));
-  // Nothing but kinks is no proof.
+  // The check fails if all derivatives are at kinks, because nothing was compared.
   EXPECT_FALSE(gradcheck(function, {zeros({1}, {.dtype = f64, .requires_grad = true})}));
 }
 
-TEST(Gradcheck, RefusesWhatItCannotCheck) {
+TEST(Gradcheck, RejectsInvalidArguments) {
   const auto identity = [](const Tensors& t) { return Tensors{t[0] * 1.0}; };
   EXPECT_ERROR(gradcheck(identity, {zeros({2}, {.requires_grad = true})}), "input 0 must be f64");
   EXPECT_ERROR(gradcheck(identity, {zeros({2}, {.dtype = f64})}), "none of the inputs requires grad");
@@ -90,8 +91,8 @@ TEST(Gradcheck, RefusesWhatItCannotCheck) {
   EXPECT_ERROR(gradcheck(random, {input({50})}), "changed between two identical calls");
 }
 
-// A position that is computed from what is sampled counts once.
-TEST(Gradgradcheck, OfSamplesAtPositionsOfTheInputsMaking) {
+// The grid depends on the sampled tensor. The gradient through the grid must be counted once.
+TEST(Gradgradcheck, HandlesGridComputedFromSampledInput) {
   const auto function = [](const Tensors& t) {
     return Tensors{grid_sample(t[0], permute(sin(t[0]), {0, 2, 3, 4, 1}) * 0.3)};
   };

@@ -1,5 +1,5 @@
-// Convolutions of bf16 and f16 tensors, forward and backward, on every device: the float64 result of the same numbers,
-// rounded once.
+// Tests convolutions of bf16 and f16 tensors, forward and backward, on every device. Results must equal the float64
+// result of the same inputs, rounded once.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ const Case kCases[] = {
     {"transposed_wide", true, {3, 40, 4, 5, 6}, {40, 33, 3, 4, 3}, {2, 2, 3}, {1}},
     {"phases_without_taps", true, {1, 3, 3, 2, 4}, {3, 4, 1, 2, 1}, {3, 4, 2}, {0}, {1}, 1, {2, 0, 1}},
     {"depthwise", true, {1, 6, 6, 6, 6}, {6, 1, 3, 3, 3}, {2}, {1}, {1}, 6},
-    // Beyond what the tensor cores take on an axis.
+    // The strides lead to more phases or residues than the tensor-core kernels support.
     {"ten_phases", true, {1, 3, 3, 2, 3}, {3, 5, 10, 1, 10}, {10, 1, 10}, {2, 0, 3}},
     {"ten_residues", false, {1, 3, 30, 4, 40}, {5, 3, 10, 1, 10}, {10, 1, 10}},
 };
@@ -44,7 +44,7 @@ Tensor apply(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias
   return conv_transpose3d(x, w, bias, {c.stride, c.padding, c.output_padding, c.groups, c.dilation});
 }
 
-/// With a ReLU in the kernel.
+/// Computes the convolution with a ReLU fused into the kernel.
 Tensor apply_with_relu(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (!c.transposed)
     return unrecorded_conv(x, w, bias, ConvOptions<3>{c.stride, c.padding, c.dilation, c.groups}, true);
@@ -52,7 +52,8 @@ Tensor apply_with_relu(const Case& c, const Tensor& x, const Tensor& w, const Te
                          ConvTransposeOptions<3>{c.stride, c.padding, c.output_padding, c.groups, c.dilation}, true);
 }
 
-/// The result, its gradients in x, w and the bias for `grad`, and of the first the gradient in w for `second`.
+/// Returns y, its gradients dx, dw and dbias, and the gradient of dx with respect to w. `inputs` holds x, w, the bias,
+/// and the upstream gradients of y and dx.
 Tensors results(const Case& c, const Tensors& inputs, Device device, DType dtype) {
   Tensors t;
   for (const Tensor& input : inputs) t.push_back(input.to(device, dtype));
@@ -66,7 +67,7 @@ Tensors results(const Case& c, const Tensors& inputs, Device device, DType dtype
 
 class HalfConv : public testing::TestWithParam<std::tuple<Case, DType, DeviceType>> {};
 
-TEST_P(HalfConv, RoundsOnce) {
+TEST_P(HalfConv, MatchesFloat64RoundedOnce) {
   const Case& c = std::get<0>(GetParam());
   const DType dtype = std::get<1>(GetParam());
   const DeviceType type = std::get<2>(GetParam());
@@ -90,7 +91,7 @@ TEST_P(HalfConv, RoundsOnce) {
   }
 }
 
-TEST_P(HalfConv, AReluInTheKernelIsOneBehindIt) {
+TEST_P(HalfConv, FusedReluMatchesSeparateRelu) {
   const auto& [c, dtype, type] = GetParam();
   if (type == DeviceType::cuda && !cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   manual_seed(2);
@@ -110,7 +111,7 @@ TEST_P(HalfConv, AReluInTheKernelIsOneBehindIt) {
   }
 }
 
-TEST_P(HalfConv, HasTheSameGradientsRecordedOrNot) {
+TEST_P(HalfConv, GradientsDoNotDependOnCreateGraph) {
   const auto& [c, dtype, type] = GetParam();
   if (type == DeviceType::cuda && !cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   manual_seed(3);
@@ -135,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(All, HalfConv,
                                           testing::Values(DeviceType::cpu, DeviceType::cuda)),
                          case_name);
 
-TEST(HalfConvOptions, TakesAnEmptyBatchAndRefusesMixedDtypes) {
+TEST(HalfConvOptions, AcceptsEmptyBatchAndRejectsMixedDtypes) {
   const Tensor w = zeros({3, 2, 2, 2, 2}, {.dtype = bf16});
   EXPECT_EQ(conv3d(zeros({0, 2, 4, 4, 4}, {.dtype = bf16}), w).shape(), (Shape{0, 3, 3, 3, 3}));
   EXPECT_THROW(conv3d(zeros({1, 2, 4, 4, 4}), w), Error);

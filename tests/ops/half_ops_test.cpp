@@ -1,4 +1,5 @@
-// Compositions in bf16 and f16: intermediates that a half would not hold, and sums that it would lose.
+// Tests composed operators in bf16 and f16 whose intermediate values overflow half precision or whose sums need more
+// digits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -29,13 +30,13 @@ TEST_P(HalfOps, MeansAndVariancesDoNotOverflow) {
   EXPECT_EQ(mean(x).item(), 1000);
   EXPECT_EQ(mean(x, {1}).to_vector(), (std::vector<double>(4, 1000)));
   const Tensor spread = cat({x, zeros({4, 1000}, like(f16))}, 1);
-  EXPECT_EQ(mse_loss(spread * 0.25, zeros_like(spread)).item(), 31248);  // 31250 as f16
+  EXPECT_EQ(mse_loss(spread * 0.25, zeros_like(spread)).item(), 31248);  // 31250 rounded to f16
   const Tensor outlier = cat({full({1}, 300, like(f16)), zeros({9999}, like(f16))}, 0);
   EXPECT_NEAR(var(outlier, {}, 1).item(), 9, 0.01);
   EXPECT_EQ(mean(x).dtype(), f16);
 }
 
-TEST_P(HalfOps, LossesAndTheirGradientsHaveTheInputsDtype) {
+TEST_P(HalfOps, LossesAndGradientsKeepInputDtype) {
   for (const DType dtype : {bf16, f16}) {
     const Tensor x = full({2, 3, 40}, 500, like(dtype)).requires_grad_(), y = zeros_like(x);
     const auto bce = [](const Tensor& input, const Tensor& target, Reduction r) {
@@ -55,19 +56,19 @@ TEST_P(HalfOps, LossesAndTheirGradientsHaveTheInputsDtype) {
   }
 }
 
-TEST_P(HalfOps, SoftmaxsGradientSumsInFloat32) {
+TEST_P(HalfOps, SoftmaxGradientSumsInFloat32) {
   const Tensor x = zeros({1, 2048}, like(f16)).requires_grad_();
   const Tensor dx = grad({log_softmax(x, 1)}, {x}, {full({1, 2048}, 100, like(f16))})[0];
-  EXPECT_LT(amax(abs(dx)).item(), 0.1);  // 100 - 204800 / 2048, but for the rounding of the logarithm
+  EXPECT_LT(amax(abs(dx)).item(), 0.1);  // each gradient is 100 - 204800 / 2048 = 0; f16 cannot hold 204800
 }
 
-TEST_P(HalfOps, AveragesWithADivisorDoNotOverflow) {
+TEST_P(HalfOps, AvgPoolWithDivisorDoesNotOverflow) {
   const Tensor x = full({1, 1, 4, 4, 4}, 40000, like(f16));
   const Tensor y = avg_pool3d(x, {.kernel_size = 4, .divisor_override = 64});
   EXPECT_NEAR(y.item(), 40000, 64);
 }
 
-TEST_P(HalfOps, MaxPoolsIndicesAreI64AndItsGradientTwiceDifferentiable) {
+TEST_P(HalfOps, MaxPoolReturnsI64IndicesAndSupportsSecondGradients) {
   const Tensor x = reshape(arange(0, 64, 1, like(bf16)), {1, 1, 4, 4, 4}).requires_grad_();
   const MaxPoolResult result = max_pool3d_with_indices(x, {.kernel_size = 2});
   EXPECT_EQ(result.indices.dtype(), i64);
@@ -78,18 +79,19 @@ TEST_P(HalfOps, MaxPoolsIndicesAreI64AndItsGradientTwiceDifferentiable) {
   EXPECT_EQ(grad({dx}, {g}, {full_like(dx, 3)})[0].to_vector(), (std::vector<double>(8, 3)));
 }
 
-TEST_P(HalfOps, DropoutKeepsItsShareAndScalesOnce) {
+TEST_P(HalfOps, DropoutKeepsExpectedShareAndRoundsOnce) {
   for (const DType dtype : {bf16, f16}) {
     const Tensor x = ones({1 << 18}, like(dtype)), y = dropout(x, 0.999);
     EXPECT_EQ(y.dtype(), dtype);
-    EXPECT_NEAR(static_cast<double>(sum(ne(y, 0)).item<int64_t>()), 262, 80);  // no uniform of bf16 lies above 0.999
+    EXPECT_NEAR(static_cast<double>(sum(ne(y, 0)).item<int64_t>()), 262,
+                80);  // uniform bf16 numbers never exceed 0.999
     EXPECT_EQ(amax(y).item(), full({}, 1 / (1 - 0.999), like(dtype)).item());
   }
 }
 
 TEST_P(HalfOps, LinearAndMatmulRoundOnce) {
   const Tensor x = ones({8, 3000}, like(bf16)), w = ones({4, 3000}, like(bf16));
-  EXPECT_EQ(linear(x, w, zeros({4}, like(bf16))).at({7, 3}), 3008);  // 3000 as bf16
+  EXPECT_EQ(linear(x, w, zeros({4}, like(bf16))).at({7, 3}), 3008);  // 3000 rounded to bf16
 }
 
 std::string device_name(const testing::TestParamInfo<DeviceType>& device) {

@@ -1,5 +1,5 @@
-// Losses of classes over many voxels and classes: the kernels against the composition that takes probabilities, given
-// the class map one-hot; and what their options refuse.
+// Tests the losses with class targets over many voxels and classes. The fused kernels, which take class numbers, must
+// agree with composed operators, which take one-hot probabilities. Invalid options must be rejected.
 #include "ops/loss.h"
 
 #include <gtest/gtest.h>
@@ -28,19 +28,20 @@ Tensor one_hot(const Tensor& target, int64_t classes, DType dtype) {
 struct Result {
   Tensor loss, dx;
 };
+/// Returns loss(x) and its gradient with respect to x for the upstream gradient 2.
 template <class F>
 Result with_gradient(const Tensor& x, const F& loss) {
   const Tensor leaf = x.detach().requires_grad_(), value = loss(leaf);
   return {value, grad({value}, {leaf}, {full_like(value, 2)})[0]};
 }
 
-/// |a - b| <= tolerance * largest b.
+/// Expects |a - b| <= tolerance * max |b|.
 void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
   const Tensor want = b.to(f64);
   EXPECT_LE(amax(abs(a.to(f64) - want)).item(), tolerance * amax(abs(want)).item()) << what;
 }
 
-TEST(ClassLosses, KernelsAgreeWithTheComposition) {
+TEST(ClassLosses, KernelsMatchComposedOperators) {
   manual_seed(5);
   for (const Device device : devices())
     for (const auto& [classes, voxels] : {std::pair<int64_t, int64_t>{2, 70001},
@@ -65,19 +66,19 @@ TEST(ClassLosses, KernelsAgreeWithTheComposition) {
           const double rounding = dtype == f64 ? 1e-11 : dtype == f32 ? 2e-5 : dtype == bf16 ? 0x1p-8 : 0x1p-10;
           const std::string what = concat(classes, " classes, ", dtype, last ? ", channels last, " : ", ", device);
           expect_near(got.loss, want.loss, rounding, what);
-          // Gradients of f16 lie among its smallest numbers.
+          // These f16 gradients are subnormal numbers, which have few significant digits.
           expect_near(got.dx, want.dx, dtype == f16 ? 0.05 : 2 * rounding, what);
           EXPECT_TRUE(got.dx.is_contiguous(x.suggest_memory_format())) << what << got.dx.strides();
         }
 }
 
-// Also of logits that are not finite: what is passed over has no part in sums or gradients.
-TEST(ClassLosses, PassOverIgnoredVoxels) {
+// Ignored voxels contribute nothing to sums and gradients, even if their logits are NaN.
+TEST(ClassLosses, SkipIgnoredVoxels) {
   for (const Device device : devices())
     for (const auto& [numbers, classes] : {std::pair<DType, int64_t>{i64, 3}, {i32, 3}, {u8, 3}, {i64, 14}, {u8, 14}}) {
       const Tensor x = randn({2, classes, 50}).to(device), target = class_map({2, 50}, classes).to(device);
-      const Tensor some = cat({target, full({2, 7}, 200, {i64, device})}, 1).to(numbers);
-      const Tensor more = cat({x, full({2, classes, 7}, NAN, {f32, device})}, 2);
+      const Tensor padded_target = cat({target, full({2, 7}, 200, {i64, device})}, 1).to(numbers);
+      const Tensor padded_x = cat({x, full({2, classes, 7}, NAN, {f32, device})}, 2);
       const auto losses = [](const Tensor& logits, const Tensor& map) {
         return stack({cross_entropy(logits, map, {.ignore_index = 200, .label_smoothing = 0.2}),
                       dice_ce_loss(logits, map, {.dice = {.ignore_index = 200}}),
@@ -87,16 +88,17 @@ TEST(ClassLosses, PassOverIgnoredVoxels) {
       const auto total = [&](const Tensor& logits, const Tensor& map) {
         return with_gradient(logits, [&](const Tensor& t) { return sum(losses(t, map)); });
       };
-      const Result want = total(x, target), got = total(more, some);
+      const Result want = total(x, target), got = total(padded_x, padded_target);
       EXPECT_FLOAT_EQ(got.loss.item<float>(), want.loss.item<float>());
       EXPECT_EQ(got.dx.narrow(2, 50, 7).contiguous().to_vector(), std::vector<double>(14 * classes, 0.0));
       expect_near(got.dx.narrow(2, 0, 50), want.dx, 1e-6, "gradient");
-      EXPECT_TRUE(std::isnan(cross_entropy(more, full({2, 57}, 200, {numbers, device}), {.ignore_index = 200}).item()));
+      EXPECT_TRUE(
+          std::isnan(cross_entropy(padded_x, full({2, 57}, 200, {numbers, device}), {.ignore_index = 200}).item()));
     }
 }
 
-// cross_entropy is NaN there, as PyTorch's; the composed losses count it as 0, as nnU-Net does.
-TEST(ClassLosses, ComposedLossesOfNoLabelledVoxelAreZero) {
+// Without labeled voxels, cross_entropy returns NaN as in PyTorch. The compound losses return 0 as in nnU-Net.
+TEST(ClassLosses, CompoundLossesAreZeroWithoutLabeledVoxels) {
   for (const Device device : devices())
     for (const int64_t classes : {3, 14}) {
       const Tensor x = randn({2, classes, 4, 6}).to(device), none = full({2, 4, 6}, 200, {u8, device});
@@ -108,11 +110,11 @@ TEST(ClassLosses, ComposedLossesOfNoLabelledVoxelAreZero) {
         EXPECT_EQ(got.loss.item(), 0) << classes;
         EXPECT_EQ(amax(abs(got.dx)).item(), 0) << classes;
       }
-      // Every class has weight 0, so that only Dice remains.
+      // Every class has weight 0, so only the Dice loss remains.
       const Tensor target = class_map({2, 4, 6}, classes).to(device);
       EXPECT_EQ(dice_ce_loss(x, target, {.weight = weight}).item(), dice_loss(x, target).item()) << classes;
       EXPECT_TRUE(std::isnan(cross_entropy(x, target, {.weight = weight}).item()));
-      // The only labelled voxel is not among those of the second level.
+      // Downsampling the target for the second level removes the only labeled voxel.
       Tensor one = none.clone();
       one.narrow(0, 0, 1).narrow(1, 0, 1).narrow(2, 0, 1).fill_(1);
       const Tensors levels{x, slice(slice(x, 2, 0, 4, 2), 3, 0, 6, 2), x};
@@ -124,22 +126,23 @@ TEST(ClassLosses, ComposedLossesOfNoLabelledVoxelAreZero) {
     }
 }
 
-TEST(ClassLosses, RefuseBadOptions) {
+TEST(ClassLosses, RejectInvalidOptions) {
   const Tensor x = zeros({2, 3, 4}), target = zeros({2, 4}, {.dtype = i64});
   EXPECT_ERROR(cross_entropy(x, target, {.weight = ones({2})}), "cross_entropy: weight must have shape [3]");
   EXPECT_ERROR(cross_entropy(x, target, {.label_smoothing = 1.5}), "label_smoothing must lie in [0, 1], got 1.5");
   EXPECT_ERROR(dice_loss(x, target, {.smooth_dr = -1}),
                "smooth_nr and smooth_dr must be finite and at least 0, got 1e-05");
   EXPECT_ERROR(dice_ce_loss(x, target, {.lambda_dice = NAN}), "dice_ce_loss: lambda_dice must be finite, got nan");
-  EXPECT_ERROR(cross_entropy(x, zeros({2, 3, 4}), {.ignore_index = 1}), "ignore_index 1 has no meaning beside prob");
-  EXPECT_ERROR(cross_entropy(x, zeros({2, 4}, {.dtype = b8})), "target must hold class numbers");
+  EXPECT_ERROR(cross_entropy(x, zeros({2, 3, 4}), {.ignore_index = 1}),
+               "ignore_index 1 cannot be used if the target holds prob");
+  EXPECT_ERROR(cross_entropy(x, zeros({2, 4}, {.dtype = b8})), "target must hold class indices");
   EXPECT_ERROR(dice_loss(x, target + 3), "dice_loss: target class 3 is outside [0, 3)");
   EXPECT_ERROR(dice_loss(x, full({2, 4}, 9, {.dtype = u8})), "dice_loss: target class 9 is outside [0, 3)");
   EXPECT_ERROR(dice_loss(zeros({2, 13, 4}), target + 13), "dice_loss: target class 13 is outside [0, 13)");
-  EXPECT_ERROR(dice_loss(zeros({2, 1, 4}), target, {.include_background = false}), "no class but the background");
-  EXPECT_ERROR(dice_ce_loss(x, target, {.dice = {.softmax = false}}), "dice_ce_loss: takes logits");
+  EXPECT_ERROR(dice_loss(zeros({2, 1, 4}), target, {.include_background = false}), "no class except the background");
+  EXPECT_ERROR(dice_ce_loss(x, target, {.dice = {.softmax = false}}), "dice_ce_loss: requires logits");
   EXPECT_ERROR(dice_ce_loss(x, target, {.dice = {.reduction = Reduction::none}}), "reduction must be mean or sum");
-  EXPECT_ERROR(nll_loss(x, x), "nll_loss: target must hold class numbers");
+  EXPECT_ERROR(nll_loss(x, x), "nll_loss: target must hold class indices");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Group normalisation: the CPU kernels in all floating dtypes, and parameters that stay in f32 beside halves.
+// Tests normalization: the CPU kernels in all floating dtypes, half-precision inputs with f32 parameters, batch and RMS
+// normalization.
 #include <array>
 #include <cmath>
 #include <vector>
@@ -16,7 +17,7 @@ namespace {
 
 using namespace kerneltest;
 
-/// An (N, C, L) array, contiguous or with the channels innermost.
+/// Returns an (N, C, L) array that is contiguous or has the channels innermost.
 template <class T>
 Array<T> rows_array(int64_t n, int64_t c, int64_t l, bool channels_inner) {
   if (!channels_inner) return Array<T>({n, c, l});
@@ -26,7 +27,7 @@ Array<T> rows_array(int64_t n, int64_t c, int64_t l, bool channels_inner) {
   return array;
 }
 
-/// Of f over all samples and voxels of an (N, C, L) array's channel.
+/// Returns the sum of f(index) over all samples and voxels of one channel of an (N, C, L) array.
 template <class F>
 double channel_sum(const View& view, int64_t channel, const F& f) {
   double total = 0;
@@ -44,7 +45,7 @@ void for_all_floats(F f) {
   f.template operator()<Float16>();
 }
 
-/// For a few roundings of numbers in compute_t<T>, and one to T.
+/// Returns the tolerance for a few roundings in compute_t<T> and one rounding to Stored.
 template <class T, class Stored = T>
 double norm_tolerance() {
   const double half = std::is_same_v<Stored, BFloat16> ? 0x1p-8 : std::is_same_v<Stored, Float16> ? 0x1p-11 : 0;
@@ -57,9 +58,9 @@ void check_group_norm() {
   for (const Shape& s : {Shape{2, 6, 35, 3}, Shape{3, 4, 1, 2}, Shape{1, 8, 2501, 2}, Shape{2, 5, 7, 5},
                          Shape{2, 3, 101, 1}, Shape{1, 24, 77, 12}, Shape{2, 32, 33, 32}, Shape{1, 320, 33, 160}})
     for (int variant = 0; variant < 8; ++variant) {
-      const int64_t n = s[0], c = s[1], l = s[2], groups = s[3], per = c / groups;
+      const int64_t n = s[0], c = s[1], l = s[2], groups = s[3], group_channels = c / groups;
       const bool affine = variant & 2, inner = variant & 1, other_inner = inner != ((variant & 4) != 0);
-      const double shift = 300;  // far from zero: E[x^2] - E[x]^2 would lose everything in float
+      const double shift = 300;  // so large that E[x^2] - E[x]^2 would lose all digits in float
       Array<T> x = rows_array<T>(n, c, l, inner), y = rows_array<T>(n, c, l, inner);
       Array<T> dy = rows_array<T>(n, c, l, other_inner), dx = rows_array<T>(n, c, l, inner);
       Array<Wide> mean({n, groups}), rstd({n, groups});
@@ -68,51 +69,51 @@ void check_group_norm() {
       dy.random(-1, 1, 2);
       gamma.random(0.5, 1.5, 3);
       beta.random(-1, 1, 4);
-      cpu.group_norm(y.view, mean.view, rstd.view, x.view, affine ? &gamma.view : nullptr,
-                     affine ? &beta.view : nullptr, kEps, {}, nullptr);
-      cpu.group_norm_backward({dx.view, &dgamma.view, &dbeta.view}, dy.view, x.view, mean.view, rstd.view,
-                              affine ? &gamma.view : nullptr, nullptr, {}, nullptr);
+      cpu_table.group_norm(y.view, mean.view, rstd.view, x.view, affine ? &gamma.view : nullptr,
+                           affine ? &beta.view : nullptr, kEps, {}, nullptr);
+      cpu_table.group_norm_backward({dx.view, &dgamma.view, &dbeta.view}, dy.view, x.view, mean.view, rstd.view,
+                                    affine ? &gamma.view : nullptr, nullptr, {}, nullptr);
 
-      const auto number = [&](const Dims& i) { return static_cast<size_t>(i[0] * groups + i[1] / per); };
+      const auto group_of = [&](const Dims& i) { return static_cast<size_t>(i[0] * groups + i[1] / group_channels); };
       const auto group_means = [&](auto f) {
         std::vector<double> means(static_cast<size_t>(n * groups));
-        x.visit([&](const Dims& i) { means[number(i)] += f(i) / static_cast<double>(per * l); });
+        x.visit([&](const Dims& i) { means[group_of(i)] += f(i) / static_cast<double>(group_channels * l); });
         return means;
       };
       const auto value = [&](const Dims& i) { return static_cast<double>(x(i)); };
       const auto means = group_means(value);
-      const auto centred = [&](const Dims& i) { return value(i) - means[number(i)]; };
-      const auto variances = group_means([&](const Dims& i) { return centred(i) * centred(i); });
-      const auto scale = [&](const Dims& i) { return 1 / std::sqrt(variances[number(i)] + kEps); };
-      const auto normal = [&](const Dims& i) { return centred(i) * scale(i); };
+      const auto centered = [&](const Dims& i) { return value(i) - means[group_of(i)]; };
+      const auto variances = group_means([&](const Dims& i) { return centered(i) * centered(i); });
+      const auto scale = [&](const Dims& i) { return 1 / std::sqrt(variances[group_of(i)] + kEps); };
+      const auto normal = [&](const Dims& i) { return centered(i) * scale(i); };
       const auto weight = [&](const Dims& i) { return affine ? static_cast<double>(gamma({i[1]})) : 1.0; };
       const auto grad = [&](const Dims& i) { return static_cast<double>(dy(i)); };
-      const auto h = group_means([&](const Dims& i) { return grad(i) * weight(i); });
-      const auto hn = group_means([&](const Dims& i) { return grad(i) * weight(i) * normal(i); });
-      const auto first = [&](const Dims& i) { return Dims{i[0], i[1] * per, 0}; };
+      const auto mean_grad = group_means([&](const Dims& i) { return grad(i) * weight(i); });
+      const auto mean_grad_normal = group_means([&](const Dims& i) { return grad(i) * weight(i) * normal(i); });
+      const auto group_start = [&](const Dims& i) { return Dims{i[0], i[1] * group_channels, 0}; };
       const double tol = norm_tolerance<T, Wide>(), rounded = norm_tolerance<T>();
       expect_close<Wide>(
-          mean, [&](const Dims& i) { return means[number(first(i))]; }, tol);
+          mean, [&](const Dims& i) { return means[group_of(group_start(i))]; }, tol);
       expect_close<Wide>(
-          rstd, [&](const Dims& i) { return scale(first(i)); }, tol);
-      const auto shifted = [&](const Dims& i) {
+          rstd, [&](const Dims& i) { return scale(group_start(i)); }, tol);
+      const auto expected_y = [&](const Dims& i) {
         return normal(i) * weight(i) + (affine ? static_cast<double>(beta({i[1]})) : 0.0);
       };
-      expect_close<T>(y, shifted, rounded);
-      const auto gradient = [&](const Dims& i) {
-        return scale(i) * (grad(i) * weight(i) - h[number(i)] - normal(i) * hn[number(i)]);
+      expect_close<T>(y, expected_y, rounded);
+      const auto expected_dx = [&](const Dims& i) {
+        return scale(i) * (grad(i) * weight(i) - mean_grad[group_of(i)] - normal(i) * mean_grad_normal[group_of(i)]);
       };
-      expect_close<T>(dx, gradient, tol * 10 + rounded);
+      expect_close<T>(dx, expected_dx, tol * 10 + rounded);
       const auto term = [&](const Dims& i) { return grad(i) * normal(i); };
-      const double of_parameter = norm_tolerance<T, Parameter>();
+      const double parameter_tolerance = norm_tolerance<T, Parameter>();
       expect_close<Parameter>(
-          dgamma, [&](const Dims& i) { return channel_sum(x.view, i[0], term); }, of_parameter);
+          dgamma, [&](const Dims& i) { return channel_sum(x.view, i[0], term); }, parameter_tolerance);
       expect_close<Parameter>(
-          dbeta, [&](const Dims& i) { return channel_sum(x.view, i[0], grad); }, of_parameter);
+          dbeta, [&](const Dims& i) { return channel_sum(x.view, i[0], grad); }, parameter_tolerance);
     }
 }
 
-TEST(CpuKernels, GroupNormForwardAndBackward) {
+TEST(CpuKernels, GroupNormMatchesReference) {
   for_all_floats([]<class T>() { check_group_norm<T, T>(); });
   check_group_norm<BFloat16, float>();
   check_group_norm<Float16, float>();
@@ -125,41 +126,43 @@ void check_relu_bias() {
     Array<T> dz = rows_array<T>(2, 6, 3001, inner);
     Array<Parameter> dbias({6});
     y.random(-1, 1);
-    y.visit([&](const Dims& i) { y(i) = static_cast<double>(y(i)) > 0 ? y(i) : T(0); });  // its own relu
+    y.visit([&](const Dims& i) { y(i) = static_cast<double>(y(i)) > 0 ? y(i) : T(0); });  // y is the output of a ReLU
     dy.random(-1, 1, 2);
-    cpu.relu_bias_backward(dz.view, dbias.view, dy.view, y.view);
+    cpu_table.relu_bias_backward(dz.view, dbias.view, dy.view, y.view);
     const auto masked = [&](const Dims& i) { return static_cast<double>(y(i)) > 0 ? static_cast<double>(dy(i)) : 0.0; };
     expect_close<T>(dz, masked, 0);
     expect_close<Parameter>(
         dbias, [&](const Dims& i) { return channel_sum(y.view, i[0], masked); }, norm_tolerance<T, Parameter>());
-    // Behind the norm of one group: dz is dx behind the mask.
+    // With a group norm after the ReLU, dz is the masked input gradient of the norm.
     Array<compute_t<T>> mean({2, 1}), rstd({2, 1});
     Array<T> dx = rows_array<T>(2, 6, 3001, inner);
     mean.random(0, 0.1);
     rstd.random(1, 2);
-    cpu.group_norm_backward({dx.view}, dy.view, y.view, mean.view, rstd.view, nullptr, nullptr, {}, nullptr);
-    cpu.group_norm_backward({dz.view, nullptr, nullptr, &dbias.view}, dy.view, y.view, mean.view, rstd.view, nullptr,
-                            nullptr, {.before = {ActivationKind::relu}}, nullptr);
-    const auto behind = [&](const Dims& i) { return static_cast<double>(y(i)) > 0 ? static_cast<double>(dx(i)) : 0.0; };
-    expect_close<T>(dz, behind, norm_tolerance<T, T>());
+    cpu_table.group_norm_backward({dx.view}, dy.view, y.view, mean.view, rstd.view, nullptr, nullptr, {}, nullptr);
+    cpu_table.group_norm_backward({dz.view, nullptr, nullptr, &dbias.view}, dy.view, y.view, mean.view, rstd.view,
+                                  nullptr, nullptr, {.before = {ActivationKind::relu}}, nullptr);
+    const auto masked_dx = [&](const Dims& i) {
+      return static_cast<double>(y(i)) > 0 ? static_cast<double>(dx(i)) : 0.0;
+    };
+    expect_close<T>(dz, masked_dx, norm_tolerance<T, T>());
     expect_close<Parameter>(
-        dbias, [&](const Dims& i) { return channel_sum(y.view, i[0], behind); }, norm_tolerance<T, Parameter>());
+        dbias, [&](const Dims& i) { return channel_sum(y.view, i[0], masked_dx); }, norm_tolerance<T, Parameter>());
   }
 }
 
-TEST(CpuKernels, GradientsThroughReluAreMaskedAndSummed) {
+TEST(CpuKernels, ReluBackwardMasksAndSumsGradients) {
   for_all_floats([]<class T>() { check_relu_bias<T, T>(); });
   check_relu_bias<BFloat16, float>();
   check_relu_bias<Float16, float>();
 }
 
-/// |a - b| <= relative * |b| + absolute everywhere.
+/// Returns whether |a - b| <= relative * |b| + absolute for all elements.
 bool close(const Tensor& a, const Tensor& b, double relative, double absolute) {
   return amax(abs(a.to(f64) - b) - relative * abs(b)).item() <= absolute;
 }
 
-// Also where the gradient is composed of operators, to be differentiated again.
-TEST(GroupNorm, ParametersOfHalvesMayStayInFloat) {
+// Tests the fused backward kernel, and the gradient composed of operators, which create_graph = true selects.
+TEST(GroupNorm, AcceptsFloatParametersForHalfPrecisionInputs) {
   for (const Device device : devices())
     for (const DType dtype : {bf16, f16}) {
       const auto variable = [&](const Tensor& values, DType to) {
@@ -194,8 +197,8 @@ TEST(GroupNorm, ParametersOfHalvesMayStayInFloat) {
     }
 }
 
-// Batch normalisation is normalisation of every channel of the one sample that has the voxels of all.
-TEST(BatchNorm, IsInstanceNormOverAllSamples) {
+// Batch normalization equals instance normalization of one sample that contains the voxels of all samples.
+TEST(BatchNorm, MatchesInstanceNormOverAllSamples) {
   manual_seed(2);
   for (const Device device : devices())
     for (const DType dtype : {f64, f32, bf16, f16})
@@ -228,23 +231,23 @@ TEST(BatchNorm, IsInstanceNormOverAllSamples) {
           EXPECT_TRUE(close(joined(got[0]), want[0], half, rest)) << what;
           EXPECT_TRUE(close(got[1].to(f64), want[1], half, rest * static_cast<double>(n * l))) << what;
           EXPECT_TRUE(close(got[2].to(f64), want[2], half, rest * static_cast<double>(n * l))) << what;
-          // With the same statistics, given.
+          // Evaluation with the same statistics gives the same result.
           const Tensor mean = voxgrad::mean(x.detach().to(f64), {0, 2}), variance = var(x.detach().to(f64), {0, 2}, 0);
           if (dtype == f32 || dtype == f64) {
-            const Tensor same = batch_norm(x, mean.to(dtype), variance.to(dtype), weight, bias);
-            EXPECT_TRUE(close(joined(same), wide_y, half, rest)) << what;
-            EXPECT_EQ(same.strides(), x.strides());
+            const Tensor evaluated = batch_norm(x, mean.to(dtype), variance.to(dtype), weight, bias);
+            EXPECT_TRUE(close(joined(evaluated), wide_y, half, rest)) << what;
+            EXPECT_EQ(evaluated.strides(), x.strides());
           }
         }
 }
 
-// Squares of these values overflow float; the statistics are summed in double.
-TEST(Norms, KeepValuesWhoseSquaresFloatCannotHold) {
+// The squares of these values overflow float, so the statistics must be summed in double.
+TEST(Norms, HandleValuesWhoseSquaresOverflowFloat) {
   for (const Device device : devices())
     for (const DType dtype : {f32, bf16})
       for (const double size : {1e30, 1e38})
         for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
-          const Tensor signs = affine(one_hot(arange(0, 2, 1, {i64, device}), 2).to(f32), 2, -1);  // 1, -1 and -1, 1
+          const Tensor signs = affine(one_hot(arange(0, 2, 1, {i64, device}), 2).to(f32), 2, -1);  // {{1, -1}, {-1, 1}}
           const Tensor whole = repeat(reshape(signs, {1, 1, 2, 1, 2}), {2, 16, 3, 5, 7});
           const Tensor x = affine(whole, size, 0).to(dtype).contiguous(format);
           const Shape volume{16, 6, 5, 14};
@@ -253,8 +256,8 @@ TEST(Norms, KeepValuesWhoseSquaresFloatCannotHold) {
                                     batch_norm(x, {}, {}, weight, {}, true, 0.1, 0), layer_norm(x, volume, {}, {}, 0)};
           for (const Tensor& y : results)
             EXPECT_TRUE(close(y, whole.to(f64), 0.01, 0)) << dtype << ' ' << size << ' ' << device;
-          if (size > 1e37) continue;  // sums of dy * x overflow
-          // The normalized values have the signs of dy, so that the gradient in the weight is the sum of |dy|.
+          if (size > 1e37) continue;  // the sums of dy * x would overflow
+          // The normalized values have the signs of dy, so the gradient of the weight is the sum of |dy|.
           const Tensor dy = whole.to(dtype);
           for (size_t i = 0; i < 3; ++i)
             EXPECT_TRUE(close(grad({results[i]}, {weight}, {dy})[0], full({16}, 840, {f64, device}), 0.01, 0))
@@ -262,7 +265,7 @@ TEST(Norms, KeepValuesWhoseSquaresFloatCannotHold) {
         }
 }
 
-TEST(RMSNorm, TakesTheEpsilonOfItsDtype) {
+TEST(RMSNorm, DefaultEpsilonDependsOnDtype) {
   for (const Device device : devices())
     for (const auto& [dtype, eps] : {std::pair{f64, 0x1p-52}, {f32, 0x1p-23}, {bf16, 0x1p-7}, {f16, 0x1p-10}}) {
       const Tensor x = full({1, 8}, 0.5 * std::sqrt(eps), {dtype, device});
@@ -273,8 +276,8 @@ TEST(RMSNorm, TakesTheEpsilonOfItsDtype) {
     }
 }
 
-// In place, by the momentum, and of the variance the unbiased one; nothing moves in evaluation.
-TEST(BatchNorm, MovesRunningStatistics) {
+// Training updates the running mean and the running unbiased variance in place. Evaluation does not change them.
+TEST(BatchNorm, UpdatesRunningStatistics) {
   for (const Device device : devices()) {
     const Tensor x = (randn({3, 4, 50}) * 2.0 + 100.0).to(device);
     const Tensor running_mean = full({4}, 5, {f32, device}), running_var = full({4}, 7, {f32, device});
@@ -290,7 +293,7 @@ TEST(BatchNorm, MovesRunningStatistics) {
     const Tensor nan = full({3, 4, 50}, std::nan(""), {f32, device});
     batch_norm(nan, {}, running_var, {}, {}, true);
     EXPECT_TRUE(std::isnan(running_var.to_vector()[0]));
-    EXPECT_ERROR(batch_norm(x, running_mean, {}), "needs running_mean and running_var where it is not training");
+    EXPECT_ERROR(batch_norm(x, running_mean, {}), "running_mean and running_var are required if training is false");
     EXPECT_ERROR(batch_norm(x, {}, {}, {}, {}, true, -1), "batch_norm: momentum must lie in [0, 1], got -1");
     EXPECT_ERROR(batch_norm(x, zeros({3}, {f32, device}), running_var), "running_mean must have shape [4], got [3]");
     EXPECT_ERROR(batch_norm(x.narrow(0, 0, 1).narrow(2, 0, 1), {}, {}, {}, {}, true), "more than 1 value per channel");

@@ -1,3 +1,4 @@
+// Generates the inputs of the operator table and collects its cases.
 #include "tests/ops/op_cases.h"
 
 #include <algorithm>
@@ -10,9 +11,10 @@
 namespace voxgrad::optest {
 namespace {
 
-/// Uniform in [0, 1), the same on every platform.
+/// Returns a uniform number in [0, 1). The sequence is the same on every platform.
 double uniform(std::mt19937_64& engine) { return static_cast<double>(engine() >> 11) * 0x1p-53; }
 
+/// Draws `count` numbers from the domain of the input.
 std::vector<double> draw(const Input& input, int64_t count, std::mt19937_64& engine) {
   std::vector<double> values(static_cast<size_t>(count));
   if (input.domain == Domain::distinct) {
@@ -27,7 +29,7 @@ std::vector<double> draw(const Input& input, int64_t count, std::mt19937_64& eng
       case Domain::any:
         value = 4 * u - 2;
         break;
-      case Domain::away:
+      case Domain::nonzero:
         value = u < 0.5 ? 3.4 * u - 2 : 3.4 * (u - 0.5) + 0.3;
         break;
       case Domain::positive:

@@ -1,5 +1,5 @@
-// The table of operators: one line an operator and form, from which tests/ops/op_table_test.cpp makes a test of
-// its values, gradients, second gradients, memory layouts, edge sizes and devices.
+// The operator table: one case per operator and variant. tests/ops/op_table_test.cpp tests the values, gradients,
+// second gradients, memory layouts, edge sizes and devices of each case.
 #pragma once
 
 #include <functional>
@@ -14,13 +14,13 @@ namespace voxgrad::optest {
 using reference::Array;
 using reference::Arrays;
 
-/// Which numbers an input holds: kinks, poles and ties are kept away from where a case needs it.
+/// The range of the random elements of an input. Cases select a domain that avoids kinks, poles and ties where needed.
 enum class Domain : uint8_t {
   any,       ///< [-2, 2]
-  away,      ///< [0.3, 2] with either sign
+  nonzero,   ///< magnitude in [0.3, 2], either sign
   positive,  ///< [0.5, 2]
   unit,      ///< [0.05, 0.95]
-  distinct,  ///< all different by at least 0.1, about 0
+  distinct,  ///< any two elements differ by at least 0.1; centered at 0
   integers,  ///< whole numbers in [-8, 8]
   ties,      ///< whole numbers in [0, 2]
   boolean,   ///< dtype bool
@@ -30,30 +30,30 @@ enum class Domain : uint8_t {
 struct Input {
   Shape shape;
   Domain domain = Domain::any;
-  int64_t bound = 0;
-  bool differentiable = true;
+  int64_t bound = 0;           ///< exclusive upper bound of Domain::index
+  bool differentiable = true;  ///< whether the gradient with respect to this input is tested
 
-  bool floating() const { return domain != Domain::boolean && domain != Domain::index; }
+  bool is_floating() const { return domain != Domain::boolean && domain != Domain::index; }
 };
 
 using Function = std::function<Tensor(const Tensors& inputs)>;
 using Reference = std::function<Array(const Arrays& inputs)>;
 
 struct OpCase {
-  std::string name;
+  std::string name;  ///< unique; determines the seed of the inputs
   Function function;
   std::vector<Input> inputs;
-  Reference reference{};
-  /// Further shapes of the inputs: empty and size-1 axes.
+  Reference reference{};  ///< if empty, the result is compared with the CPU result
+  /// Additional input shapes to test, with empty axes and axes of size 1. Each entry has one shape per input.
   std::vector<std::vector<Shape>> edges{};
   bool differentiable = true;
-  double tolerance = 1e-5;    ///< of f32, relative to the largest value
-  int roundings = 1;          ///< of a half's result: 1, and 1 more for each intermediate tensor on its way
-  bool exact = false;         ///< f32 must agree with the reference to the last bit (integers)
-  bool keeps_layout = false;  ///< channels-last in, channels-last out
+  double tolerance = 1e-5;    ///< f32 error, relative to the largest expected value
+  int roundings = 1;          ///< roundings to half precision: the result, and each intermediate tensor
+  bool exact = false;         ///< results must equal the reference (integers)
+  bool keeps_layout = false;  ///< channels-last inputs give a channels-last output
 };
 
-/// All of them. The parts are in op_cases*.cpp.
+/// Returns all cases. Each add_*_cases() appends the cases of one op_cases_*.cpp file.
 const std::vector<OpCase>& op_cases();
 void add_elementwise_cases(std::vector<OpCase>& cases);
 void add_shape_cases(std::vector<OpCase>& cases);
@@ -64,7 +64,8 @@ void add_volume_cases(std::vector<OpCase>& cases);
 void add_loss_cases(std::vector<OpCase>& cases);
 void add_sampling_cases(std::vector<OpCase>& cases);
 
-/// The inputs of a case in f64 on the CPU, the same on every call, with the shapes given or its own.
+/// Returns the inputs of a case on the CPU, floating inputs in f64. Their values are the same on every call. `shapes`
+/// replaces the shapes of the case unless it is empty.
 Tensors make_inputs(const OpCase& op_case, const std::vector<Shape>& shapes = {});
 
 }  // namespace voxgrad::optest

@@ -1,4 +1,4 @@
-// Convolutions: a geometry a line. Axes differ in size wherever they can, so that mixed-up axes are seen.
+// Cases of convolutions, one geometry per line. Axis sizes differ where possible, so that a mix-up of axes is detected.
 #include "ops/fused.h"
 #include "tests/ops/op_cases.h"
 
@@ -18,6 +18,7 @@ struct Geometry {
 };
 
 // Weights are (Co, Ci / groups, k...) for conv and (Ci, Co / groups, k...) for conv_transpose.
+// Columns: name, x, w, bias, stride, padding, dilation, groups, output_padding, output_size.
 const Geometry kConv[] = {
     {"k1", {2, 3, 2, 3, 1}, {2, 3, 1, 1, 1}},
     {"k1_groups", {1, 4, 3, 10, 9}, {4, 2, 1, 1, 1}, true, kOne, kZero, kOne, 2},
@@ -79,6 +80,7 @@ ConvTransposeOptions<3> transpose_options(const Geometry& g) {
   return {g.stride, g.padding, g.output_padding, g.groups, g.dilation, g.output_size};
 }
 
+/// Computes the reference result of a geometry. `a` holds x, w and the bias. The batch axis of x is optional.
 Array reference_of(bool transposed, const Geometry& g, const Arrays& a) {
   const Array* bias = g.bias ? &a[2] : nullptr;
   const auto run = [&](const Array& x) {
@@ -99,7 +101,8 @@ std::vector<Input> inputs_of(bool transposed, const Geometry& g, Domain domain) 
   return inputs;
 }
 
-/// `lift` is the reference's 3-D form of a geometry whose options the function was given in its own rank.
+/// Adds a case with real inputs and a case with integer inputs. The options of `g` have three spatial axes; its tensors
+/// may have fewer.
 void add(std::vector<OpCase>& cases, const std::string& name, bool transposed, const Geometry& g,
          const Function& function) {
   OpCase c{name, function, inputs_of(transposed, g, Domain::any)};
@@ -112,7 +115,7 @@ void add(std::vector<OpCase>& cases, const std::string& name, bool transposed, c
   }
   c.keeps_layout = g.x.size() == 5;
   cases.push_back(c);
-  // Whole numbers: sums are exact, and any wrong index shows.
+  // Sums of integers are exact, so any wrong index is detected.
   c.name += "_exact";
   c.inputs = inputs_of(transposed, g, Domain::integers);
   c.exact = true;
@@ -141,7 +144,8 @@ void add_fewer_axes(std::vector<OpCase>& cases) {
   });
 }
 
-/// A geometry with ReLU, and with ReLU and GroupNorm, behind it. The reference is the chain.
+/// Adds two cases: convolution with fused ReLU, and convolution with fused ReLU and GroupNorm. The references compute
+/// the operators separately.
 void add_chains(std::vector<OpCase>& cases, bool transposed, const Geometry& g) {
   const std::string name = std::string(transposed ? "conv_transpose3d_" : "conv3d_") + g.name;
   const auto relu_of = [=](const Arrays& a) {
@@ -171,7 +175,7 @@ void add_chains(std::vector<OpCase>& cases, bool transposed, const Geometry& g) 
   const int64_t groups = channels[0] % 2 == 0 ? channels[0] / 2 : 1;
   const size_t gamma = c.inputs.size(), beta = gamma + 1;
   c.name += "_group_norm";
-  c.roundings = 4;  // the convolution's, which the norm makes larger
+  c.roundings = 4;  // the norm amplifies the rounding of the convolution
   c.function = [=](const Tensors& t) { return run(t, {NormKind::group, t[gamma], t[beta], 0.1, groups}); };
   c.reference = [=](const Arrays& a) { return reference::group_norm(relu_of(a), groups, &a[gamma], &a[beta], 0.1); };
   for (int i = 0; i < 2; ++i) {
@@ -190,7 +194,11 @@ void add_chains(std::vector<OpCase>& cases) {
         name == "k3_p1" || name == "groups" || name == "dilated_strided_padded" || name == "unbatched")
       add_chains(cases, true, g);
   const Geometry plain{"plain", {2, 3, 2, 3, 2}, {3, 2, 2, 1, 2}, false};
-  const Geometry gaps{"gaps", {2, 2, 2, 1, 3}, {2, 2, 1, 2, 1}, true, {2, 3, 2}};  // some results are the bias alone
+  const Geometry gaps{"gaps",
+                      {2, 2, 2, 1, 3},
+                      {2, 2, 1, 2, 1},
+                      true,
+                      {2, 3, 2}};  // no tap reaches some outputs, so they equal the bias
   for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
 
   const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};

@@ -1,4 +1,4 @@
-// Elementwise operators, activations, comparisons, copies and creation.
+// Cases of elementwise operators, activations, comparisons, copies and creation functions.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@
 namespace voxgrad::optest {
 namespace {
 
-/// Shapes that every function of one tensor must take.
+/// Edge shapes for functions of one tensor, and of two tensors that broadcast.
 const std::vector<std::vector<Shape>> kUnaryEdges{{Shape{}}, {{0}}, {{1}}, {{2, 0, 3}}, {{1, 1, 1}}};
 const std::vector<std::vector<Shape>> kBinaryEdges{{Shape{}, Shape{}}, {{0}, {1}},        {{2, 0}, {2, 1}},
                                                    {{1}, {3, 1}},      {{2, 3}, Shape{}}, {{1, 1}, {1}}};
@@ -44,47 +44,47 @@ void add_unary(std::vector<OpCase>& cases, std::span<const Unary> table) {
 void add_functions(std::vector<OpCase>& cases) {
   const Unary table[] = {
       {"neg", neg, [](double x) { return -x; }},
-      {"abs", abs, [](double x) { return std::fabs(x); }, Domain::away},
+      {"abs", abs, [](double x) { return std::fabs(x); }, Domain::nonzero},
       {"exp", exp, [](double x) { return std::exp(x); }},
       {"log", log, [](double x) { return std::log(x); }, Domain::positive},
       {"sqrt", sqrt, [](double x) { return std::sqrt(x); }, Domain::positive},
       {"rsqrt", rsqrt, [](double x) { return 1 / std::sqrt(x); }, Domain::positive},
-      {"reciprocal", reciprocal, [](double x) { return 1 / x; }, Domain::away},
+      {"reciprocal", reciprocal, [](double x) { return 1 / x; }, Domain::nonzero},
       {"sin", sin, [](double x) { return std::sin(x); }},
       {"cos", cos, [](double x) { return std::cos(x); }},
       {"erf", erf, [](double x) { return std::erf(x); }},
       {"sign", sign, [](double x) { return x > 0   ? 1.0
                                            : x < 0 ? -1.0
-                                                   : 0.0; }, Domain::away},
-      {"relu", relu, [](double x) { return x > 0 ? x : 0; }, Domain::away},
+                                                   : 0.0; }, Domain::nonzero},
+      {"relu", relu, [](double x) { return x > 0 ? x : 0; }, Domain::nonzero},
       {"leaky_relu", [](const Tensor& x) { return leaky_relu(x); }, [](double x) { return x > 0 ? x : 0.01 * x; },
-       Domain::away},
+       Domain::nonzero},
       {"leaky_relu_steep", [](const Tensor& x) { return leaky_relu(x, -0.5); },
-       [](double x) { return x > 0 ? x : -0.5 * x; }, Domain::away},
+       [](double x) { return x > 0 ? x : -0.5 * x; }, Domain::nonzero},
       {"sigmoid", sigmoid, sigmoid_of},
       {"tanh", tanh, [](double x) { return std::tanh(x); }},
       {"gelu", gelu, gelu_of},
       {"silu", silu, [](double x) { return x * sigmoid_of(x); }},
       {"mish", mish, [](double x) { return x * std::tanh(std::log1p(std::exp(x))); }},
       {"elu", [](const Tensor& x) { return elu(x, 1.5); }, [](double x) { return x > 0 ? x : 1.5 * std::expm1(x); },
-       Domain::away},
+       Domain::nonzero},
       {"selu", selu, [](double x) { return 1.0507009873554805 * (x > 0 ? x : 1.6732632423543772 * std::expm1(x)); },
-       Domain::away},
+       Domain::nonzero},
       {"hardsigmoid", [](const Tensor& x) { return hardsigmoid(x * 2.5); },
-       [](double x) { return std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away},
+       [](double x) { return std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::nonzero},
       {"hardswish", [](const Tensor& x) { return hardswish(x * 2.5); },
-       [](double x) { return 2.5 * x * std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::away, true, 2},
+       [](double x) { return 2.5 * x * std::clamp(2.5 * x / 6 + 0.5, 0.0, 1.0); }, Domain::nonzero, true, 2},
       {"softplus", [](const Tensor& x) { return softplus(x); }, [](double x) { return std::log(1 + std::exp(x)); }},
       {"softplus_beta", [](const Tensor& x) { return softplus(x, 3, 2); },
        [](double x) { return 3 * x > 2 ? x : std::log(1 + std::exp(3 * x)) / 3; }},
       {"clamp", [](const Tensor& x) { return clamp(x, -0.25, 1); },
        [](double x) { return x < -0.25 ? -0.25
                              : x > 1   ? 1
-                                       : x; }, Domain::away},
+                                       : x; }, Domain::nonzero},
       {"clamp_min", [](const Tensor& x) { return clamp_min(x, 0.1); }, [](double x) { return x < 0.1 ? 0.1 : x; },
-       Domain::away},
+       Domain::nonzero},
       {"clamp_max", [](const Tensor& x) { return clamp_max(x, 0.1); }, [](double x) { return x > 0.1 ? 0.1 : x; },
-       Domain::away},
+       Domain::nonzero},
       {"affine", [](const Tensor& x) { return affine(x, 2.5, -1); }, [](double x) { return 2.5 * x - 1; }},
       {"pow_2", [](const Tensor& x) { return pow(x, 2); }, [](double x) { return x * x; }},
       {"pow_3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }},
@@ -105,8 +105,8 @@ void add_numbers_and_conversions(std::vector<OpCase>& cases) {
       {"number_plus", [](const Tensor& x) { return 1.5 + x; }, [](double x) { return 1.5 + x; }},
       {"number_minus", [](const Tensor& x) { return 1.5 - x; }, [](double x) { return 1.5 - x; }},
       {"number_times", [](const Tensor& x) { return 1.5 * x; }, [](double x) { return 1.5 * x; }},
-      {"number_over", [](const Tensor& x) { return 1.5 / x; }, [](double x) { return 1.5 / x; }, Domain::away},
-      {"one_over", [](const Tensor& x) { return 1.0 / x; }, [](double x) { return 1 / x; }, Domain::away},
+      {"number_over", [](const Tensor& x) { return 1.5 / x; }, [](double x) { return 1.5 / x; }, Domain::nonzero},
+      {"one_over", [](const Tensor& x) { return 1.0 / x; }, [](double x) { return 1 / x; }, Domain::nonzero},
       {"minus", [](const Tensor& x) { return -x; }, [](double x) { return -x; }},
       {"clone", [](const Tensor& x) { return x.clone(); }, [](double x) { return x; }},
       {"contiguous", [](const Tensor& x) { return x.contiguous(); }, [](double x) { return x; }},
@@ -116,7 +116,7 @@ void add_numbers_and_conversions(std::vector<OpCase>& cases) {
       {"isfinite", [](const Tensor& x) { return isfinite(log(x)); }, [](double x) { return x > 0 ? 1.0 : 0.0; },
        Domain::ties, false},
       {"logical_not", [](const Tensor& x) { return logical_not(gt(x, x * 0.5)); },
-       [](double x) { return x > 0 ? 0.0 : 1.0; }, Domain::away, false},
+       [](double x) { return x > 0 ? 0.0 : 1.0; }, Domain::nonzero, false},
       {"to_i64", [](const Tensor& x) { return x.to(i64); }, [](double x) { return std::trunc(x); }, Domain::any, false},
       {"to_bool", [](const Tensor& x) { return x.to(b8); }, [](double x) { return x != 0 ? 1.0 : 0.0; }, Domain::ties,
        false},
@@ -144,16 +144,16 @@ void add_binary(std::vector<OpCase>& cases) {
       {"add", add, [](double x, double y) { return x + y; }},
       {"sub", sub, [](double x, double y) { return x - y; }},
       {"mul", mul, [](double x, double y) { return x * y; }},
-      {"div", div, [](double x, double y) { return x / y; }, Domain::any, Domain::away},
+      {"div", div, [](double x, double y) { return x / y; }, Domain::any, Domain::nonzero},
       {"plus", [](const Tensor& x, const Tensor& y) { return x + y; }, [](double x, double y) { return x + y; }},
       {"minus_pair", [](const Tensor& x, const Tensor& y) { return x - y; }, [](double x, double y) { return x - y; }},
       {"times", [](const Tensor& x, const Tensor& y) { return x * y; }, [](double x, double y) { return x * y; }},
       {"over", [](const Tensor& x, const Tensor& y) { return x / y; }, [](double x, double y) { return x / y; },
-       Domain::any, Domain::away},
+       Domain::any, Domain::nonzero},
       {"pow_pair", pow, [](double x, double y) { return std::pow(x, y); }, Domain::positive, Domain::any},
       {"add_method", [](const Tensor& x, const Tensor& y) { return x.add(y); },
        [](double x, double y) { return x + y; }},
-      // never closer than 0.25, so that no step of a difference crosses a tie
+      // operands differ by at least 0.25, so that no finite difference crosses a tie
       {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y + 0.25); },
        [](double x, double y) { return std::fmax(x, y + 0.25); }, Domain::integers, Domain::integers},
       {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(x, y + 0.25); },
@@ -194,12 +194,12 @@ void add_others(std::vector<OpCase>& cases) {
                    where_reference,
                    {{{0, 3}, {0, 3}, {0, 1}}, {Shape{}, Shape{}, Shape{}}, {{1, 1}, {1}, {1, 1}}}});
   cases.push_back({"where_stretched", pick, {{{2, 1, 1}, Domain::boolean}, {{3, 1}}, {{2}}}, where_reference});
-  // The half and half of ties: differences see the mean of both sides as well.
+  // At ties, each operand receives half of the gradient, so the sum agrees with finite differences.
   cases.push_back({"maximum_self",
                    [](const Tensors& t) { return maximum(t[0], t[0] * 1.0); },
                    {{{2, 3}}},
                    [](const Arrays& a) { return a[0]; }});
-  // A gradient that meets zeros on both sides of a product.
+  // Some elements are zero in both factors of the product.
   cases.push_back({"square_of_zero",
                    [](const Tensors& t) { return t[0] * t[0]; },
                    {{{5}, Domain::ties}},
@@ -207,27 +207,27 @@ void add_others(std::vector<OpCase>& cases) {
 }
 
 void add_creations(std::vector<OpCase>& cases) {
-  const auto created = [&](const char* name, Function function, Reference expected) {
+  const auto add_creation = [&](const char* name, Function function, Reference expected) {
     OpCase c{name, std::move(function), {{{4, 3}}}, std::move(expected)};
     c.differentiable = false;
     cases.push_back(c);
   };
-  created(
+  add_creation(
       "arange", [](const Tensors& t) { return arange(-1, 2, 0.25, t[0].options()); },
       [](const Arrays&) {
         return reference::build({12}, [](const Dims& i) { return -1 + 0.25 * static_cast<double>(i[0]); });
       });
-  created(
+  add_creation(
       "arange_down", [](const Tensors& t) { return arange(3, -1, -2, t[0].options()); },
       [](const Arrays&) {
         return Array{{2}, {3, 1}};
       });
-  created(
+  add_creation(
       "linspace", [](const Tensors& t) { return linspace(-1, 2, 7, t[0].options()); },
       [](const Arrays&) {
         return reference::build({7}, [](const Dims& i) { return -1 + 0.5 * static_cast<double>(i[0]); });
       });
-  created(
+  add_creation(
       "full",
       [](const Tensors& t) {
         return full({2, 2}, -3.5, t[0].options());
@@ -235,7 +235,7 @@ void add_creations(std::vector<OpCase>& cases) {
       [](const Arrays&) {
         return Array{{2, 2}, {-3.5, -3.5, -3.5, -3.5}};
       });
-  created(
+  add_creation(
       "tensor",
       [](const Tensors& t) {
         return tensor({{1, 2.5}, {-3, 0}}, t[0].options());
@@ -243,17 +243,17 @@ void add_creations(std::vector<OpCase>& cases) {
       [](const Arrays&) {
         return Array{{2, 2}, {1, 2.5, -3, 0}};
       });
-  // No reference: the devices must agree, to the bit or to rounding, and f32 is another stream than f64.
-  const auto drawn = [&](const char* name, auto sample) {
-    created(name,
-            [sample](const Tensors& t) {
-              Generator generator(7);
-              return sample(t[0], &generator);
-            },
-            {});
+  // Random functions have no reference: the devices are compared with each other. f32 and f64 draw different numbers.
+  const auto add_random = [&](const char* name, auto sample) {
+    add_creation(name,
+                 [sample](const Tensors& t) {
+                   Generator generator(7);
+                   return sample(t[0], &generator);
+                 },
+                 {});
   };
-  drawn("rand", [](const Tensor& x, Generator* g) { return rand(x.shape(), {x.dtype(), x.device()}, g); });
-  drawn("randn", [](const Tensor& x, Generator* g) { return randn(x.shape(), {x.dtype(), x.device()}, g); });
+  add_random("rand", [](const Tensor& x, Generator* g) { return rand(x.shape(), {x.dtype(), x.device()}, g); });
+  add_random("randn", [](const Tensor& x, Generator* g) { return randn(x.shape(), {x.dtype(), x.device()}, g); });
   OpCase dropped{"dropout",
                  [](const Tensors& t) {
                    Generator generator(7);

@@ -1,4 +1,4 @@
-// Running sums, order and positions along an axis; prelu, whose weight runs along one.
+// Cases of cumulative sums, sorting and argmax along an axis, and of prelu.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -13,7 +13,7 @@ namespace {
 
 using List = std::vector<double>;
 
-/// f applied to the lists of elements along `axis`; their results take their place.
+/// Applies f to each line of elements along `axis`. The result of f replaces the line and may have another length.
 Array along(const Array& x, int64_t axis, const std::function<List(const List&)>& f) {
   axis = normalize_axis(axis, x.shape.size(), "along");
   Shape shape = x.shape;
@@ -28,20 +28,22 @@ Array along(const Array& x, int64_t axis, const std::function<List(const List&)>
   });
 }
 
-List order(const List& line, bool descending) {
-  List places(line.size());
-  std::iota(places.begin(), places.end(), 0.0);
-  const auto value = [&](double place) { return line[static_cast<size_t>(place)]; };
-  std::stable_sort(places.begin(), places.end(),
+/// Returns the indices that sort `line`. The sort is stable.
+List argsort(const List& line, bool descending) {
+  List indices(line.size());
+  std::iota(indices.begin(), indices.end(), 0.0);
+  const auto value = [&](double index) { return line[static_cast<size_t>(index)]; };
+  std::stable_sort(indices.begin(), indices.end(),
                    [&](double a, double b) { return descending ? value(a) > value(b) : value(a) < value(b); });
-  return places;
+  return indices;
 }
-/// The elements at `places`.
-List picked(const List& line, List places) {
-  for (double& place : places) place = line[static_cast<size_t>(place)];
-  return places;
+/// Returns the elements of `line` at `indices`.
+List take(const List& line, List indices) {
+  for (double& index : indices) index = line[static_cast<size_t>(index)];
+  return indices;
 }
-List first(List list, size_t count) {
+/// Returns the first `count` elements.
+List prefix(List list, size_t count) {
   list.resize(count);
   return list;
 }
@@ -69,26 +71,26 @@ void add_sums(std::vector<OpCase>& cases) {
   cases.push_back(whole);
 }
 
-void add_orders(std::vector<OpCase>& cases) {
+void add_sorts(std::vector<OpCase>& cases) {
   struct Form {
     const char* name;
     Selection (*function)(const Tensor&, int64_t);
-    List (*places)(const List&);
+    List (*indices)(const List&);
     bool keeps_layout = true;
   };
   const Form forms[] = {
       {"sort", [](const Tensor& x, int64_t axis) { return sort(x, axis); },
-       [](const List& v) { return order(v, false); }},
+       [](const List& v) { return argsort(v, false); }},
       {"sort_descending", [](const Tensor& x, int64_t axis) { return sort(x, axis, true); },
-       [](const List& v) { return order(v, true); }},
+       [](const List& v) { return argsort(v, true); }},
       {"topk", [](const Tensor& x, int64_t axis) { return topk(x, 2, axis); },
-       [](const List& v) { return first(order(v, true), 2); }},
+       [](const List& v) { return prefix(argsort(v, true), 2); }},
       {"topk_smallest", [](const Tensor& x, int64_t axis) { return topk(x, 2, axis, false); },
-       [](const List& v) { return first(order(v, false), 2); }},
+       [](const List& v) { return prefix(argsort(v, false), 2); }},
       {"max", [](const Tensor& x, int64_t axis) { return max(x, axis, true); },
-       [](const List& v) { return first(order(v, true), 1); }, false},
+       [](const List& v) { return prefix(argsort(v, true), 1); }, false},
       {"min", [](const Tensor& x, int64_t axis) { return min(x, axis, true); },
-       [](const List& v) { return first(order(v, false), 1); }, false},
+       [](const List& v) { return prefix(argsort(v, false), 1); }, false},
   };
   for (const Form& form : forms)
     for (const int64_t axis : {0, 1, -1}) {
@@ -96,24 +98,24 @@ void add_orders(std::vector<OpCase>& cases) {
       OpCase values{
           name, [=](const Tensors& t) { return form.function(t[0], axis).values; }, {{{3, 4, 2}, Domain::distinct}}};
       values.reference = [=](const Arrays& a) {
-        return along(a[0], axis, [=](const List& v) { return picked(v, form.places(v)); });
+        return along(a[0], axis, [=](const List& v) { return take(v, form.indices(v)); });
       };
       values.keeps_layout = form.keeps_layout;
       values.edges = {{{2, 2, 2}}, {{3, 0, 2}}};
       if (axis == 1) values.edges.back() = {{0, 2, 2}};
       cases.push_back(values);
-      OpCase places{name + "_indices",
-                    [=](const Tensors& t) { return form.function(t[0], axis).indices; },
-                    {{{3, 9, 3}, Domain::ties}}};
-      places.reference = [=](const Arrays& a) { return along(a[0], axis, form.places); };
-      places.differentiable = false;
-      places.exact = true;
-      cases.push_back(places);
+      OpCase indices{name + "_indices",
+                     [=](const Tensors& t) { return form.function(t[0], axis).indices; },
+                     {{{3, 9, 3}, Domain::ties}}};
+      indices.reference = [=](const Arrays& a) { return along(a[0], axis, form.indices); };
+      indices.differentiable = false;
+      indices.exact = true;
+      cases.push_back(indices);
     }
 }
 
-void add_positions(std::vector<OpCase>& cases) {
-  const auto position = [](bool largest) { return [=](const List& v) { return order(v, largest)[0]; }; };
+void add_arg_reductions(std::vector<OpCase>& cases) {
+  const auto position = [](bool largest) { return [=](const List& v) { return argsort(v, largest)[0]; }; };
   for (const bool largest : {true, false}) {
     const std::string name = largest ? "argmax" : "argmin";
     const auto function = largest ? argmax : argmin;
@@ -139,7 +141,7 @@ void add_prelu(std::vector<OpCase>& cases) {
   for (const int64_t weights : {1, 3}) {
     OpCase c{concat("prelu_", weights),
              [](const Tensors& t) { return prelu(t[0], t[1]); },
-             {{{2, 3, 2, 2}, Domain::away}, {{weights}}}};
+             {{{2, 3, 2, 2}, Domain::nonzero}, {{weights}}}};
     c.reference = [](const Arrays& a) {
       const Array weight = reference::reshaped(a[1], {a[1].size(0), 1, 1});
       return reference::map(a[0], weight, [](double x, double w) { return x > 0 ? x : w * x; });
@@ -154,8 +156,8 @@ void add_prelu(std::vector<OpCase>& cases) {
 
 void add_line_cases(std::vector<OpCase>& cases) {
   add_sums(cases);
-  add_orders(cases);
-  add_positions(cases);
+  add_sorts(cases);
+  add_arg_reductions(cases);
   add_prelu(cases);
 }
 

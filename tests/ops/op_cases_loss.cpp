@@ -1,4 +1,4 @@
-// Losses of classes, and kl_div.
+// Cases of the losses with class targets, and of kl_div.
 #include <cmath>
 
 #include "ops/elementwise.h"
@@ -9,6 +9,7 @@
 namespace voxgrad::optest {
 namespace {
 
+/// Applies the reduction to the losses of all elements.
 Array reduced(const Array& losses, Reduction reduction) {
   if (reduction == Reduction::none) return losses;
   const Array total = reference::reduce(losses, {}, false, reference::sum);
@@ -23,19 +24,20 @@ Dims with_class(Dims voxel, int64_t c) {
   return voxel;
 }
 
-/// By the definition in PyTorch's documentation; `logs` are logarithms of probabilities.
+/// Computes cross_entropy by the definition in PyTorch's documentation. `logs` (N, C, ...) holds log-probabilities and
+/// `target` (N, ...) class numbers.
 Array cross_entropy_reference(const Array& logs, const Array& target, const Array* weight,
                               const CrossEntropyOptions& o) {
   const int64_t classes = logs.size(1);
   const auto factor = [&](int64_t c) { return weight ? weight->values[static_cast<size_t>(c)] : 1; };
   double counted = 0;
   const Array losses = reference::build(target.shape, [&](const Dims& i) {
-    const auto own = static_cast<int64_t>(target(i));
-    if (own == o.ignore_index) return 0.0;
-    counted += factor(own);
+    const auto label = static_cast<int64_t>(target(i));
+    if (label == o.ignore_index) return 0.0;
+    counted += factor(label);
     double loss = 0;
     for (int64_t c = 0; c < classes; ++c) {
-      const double share = (c == own ? 1 - o.label_smoothing : 0) + o.label_smoothing / static_cast<double>(classes);
+      const double share = (c == label ? 1 - o.label_smoothing : 0) + o.label_smoothing / static_cast<double>(classes);
       loss -= factor(c) * share * logs(with_class(i, c));
     }
     return loss;
@@ -45,7 +47,7 @@ Array cross_entropy_reference(const Array& logs, const Array& target, const Arra
   return reference::map(total, total, [counted](double v, double) { return v / counted; });
 }
 
-/// `target` holds probabilities.
+/// Computes cross_entropy for a target (N, C, ...) of class probabilities.
 Array soft_cross_entropy_reference(const Array& logs, const Array& target, const Array* weight,
                                    const CrossEntropyOptions& o) {
   Shape voxels = logs.shape;
@@ -64,23 +66,24 @@ Array soft_cross_entropy_reference(const Array& logs, const Array& target, const
                  o.reduction);
 }
 
-/// p and t (N, C, ...); `counted` (N, ...).
+/// Computes the Dice loss of probabilities p and targets t, both (N, C, ...). Ignores voxels where `counted` (N, ...)
+/// is zero.
 Array dice_reference(const Array& p, const Array& t, const Array& counted, const DiceOptions& o) {
   const int64_t first = o.include_background ? 0 : 1, samples = o.batch ? 1 : p.size(0);
-  Array both{{samples, p.size(1) - first}, {}}, all;
-  both.values.resize(static_cast<size_t>(samples * (p.size(1) - first)));
-  all = both;
+  Array products{{samples, p.size(1) - first}, {}}, sums;
+  products.values.resize(static_cast<size_t>(samples * (p.size(1) - first)));
+  sums = products;
   reference::build(p.shape, [&](const Dims& i) {
     Dims voxel = i;
     voxel.erase(1);
     if (counted(voxel) == 0 || i[1] < first) return 0.0;
     const Dims at{o.batch ? 0 : i[0], i[1] - first};
-    both(at) += p(i) * t(i);
-    all(at) += o.squared_pred ? p(i) * p(i) + t(i) * t(i) : p(i) + t(i);
+    products(at) += p(i) * t(i);
+    sums(at) += o.squared_pred ? p(i) * p(i) + t(i) * t(i) : p(i) + t(i);
     return 0.0;
   });
   return reduced(
-      reference::map(both, all, [&](double b, double a) { return 1 - (2 * b + o.smooth_nr) / (a + o.smooth_dr); }),
+      reference::map(products, sums, [&](double b, double a) { return 1 - (2 * b + o.smooth_nr) / (a + o.smooth_dr); }),
       o.reduction);
 }
 
@@ -93,7 +96,8 @@ Array one_hot(const Array& target, int64_t classes) {
     return static_cast<int64_t>(target(voxel)) == i[1] ? 1.0 : 0.0;
   });
 }
-Array ones_but(const Array& target, int64_t ignored) {
+/// Returns 0 for voxels of the class `ignored` and 1 for all others.
+Array counted_mask(const Array& target, int64_t ignored) {
   return reference::map(target, target,
                         [=](double c, double) { return static_cast<int64_t>(c) == ignored ? 0.0 : 1.0; });
 }
@@ -120,7 +124,7 @@ constexpr std::pair<const char*, Reduction> kReductions[] = {{"_mean", Reduction
 void add_cross_entropies(std::vector<OpCase>& cases) {
   const std::pair<const char*, Shape> shapes[] = {{"volume", {2, 3, 2, 1, 2}}, {"matrix", {4, 3}}};
   for (const Variant& variant : cross_entropy_variants())
-    for (const auto& [of, reduction] : kReductions)
+    for (const auto& [ending, reduction] : kReductions)
       for (const auto& [what, shape] : shapes)
         for (const bool logits : {true, false}) {
           CrossEntropyOptions o = variant.options;
@@ -128,7 +132,7 @@ void add_cross_entropies(std::vector<OpCase>& cases) {
           if (!logits && o.label_smoothing > 0) continue;
           Shape voxels = shape;
           voxels.erase(1);
-          OpCase c{concat(logits ? "cross_entropy_" : "nll_loss_", what, variant.suffix, of),
+          OpCase c{concat(logits ? "cross_entropy_" : "nll_loss_", what, variant.suffix, ending),
                    [=, as = variant.target](const Tensors& t) {
                      CrossEntropyOptions given = o;
                      if (t.size() > 2) given.weight = t[2];
@@ -145,10 +149,10 @@ void add_cross_entropies(std::vector<OpCase>& cases) {
           if (!variant.weighted && reduction == Reduction::sum) c.edges = {{{0, 3, 2}, {0, 2}}, {{2, 3, 0}, {2, 0}}};
           cases.push_back(c);
         }
-  for (const auto& [of, reduction] : kReductions)
+  for (const auto& [ending, reduction] : kReductions)
     for (const double smoothing : {0.0, 0.3}) {
       const CrossEntropyOptions o{.label_smoothing = smoothing, .reduction = reduction};
-      OpCase c{concat("cross_entropy_soft", smoothing > 0 ? "_smooth" : "", of),
+      OpCase c{concat("cross_entropy_soft", smoothing > 0 ? "_smooth" : "", ending),
                [=](const Tensors& t) {
                  CrossEntropyOptions given = o;
                  given.weight = t[2];
@@ -162,7 +166,7 @@ void add_cross_entropies(std::vector<OpCase>& cases) {
     }
 }
 
-// More classes than kernels hold at a time.
+/// Adds cases with fewer and with more classes than a kernel processes at a time.
 void add_many_classes(std::vector<OpCase>& cases) {
   for (const int64_t classes : {1, 2, 7, 16, 17, 37}) {
     const CrossEntropyOptions o{.label_smoothing = 0.1};
@@ -173,11 +177,11 @@ void add_many_classes(std::vector<OpCase>& cases) {
       return cross_entropy_reference(reference::softmax(a[0], 1, true), a[1], nullptr, o);
     };
     cases.push_back(c);
-    if (classes == 1) continue;  // refused by dice_loss
+    if (classes == 1) continue;  // dice_loss rejects a single class
     c.name = concat("dice_of_", classes, "_classes");
     c.function = [](const Tensors& t) { return dice_loss(t[0], t[1], {.squared_pred = true}); };
     c.reference = [=](const Arrays& a) {
-      return dice_reference(reference::softmax(a[0], 1, false), one_hot(a[1], classes), ones_but(a[1], -1),
+      return dice_reference(reference::softmax(a[0], 1, false), one_hot(a[1], classes), counted_mask(a[1], -1),
                             {.squared_pred = true});
     };
     cases.push_back(c);
@@ -210,7 +214,7 @@ void add_dice(std::vector<OpCase>& cases) {
           const Array t = soft ? a[1] : one_hot(a[1], 3);
           const Array counted =
               soft ? reference::reduce(a[1], {1}, false, [](const std::vector<double>&) { return 1.0; })
-                   : ones_but(a[1], o.ignore_index);
+                   : counted_mask(a[1], o.ignore_index);
           return dice_reference(p, t, counted, o);
         };
         if (!soft) c.edges = {{{1, 3, 1}, {1, 1}}, {{3, 3}, {3}}};
@@ -242,7 +246,7 @@ void add_dice_ce(std::vector<OpCase>& cases) {
         const Array p = reference::softmax(a[0], 1, false), logs = reference::softmax(a[0], 1, true);
         const CrossEntropyOptions ce{{}, o.dice.ignore_index, o.label_smoothing, o.dice.reduction};
         const Array counted = soft ? reference::reduce(a[1], {1}, false, [](const std::vector<double>&) { return 1.0; })
-                                   : ones_but(a[1], o.dice.ignore_index);
+                                   : counted_mask(a[1], o.dice.ignore_index);
         const Array dice = dice_reference(p, soft ? a[1] : one_hot(a[1], 3), counted, o.dice);
         const Array entropy =
             soft ? soft_cross_entropy_reference(logs, a[1], &a[2], ce) : cross_entropy_reference(logs, a[1], &a[2], ce);
@@ -253,9 +257,9 @@ void add_dice_ce(std::vector<OpCase>& cases) {
 }
 
 void add_kl_div(std::vector<OpCase>& cases) {
-  for (const auto& [of, reduction] : kReductions)
+  for (const auto& [ending, reduction] : kReductions)
     for (const bool log_target : {false, true}) {
-      OpCase c{concat("kl_div", log_target ? "_log_target" : "", of),
+      OpCase c{concat("kl_div", log_target ? "_log_target" : "", ending),
                [=, r = reduction](const Tensors& t) { return kl_div(t[0], t[1], r, log_target); },
                {{{2, 3, 2}}, {{2, 3, 2}, log_target ? Domain::any : Domain::positive}}};
       c.reference = [=, r = reduction](const Arrays& a) {

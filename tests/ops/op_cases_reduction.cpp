@@ -1,4 +1,4 @@
-// Reductions, softmax, matrix products and losses.
+// Cases of reductions, softmax, matrix products, attention and elementwise losses.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -18,9 +18,9 @@ using List = std::vector<double>;
 double largest(const List& v) { return *std::max_element(v.begin(), v.end()); }
 double smallest(const List& v) { return *std::min_element(v.begin(), v.end()); }
 double squared_deviations(const List& v) {
-  const double centre = reference::mean(v);
+  const double center = reference::mean(v);
   double total = 0;
-  for (double x : v) total += (x - centre) * (x - centre);
+  for (double x : v) total += (x - center) * (x - center);
   return total;
 }
 
@@ -34,16 +34,17 @@ double product(const List& v) {
   return result;
 }
 
-/// norm() to the power kTimesTwo / 2.
-template <int kTimesTwo>
+/// Calls norm() with p = kTwiceP / 2.
+template <int kTwiceP>
 Tensor norm_of(const Tensor& x, const Axes& axes, bool keepdim) {
-  return norm(x, kTimesTwo / 2.0, axes, keepdim);
+  return norm(x, kTwiceP / 2.0, axes, keepdim);
 }
-template <int kTimesTwo>
-double power_mean(const List& v) {
+/// The reference of norm_of().
+template <int kTwiceP>
+double p_norm(const List& v) {
   double total = 0;
-  for (double x : v) total += std::pow(std::fabs(x), kTimesTwo / 2.0);
-  return std::pow(total, 2.0 / kTimesTwo);
+  for (double x : v) total += std::pow(std::fabs(x), kTwiceP / 2.0);
+  return std::pow(total, 2.0 / kTwiceP);
 }
 
 void add_reductions(std::vector<OpCase>& cases) {
@@ -52,7 +53,7 @@ void add_reductions(std::vector<OpCase>& cases) {
     Tensor (*function)(const Tensor&, const Axes&, bool);
     double (*formula)(const List&);
     Domain domain = Domain::any;
-    bool takes_nothing = true;  // an empty group
+    bool accepts_empty = true;  // whether the reduction of zero elements is defined
   };
   const Reduction table[] = {
       {"sum", sum, reference::sum},
@@ -70,12 +71,12 @@ void add_reductions(std::vector<OpCase>& cases) {
        [](const List& v) { return std::sqrt(squared_deviations(v) / static_cast<double>(v.size())); }, Domain::any,
        false},
       {"prod", prod, product},
-      {"norm", norm_of<4>, power_mean<4>},
-      {"norm_of_sizes", norm_of<2>, power_mean<2>, Domain::away},
-      {"norm_to_three", norm_of<6>, power_mean<6>, Domain::away},
-      {"norm_to_half", norm_of<1>, power_mean<1>, Domain::away},
+      {"norm", norm_of<4>, p_norm<4>},
+      {"norm_of_sizes", norm_of<2>, p_norm<2>, Domain::nonzero},
+      {"norm_to_three", norm_of<6>, p_norm<6>, Domain::nonzero},
+      {"norm_to_half", norm_of<1>, p_norm<1>, Domain::nonzero},
       {"norm_largest", [](const Tensor& x, const Axes& axes, bool keepdim) { return norm(x, INFINITY, axes, keepdim); },
-       [](const List& v) { return std::max(largest(v), -smallest(v)); }, Domain::away, false},
+       [](const List& v) { return std::max(largest(v), -smallest(v)); }, Domain::nonzero, false},
       {"logsumexp", logsumexp,
        [](const List& v) {
          double total = 0;
@@ -98,7 +99,7 @@ void add_reductions(std::vector<OpCase>& cases) {
       c.reference = [=](const Arrays& a) { return reference::reduce(a[0], form.axes, form.keepdim, r.formula); };
       const std::string name = r.name;
       if (name != "var" && name != "std" && name != "std_biased") c.edges = {{{1, 1, 1, 1}}};
-      if (r.takes_nothing) c.edges.push_back({{0, 3, 2, 0}});
+      if (r.accepts_empty) c.edges.push_back({{0, 3, 2, 0}});
       cases.push_back(c);
     }
 }
@@ -193,7 +194,7 @@ void add_linalg(std::vector<OpCase>& cases) {
       {"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
 }
 
-/// Attention by its definition. visible(index of a score) is false for excluded keys; `bias` may be null.
+/// Computes attention by its definition. visible(index of a score) returns false for masked keys. `bias` may be null.
 Array attention(const Array& q, const Array& k, const Array& v, double scale, const Array* bias,
                 const std::function<bool(const Dims& score)>& visible) {
   const int64_t last = k.shape.size() - 1;
@@ -237,18 +238,18 @@ void add_attention(std::vector<OpCase>& cases) {
        [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2], t[3]); },
        {inputs[0], inputs[1], inputs[2], {{3, 5}}},
        [=](const Arrays& a) { return attention(a[0], a[1], a[2], 0.5, &a[3], all); }});
-  // All keys of the second query are excluded: its result and gradients are zero.
-  const auto sees = [](int64_t row, int64_t column) { return row != 1 && (row + column) % 2 == 0; };
+  // The mask excludes all keys of the second query, so its result and its gradients are zero.
+  const auto is_visible = [](int64_t row, int64_t column) { return row != 1 && (row + column) % 2 == 0; };
   add({"attention_mask",
        [=](const Tensors& t) {
          std::vector<uint8_t> mask;
-         for (int64_t i = 0; i < 15; ++i) mask.push_back(sees(i / 5, i % 5));
+         for (int64_t i = 0; i < 15; ++i) mask.push_back(is_visible(i / 5, i % 5));
          const Tensor visible = from_span<uint8_t>(mask, {3, 5}, t[0].device()).to(b8);
          return scaled_dot_product_attention(t[0], t[1], t[2], visible);
        },
        inputs,
        [=](const Arrays& a) {
-         return attention(a[0], a[1], a[2], 0.5, nullptr, [=](const Dims& i) { return sees(i[1], i[2]); });
+         return attention(a[0], a[1], a[2], 0.5, nullptr, [=](const Dims& i) { return is_visible(i[1], i[2]); });
        }});
 }
 

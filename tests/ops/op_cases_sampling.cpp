@@ -1,4 +1,4 @@
-// Pooling and interpolation of signals and images, pooling to a given size, padding, and reading at a grid's positions.
+// Cases of pooling and interpolation of signals and images, adaptive pooling, padding, grid sampling and pixel shuffle.
 #include <algorithm>
 #include <cmath>
 
@@ -11,8 +11,8 @@
 namespace voxgrad::optest {
 namespace {
 
-/// A reference for (N, C, D, H, W) applied to what lacks axes, which get size 1 in front of the others.
-Reference of_volume(const Reference& volume) {
+/// Adapts a reference for (N, C, D, H, W) to fewer spatial axes. Missing axes get size 1 and come first.
+Reference lift_to_volume(const Reference& volume) {
   return [volume](const Arrays& a) {
     Shape shape = a[0].shape;
     while (shape.size() < 5) shape.insert(2, 1);
@@ -23,6 +23,7 @@ Reference of_volume(const Reference& volume) {
   };
 }
 
+/// Adds a case. Cases with one input and no edge shapes get an empty batch as an edge shape.
 void add(std::vector<OpCase>& cases, OpCase c, bool keeps_layout = true) {
   c.keeps_layout = keeps_layout && c.inputs[0].shape.size() >= 4;
   if (c.edges.empty() && c.inputs.size() == 1) {
@@ -33,12 +34,12 @@ void add(std::vector<OpCase>& cases, OpCase c, bool keeps_layout = true) {
   cases.push_back(std::move(c));
 }
 
-void add_flat_pools(std::vector<OpCase>& cases) {
+void add_pools_1d_2d(std::vector<OpCase>& cases) {
   const auto max_reference = [](const MaxPoolOptions<3>& o) {
-    return of_volume([o](const Arrays& a) { return reference::max_pool(a[0], o, false); });
+    return lift_to_volume([o](const Arrays& a) { return reference::max_pool(a[0], o, false); });
   };
   const auto avg_reference = [](const AvgPoolOptions<3>& o) {
-    return of_volume([o](const Arrays& a) { return reference::avg_pool(a[0], o); });
+    return lift_to_volume([o](const Arrays& a) { return reference::avg_pool(a[0], o); });
   };
   add(cases, {"max_pool2d",
               [](const Tensors& t) {
@@ -65,7 +66,7 @@ void add_flat_pools(std::vector<OpCase>& cases) {
               avg_reference({.kernel_size = {1, 1, 2}, .ceil_mode = true})});
 }
 
-/// The mean or the maximum of each window of an adaptive pooling of (N, C, D, H, W).
+/// Computes the mean or maximum over each window of an adaptive pooling. x has the shape (N, C, D, H, W).
 Array adaptive_pool(const Array& x, const Triple& size, bool maximum) {
   return reference::build({x.size(0), x.size(1), size[0], size[1], size[2]}, [&](const Dims& o) {
     int64_t begin[3], end[3], count = 0;
@@ -103,24 +104,25 @@ void add_adaptive_pools(std::vector<OpCase>& cases) {
                 return adaptive_avg_pool2d(t[0], {3, 2});
               },
               {{{2, 3, 5, 4}}},
-              of_volume([](const Arrays& a) {
+              lift_to_volume([](const Arrays& a) {
                 return adaptive_pool(a[0], {1, 3, 2}, false);
               })});
   add(cases, {"adaptive_max_pool1d",
               [](const Tensors& t) { return adaptive_max_pool1d(t[0], 3); },
               {{{2, 3, 7}, Domain::distinct}},
-              of_volume([](const Arrays& a) {
+              lift_to_volume([](const Arrays& a) {
                 return adaptive_pool(a[0], {1, 1, 3}, true);
               })});
 }
 
-void add_flat_interpolations(std::vector<OpCase>& cases) {
+void add_interpolations_1d_2d(std::vector<OpCase>& cases) {
   using enum InterpolateMode;
   const Shape signal{2, 3, 5}, image{2, 3, 4, 5};
   const struct {
     const char* name;
     Shape shape;
-    InterpolateOptions options, volume;  // the same of a volume; bicubic has none
+    InterpolateOptions options;
+    InterpolateOptions volume;  // the same options for a volume; unused for bicubic
   } table[] = {
       {"linear", signal, {.size = 8, .mode = linear}, {.size = Triple(1, 1, 8), .mode = trilinear}},
       {"linear_scale",
@@ -148,7 +150,7 @@ void add_flat_interpolations(std::vector<OpCase>& cases) {
     add(cases, {std::string("interpolate_") + row.name,
                 [o = row.options](const Tensors& t) { return interpolate(t[0], o); },
                 {{row.shape}},
-                row.options.mode == bicubic ? Reference() : of_volume([o = row.volume](const Arrays& a) {
+                row.options.mode == bicubic ? Reference() : lift_to_volume([o = row.volume](const Arrays& a) {
                   return reference::interpolate(a[0], o);
                 })});
 }
@@ -192,7 +194,7 @@ void add_pads(std::vector<OpCase>& cases) {
   }
 }
 
-/// x (N, C, D, H, W) at grid (N, D', H', W', 3): a sum over all voxels.
+/// Samples x (N, C, D, H, W) at the positions of grid (N, D', H', W', 3), as a weighted sum over all voxels.
 Array grid_sample_reference(const Array& x, const Array& grid, const GridSampleOptions& o) {
   return reference::build({x.size(0), x.size(1), grid.size(1), grid.size(2), grid.size(3)}, [&](const Dims& index) {
     double at[3];
@@ -263,8 +265,8 @@ void add_grids(std::vector<OpCase>& cases) {
              const double n[3] = {4, 1, 3};
              for (int64_t i = 0; i < 3; ++i) {
                const auto at = static_cast<double>(o[3 - i]);
-               const double centre = aligned ? (n[i] > 1 ? 2 * at / (n[i] - 1) - 1 : 0) : (2 * at + 1) / n[i] - 1;
-               sum += centre * a[0]({o[0], o[4], i});
+               const double center = aligned ? (n[i] > 1 ? 2 * at / (n[i] - 1) - 1 : 0) : (2 * at + 1) / n[i] - 1;
+               sum += center * a[0]({o[0], o[4], i});
              }
              return sum;
            });
@@ -298,9 +300,9 @@ void add_pixel_shuffles(std::vector<OpCase>& cases) {
 }  // namespace
 
 void add_sampling_cases(std::vector<OpCase>& cases) {
-  add_flat_pools(cases);
+  add_pools_1d_2d(cases);
   add_adaptive_pools(cases);
-  add_flat_interpolations(cases);
+  add_interpolations_1d_2d(cases);
   add_pads(cases);
   add_grids(cases);
   add_pixel_shuffles(cases);

@@ -1,4 +1,4 @@
-// Views, rearrangements and picking by index: each reference says which element comes from where.
+// Cases of views, rearrangements and indexing. Each reference computes the input position of an output element.
 #include "ops/elementwise.h"
 #include "ops/pixel_shuffle.h"
 #include "ops/shape.h"
@@ -10,35 +10,36 @@ namespace {
 using reference::build;
 using reference::reshaped;
 
-/// A case whose result has the fixed `shape`, filled by `from(inputs, index)`.
-OpCase picked(const char* name, Function function, std::vector<Input> inputs, const Shape& shape,
-              std::function<double(const Arrays&, const Dims&)> from) {
+/// Returns a case whose result has the fixed `shape`. from(inputs, index) returns the element at `index`.
+OpCase element_case(const char* name, Function function, std::vector<Input> inputs, const Shape& shape,
+                    std::function<double(const Arrays&, const Dims&)> from) {
   return {name, std::move(function), std::move(inputs),
           [=](const Arrays& a) { return build(shape, [&](const Dims& i) { return from(a, i); }); }};
 }
 
-/// A case whose result has the elements of the input in their order.
-OpCase reordered(const char* name, Function function, const Shape& from, const Shape& to) {
+/// Returns a case whose result has the elements of the input in the same order.
+OpCase reshape_case(const char* name, Function function, const Shape& from, const Shape& to) {
   return {name, std::move(function), {{from}}, [=](const Arrays& a) { return reshaped(a[0], to); }};
 }
 
 void add_views(std::vector<OpCase>& cases) {
-  cases.push_back(reordered("reshape", [](const Tensors& t) { return reshape(t[0], {3, -1}); }, {2, 3, 2}, {3, 4}));
+  cases.push_back(reshape_case("reshape", [](const Tensors& t) { return reshape(t[0], {3, -1}); }, {2, 3, 2}, {3, 4}));
   cases.back().edges = {{{0, 3}}, {{1, 3, 1}}};
   cases.back().reference = [](const Arrays& a) { return reshaped(a[0], {3, numel(a[0].shape) / 3}); };
-  cases.push_back(reordered("view",
-                            [](const Tensors& t) {
-                              return view(t[0].contiguous(), {4, 3});
-                            },
-                            {2, 3, 2}, {4, 3}));
-  cases.push_back(reordered("flatten", [](const Tensors& t) { return flatten(t[0], 1, 2); }, {2, 3, 2, 2}, {2, 6, 2}));
-  cases.push_back(reordered("flatten_all", [](const Tensors& t) { return flatten(t[0]); }, {2, 3, 2}, {12}));
-  cases.push_back(reordered("squeeze", [](const Tensors& t) { return squeeze(t[0], -2); }, {3, 1, 2}, {3, 2}));
+  cases.push_back(reshape_case("view",
+                               [](const Tensors& t) {
+                                 return view(t[0].contiguous(), {4, 3});
+                               },
+                               {2, 3, 2}, {4, 3}));
   cases.push_back(
-      reordered("squeeze_nothing", [](const Tensors& t) { return squeeze(t[0], 0) * 1.0; }, {3, 2}, {3, 2}));
-  cases.push_back(reordered("squeeze_all", [](const Tensors& t) { return squeeze(t[0]); }, {1, 3, 1, 2}, {3, 2}));
-  cases.push_back(reordered("unsqueeze", [](const Tensors& t) { return unsqueeze(t[0], -1); }, {3, 2}, {3, 2, 1}));
-  cases.push_back(picked(
+      reshape_case("flatten", [](const Tensors& t) { return flatten(t[0], 1, 2); }, {2, 3, 2, 2}, {2, 6, 2}));
+  cases.push_back(reshape_case("flatten_all", [](const Tensors& t) { return flatten(t[0]); }, {2, 3, 2}, {12}));
+  cases.push_back(reshape_case("squeeze", [](const Tensors& t) { return squeeze(t[0], -2); }, {3, 1, 2}, {3, 2}));
+  cases.push_back(
+      reshape_case("squeeze_nothing", [](const Tensors& t) { return squeeze(t[0], 0) * 1.0; }, {3, 2}, {3, 2}));
+  cases.push_back(reshape_case("squeeze_all", [](const Tensors& t) { return squeeze(t[0]); }, {1, 3, 1, 2}, {3, 2}));
+  cases.push_back(reshape_case("unsqueeze", [](const Tensors& t) { return unsqueeze(t[0], -1); }, {3, 2}, {3, 2, 1}));
+  cases.push_back(element_case(
       "permute",
       [](const Tensors& t) {
         return permute(t[0], {2, 0, -2});
@@ -47,12 +48,12 @@ void add_views(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[1], i[2], i[0]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "transpose", [](const Tensors& t) { return transpose(t[0], 0, -1); }, {{{2, 3, 4}}}, {4, 3, 2},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[2], i[1], i[0]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "expand",
       [](const Tensors& t) {
         return expand(t[0], {2, -1, 3});
@@ -61,7 +62,7 @@ void add_views(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[1], 0});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "reshape_of_transposed", [](const Tensors& t) { return reshape(transpose(t[0], 0, 1), {6}); }, {{{2, 3}}}, {6},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0] % 2, i[0] / 2});
@@ -69,35 +70,35 @@ void add_views(std::vector<OpCase>& cases) {
 }
 
 void add_parts(std::vector<OpCase>& cases) {
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "narrow", [](const Tensors& t) { return narrow(t[0], 1, 1, 2); }, {{{2, 4}}}, {2, 2},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0], i[1] + 1});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "narrow_to_nothing", [](const Tensors& t) { return narrow(t[0], 1, 4, 0); }, {{{2, 4}}}, {2, 0},
       [](const Arrays&, const Dims&) { return 0; }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "slice", [](const Tensors& t) { return slice(t[0], 0, 1, 6, 2); }, {{{7, 2}}}, {3, 2},
       [](const Arrays& a, const Dims& i) {
         return a[0]({1 + 2 * i[0], i[1]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "slice_negative", [](const Tensors& t) { return slice(t[0], 1, -3, -1); }, {{{2, 4}}}, {2, 2},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0], i[1] + 1});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "slice_clipped", [](const Tensors& t) { return slice(t[0], 1, 2, 99, 3); }, {{{2, 7}}}, {2, 2},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0], 2 + 3 * i[1]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "select", [](const Tensors& t) { return select(t[0], 1, -1); }, {{{2, 3, 2}}}, {2, 2},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0], 2, i[1]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "flip",
       [](const Tensors& t) {
         return flip(t[0], {0, -1});
@@ -106,7 +107,7 @@ void add_parts(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return a[0]({1 - i[0], i[1], 3 - i[2]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "pad",
       [](const Tensors& t) {
         return pad(t[0], {1, 2, 0, 1}, 0.5);
@@ -116,7 +117,7 @@ void add_parts(std::vector<OpCase>& cases) {
         const bool inside = i[0] < 2 && i[1] >= 1 && i[1] < 4;
         return inside ? a[0]({i[0], i[1] - 1}) : 0.5;
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "pad_and_crop",
       [](const Tensors& t) {
         return pad(t[0], {-1, 2, 1, -1});
@@ -128,14 +129,15 @@ void add_parts(std::vector<OpCase>& cases) {
       }));
 }
 
-/// The position from which an axis of `size` takes element i when it is rolled by `shift`.
-int64_t rolled(int64_t i, int64_t shift, int64_t size) { return ((i - shift) % size + size) % size; }
+/// Returns the input position of output element i when an axis of `size` is rolled by `shift`.
+int64_t roll_source(int64_t i, int64_t shift, int64_t size) { return ((i - shift) % size + size) % size; }
 
 void add_rolls(std::vector<OpCase>& cases) {
   const struct {
     const char* name;
-    Axes shifts, axes;
-    int64_t along[3];  // by how much each axis is rolled
+    Axes shifts;
+    Axes axes;
+    int64_t total_shift[3];  // per axis
   } table[] = {{"roll", {1}, {1}, {0, 1, 0}},
                {"roll_axes", {-1, 7, 1}, {0, -1, -2}, {-1, 1, 7}},
                {"roll_one_axis_twice", {1, 3}, {2, 2}, {0, 0, 4}},
@@ -148,7 +150,7 @@ void add_rolls(std::vector<OpCase>& cases) {
                return build(a[0].shape, [&](const Dims& i) {
                  Dims from = i;
                  for (int64_t axis = 0; axis < 3; ++axis)
-                   from[axis] = rolled(i[axis], row.along[axis], a[0].size(axis));
+                   from[axis] = roll_source(i[axis], row.total_shift[axis], a[0].size(axis));
                  return a[0](from);
                });
              }};
@@ -159,7 +161,7 @@ void add_rolls(std::vector<OpCase>& cases) {
   cases.back().reference = [](const Arrays& a) {
     Array out = a[0];
     for (size_t i = 0; i < out.values.size(); ++i)
-      out.values[i] = a[0].values[static_cast<size_t>(rolled(static_cast<int64_t>(i), 4, numel(out.shape)))];
+      out.values[i] = a[0].values[static_cast<size_t>(roll_source(static_cast<int64_t>(i), 4, numel(out.shape)))];
     return out;
   };
   cases.back().edges = {{Shape{}}, {{2, 0}}};
@@ -214,7 +216,7 @@ void add_pixel_unshuffles(std::vector<OpCase>& cases) {
       }
       return build(shape, [&](const Dims& o) {
         Dims from = o;
-        for (int64_t axis = axes + 1; axis > 1; --axis) {  // the last axis is the fastest part of the channel
+        for (int64_t axis = axes + 1; axis > 1; --axis) {  // within a channel, the last axis varies fastest
           from[axis] = o[axis] * r + from[1] % r;
           from[1] /= r;
         }
@@ -230,8 +232,8 @@ void add_pixel_unshuffles(std::vector<OpCase>& cases) {
 }
 
 void add_splits(std::vector<OpCase>& cases) {
-  // The parts are joined in another order, so that each of them has to be in its place.
-  cases.push_back(picked(
+  // The parts are concatenated in another order, so that a misplaced part changes the result.
+  cases.push_back(element_case(
       "split_in_sizes",
       [](const Tensors& t) {
         const Tensors parts = split(t[0], {1, 0, 3}, -1);
@@ -241,7 +243,7 @@ void add_splits(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0], (i[1] + 1) % 4});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "split_in_twos",
       [](const Tensors& t) {
         const Tensors parts = t[0].split(2);
@@ -251,10 +253,10 @@ void add_splits(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0] == 0 ? 4 : i[0] < 3 ? i[0] + 1 : i[0] - 3, i[1]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "chunk",
       [](const Tensors& t) {
-        const Tensors parts = chunk(t[0], 4, 1);  // of 2, 2 and 1
+        const Tensors parts = chunk(t[0], 4, 1);  // sizes 2, 2 and 1
         return cat({parts.at(2), parts[0], parts[1]}, 1);
       },
       {{{2, 5, 2}}}, {2, 5, 2},
@@ -264,7 +266,7 @@ void add_splits(std::vector<OpCase>& cases) {
 }
 
 void add_joins(std::vector<OpCase>& cases) {
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "cat",
       [](const Tensors& t) {
         return cat({t[0], t[1], t[2]}, 1);
@@ -273,7 +275,7 @@ void add_joins(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return i[1] < 2 ? a[0](i) : a[1]({i[0], i[1] - 2});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "cat_with_itself",
       [](const Tensors& t) {
         return cat({t[0], t[0]}, -2);
@@ -282,7 +284,7 @@ void add_joins(std::vector<OpCase>& cases) {
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0] % 2, i[1]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "stack",
       [](const Tensors& t) {
         return stack({t[0], t[1]}, -1);
@@ -295,19 +297,19 @@ void add_joins(std::vector<OpCase>& cases) {
 
 void add_indexing(std::vector<OpCase>& cases) {
   const auto at = [](double index) { return static_cast<int64_t>(index); };
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "index_select", [](const Tensors& t) { return index_select(t[0], 1, t[1]); },
       {{{2, 3, 2}}, {{5}, Domain::index, 3}}, {2, 5, 2},
       [=](const Arrays& a, const Dims& i) {
         return a[0]({i[0], at(a[1]({i[1]})), i[2]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "gather", [](const Tensors& t) { return gather(t[0], 1, t[1]); }, {{{2, 3, 2}}, {{2, 4, 2}, Domain::index, 3}},
       {2, 4, 2},
       [=](const Arrays& a, const Dims& i) {
         return a[0]({i[0], at(a[1](i)), i[2]});
       }));
-  cases.push_back(picked(
+  cases.push_back(element_case(
       "one_hot", [](const Tensors& t) { return one_hot(t[0], 4); }, {{{2, 3}, Domain::index, 4}}, {2, 3, 4},
       [](const Arrays& a, const Dims& i) {
         return a[0]({i[0], i[1]}) == static_cast<double>(i[2]);

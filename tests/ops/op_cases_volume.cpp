@@ -1,4 +1,4 @@
-// Normalisation, pooling and interpolation.
+// Cases of normalization, pooling and interpolation of volumes.
 #include <cmath>
 
 #include "ops/fused.h"
@@ -65,7 +65,7 @@ void add_norms(std::vector<OpCase>& cases) {
       {});
 }
 
-/// x / sqrt(mean(x^2) + eps) over the last `axes` axes, times weight if it is not null.
+/// Computes x / sqrt(mean(x^2) + eps) over the last `axes` axes, times weight unless weight is null.
 Array rms_norm_reference(const Array& x, int64_t axes, const Array* weight, double eps) {
   Dims last;
   for (int64_t i = x.shape.size() - axes; i < x.shape.size(); ++i) last.push_back(i);
@@ -89,24 +89,25 @@ void add_rms_norms(std::vector<OpCase>& cases) {
                    [](const Arrays& a) { return rms_norm_reference(a[0], 2, nullptr, 0.1); }});
 }
 
-/// Batch normalisation by its definition: statistics over all but axis 1, or those given.
+/// Computes batch normalization by its definition. Without `mean` and `var`, the statistics are taken over all axes
+/// except axis 1.
 Array batch_norm_reference(const Array& x, const Array* weight, const Array* bias, double eps, const Array* mean = {},
                            const Array* var = {}) {
   Dims axes{0};
   for (int64_t i = 2; i < x.shape.size(); ++i) axes.push_back(i);
   const auto at = [](const Array& a, const Dims& i) { return a.values[static_cast<size_t>(i[1])]; };
-  const Array own = mean ? *mean : reference::reduce(x, axes, false, reference::mean);
-  const Array centred = reference::build(x.shape, [&](const Dims& i) { return x(i) - at(own, i); });
-  const Array squares =
+  const Array means = mean ? *mean : reference::reduce(x, axes, false, reference::mean);
+  const Array centered = reference::build(x.shape, [&](const Dims& i) { return x(i) - at(means, i); });
+  const Array variances =
       var ? *var
-          : reference::reduce(reference::map(centred, centred, [](double a, double b) { return a * b; }), axes, false,
+          : reference::reduce(reference::map(centered, centered, [](double a, double b) { return a * b; }), axes, false,
                               reference::mean);
   return reference::build(x.shape, [&](const Dims& i) {
-    return centred(i) / std::sqrt(at(squares, i) + eps) * (weight ? at(*weight, i) : 1) + (bias ? at(*bias, i) : 0);
+    return centered(i) / std::sqrt(at(variances, i) + eps) * (weight ? at(*weight, i) : 1) + (bias ? at(*bias, i) : 0);
   });
 }
 
-/// Norms with an activation before or behind them.
+/// Adds norms with an activation before or after the norm.
 void add_norm_activations(std::vector<OpCase>& cases) {
   struct Function {
     const char* name;
@@ -137,7 +138,7 @@ void add_norm_activations(std::vector<OpCase>& cases) {
                    const NormArguments arguments{kind, t[1], t[2], 0.1, 2, layer ? parameters : Shape{}};
                    return norm_activation(t[0], {arguments, {f.kind, 0.25}, first});
                  },
-                 {{{2, 4, 2, 3, 2}, Domain::away}, {parameters}, {parameters}}};
+                 {{{2, 4, 2, 3, 2}, Domain::nonzero}, {parameters}, {parameters}}};
         c.reference = [=](const Arrays& a) {
           const Array x = first ? reference::map(a[0], f.value) : a[0];
           const Array y = layer ? reference::layer_norm(x, 2, &a[1], &a[2], 0.1)
@@ -179,15 +180,15 @@ void add_batch_norms(std::vector<OpCase>& cases) {
        {{{2, 16, 5}}, {{16}}},
        [](const Arrays& a) { return batch_norm_reference(a[0], &a[1], nullptr, 1e-5); }},
       {});
-  const Input given{{4}, Domain::positive, 0, false};
+  const Input statistic{{4}, Domain::positive, 0, false};
   add({"batch_norm_eval",
        [](const Tensors& t) { return batch_norm(t[0], t[1], t[2], t[3], t[4]); },
-       {{{3, 4, 2, 1, 3}}, given, given, {{4}}, {{4}}},
+       {{{3, 4, 2, 1, 3}}, statistic, statistic, {{4}}, {{4}}},
        [](const Arrays& a) { return batch_norm_reference(a[0], &a[3], &a[4], 1e-5, &a[1], &a[2]); }},
       {{{0, 4, 2, 1, 3}, {4}, {4}, {4}, {4}}, {{1, 4}, {4}, {4}, {4}, {4}}});
   add({"batch_norm_eval_plain",
        [](const Tensors& t) { return batch_norm(t[0], t[1], t[2], {}, {}, false, 0.1, 0.2); },
-       {{{2, 4, 3}}, given, given},
+       {{{2, 4, 3}}, statistic, statistic},
        [](const Arrays& a) { return batch_norm_reference(a[0], nullptr, nullptr, 0.2, &a[1], &a[2]); }},
       {});
 }

@@ -1,4 +1,4 @@
-// What operators refuse: a table of bad calls, each with a part of the message that it must give.
+// Tests that operators reject invalid calls. Each table lists calls and a part of the expected error message.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,9 +33,9 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 Tensor floats(const Shape& shape) { return zeros(shape); }
-Tensor whole(const Shape& shape) { return zeros(shape, {.dtype = i64}); }
+Tensor integers(const Shape& shape) { return zeros(shape, {.dtype = i64}); }
 
-TEST(OpErrors, ConvolutionChannels) {
+TEST(OpErrors, ConvolutionRejectsInvalidChannels) {
   const Tensor x = floats({2, 32, 8, 8, 8});
   const BadCall table[] = {
       {[&] {
@@ -59,7 +59,7 @@ TEST(OpErrors, ConvolutionChannels) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, ConvolutionOptions) {
+TEST(OpErrors, ConvolutionRejectsInvalidOptions) {
   const Tensor x = floats({2, 32, 8, 8, 8});
   const BadCall table[] = {
       {[&] {
@@ -96,7 +96,7 @@ TEST(OpErrors, ConvolutionOptions) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, ConvolutionOperands) {
+TEST(OpErrors, ConvolutionRejectsInvalidOperands) {
   const Tensor x = floats({2, 32, 8, 8, 8});
   const BadCall table[] = {
       {[&] {
@@ -134,7 +134,7 @@ TEST(OpErrors, ConvolutionOperands) {
        },
        "dtypes differ: input [2, 32, 8, 8, 8] f32 on cpu and bias [8] f64 on cpu"},
       {[&] {
-         conv3d(whole({1, 1, 3, 3, 3}), whole({1, 1, 1, 1, 1}));
+         conv3d(integers({1, 1, 3, 3, 3}), integers({1, 1, 1, 1, 1}));
        },
        "needs a floating dtype"},
       {[&] { conv3d(Tensor(), x); }, "conv3d: input is undefined"},
@@ -142,7 +142,7 @@ TEST(OpErrors, ConvolutionOperands) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, TransposedConvolutions) {
+TEST(OpErrors, TransposedConvolutionRejectsInvalidOptions) {
   const Tensor x = floats({2, 32, 8, 8, 8});
   const BadCall table[] = {
       {[&] {
@@ -160,7 +160,7 @@ TEST(OpErrors, TransposedConvolutions) {
       {[&] {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.stride = 2, .output_size = 30});
        },
-       "cannot be had: along axis 2 it can be 17 to 18"},
+       "is out of range: axis 2 allows 17 to 18"},
       {[&] {
          conv_transpose3d(floats({1, 1, 8, 8, 8}), floats({1, 1, 1, 1, 1}), {}, {.stride = 1 << 30});
        },
@@ -169,11 +169,11 @@ TEST(OpErrors, TransposedConvolutions) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, Elementwise) {
+TEST(OpErrors, ElementwiseOpsRejectInvalidArguments) {
   const Tensor x = floats({2, 3});
   const BadCall table[] = {
       {[&] { add(x, floats({4})); }, "add: shapes [2, 3] and [4] do not broadcast"},
-      {[&] { exp(whole({2})); }, "exp has no CPU kernel for i64"},
+      {[&] { exp(integers({2})); }, "exp has no CPU kernel for i64"},
       {[&] { relu(Tensor()); }, "relu: input is undefined"},
       {[&] { where(x, x, x); }, "condition must be bool"},
       {[&] { clamp(x, 1, 0); }, "needs low <= high"},
@@ -183,14 +183,14 @@ TEST(OpErrors, Elementwise) {
       {[&] { softplus(x, 0); }, "beta must be finite and not zero"},
       {[&] { dropout(x, 1.5); }, "p must lie in [0, 1]"},
       {[&] { dropout(x, kNan); }, "p must lie in [0, 1]"},
-      {[&] { ge(whole({2}).to(u8), -1); }, "ge: -1 does not fit u8"},
+      {[&] { ge(integers({2}).to(u8), -1); }, "ge: -1 does not fit u8"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, NumbersThatIntegersDoNotHold) {
+TEST(OpErrors, IntegerTensorsRejectScalarsThatDoNotFit) {
   const Tensor x = full({3}, 1, {.dtype = i32});
-  constexpr int64_t kLarge = 1'000'000'000'000'000;  // an integer: 1e15 makes the result f32
+  constexpr int64_t kLarge = 1'000'000'000'000'000;  // int64_t, because a double scalar would make the result f32
   const BadCall table[] = {
       {[&] { x + kLarge; }, "1e+15 does not fit i32"},
       {[&] { kLarge + x; }, "1e+15 does not fit i32"},
@@ -199,7 +199,7 @@ TEST(OpErrors, NumbersThatIntegersDoNotHold) {
       {[&] { x * -kLarge; }, "-1e+15 does not fit i32"},
       {[&] { x / kLarge; }, "1e+15 does not fit i32"},
       {[&] { affine(x, 1, 0x1p31); }, "affine: 2.14748e+09 does not fit i32"},
-      {[&] { affine(whole({3}), INFINITY, 0); }, "affine: inf does not fit i64"},
+      {[&] { affine(integers({3}), INFINITY, 0); }, "affine: inf does not fit i64"},
       {[&] { affine(x, kNan, 0); }, "an integer tensor takes integer constants, got nan"},
       {[&] { x.add_(x, 1e15); }, "add_: 1e+15 does not fit i32"},
       {[&] { x.mul_(1e15); }, "mul_: 1e+15 does not fit i32"},
@@ -211,11 +211,11 @@ TEST(OpErrors, NumbersThatIntegersDoNotHold) {
       {[&] { full({3}, 1e15, {.dtype = i32}); }, "full: 1e+15 does not fit i32"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
-  EXPECT_EQ(x.to_vector(), (std::vector<double>{1, 1, 1}));  // nothing was written
+  EXPECT_EQ(x.to_vector(), (std::vector<double>{1, 1, 1}));  // the failed in-place calls wrote nothing
   EXPECT_EQ((x + 1e15).to_vector(), std::vector<double>(3, static_cast<double>(1e15f)));
 }
 
-TEST(OpErrors, ReductionsAndProducts) {
+TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
   const Tensor x = floats({2, 3});
   const BadCall table[] = {
       {[&] { sum(x, {2}); }, "axis 2 is out of range for 2 axes"},
@@ -223,7 +223,7 @@ TEST(OpErrors, ReductionsAndProducts) {
          sum(x, {0, -2});
        },
        "name an axis twice"},
-      {[&] { mean(whole({2})); }, "needs a floating dtype"},
+      {[&] { mean(integers({2})); }, "needs a floating dtype"},
       {[&] {
          amax(floats({0, 3}), {0});
        },
@@ -235,22 +235,22 @@ TEST(OpErrors, ReductionsAndProducts) {
          norm(floats({0, 3}), kInf, 0);
        },
        "norm: nothing to reduce"},
-      {[&] { norm(whole({2})); }, "norm: needs a floating dtype"},
+      {[&] { norm(integers({2})); }, "norm: needs a floating dtype"},
       {[&] { cumsum(x, 2); }, "cumsum: axis 2 is out of range"},
       {[&] { argmax(x, 2); }, "argmax: axis 2 is out of range"},
       {[&] {
          argmin(floats({0, 3}));
        },
-       "argmin: nothing to choose from in [0, 3]"},
+       "argmin: no elements in [0, 3]"},
       {[&] {
          max(floats({3, 0}), -1);
        },
-       "max: nothing to choose from along axis 1 of [3, 0]"},
+       "max: no elements along axis 1 of [3, 0]"},
       {[&] { topk(x, 4); }, "topk: k 4 is out of range for axis 1 of [2, 3]"},
       {[&] { topk(x, -1); }, "topk: k must not be negative"},
       {[&] { sort({}, 0); }, "sort: input is undefined"},
       {[&] { softmax(x, 5); }, "softmax: axis 5 is out of range"},
-      {[&] { softmax(whole({2}), 0); }, "softmax: needs a floating dtype"},
+      {[&] { softmax(integers({2}), 0); }, "softmax: needs a floating dtype"},
       {[&] { matmul(x, x); }, "matmul: inner sizes 3 and 2 differ (shapes [2, 3] and [2, 3])"},
       {[&] { matmul(x, floats({})); }, "matmul: needs vectors or matrices, got shapes [2, 3] and []"},
       {[&] {
@@ -265,7 +265,7 @@ TEST(OpErrors, ReductionsAndProducts) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, ShapesAndIndices) {
+TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
   const Tensor x = floats({2, 3});
   const BadCall table[] = {
       {[&] {
@@ -275,7 +275,7 @@ TEST(OpErrors, ShapesAndIndices) {
       {[&] {
          reshape(x, {4, 2});
        },
-       "cannot make [4, 2] of [2, 3]"},
+       "cannot reshape [2, 3] to [4, 2]"},
       {[&] { cat({}); }, "no tensors"},
       {[&] {
          cat({x, floats({2, 4})}, 0);
@@ -292,9 +292,9 @@ TEST(OpErrors, ShapesAndIndices) {
       {[&] { split(x, 0); }, "split: size must be positive, got 0"},
       {[&] { chunk(x, 0); }, "chunk: the number of parts must be positive"},
       {[&] { one_hot(x); }, "one_hot: index must be i64"},
-      {[&] { one_hot(whole({0})); }, "one_hot: an empty index"},
+      {[&] { one_hot(integers({0})); }, "one_hot: an empty index"},
       {[&] { prelu(x, floats({2})); }, "prelu: weight must have 1 element or one for each of the 3 channels, got [2]"},
-      {[&] { prelu(x, whole({1})); }, "prelu: dtypes differ"},
+      {[&] { prelu(x, integers({1})); }, "prelu: dtypes differ"},
       {[&] {
          stack({x, floats({3, 2})});
        },
@@ -312,7 +312,7 @@ TEST(OpErrors, ShapesAndIndices) {
       {[&] { select(x, 0, 2); }, "out of range"},
       {[&] { gather(x, 0, x); }, "index must be i64"},
       {[&] {
-         gather(x, 0, whole({2, 2}));
+         gather(x, 0, integers({2, 2}));
        },
        "outside axis 0"},
       {[&] { index_select(x, 0, full({1}, 5, {.dtype = i64})); },
@@ -322,7 +322,7 @@ TEST(OpErrors, ShapesAndIndices) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
-TEST(OpErrors, NormsPoolsAndLosses) {
+TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
   const Tensor x = floats({2, 6, 4, 4, 4});
   const BadCall table[] = {
       {[&] { group_norm(x, 4); }, "group_norm: num_groups 4 does not divide the 6 channels"},
@@ -370,7 +370,7 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          max_pool3d(floats({1, 1, 2, 4, 4}), {.kernel_size = 2, .padding = 1, .dilation = 3});
        },
-       "a window along axis 2 holds padding only"},
+       "a window along axis 2 contains only padding"},
       {[&] {
          max_pool3d(floats({2, 0, 4, 4, 4}), {.kernel_size = 2});
        },
@@ -423,7 +423,7 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          pad(x, {-2, -2, 0, 0, 0, 0}, PadMode::replicate);
        },
-       "amounts -2 and -2 leave nothing of an axis of 4"},
+       "amounts -2 and -2 remove all of an axis of 4"},
       {[&] {
          grid_sample(x, floats({2, 4, 4, 4, 2}));
        },
@@ -431,7 +431,7 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          grid_sample(x, floats({2, 4, 4, 3}));
        },
-       "grid_sample: takes input (N, C, D, H, W) and grid"},
+       "grid_sample: requires input (N, C, D, H, W) and grid"},
       {[&] {
          grid_sample(x, floats({2, 4, 4, 4, 3}).to(f64));
        },
@@ -439,18 +439,19 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          affine_grid(floats({2, 2, 3}), {2, 1, 4, 4, 4});
        },
-       "affine_grid: takes theta (N, 3, 4)"},
-      {[&] { pixel_shuffle(x, 2); }, "pixel_shuffle: the 6 channels of [2, 6, 4, 4, 4] are no multiple of 2^3"},
+       "affine_grid: requires theta (N, 3, 4)"},
+      {[&] { pixel_shuffle(x, 2); }, "pixel_shuffle: the 6 channels of [2, 6, 4, 4, 4] are not a multiple of 2^3"},
       {[&] { mse_loss(x, floats({2})); }, "mse_loss: input [2, 6, 4, 4, 4] and target [2] differ in shape"},
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));
        },
-       "cross_entropy: a floating target holds probabilities of shape [2, 3]; class numbers have shape [2] and dtype "
+       "cross_entropy: a floating target must hold probabilities of shape [2, 3]; class indices must have shape [2] "
+       "and dtype "
        "i64, i32 or u8; got [2] f32 on cpu"},
       {[&] {
          dice_loss(floats({2, 1, 3}), floats({2, 1, 3}));
        },
-       "dice_loss: softmax over the one channel of input [2, 1, 3] is 1 everywhere"},
+       "dice_loss: softmax over the one channel of input [2, 1, 3] is always 1"},
       {[&] {
          dice_ce_loss(floats({2, 1, 3}), full({2, 3}, 0, {.dtype = i64}));
        },
@@ -458,7 +459,7 @@ TEST(OpErrors, NormsPoolsAndLosses) {
       {[&] {
          binary_cross_entropy_with_logits(floats({2, 3}), floats({2, 3}), Reduction::mean, floats({2, 2, 3}));
        },
-       "pos_weight must have the input's device and broadcast to its shape [2, 3], got [2, 2, 3] f32 on cpu"},
+       "pos_weight must be on the device of the input and broadcast to its shape [2, 3], got [2, 2, 3] f32 on cpu"},
       {[&] { one_hot(full({1}, 0x1p62, {.dtype = i64}) + (full({1}, 0x1p62, {.dtype = i64}) - 1)); },
        "one_hot: index 9223372036854775807 is too large for a class"},
       {[&] {
@@ -499,7 +500,7 @@ TEST(OpErrors, NormsPoolsAndLosses) {
        },
        "cross_entropy: target class 3 is outside [0, 3)"},
       {[&] {
-         cross_entropy(floats({2, 3}), whole({3}));
+         cross_entropy(floats({2, 3}), integers({3}));
        },
        "target must have shape [2] for input [2, 3], got [3]"},
       {[&] { smooth_l1_loss(x, x, Reduction::mean, -1); }, "beta must be finite and not negative"},

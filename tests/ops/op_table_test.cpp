@@ -1,6 +1,6 @@
-// Every line of the table of operators (op_cases.h) through all checks, on every device of the machine: values
-// against the reference, gradients and second gradients against differences, memory layouts, edge sizes, repeated
-// runs, and the GPU against the CPU. Without a GPU the CUDA half is skipped, never passed.
+// Tests every case of the operator table (op_cases.h) on every device: values against the reference, gradients and
+// second gradients against finite differences, memory layouts, edge sizes, reproducibility, and the GPU against the
+// CPU. Without a GPU, the CUDA tests are skipped.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Tensors converted(const Tensors& inputs, Device device, DType dtype) {
   return result;
 }
 
-/// |result - expected| <= tolerance * (largest expected value, at least 1); NaN equals NaN.
+/// Expects |result - expected| <= tolerance * max(1, largest finite expected value). NaN equals NaN.
 void expect_close(const Tensor& result, const Array& expected, double tolerance, const std::string& what) {
   ASSERT_EQ(result.shape(), expected.shape) << what;
   const std::vector<double> values = result.to_vector();
@@ -42,12 +42,13 @@ void expect_close(const Tensor& result, const Array& expected, double tolerance,
   }
 }
 
-/// Gradients of sum(result * weights) with fixed weights, which `rounded` holds, one for each differentiable input.
+/// Returns the gradient of sum(result * weights) with respect to each differentiable input. The weights are fixed
+/// numbers that are rounded to the dtype `rounded`.
 Tensors gradients(const OpCase& op_case, const Tensors& inputs, DType rounded = f64) {
   Tensors given, leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     given.push_back(inputs[i]);
-    if (!op_case.inputs[i].floating() || !op_case.inputs[i].differentiable) continue;
+    if (!op_case.inputs[i].is_floating() || !op_case.inputs[i].differentiable) continue;
     given.back() = inputs[i].detach().requires_grad_();
     leaves.push_back(given.back());
   }
@@ -56,12 +57,13 @@ Tensors gradients(const OpCase& op_case, const Tensors& inputs, DType rounded = 
   return grad({out}, leaves, {reshape(sin(count).to(rounded).to(out.dtype()), out.shape())});
 }
 
-/// The same elements in the same shape, stored otherwise: axes reversed in memory, or every other element.
+/// Returns an equal tensor whose axes are reversed in memory.
 Tensor reversed_axes(const Tensor& x) {
   Dims order;
   for (int64_t i = x.dim() - 1; i >= 0; --i) order.push_back(i);
   return x.permute(order).contiguous().permute(order);
 }
+/// Returns an equal tensor that uses every other element of its storage.
 Tensor every_other(const Tensor& x) {
   const Tensor doubled = stack({x, zeros_like(x)}, x.dim());
   return doubled.select(x.dim(), 0);
@@ -83,7 +85,7 @@ class OpTable : public testing::TestWithParam<Parameter> {
   Tensors inputs(DType dtype) const { return converted(make_inputs(op()), device(), dtype); }
 };
 
-TEST_P(OpTable, GivesTheReferencesValues) {
+TEST_P(OpTable, MatchesReference) {
   Arrays arrays;
   for (const Tensor& input : make_inputs(op())) arrays.push_back(reference::array_of(input));
   for (const DType dtype : {f64, f32}) {
@@ -91,30 +93,31 @@ TEST_P(OpTable, GivesTheReferencesValues) {
     const double tolerance = op().exact ? 0 : dtype == f64 ? kDoubleTolerance : op().tolerance;
     if (op().reference) {
       expect_close(out, op().reference(arrays), tolerance, name(dtype));
-    } else {  // what has no reference still has to be the same on all devices
+    } else {  // without a reference, compare with the CPU
       const Tensor cpu = op().function(converted(make_inputs(op()), Device::cpu(), dtype));
       expect_close(out, reference::array_of(cpu), tolerance, name(dtype));
     }
   }
 }
 
-/// Half an ulp of 1 to 2, as a part of 1.
+/// Returns half the distance between 1 and the next larger number of the dtype.
 double half_ulp(DType half) { return half == bf16 ? 0x1p-8 : 0x1p-11; }
 
-// The inputs are rounded first, so that what is left is what the operator rounds.
-TEST_P(OpTable, TakesHalves) {
+// The inputs are rounded to half precision first, so that only the rounding errors of the operator remain.
+TEST_P(OpTable, MatchesReferenceInHalfPrecision) {
   for (const DType dtype : {bf16, f16}) {
     const Tensors halves = inputs(dtype), exact = converted(halves, device(), f64);
     const Tensor out = op().function(halves);
     Arrays arrays;
     for (const Tensor& input : exact) arrays.push_back(reference::array_of(input));
-    // What has no reference is compared with f32: halves are drawn from its random numbers.
+    // Without a reference, compare with f32: random functions draw the same numbers in f32 and half precision, apart
+    // from rounding.
     const Array expected =
         op().reference ? op().reference(arrays) : reference::array_of(op().function(converted(halves, device(), f32)));
     expect_close(out, expected, op().roundings * half_ulp(dtype) + op().tolerance, name(dtype));
     if (!op().differentiable) continue;
     const Tensors grads = gradients(op(), halves, dtype), expected_grads = gradients(op(), exact, dtype);
-    constexpr int kRoundings = 4;  // those of the result, and of a few intermediate gradients
+    constexpr int kRoundings = 4;  // roundings of the gradient and of intermediate gradients
     for (size_t i = 0; i < grads.size(); ++i) {
       EXPECT_EQ(grads[i].dtype(), dtype);
       expect_close(grads[i], reference::array_of(expected_grads[i]),
@@ -126,21 +129,22 @@ TEST_P(OpTable, TakesHalves) {
 
 TEST_P(OpTable, GradientsAgreeAcrossDevices) {
   if (!op().differentiable) GTEST_SKIP() << "not differentiable";
-  if (GetParam().device == DeviceType::cpu) GTEST_SKIP() << "the CPU is what is compared with";
+  if (GetParam().device == DeviceType::cpu) GTEST_SKIP() << "the CPU is the reference";
   for (const DType dtype : {f64, f32, bf16, f16}) {
     const Tensors cpu = gradients(op(), converted(make_inputs(op()), Device::cpu(), dtype), dtype);
-    const Tensors here = gradients(op(), inputs(dtype), dtype);
+    const Tensors grads = gradients(op(), inputs(dtype), dtype);
     const bool half = dtype == bf16 || dtype == f16;
     const double tolerance = half ? 4 * half_ulp(dtype) : 10 * op().tolerance;
-    for (size_t i = 0; i < here.size(); ++i)
-      expect_close(here[i], reference::array_of(cpu[i]), dtype == f64 ? kDoubleTolerance : tolerance,
+    for (size_t i = 0; i < grads.size(); ++i)
+      expect_close(grads[i], reference::array_of(cpu[i]), dtype == f64 ? kDoubleTolerance : tolerance,
                    concat(dtype, " gradient ", i));
   }
 }
 
+/// Marks the differentiable inputs as requiring gradients.
 Tensors with_gradients(const OpCase& op_case, Tensors inputs) {
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (op_case.inputs[i].floating() && op_case.inputs[i].differentiable) inputs[i].requires_grad_();
+    if (op_case.inputs[i].is_floating() && op_case.inputs[i].differentiable) inputs[i].requires_grad_();
   return inputs;
 }
 
@@ -161,7 +165,7 @@ TEST_P(OpTable, PassesGradgradcheck) {
   EXPECT_TRUE(report.passed) << report.message;
 }
 
-TEST_P(OpTable, TakesEveryLayout) {
+TEST_P(OpTable, AcceptsEveryMemoryLayout) {
   const Tensors plain = inputs(f64);
   const Array expected = reference::array_of(op().function(plain));
   Arrays expected_grads;
@@ -187,27 +191,27 @@ TEST_P(OpTable, TakesEveryLayout) {
   }
 }
 
-TEST_P(OpTable, TakesEmptyAndSizeOneAxes) {
+TEST_P(OpTable, AcceptsEmptyAndSizeOneAxes) {
   if (op().edges.empty()) GTEST_SKIP() << "no edge sizes in the table";
   for (const std::vector<Shape>& shapes : op().edges) {
     const Tensors cpu = make_inputs(op(), shapes);
     Arrays arrays;
     for (const Tensor& x : cpu) arrays.push_back(reference::array_of(x));
-    const Tensors here = converted(cpu, device(), f64);
+    const Tensors placed = converted(cpu, device(), f64);
     const std::string what = concat("first input ", shapes[0]);
-    const Tensor out = op().function(here);
+    const Tensor out = op().function(placed);
     if (op().reference) expect_close(out, op().reference(arrays), kDoubleTolerance, what);
     if (!op().differentiable) continue;
-    const Tensors grads = gradients(op(), here);
+    const Tensors grads = gradients(op(), placed);
     size_t next = 0;
-    for (size_t i = 0; i < here.size(); ++i)
-      if (op().inputs[i].floating() && op().inputs[i].differentiable) {
-        EXPECT_EQ(grads[next++].shape(), here[i].shape()) << what;
+    for (size_t i = 0; i < placed.size(); ++i)
+      if (op().inputs[i].is_floating() && op().inputs[i].differentiable) {
+        EXPECT_EQ(grads[next++].shape(), placed[i].shape()) << what;
       }
   }
 }
 
-TEST_P(OpTable, RepeatsToTheBit) {
+TEST_P(OpTable, IsBitwiseReproducible) {
   const Tensors x = inputs(f32);
   const std::vector<float> first = op().function(x).to_vector<float>();
   std::vector<std::vector<float>> first_grads;
@@ -238,7 +242,7 @@ std::string parameter_name(const testing::TestParamInfo<Parameter>& info) {
 
 INSTANTIATE_TEST_SUITE_P(All, OpTable, testing::ValuesIn(parameters()), parameter_name);
 
-TEST(OpTableItself, HasNoNameTwice) {
+TEST(OpTableCases, HaveUniqueNames) {
   std::vector<std::string> names;
   for (const OpCase& c : op_cases()) names.push_back(c.name);
   std::sort(names.begin(), names.end());

@@ -1,4 +1,4 @@
-// Optimizer steps on lists of parameters. Their values over many steps are compared with PyTorch's in tests/nn.
+// Tests optimizer steps on lists of parameters. tests/nn compares the results of many steps with PyTorch.
 #include "ops/optim.h"
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace voxgrad {
 namespace {
 
-TEST(OptimSteps, TakeListsOfAnyShapesDtypesAndDevices) {
+TEST(OptimSteps, AcceptListsOfMixedShapesDtypesAndDevices) {
   Tensors params, grads, squares;
   for (Device device : devices())
     for (DType dtype : {f32, f64}) {
@@ -30,7 +30,7 @@ TEST(OptimSteps, TakeListsOfAnyShapesDtypesAndDevices) {
   sgd_step({}, {}, {}, {.lr = 1});
 }
 
-TEST(OptimSteps, GradientsMayHaveAnyStrides) {
+TEST(OptimSteps, AcceptGradientsWithAnyStrides) {
   const Tensors params{zeros({2, 3})}, grads{arange(0, 6).reshape({3, 2}).transpose(0, 1)};
   const Tensors first{zeros({2, 3})}, second{zeros({2, 3})};
   sgd_step(params, grads, {}, {.lr = 1});
@@ -41,34 +41,35 @@ TEST(OptimSteps, GradientsMayHaveAnyStrides) {
   EXPECT_EQ(second[0].at({0, 1}), 4);
 }
 
-TEST(OptimSteps, WritesAreSeenByAutograd) {
+TEST(OptimSteps, CountAsInPlaceWritesForAutograd) {
   const Tensors params{ones({2}, {.requires_grad = true})}, grads{ones({2})};
   const Tensor loss = sum(params[0] * params[0]);
   sgd_step(params, grads, {}, {.lr = 1});
   EXPECT_ERROR(loss.backward(), "written");
 }
 
-TEST(OptimSteps, RefuseListsThatDoNotFitAndChangeNothing) {
-  const Tensors params{ones({2}), ones({3})}, grads{ones({2}), ones({3})}, narrow{ones({2}), ones({4})};
+TEST(OptimSteps, RejectMismatchedListsWithoutChangingParameters) {
+  const Tensors params{ones({2}), ones({3})}, grads{ones({2}), ones({3})}, wrong_shape{ones({2}), ones({4})};
   const Tensors wrong_dtype{ones({2}), ones({3}, {.dtype = f64})}, undefined{ones({2}), Tensor()};
-  const Tensors whole{ones({2}, {.dtype = i32})}, columns{ones({2, 2}).transpose(0, 1)}, square{ones({2, 2})};
+  const Tensors integers{ones({2}, {.dtype = i32})}, columns{ones({2, 2}).transpose(0, 1)}, square{ones({2, 2})};
   EXPECT_ERROR(sgd_step(params, Tensors{ones({2})}, {}, {.lr = 1}), "sgd_step: expected 2 gradients, got 1");
-  EXPECT_ERROR(sgd_step(params, narrow, {}, {.lr = 1}),
+  EXPECT_ERROR(sgd_step(params, wrong_shape, {}, {.lr = 1}),
                "sgd_step: parameter 1 is [3] f32 on cpu, its entry in gradients is [4] f32 on cpu");
   EXPECT_ERROR(sgd_step(params, wrong_dtype, {}, {.lr = 1}), "its entry in gradients is [3] f64 on cpu");
   EXPECT_ERROR(sgd_step(params, undefined, {}, {.lr = 1}), "its entry in gradients is undefined");
   EXPECT_ERROR(sgd_step(undefined, grads, {}, {.lr = 1}), "sgd_step: parameter 1 is undefined");
-  EXPECT_ERROR(sgd_step(whole, whole, {}, {.lr = 1}), "parameters must have a floating dtype, parameter 0 is [2] i32");
+  EXPECT_ERROR(sgd_step(integers, integers, {}, {.lr = 1}),
+               "parameters must have a floating dtype, parameter 0 is [2] i32");
   EXPECT_ERROR(sgd_step(columns, square, {}, {.lr = 1}),
                "sgd_step: parameter 0 is neither contiguous nor channels_last: [2, 2] f32");
   EXPECT_ERROR(sgd_step(params, grads, {}, {.momentum = 0.5}), "sgd_step: expected 2 momentum_buffers, got 0");
   EXPECT_ERROR(sgd_step(params, grads, grads, {.lr = 1}), "sgd_step: expected 0 momentum_buffers, got 2");
   EXPECT_ERROR(sgd_step(square, square, columns, {.momentum = 0.5}),
-               "its entry in momentum_buffers is [2, 2] f32 on cpu, not in its memory format");
+               "its entry in momentum_buffers is [2, 2] f32 on cpu, in another memory format");
   EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.step = 0}), "adam_step: steps count from 1, got 0");
   EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.amsgrad = true}),
                "adam_step: expected 2 max_exp_avg_sqs, got 0");
-  EXPECT_ERROR(rmsprop_step(params, grads, narrow, {}, {}, {}), "its entry in square_avgs is [4] f32 on cpu");
+  EXPECT_ERROR(rmsprop_step(params, grads, wrong_shape, {}, {}, {}), "its entry in square_avgs is [4] f32 on cpu");
   for (const Tensor& param : params)
     for (double value : param.to_vector()) EXPECT_EQ(value, 1);
 }

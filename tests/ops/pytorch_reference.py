@@ -1,15 +1,17 @@
-"""Writes pytorch_reference.inc: what PyTorch's functions give, and their gradients.
+"""Writes pytorch_reference.inc: results and gradients of PyTorch functions.
 
     python3 pytorch_reference.py > pytorch_reference.inc
 
-In float64, element i of the input is 2 cos(0.23 i). A result r is told as its shape and the sum of r[i] cos(0.11 i),
-and the gradient of that sum in the input by the same sum. pytorch_test.cpp does the same.
+Element i of each float64 input is 2 cos(0.23 i). The projection of a tensor r is the sum of r[i] cos(0.11 i). The file
+contains the shape and the projection of each result, and the projection of the gradient of that number with respect to
+the input. pytorch_test.cpp computes the same numbers.
 """
 import torch
 import torch.nn.functional as F
 
 
 def pattern(shape, step):
+    """Returns a tensor whose element i is cos(step * i)."""
     count = torch.Size(shape).numel()
     return torch.cos(torch.arange(count, dtype=torch.float64) * step).reshape(shape)
 
@@ -19,7 +21,7 @@ def projection(values):
 
 
 def rounded(x):
-    """Whole numbers, with gradients as if they were x."""
+    """Rounds x to whole numbers. The gradient is that of the identity."""
     return x.round().detach() + (x - x.detach())
 
 

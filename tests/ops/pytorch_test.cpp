@@ -1,4 +1,4 @@
-// Values and gradients that PyTorch gave, where its conventions are not to be guessed from a definition.
+// Compares values and gradients with results of PyTorch, for functions whose conventions do not follow from a formula.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,23 +22,25 @@
 namespace voxgrad {
 namespace {
 
-/// What pytorch_reference.py tells of a function.
+/// The results of a PyTorch function, written by pytorch_reference.py.
 struct Known {
   Shape shape;
-  double value, gradient;
+  double value;     ///< projection of the result
+  double gradient;  ///< projection of the gradient of `value`
 };
 #include "tests/ops/pytorch_reference.inc"
 
+/// Returns a tensor whose element i is cos(step * i).
 Tensor pattern(const Shape& shape, double step, Device device) {
   return cos(reshape(arange(0, static_cast<double>(numel(shape)), 1, {f64, device}), shape) * step);
 }
 
 Tensor projection(const Tensor& x) { return sum(flatten(x) * pattern({x.numel()}, 0.11, x.device())); }
 
-/// x where it is above the limit, else 0 (with the gradient 0).
+/// Returns x where x > limit, and 0 with gradient 0 elsewhere.
 Tensor above(const Tensor& x, double limit) { return x * gt(x, limit).to(f64); }
 
-/// Whole numbers, with gradients as if they were x.
+/// Rounds x to whole numbers. The gradient is that of the identity.
 Tensor rounded(const Tensor& x) { return (x.detach() + 100.5).to(i64).to(f64) - 100.0 + (x - x.detach()); }
 
 struct Function {
@@ -161,15 +163,15 @@ std::vector<Function> functions() {
   };
 }
 
-/// Of fewer axes, padding, and positions of a grid.
+/// Returns the functions for pooling and interpolation with fewer axes, for padding, and for grid sampling.
 std::vector<Function> sampling_functions() {
-  const Shape volume{2, 4, 5, 6, 7}, image{2, 4, 5, 6}, signal{2, 4, 7}, places{2, 3, 2, 4, 3};
+  const Shape volume{2, 4, 5, 6, 7}, image{2, 4, 5, 6}, signal{2, 4, 7}, grid_shape{2, 3, 2, 4, 3};
   using enum InterpolateMode;
   const auto interpolated = [](const char* name, const Shape& input, InterpolateOptions options) {
     return Function{name, input, [=](const Tensor& x) { return interpolate(x, options); }};
   };
-  const auto padded = [=](const char* name, int64_t most, PadMode mode) {
-    return Function{name, volume, [=](const Tensor& x) { return pad(x, {3, 1, 0, 2, most, 1}, mode); }};
+  const auto padded = [=](const char* name, int64_t depth_begin, PadMode mode) {
+    return Function{name, volume, [=](const Tensor& x) { return pad(x, {3, 1, 0, 2, depth_begin, 1}, mode); }};
   };
   std::vector<Function> all{
       interpolated("linear", signal, {.size = 11, .mode = linear}),
@@ -212,16 +214,16 @@ std::vector<Function> sampling_functions() {
       for (const bool nearest_voxel : {false, true})
         all.push_back(
             {"grid_sample_" + suffix + (nearest_voxel ? "_nearest" : "_bilinear"), volume, [=](const Tensor& x) {
-               return grid_sample(x, pattern(places, 0.17, x.device()) * 1.9, {nearest_voxel, padding, aligned});
+               return grid_sample(x, pattern(grid_shape, 0.17, x.device()) * 1.9, {nearest_voxel, padding, aligned});
              }});
-      all.push_back({"grid_of_" + suffix, places, [=](const Tensor& g) {
+      all.push_back({"grid_of_" + suffix, grid_shape, [=](const Tensor& g) {
                        return grid_sample(pattern(volume, 0.3, g.device()), g * 0.8, {false, padding, aligned});
                      }});
     }
   return all;
 }
 
-TEST(PyTorch, GivesTheSameValuesAndGradients) {
+TEST(PyTorch, ValuesAndGradientsMatch) {
   std::vector<Function> all = functions();
   for (const Function& function : sampling_functions()) all.push_back(function);
   ASSERT_EQ(all.size(), kKnown.size());
@@ -238,8 +240,8 @@ TEST(PyTorch, GivesTheSameValuesAndGradients) {
     }
 }
 
-// The nearest voxel does not depend on small steps of the grid: zeros, also where the input is infinite.
-TEST(GridSample, NearestGivesTheGridZeroGradients) {
+// Small changes of the grid do not change the nearest voxel, so its gradient is zero, even if the input is infinite.
+TEST(GridSample, NearestModeHasZeroGridGradient) {
   for (const Device device : devices())
     for (const bool image : {false, true})
       for (const bool create_graph : {false, true})
@@ -254,8 +256,8 @@ TEST(GridSample, NearestGivesTheGridZeroGradients) {
         }
 }
 
-// No overflow, and small losses keep their digits, which PyTorch 1.13 loses below 1e-6.
-TEST(BinaryCrossEntropy, TakesExtremeLogits) {
+// Large logits do not overflow. Small losses keep their digits, which PyTorch 1.13 loses below 1e-6.
+TEST(BinaryCrossEntropy, AcceptsExtremeLogits) {
   for (const Device device : devices()) {
     const Tensor x = tensor({-200, -30, 0, 10, 30, 200}, {f32, device});
     const auto loss = [&](double target) {

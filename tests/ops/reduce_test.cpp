@@ -1,5 +1,5 @@
-// Reductions and selections where the table of operators does not look: infinities, zeros, ties, NaN, long axes, and
-// all functions with negative axes.
+// Tests reductions and selections on inputs that the operator table does not cover: infinities, zeros, ties, NaN, long
+// axes and negative axes.
 #include "ops/reduce.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using Integers = std::vector<int64_t>;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-TEST(LogSumExp, TakesInfinitiesAndLargeNumbers) {
+TEST(LogSumExp, HandlesInfinitiesAndLargeNumbers) {
   for (const Device device : devices()) {
     const Tensor x = tensor({{-kInf, -kInf}, {kInf, 1}, {1, -kInf}, {1000, 1000}, {-1000, -1000}}, {f32, device});
     const Doubles y = logsumexp(x, 1).to_vector();
@@ -39,7 +39,7 @@ TEST(LogSumExp, TakesInfinitiesAndLargeNumbers) {
   }
 }
 
-TEST(Prod, HasGradientsWhereFactorsAreZero) {
+TEST(Prod, HasCorrectGradientsAtZeroFactors) {
   const Tensor x = tensor({{2, 0, 3, 4}, {0, 5, 0, 1}, {1, 2, 3, 4}}, {f64}).requires_grad_();
   const auto function = [](const Tensors& t) { return Tensors{prod(t[0], 1)}; };
   EXPECT_TRUE(gradcheck(function, {x}).passed);
@@ -47,7 +47,7 @@ TEST(Prod, HasGradientsWhereFactorsAreZero) {
   EXPECT_EQ(grad({sum(prod(x, 1))}, {x})[0].to_vector(), (Doubles{0, 24, 0, 0, 0, 0, 0, 0, 24, 12, 8, 6}));
 }
 
-TEST(Prod, OfIntegersAndOfNothing) {
+TEST(Prod, AcceptsIntegersAndEmptyInputs) {
   for (const Device device : devices()) {
     EXPECT_EQ(prod(tensor({{2, 3}, {4, 5}}, {u8, device}), 0).to_vector<int64_t>(), (Integers{8, 15}));
     EXPECT_EQ(prod(full({8}, 200, {u8, device})).item<int64_t>(), 2560000000000000000);
@@ -55,7 +55,7 @@ TEST(Prod, OfIntegersAndOfNothing) {
   }
 }
 
-TEST(Norm, HasTheGradientZeroAtZero) {
+TEST(Norm, HasZeroGradientAtZero) {
   for (const Device device : devices())
     for (const double p : {0.5, 1.0, 1.5, 2.0, 3.0, kInf}) {
       const Tensor x = zeros({2, 3}, {f64, device, true});
@@ -63,12 +63,12 @@ TEST(Norm, HasTheGradientZeroAtZero) {
     }
 }
 
-TEST(Std, HasTheGradientZeroAtZero) {
+TEST(Std, HasZeroGradientForConstantInput) {
   const Tensor x = full({2, 3}, 7, {f64}).requires_grad_();
   EXPECT_EQ(grad({sum(x.std(1))}, {x})[0].to_vector(), Doubles(6, 0));
 }
 
-TEST(Cumsum, WrapsAroundAndKeepsItsDigits) {
+TEST(Cumsum, WrapsIntegersAndSumsHalvesInHigherPrecision) {
   for (const Device device : devices()) {
     const Tensor large = tensor({INT32_MAX, 1}, {i32, device});
     EXPECT_EQ(cumsum(large, 0).to_vector<int64_t>(), (Integers{INT32_MAX, int64_t{INT32_MAX} + 1}));
@@ -77,13 +77,13 @@ TEST(Cumsum, WrapsAroundAndKeepsItsDigits) {
     largest.set({1}, 0x1p62);
     EXPECT_EQ(cumsum(largest, 0).at<int64_t>({1}), INT64_MIN);
     EXPECT_EQ(cumsum(full({3}, 200, {u8, device}), 0).to_vector<int64_t>(), (Integers{200, 400, 600}));
-    // In f16, sums of ones would stop at 2048.
+    // A sum of ones in f16 would stop at 2048.
     EXPECT_EQ(cumsum(ones({5000}, {f16, device}), 0).at({-1}), 5000);
     EXPECT_EQ(cumsum(tensor(7.0, {f32, device}), 0).item(), 7);
   }
 }
 
-TEST(Cumsum, RunsAlongLongAndManyLines) {
+TEST(Cumsum, HandlesLongAndManyLines) {
   for (const Device device : devices())
     for (const Shape& shape : {Shape{300000}, Shape{3, 70000}, Shape{2, 9, 5000}, Shape{70000, 3}}) {
       const Tensor x = (arange(0, static_cast<double>(numel(shape)), 1, {f64, device}) * 7).to(u8).reshape(shape);
@@ -96,7 +96,7 @@ TEST(Cumsum, RunsAlongLongAndManyLines) {
     }
 }
 
-TEST(Argmax, FindsTheFirstOfTiesAndNaN) {
+TEST(Argmax, ReturnsFirstOfTiesAndNaN) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, bf16, f16}) {
       const Tensor x = tensor({{1, 3, 3, 2}, {kNan, 5, kNan, 9}, {-kInf, -kInf, -kInf, -kInf}}, {dtype, device});
@@ -108,7 +108,7 @@ TEST(Argmax, FindsTheFirstOfTiesAndNaN) {
     }
 }
 
-TEST(Argmax, TakesIntegersAndBool) {
+TEST(Argmax, AcceptsIntegersAndBool) {
   for (const Device device : devices())
     for (const DType dtype : {i64, i32, u8, b8}) {
       const Tensor x = tensor({{0, 1, 1}, {1, 0, 0}}, {dtype, device});
@@ -119,7 +119,7 @@ TEST(Argmax, TakesIntegersAndBool) {
     }
 }
 
-TEST(Argmax, OfAWholeTensorCountsInRowMajorOrder) {
+TEST(Argmax, WithoutAxisReturnsRowMajorIndex) {
   for (const Device device : devices()) {
     const Tensor x = zeros({2, 3, 4, 5}, {f32, device}).contiguous(MemoryFormat::channels_last);
     x.set({1, 2, 0, 3}, 9);
@@ -133,7 +133,7 @@ TEST(Argmax, OfAWholeTensorCountsInRowMajorOrder) {
   }
 }
 
-TEST(Sort, PutsNaNLastAndKeepsTheOrderOfEqualOnes) {
+TEST(Sort, PutsNaNLastAndIsStable) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, bf16, f16}) {
       const Tensor x = tensor({2, kNan, -0.0, kInf, 0, -kInf, kNan, 2, -3}, {dtype, device});
@@ -145,8 +145,9 @@ TEST(Sort, PutsNaNLastAndKeepsTheOrderOfEqualOnes) {
     }
 }
 
-// Whatever the way, the values ascend and the indices are those of the values, each once, ties in order.
-TEST(Sort, OrdersLongAndManyLines) {
+// The shapes and dtypes cover every sorting algorithm. The values must ascend, the indices must match the values and
+// form a permutation, and ties must keep their order.
+TEST(Sort, HandlesLongAndManyLines) {
   for (const Device device : devices())
     for (const DType dtype : {f32, f64, f16, i64, i32, u8}) {
       for (const Shape& shape : {Shape{100000}, Shape{5, 3000}, Shape{40, 33, 7}, Shape{2000, 3}, Shape{3, 4, 2000}}) {
@@ -170,7 +171,7 @@ TEST(Sort, OrdersLongAndManyLines) {
     }
 }
 
-TEST(Selections, TakeTensorsWithoutAxes) {
+TEST(Selections, AcceptTensorsWithoutAxes) {
   for (const Device device : devices()) {
     const Tensor x = full({}, 7, {f32, device, true});
     for (const Selection& s : {x.max(0), x.min(-1, true), x.sort(), x.topk(1, 0)}) {
@@ -188,13 +189,13 @@ TEST(Selections, TakeTensorsWithoutAxes) {
   }
 }
 
-TEST(Max, SendsItsGradientToTheChosenElementOnly) {
+TEST(Max, SendsGradientToSelectedElementOnly) {
   const Tensor x = tensor({{1, 3, 3}, {2, 2, 0}}, {f64}).requires_grad_();
   EXPECT_EQ(grad({sum(x.max(1).values)}, {x})[0].to_vector(), (Doubles{0, 1, 0, 1, 0, 0}));
   EXPECT_EQ(grad({sum(x.amax(1))}, {x})[0].to_vector(), (Doubles{0, 0.5, 0.5, 0.5, 0.5, 0}));
 }
 
-TEST(Prelu, OfFeaturesIsThatOfChannels) {
+TEST(Prelu, TreatsFeaturesAsChannels) {
   for (const Device device : devices()) {
     const Tensor w = tensor({0.5, 0.25}, {f32, device}).requires_grad_();
     const Tensor x = tensor({{-2, -8}, {3, -4}, {-6, 1}}, {f32, device}).requires_grad_(), y = prelu(x, w);
@@ -205,7 +206,7 @@ TEST(Prelu, OfFeaturesIsThatOfChannels) {
   }
 }
 
-TEST(Prelu, KeepsInfinitiesOutOfTheGradientOfItsWeight) {
+TEST(Prelu, WeightGradientIgnoresPositiveInputs) {
   const Tensor x = tensor({kInf, -2, 0}, {f32}).requires_grad_(), w = tensor({0.25}).requires_grad_();
   const Tensor y = prelu(x, w);
   EXPECT_EQ(y.to_vector(), (Doubles{kInf, -0.5, 0}));
@@ -214,7 +215,7 @@ TEST(Prelu, KeepsInfinitiesOutOfTheGradientOfItsWeight) {
   EXPECT_EQ(grads[1].to_vector(), Doubles{-2});
 }
 
-TEST(Split, GivesViewsAsPyTorchDoes) {
+TEST(Split, ReturnsViewsAsInPyTorch) {
   const Tensor x = zeros({7, 0, 2});
   const auto sizes = [](const Tensors& parts, int64_t axis) {
     Integers all;
@@ -233,7 +234,7 @@ TEST(Split, GivesViewsAsPyTorchDoes) {
   EXPECT_EQ(y.to_vector(), (Doubles{0, 0, 5, 5}));
 }
 
-TEST(OneHot, CountsItsClasses) {
+TEST(OneHot, InfersNumberOfClasses) {
   for (const Device device : devices()) {
     const Tensor index = tensor({0, 2, 1}, {i64, device});
     EXPECT_EQ(one_hot(index).to_vector<int64_t>(), (Integers{1, 0, 0, 0, 0, 1, 0, 1, 0}));
@@ -242,12 +243,12 @@ TEST(OneHot, CountsItsClasses) {
   EXPECT_ERROR(one_hot(tensor({0, 3}, {i64}), 3), "one_hot: index 3 is out of range");
 }
 
-// An axis or a position counted from the end is the one counted from the front.
+// A negative axis or index gives the same result as the equivalent nonnegative axis or index.
 TEST(NegativeAxes, CountFromTheEnd) {
   struct Form {
     const char* name;
     std::function<Tensor(const Tensor& x, int64_t axis)> function;
-    int64_t added = 0;  // axes of the result that the axis counts in
+    int64_t added = 0;  // number of axes that the function adds
   };
   const auto index = [](const Tensor& x) { return zeros(x.shape(), {i64}); };
   const Form forms[] = {

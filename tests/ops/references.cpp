@@ -1,3 +1,4 @@
+// Implements the reference operators.
 #include "tests/ops/references.h"
 
 #include <algorithm>
@@ -112,20 +113,21 @@ Array softmax(const Array& x, int64_t axis, bool logarithm) {
 
 namespace {
 
-/// With axes of size 1 in front, so that three are left behind batch and channels.
+/// Inserts axes of size 1 after the channels until there are three spatial axes.
 Array with_three_axes(const Array& x) {
   Shape shape = x.shape;
   while (shape.size() < 5) shape.insert(2, 1);
   return reshaped(x, shape);
 }
 
+/// Removes the axes of size 1 that with_three_axes() inserted.
 Array without_extra_axes(const Array& y, int64_t rank) {
   Shape shape = y.shape;
   while (shape.size() > rank) shape.erase(2);
   return reshaped(y, shape);
 }
 
-/// Calls visit(position) for all positions in a box of `size`.
+/// Calls visit(position) for every position in a box of `size`.
 void for_box(const Triple& size, const std::function<void(const Triple& at)>& visit) {
   for (int64_t d = 0; d < size[0]; ++d)
     for (int64_t h = 0; h < size[1]; ++h)
@@ -140,6 +142,7 @@ bool inside(const Triple& at, const Triple& size) {
   return true;
 }
 
+/// Returns an (n, channels, size) array that holds the bias of each channel, or 0.
 Array filled_volume(int64_t n, int64_t channels, const Triple& size, const Array* bias) {
   return build({n, channels, size[0], size[1], size[2]},
                [&](const Dims& i) { return bias ? bias->values[static_cast<size_t>(i[1])] : 0.0; });
@@ -203,12 +206,12 @@ Array group_norm(const Array& x, int64_t groups, const Array* weight, const Arra
   for (int64_t g = 0; g < n * groups; ++g) {
     const auto begin = x.values.begin() + g * in_group;
     const std::vector<double> values(begin, begin + in_group);
-    const double centre = mean(values);
+    const double center = mean(values);
     double variance = 0;
-    for (double v : values) variance += (v - centre) * (v - centre) / static_cast<double>(in_group);
+    for (double v : values) variance += (v - center) * (v - center) / static_cast<double>(in_group);
     for (int64_t i = 0; i < in_group; ++i) {
       const auto channel = static_cast<size_t>((g * in_group + i) / per_channel % c);
-      const double normal = (values[static_cast<size_t>(i)] - centre) / std::sqrt(variance + eps);
+      const double normal = (values[static_cast<size_t>(i)] - center) / std::sqrt(variance + eps);
       y.values[static_cast<size_t>(g * in_group + i)] =
           normal * (weight ? weight->values[channel] : 1) + (bias ? bias->values[channel] : 0);
     }
@@ -230,9 +233,10 @@ Array layer_norm(const Array& x, int64_t axes, const Array* weight, const Array*
 
 namespace {
 
-int64_t pooled(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t behind, int64_t dilation,
-               bool ceil_mode) {
-  const double room = static_cast<double>(in + padding + behind - dilation * (kernel - 1) - 1);
+/// Returns the output size of a pooling along one axis.
+int64_t pooled_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t padding_end, int64_t dilation,
+                    bool ceil_mode) {
+  const double room = static_cast<double>(in + padding + padding_end - dilation * (kernel - 1) - 1);
   const double steps = room / static_cast<double>(stride);
   auto out = static_cast<int64_t>(ceil_mode ? std::ceil(steps) : std::floor(steps)) + 1;
   if (ceil_mode && (out - 1) * stride >= in + padding) --out;
@@ -245,8 +249,8 @@ Array max_pool(const Array& x, const MaxPoolOptions<3>& o, bool indices) {
   const Triple stride = o.stride.value_or(o.kernel_size);
   Shape shape = x.shape;
   for (int i = 0; i < 3; ++i)
-    shape[i + 2] = pooled(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i],
-                          o.dilation[i], o.ceil_mode);
+    shape[i + 2] = pooled_size(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i],
+                               o.dilation[i], o.ceil_mode);
   return build(shape, [&](const Dims& index) {
     double best = -std::numeric_limits<double>::infinity();
     int64_t where = -1;
@@ -268,7 +272,7 @@ Array avg_pool(const Array& x, const AvgPoolOptions<3>& o) {
   Shape shape = x.shape;
   for (int i = 0; i < 3; ++i)
     shape[i + 2] =
-        pooled(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i], 1, o.ceil_mode);
+        pooled_size(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i], 1, o.ceil_mode);
   return build(shape, [&](const Dims& index) {
     double total = 0;
     int64_t in_padded = 0, in_input = 0;
@@ -299,17 +303,17 @@ Array interpolate(const Array& x, const InterpolateOptions& o) {
     const auto out = static_cast<double>(size[i]);
     step[i] = o.scale_factor ? 1 / (*o.scale_factor)[i] : in / out;
     if (o.align_corners) step[i] = size[i] > 1 ? (in - 1) / (out - 1) : 0;
-    if (in == out) step[i] = 1;  // also where a scale factor was rounded away
+    if (in == out) step[i] = 1;  // as in PyTorch, even if the scale factor is not 1
   }
   return build({x.size(0), x.size(1), size[0], size[1], size[2]}, [&](const Dims& index) {
     Triple low(0), high(0);
-    double share[3] = {0, 0, 0};  // of the upper neighbour
+    double share[3] = {0, 0, 0};  // weight of the upper neighbor
     for (int i = 0; i < 3; ++i) {
       const auto at = static_cast<double>(index[i + 2]);
       const int64_t last = x.size(i + 2) - 1;
       if (o.mode <= InterpolateMode::nearest_exact) {
-        const double centre = o.mode == InterpolateMode::nearest ? 0 : 0.5;
-        low[i] = high[i] = std::min(static_cast<int64_t>(std::floor((at + centre) * step[i])), last);
+        const double center = o.mode == InterpolateMode::nearest ? 0 : 0.5;
+        low[i] = high[i] = std::min(static_cast<int64_t>(std::floor((at + center) * step[i])), last);
         continue;
       }
       const double position = o.align_corners ? at * step[i] : std::max((at + 0.5) * step[i] - 0.5, 0.0);

@@ -1,4 +1,4 @@
-// Files through zlib, for core/io/nifti.cpp.
+// Reads files through zlib, for core/io/nifti.cpp.
 #pragma once
 
 #include <zlib.h>
@@ -16,21 +16,22 @@ struct GzClose {
 };
 using GzHandle = std::unique_ptr<gzFile_s, GzClose>;
 
-/// zlib's view of an open file; closing it leaves the descriptor open. Null if zlib refuses.
+/// Opens a file by its descriptor, which stays open when the handle is closed. Returns null if zlib fails.
 GzHandle open_gz(int descriptor, const char* mode);
 
-/// The bytes of a file, unpacked if it is gzip. Throws Error where the packed stream is damaged or has no end.
+/// The contents of a file, unpacked if it is a gzip file. Functions throw Error if the gzip stream is damaged or
+/// truncated.
 class UnpackedFile {
  public:
   /// Keeps a reference to `file`.
   explicit UnpackedFile(const InputFile& file);
 
   bool is_packed() const { return gzdirect(handle_.get()) == 0; }
-  /// Reads up to `bytes` bytes; fewer only at the end.
+  /// Reads `bytes` bytes, or fewer at the end of the file. Returns their number.
   size_t read(void* to, size_t bytes);
-  /// Bytes from the start to the end, or to `limit` if there are more. Then stands at the start again.
+  /// Returns the size of the contents, or `limit` if it is larger. Sets the position to the start.
   int64_t count(int64_t limit);
-  /// Goes to `position` bytes from the start. Throws if the file ends before.
+  /// Sets the position, in bytes from the start. Throws Error if the file is shorter.
   void seek(int64_t position);
 
  private:

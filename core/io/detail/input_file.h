@@ -1,5 +1,5 @@
-// Files being read, with the checks and the wording that all readers share. What a file claims about its
-// sizes is compared with what it holds before any memory is taken.
+// InputFile: a file open for reading, with the checks and error messages that all readers share. Readers compare the
+// sizes in a header with the size of the file before they allocate memory.
 #pragma once
 
 #include <cstddef>
@@ -16,27 +16,28 @@ namespace voxgrad {
 /// A regular file open for reading.
 class InputFile {
  public:
-  /// `op` begins the error messages; `max_bytes` is for check_limit(). Throws if `path` is missing, not readable, a
-  /// directory or a device.
+  /// `op` is the prefix of error messages; `max_bytes` is the limit of check_limit(). Throws if `path` does not exist,
+  /// is not readable, or is a directory or a device.
   InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes = INT64_MAX);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  /// Bytes of the whole file.
+  /// Returns the size of the file in bytes.
   int64_t size() const { return size_; }
-  /// Bytes that read() has not returned yet.
+  /// Returns the number of bytes after the current position.
   int64_t remaining() const { return size_ - position_; }
-  /// The next `bytes` bytes. Throws if the file ends before.
+  /// Reads `bytes` bytes and advances the position. Throws if the file is shorter.
   void read(void* to, size_t bytes);
-  /// `bytes` bytes from `position` on, for several threads at once. Throws if the file ends before.
+  /// Reads `bytes` bytes at `position`. Several threads may call read_at() at the same time. Throws if the file is
+  /// shorter.
   void read_at(int64_t position, void* to, size_t bytes) const;
-  /// Goes to `position` bytes from the start.
+  /// Sets the position, in bytes from the start.
   void seek(int64_t position) { position_ = position; }
-  /// Text for a message that refuses the file: "; it is <format>" if its first bytes are those of another well-known
-  /// format, otherwise nothing.
+  /// Returns "; it is <format>" if the file begins like a file of another well-known format, otherwise "". For error
+  /// messages.
   std::string other_format() const;
-  /// The open file, for libraries that read by themselves.
+  /// Returns the file descriptor, for libraries that read from it themselves.
   int descriptor() const { return descriptor_; }
 
   /// Throws Error("<op>: '<path>': <args streamed>").
@@ -44,13 +45,13 @@ class InputFile {
   [[noreturn]] void fail(const Args&... args) const {
     voxgrad::fail(op_, "'", name_, "': ", args...);
   }
-  /// fail() unless `condition` holds.
+  /// Calls fail() unless `condition` holds.
   template <class... Args>
   void check(bool condition, const Args&... args) const {
     if (!condition) [[unlikely]]
       fail(args...);
   }
-  /// Throws if `bytes` bytes for `what` are more than the caller of the reader allowed.
+  /// Throws if `bytes`, the size of `what`, exceeds max_bytes.
   template <class... Args>
   void check_limit(int64_t bytes, const Args&... what) const {
     check(bytes <= max_bytes_, what..., " takes ", bytes, " bytes, more than max_bytes, which is ", max_bytes_);
@@ -65,30 +66,31 @@ class InputFile {
   int64_t position_ = 0;
 };
 
-/// Text from a file as messages show it: in quotes, shortened, with control characters as '?'.
+/// Formats text from a file for error messages: in quotes, abbreviated, with control characters replaced by '?'.
 std::string in_quotes(std::string_view text);
 
-/// Bytes of a dense tensor of elements of `bits` bits as `file` claims it; `what` (it ends with a space) and `dtype`
-/// are for messages. Throws if a count on the way to it overflows, even where another size is 0, and for a part of a
-/// byte.
+/// Returns the bytes of a dense tensor with this shape and `bits` bits per element, according to the header of `file`.
+/// `what`, which must end with a space, and `dtype` are for error messages. Throws if a partial product of the sizes
+/// overflows, even if another size is 0, or if the bits are not whole bytes.
 int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
                       int64_t bits);
 
-/// A new tensor on the CPU filled in storage order with the next bytes of `file`. `strides` are those of
-/// a dense tensor. The caller has compared claimed_bytes() with the file. Throws for a bool other than 0 or 1.
+/// Reads the next bytes of `file` into a new tensor on the CPU, in storage order. `strides` must be those of a dense
+/// tensor, and the caller must have compared claimed_bytes() with the size of the file. Throws for a bool other than 0
+/// or 1.
 Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype);
 
-/// Throws for a byte of the bool tensor `tensor` other than 0 and 1.
+/// Throws if a byte of a bool tensor is neither 0 nor 1.
 void check_bools(const InputFile& file, const std::string& what, const Tensor& tensor);
 
-/// Throws unless the part of `size` elements from `start` on, not an empty one, lies within `shape`.
+/// Throws if the part start .. start + size is empty or does not lie within `shape`.
 void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size);
 
-/// Such a part of an array in row-major order, as runs of elements that lie side by side in both: calls
-/// run(first in the array, first in the part, count).
+/// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
+/// run(first element in the array, first element in the part, count) for each run.
 template <class Run>
 void for_each_run(Shape shape, Dims start, Shape size, Run run) {
-  while (shape.size() > 1 && size.back() == shape.back()) {  // a whole axis joins the one before
+  while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the one before it
     for (Dims* dims : {&start, &size, &shape}) {
       (*dims)[dims->size() - 2] *= shape.back();
       if (dims != &shape) dims->erase(dims->size() - 1);

@@ -1,5 +1,5 @@
-// A reader of JSON that passes on value by value, and a writer of text. There is no document in memory: the destructor
-// of an nlohmann::json allocates, so running out of memory there would terminate the program.
+// Parses JSON value by value and writes JSON text. No document is kept in memory, because the destructor of
+// nlohmann::json allocates memory and would terminate the program if there is none left.
 #pragma once
 
 #include <concepts>
@@ -16,14 +16,14 @@ namespace voxgrad {
 
 struct JsonValue {
   std::string_view type;             ///< for messages: "null", "a boolean", "a number", "a string", "an array", ...
-  std::string text{};                ///< of a string
-  std::optional<int64_t> integer{};  ///< of an integer that fits in 64 bits
+  std::string text{};                ///< the value of a string
+  std::optional<int64_t> integer{};  ///< the value of an integer that fits in 64 bits
 };
-/// The keys that lead to a value; "" for an item of an array.
+/// The keys that lead to a value. The key of an array item is "".
 using JsonPath = std::vector<std::string>;
 
-/// Calls visit(path, value) for each value of `text`, an object or array before its items. Throws Error if `text` is
-/// not JSON or has more than 64 levels; `what` (it ends with a space) begins the message.
+/// Calls visit(path, value) for each value of `text`; objects and arrays come before their items. Throws Error if
+/// `text` is not JSON or has more than 64 levels. `what`, which must end with a space, is the prefix of the message.
 void read_json(const InputFile& file, const char* what, const std::string& text,
                const std::function<void(const JsonPath& path, const JsonValue& value)>& visit);
 

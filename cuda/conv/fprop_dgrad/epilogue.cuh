@@ -24,7 +24,7 @@ struct ResultRows {
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kConsumers * Tile::kTiles * 64; i += Tile::kThreads) {
       const int base = p.base[i / 64], in_tile = i % 64;
       int left = max(base, 0) + in_tile / 8 * p.group_pitch + in_tile % 8;
-      const int w = p.extent[0].take(left), h = p.extent[1].take(left), d = p.extent[2].take(left);
+      const int w = p.extent[0].take_digit(left), h = p.extent[1].take_digit(left), d = p.extent[2].take_digit(left);
       const bool exists = base >= 0 && w < p.tile[3] && h < p.tile[2] && d < p.tile[1] && left < p.tile[0];
       const int64_t offset = left * p.out_stride[0] + d * p.out_stride[1] * p.out_step[0] +
                              h * p.out_stride[2] * p.out_step[1] + w * p.out_stride[3] * p.out_step[2];

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
     }
     int64_t sample = voxel, offset = channel * p.channel_stride;
     for (int a = 0; a < 3; ++a) {
-      offset += sample % p.size[a].value * p.out_stride[3 - a];
-      sample /= p.size[a].value;
+      offset += sample % p.size[a].value() * p.out_stride[3 - a];
+      sample /= p.size[a].value();
     }
     T* const to = static_cast<T*>(p.out) + offset + sample * p.out_stride[0];
     if (p.voxels_first)
@@ -240,7 +240,7 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   const int64_t stride = p.partial_stride;
   r.partial = p.partial;
   r.partial_stride = stride;
-  r.splits = p.split.value;
+  r.splits = p.split.value();
   r.channels = static_cast<int>(out.size[1]);
   r.voxels = stride / r.channels;
   r.bias = p.bias;

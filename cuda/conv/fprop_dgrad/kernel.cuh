@@ -146,8 +146,7 @@ struct Mainloop {
     int boxes = p.chunks * phase.loads, stages = p.chunks * phase.weight_stages;
     if (p.splits > 1) {
       boxes = stages = 0;
-      for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes)
-        stages += divide_up(k.box(p).taps, p.stage_taps);
+      for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes) stages += divide_up(k.box(p).taps, p.stage_taps);
     }
     ++gemm;
     if (p.kept_taps == 0) weights.skip(stages);
@@ -212,7 +211,7 @@ struct Mainloop {
     each(sum, [](float& x, int, int, int) { x = 0; });
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
       const Load& box = k.box(p);
-      if (p.resident && k.chunk == p.resident_chunks) (input = inputs).skip(p.product_chunks.value);  // high, again
+      if (p.resident && k.chunk == p.resident_chunks) (input = inputs).skip(p.product_chunks.value());  // high, again
       input.wait();
       const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
                                           p.group_pitch * Tile::kRowBytes, 0);

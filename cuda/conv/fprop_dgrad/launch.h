@@ -1,4 +1,4 @@
-// Convolutions of channels-last tensors, or channels-last copies, on tensor cores: fprop and dgrad.
+// Launch of fprop and dgrad of channels-last tensors on tensor cores.
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/plan.h"
@@ -10,8 +10,8 @@ namespace voxgrad::cuda {
 namespace implicit_gemm {
 struct Params;
 
-/// Queues the kernel of the tile that the plan names. `n_major`: the weights' output channels are contiguous. kThree:
-/// three products, of floats.
+/// Launches the kernel of a tile. `n_major` states that the output channels of the weights are contiguous. kThree
+/// selects tf32x3.
 template <class Element, bool kThree>
 void launch_kernel(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas, int shared_bytes,
                    cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Which CTA tile, halo and split an implicit GEMM of channels-last inputs takes: a pure function of the problem.
+// Plans of fprop and dgrad as implicit GEMMs of channels-last inputs: CTA tile, halo and split-K.
 #pragma once
 
 #include <bit>
@@ -8,20 +8,24 @@
 
 namespace voxgrad::cuda {
 
-/// A CTA tile: output channels, and m64 tiles of voxels of a warpgroup. Or it slides along depth: `slide` taps along it
-/// are as many blocks of columns of one product, whose sums belong to neighbouring planes of results.
+/// A CTA tile. If `slide` is more than 1, the tile slides along depth: `slide` taps along the depth are blocks of
+/// columns of one product, and the sums of the blocks belong to neighboring planes of the result.
 struct FpropDgradTile {
-  int columns, row_tiles, slide = 1;
+  int columns;    ///< output channels
+  int row_tiles;  ///< m64 tiles of voxels of a warpgroup
+  int slide = 1;
   int product_columns() const { return columns * slide; }
   friend constexpr bool operator==(const FpropDgradTile&, const FpropDgradTile&) = default;
 };
 
-/// A tile, and the rows of shared memory it is compiled for: bytes of 32, 64 and 128, or-ed, for each arithmetic. Left out
-/// is what the planner chose for at most 4 of 1,280 layers of real models' families. Of three products, sums and products
-/// have to fit into registers.
+/// A tile, and the sizes of shared memory rows for which it is compiled in each arithmetic: a bit set of 32, 64 and 128
+/// bytes. Combinations that the planner chose for at most 4 of 1,280 layers of real model families are left out. In
+/// tf32x3 the sums and the products must fit into registers.
 struct CompiledFpropDgradTile {
   FpropDgradTile tile;
-  int halves, tf32, tf32x3;
+  int halves;
+  int tf32;
+  int tf32x3;
   constexpr bool has(int row_bytes, int item, bool three) const {
     return ((three ? tf32x3 : item == 2 ? halves : tf32) & row_bytes) != 0;
   }
@@ -43,45 +47,60 @@ inline constexpr CompiledFpropDgradTile kFpropDgradTiles[] = {
     {{32, 4, 3}, 32 | 64, 32 | 64 | 128, 0},
     {{48, 2, 3}, 32, 0, 0},
 };
-/// Whether its columns are rows of swizzled boxes, too (halves, whose weights may be N-major).
+/// Returns whether a tile supports N-major weights (halves only), whose columns are rows of swizzled boxes.
 constexpr bool may_be_n_major(int columns) { return std::has_single_bit(static_cast<unsigned>(columns)); }
-/// Taps whose weights are one stage, at most.
+/// Returns the maximum number of taps whose weights share a stage.
 constexpr int most_stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
 
+/// The plan of a convolution. See params.h for the members that are also kernel parameters.
 struct FpropDgradPlan {
   AxisPhases axis[3];
   FpropDgradTile cta{};
-  int row_bytes = 0, chunk_channels = 0, chunks = 0;  // of a voxel in shared memory; of K, and how many there are
-  int products = 1;                                   // or 3, each of which has its chunks
-  bool halo[3] = {};                  // axes whose taps read one box; of the others each tap has its own
-  int tile[4] = {}, box[4] = {};      // (sample, depth, height, width): of results; of a TMA box
-  int group_pitch = 0, base[8] = {};  // Params of params.h
+  int row_bytes = 0;       ///< bytes of a voxel in shared memory: the channels of one chunk
+  int chunk_channels = 0;  ///< channels of a chunk of K
+  int chunks = 0;          ///< chunks of all products
+  int products = 1;        ///< 1, or 3 for tf32x3
+  bool halo[3] = {};       ///< axes whose taps share one box; on other axes each tap has its own box
+  int tile[4] = {};        ///< results of a CTA tile: sample, depth, height, width
+  int box[4] = {};         ///< voxels of a TMA box
+  int group_pitch = 0;
+  int base[8] = {};
   int phases = 1;
-  bool resident = false, merged = false, cooperative = false;
-  bool kept = false;  // weights, all of which have a stage
-  int run = 0;        // sliding: planes of results that a warpgroup comes by
-  int splits = 1, input_stages = 0, weight_stages = 0, stage_taps = 1;
-  int64_t units = 0;
-  double cycles = 0;  // by the model that chose
+  bool resident = false;
+  bool merged = false;
+  bool cooperative = false;
+  bool kept = false;  ///< all weights stay in shared memory
+  int run = 0;        ///< sliding: planes of results of a warpgroup in a work unit
+  int splits = 1;
+  int input_stages = 0;
+  int weight_stages = 0;
+  int stage_taps = 1;
+  int64_t units = 0;  ///< work units
+  double cycles = 0;  ///< cost according to the planner's model
 
+  /// Returns the m64 tiles of a CTA tile.
   int m_tiles() const { return cta.row_tiles * (cooperative ? 2 : 1); }
-  /// Boxes that stay for all phases: of three products, two read the same.
+  /// Returns the chunks whose boxes stay in shared memory for all phases. Two of three products read the same boxes.
   int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
-  int weight_bytes() const { return stage_taps * cta.product_columns() * row_bytes; }  // of a stage
+  /// Returns the bytes of a stage of weights.
+  int weight_bytes() const { return stage_taps * cta.product_columns() * row_bytes; }
   int all_weight_bytes() const {
     const int taps = axis[0].kernel * axis[1].kernel * axis[2].kernel;
     return kept ? chunks * taps * cta.columns * row_bytes : weight_stages * weight_bytes();
   }
-  int unit_depth() const { return cta.slide > 1 ? 2 * run : tile[1]; }  // results of a work unit
+  /// Returns the planes of results of a work unit.
+  int unit_depth() const { return cta.slide > 1 ? 2 * run : tile[1]; }
+  /// Returns the bytes of a stage of inputs.
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
 
-/// Nothing if the problem is not its own (f64, few channels, a copy that does not pay, too many taps or residues).
+/// Returns nothing for problems that this family does not support or compute fast: f64, few channels, a copy that does
+/// not pay, too many taps or residues.
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
-/// Of a channels-last copy of the inputs of all samples, if they need one (two for three products).
+/// Returns the bytes of the channels-last copy of all inputs, if they need a copy (two copies for tf32x3).
 int64_t copied_bytes(const ConvProblem& problem);
-/// Partial sums of split-K.
+/// Returns the bytes of the partial sums of split-K.
 int64_t workspace_bytes(const ConvProblem& problem, const FpropDgradPlan& plan);
 
 }  // namespace voxgrad::cuda

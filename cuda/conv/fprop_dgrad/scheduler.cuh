@@ -12,10 +12,10 @@ struct WorkUnit {
   int plane = 0, planes = 1;  // sliding: of inputs, of so many
 
   __device__ WorkUnit(const Params& p, int number) {
-    column = p.columns.take(number);
-    split = p.split.take(number);
-    phase = p.phase.take(number);
-    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take(number) * p.unit[a];
+    column = p.columns.take_digit(number);
+    split = p.split.take_digit(number);
+    phase = p.phase.take_digit(number);
+    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
     group = number;
   }
   /// Another phase may have more results.
@@ -91,7 +91,7 @@ struct ChunkOperands {
   static __device__ ChunkOperands of(const Params& p, int chunk) {
     if constexpr (!kThree) return {chunk};
     int product = chunk;
-    chunk = p.product_chunks.take(product);
+    chunk = p.product_chunks.take_digit(product);
     return {chunk, product == 0, product == 1};
   }
 };

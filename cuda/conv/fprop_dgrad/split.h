@@ -1,4 +1,4 @@
-// float32 tensors as operands of three products: x = high + low, both TF32.
+// float32 tensors as operands of tf32x3: x = high + low, both TF32.
 #pragma once
 
 #include <array>
@@ -9,13 +9,13 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// Lays a (., ., D, H, W) view out densely, its axes from the innermost, of which there shall be room for multiples of
-/// 16 bytes: sets the strides, and says how many elements that makes.
+/// Sets the strides of a view so that it is dense in the order `axes`, innermost first, with the innermost axis padded
+/// to a multiple of 16 bytes. Returns the number of elements, including the padding.
 int64_t lay_out(View& view, const std::array<int, 5>& axes);
 
-/// A copy of a float32 view of any layout, laid out so: the outermost axis is twice as long, of high parts and then of
-/// low ones. Of what is not finite the high part is 0: in products with high and low parts, infinities would be of both
-/// signs.
+/// Returns a copy of a float32 view in the layout of lay_out(). The outermost axis is twice as long: first the high
+/// parts, then the low parts. The high part of a value that is not finite is 0, because products with high and low
+/// parts would otherwise add infinities of both signs.
 View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<Workspace>& memory,
                 const Launch& launch);
 

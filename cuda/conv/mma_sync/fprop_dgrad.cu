@@ -32,8 +32,8 @@ void list_taps(MmaSyncParams& p) {
         if (a == 2) residue = row % fold;  // the other axes are not folded
         offset[a] = row / fold;
       }
-      const int run = p.extent[2].value / p.axis[2].fold;  // of a residue
-      p.tap_offset[count++] = ((offset[0] * p.extent[1].value + offset[1]) * p.line + residue * run + offset[2]) * 4;
+      const int run = p.extent[2].value() / p.axis[2].fold;  // of a residue
+      p.tap_offset[count++] = ((offset[0] * p.extent[1].value() + offset[1]) * p.line + residue * run + offset[2]) * 4;
     }
   }
   p.class_begin[p.classes] = count;

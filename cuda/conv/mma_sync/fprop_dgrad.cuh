@@ -65,7 +65,7 @@ __device__ void locate_halo(const MmaSyncParams& p, const TileCoord& place, int 
     int index = v, offset = 0;
     bool inside = v < p.halo_voxels;
     for (int a = 2; a >= 0; --a) {
-      const int step = p.extent[a].take(index) * p.axis[a].in_step;
+      const int step = p.extent[a].take_digit(index) * p.axis[a].in_step;
       inside &= static_cast<unsigned>(first[a] + step) < static_cast<unsigned>(p.axis[a].in_size);
       offset += step * static_cast<int>(p.in_stride[a + 2]);
     }
@@ -120,8 +120,9 @@ __device__ void place_words(const MmaSyncParams& p, int* targets, int thread) {
   const int fold = p.axis[2].fold;
   for (int v = thread; v < p.rounds * kThreads; v += kThreads) {
     int lines = v;
-    const int w = p.extent[2].take(lines);  // residues apart, so that neighbouring results read neighbouring words
-    const int target = lines * p.line + w % fold * (p.extent[2].value / fold) + w / fold;
+    // Residues lie apart, so that neighboring results read neighboring words.
+    const int w = p.extent[2].take_digit(lines);
+    const int target = lines * p.line + w % fold * (p.extent[2].value() / fold) + w / fold;
     targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) * static_cast<int>(sizeof(uint32_t));  // read by nobody
   }
 }
@@ -167,7 +168,7 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
 #pragma unroll
     for (int a = 2; a >= 0; --a) {
       const AxisPhase& at = p.axis[a].phase[phase[a]];
-      const int q = place.q[a] + (a > 0 ? p.tile[a].take(m) : m);
+      const int q = place.q[a] + (a > 0 ? p.tile[a].take_digit(m) : m);
       valid &= q < at.count;
       offset += (at.first + int64_t{q} * p.axis[a].out_step) * p.out_stride[a + 2];
     }
@@ -298,8 +299,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   for (int i = 0; i < 2 * kM16; ++i) {
     int m = row_of_tile<Tile>(i);
     const bool inside = m < p.tile_voxels;
-    const int w = p.tile[2].take(m), h = p.tile[1].take(m);
-    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value + h) * p.line + w : 0));
+    const int w = p.tile[2].take_digit(m), h = p.tile[1].take_digit(m);
+    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value() + h) * p.line + w : 0));
   }
   const uint32_t* const columns = b_ring + lane * 2 * kParts;
 

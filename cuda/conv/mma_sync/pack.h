@@ -1,4 +1,4 @@
-// Packing of weights for fprop and dgrad on mma.sync.
+// Packing of weights for fprop and dgrad with mma.sync.
 #pragma once
 
 #include "cuda/conv/axis_phases.h"
@@ -7,15 +7,24 @@
 
 namespace voxgrad::cuda {
 
+/// The weights to pack, and the tiles to pack them for.
 struct PackWeights {
   const void* weight;
-  int64_t group_stride, in_stride, out_stride, tap_stride[3];
-  int groups, in_channels, out_channels;      // channels of a group
-  int columns, column_tiles, k_blocks, taps;  // columns: output channels of a tile; taps: of all classes
+  int64_t group_stride;  ///< elements
+  int64_t in_stride;
+  int64_t out_stride;
+  int64_t tap_stride[3];
+  int groups;
+  int in_channels;   ///< of a group
+  int out_channels;  ///< of a group
+  int columns;       ///< output channels of a tile
+  int column_tiles;
+  int k_blocks;
+  int taps;  ///< of all classes
   AxisPhases axis[3];
 };
 
-/// packed: workspace_bytes() of the plan.
+/// Packs the weights in the order in which the kernel reads them. `packed` has workspace_bytes() of the plan.
 void pack_weights(const PackWeights& p, ConvArithmetic arithmetic, void* packed, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

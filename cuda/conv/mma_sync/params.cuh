@@ -47,10 +47,10 @@ struct TileCoord {
 __device__ inline TileCoord tile_coord(const MmaSyncParams& p, unsigned number) {
   TileCoord place;
   int left = static_cast<int>(number);
-  place.column_tile = p.digit[0].take(left);
-  place.phase = p.digit[1].take(left);
-  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take(left) * p.tile[a].value;
-  place.group = p.digit[5].take(left);
+  place.column_tile = p.digit[0].take_digit(left);
+  place.phase = p.digit[1].take_digit(left);
+  for (int a = 2; a >= 0; --a) place.q[a] = p.digit[4 - a].take_digit(left) * p.tile[a].value();
+  place.group = p.digit[5].take_digit(left);
   place.sample = left;
   return place;
 }

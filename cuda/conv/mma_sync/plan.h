@@ -1,4 +1,4 @@
-// Which tile a CTA takes by mma.sync (fprop_dgrad.cuh, wgrad.cuh): a pure function of the problem.
+// Plans of the kernels that use mma.sync (fprop_dgrad.cuh, wgrad.cuh).
 #pragma once
 
 #include <optional>
@@ -9,51 +9,68 @@
 
 namespace voxgrad::cuda {
 
-/// The widths of tiles for which the kernels are compiled, ascending: columns; of wgrad, rows.
+/// Returns the compiled widths of tiles, ascending: columns for fprop and dgrad, rows for wgrad.
 std::span<const int> mma_sync_widths(ConvArithmetic arithmetic);
 std::span<const int> mma_sync_wgrad_widths();
-/// The width that is asked for, if it is one of `widths`.
+/// Returns the width of ConvChoice if it is one of `widths`.
 std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> widths);
 
-/// A class is a phase of the results on each axis (dgrad, where a CTA tile has one class), or a residue of the inputs
-/// (fprop, where it has them all).
+/// The plan of fprop or dgrad. A class is a combination of phases of the axes. In dgrad it is a phase of the results,
+/// and a CTA tile has one class; in fprop it is a residue of the inputs, and a CTA tile has all classes.
 struct MmaSyncPlan {
   AxisPhases axis[3];
-  int tile[3], extent[3], tiles[3];  // results of a CTA tile; voxels of its halo; tiles along each axis
-  int halo_voxels, classes;
-  int line, pitch;  // words from a staged line to the next, and from a word of channels
-  int columns, column_tiles, k_blocks;
-  bool merged;       // a CTA takes all phases and columns of its tile, whose channels it stages once
-  int input_stages;  // of shared memory
-  double cycles;     // of all multiprocessors, by the model that chose the tile
+  int tile[3];    ///< results of a CTA tile
+  int extent[3];  ///< voxels of the halo of a CTA tile
+  int tiles[3];   ///< tiles along each axis
+  int halo_voxels;
+  int classes;
+  int line;   ///< words from one line of the halo in shared memory to the next
+  int pitch;  ///< words from one word of channels to the next
+  int columns;
+  int column_tiles;
+  int k_blocks;
+  bool merged;       ///< a CTA computes all phases and columns of its tile and loads the channels once
+  int input_stages;  ///< stages of inputs in shared memory
+  double cycles;     ///< cost on all SMs according to the planner's model
 };
 
-/// Nothing if the plain kernel has to take it.
+/// Returns nothing if the family does not support the problem.
 std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& problem);
-/// Of the packed weights.
+/// Returns the bytes of the packed weights.
 int64_t workspace_bytes(const ConvProblem& problem, const MmaSyncPlan& plan);
 
-/// A class is a part of each axis.
+/// The plan of wgrad. A class is a combination of phases of the axes.
 struct MmaSyncWgradPlan {
   struct Class {
-    int taps, padded_taps;  // with those that fill up tiles
-    int tile_columns;       // columns of 8 of a tile
+    int taps;
+    int padded_taps;   ///< taps, rounded up to whole tiles
+    int tile_columns;  ///< blocks of 8 columns of a tile
     int tiles;
   };
   AxisPhases axis[3];
-  int k_tile[3], extent[3], tiles[3];  // voxels that are staged at a time; extent: of the halo, in words
-  int run, halo_words, pitch;
-  int rows, row_tiles, blocks8;  // blocks of 8 channels of x
+  int k_tile[3];  ///< voxels of y that are loaded together
+  int extent[3];  ///< halo of x, in words
+  int tiles[3];   ///< k-tiles along each axis
+  int run;
+  int halo_words;
+  int pitch;
+  int rows;
+  int row_tiles;
+  int blocks8;  ///< blocks of 8 channels of x
   std::vector<Class> classes;
-  int column_tiles, columns;       // of all classes; columns of 8
-  int64_t k_tiles, range, ranges;  // range: k-tiles of a CTA
-  int shared_bytes, stages;        // of a stage; 2: the next k-tile is copied in the background
-  double cycles;
+  int column_tiles;  ///< of all classes
+  int columns;       ///< blocks of 8 columns
+  int64_t k_tiles;
+  int64_t range;  ///< k-tiles of a CTA
+  int64_t ranges;
+  int shared_bytes;  ///< bytes of a stage
+  int stages;        ///< 2: the next k-tile is copied in the background
+  double cycles;     ///< cost according to the planner's model
 };
 
-/// Nothing if the plain kernel has to take it.
+/// Returns nothing if the family does not support the problem.
 std::optional<MmaSyncWgradPlan> plan_mma_sync_wgrad(const ConvProblem& problem);
-/// Of the partial sums.
+/// Returns the bytes of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const MmaSyncWgradPlan& plan);
 
 }  // namespace voxgrad::cuda

@@ -115,7 +115,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgr
   const int elements = w.dtype == DType::f32 ? 1 : 2;
   for (int k_block = 0; k_block < kKTileWords / 8; ++k_block) {
     int word = k_block * 8 * elements;
-    const int x_word = p.k_tile[2].take(word) / elements, row = p.k_tile[1].take(word);
+    const int x_word = p.k_tile[2].take_digit(word) / elements, row = p.k_tile[1].take_digit(word);
     p.k_block_offset[k_block] =
         word < plan.k_tile[0] ? ((word * plan.extent[1] + row) * plan.extent[2] + x_word) * 4 : 0;
   }

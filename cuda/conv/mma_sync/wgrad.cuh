@@ -136,17 +136,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
     int64_t sample = k_tile;
     int q[3];
     for (int a = 2; a >= 0; --a) {
-      q[a] = static_cast<int>(sample % p.tiles[a]) * p.k_tile[a].value;
+      q[a] = static_cast<int>(sample % p.tiles[a]) * p.k_tile[a].value();
       sample /= p.tiles[a];
     }
     int64_t offset[kElements];
     {
       int word = thread * kElements;
-      const int w = q[2] + p.k_tile[2].take(word), h = q[1] + p.k_tile[1].take(word), d = q[0] + word;
+      const int w = q[2] + p.k_tile[2].take_digit(word), h = q[1] + p.k_tile[1].take_digit(word), d = q[0] + word;
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
         const bool inside =
-            word < p.k_tile[0].value && d < p.axis[0].count && h < p.axis[1].count && w + e < p.axis[2].count;
+            word < p.k_tile[0].value() && d < p.axis[0].count && h < p.axis[1].count && w + e < p.axis[2].count;
         offset[e] = inside ? d * p.y_stride[2] + h * p.y_stride[3] + (w + e) * p.y_stride[4] : kNowhere;
       }
       stage(stage_at + thread * 4, kKTilePitch, y + sample * p.y_stride[0], p.y_stride[1], Tile::kRows, y_channels,
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
     }
     for (int v = thread; v < p.halo_words; v += kThreads) {
       int word = v;
-      int w = p.extent[2].take(word);
-      const int h = p.extent[1].take(word), d = word;
+      int w = p.extent[2].take_digit(word);
+      const int h = p.extent[1].take_digit(word), d = word;
       const int fold = p.axis[2].fold;
       const int row = w / p.run;  // (residue, shift)
       w = (w - row * p.run) * kElements + row % kElements;

@@ -1,5 +1,5 @@
-// Plans of the 1x1x1 convolutions between many channels and few (pointwise.cu), as at the end of a segmentation
-// network: bound by memory, on CUDA cores.
+// Plans of 1x1x1 convolutions between a tensor with many channels (wide) and one with few (narrow), such as the last
+// layer of a segmentation network (pointwise.cu). They run on CUDA cores and are bound by memory.
 #pragma once
 
 #include <optional>
@@ -8,30 +8,40 @@
 
 namespace voxgrad::cuda {
 
-/// Of the narrow tensor: with more, halves are quicker on tensor cores.
+/// Returns the maximum number of channels of the narrow tensor. With more channels of halves, tensor cores are faster.
 constexpr int most_narrow_channels(int64_t item_bytes) { return item_bytes == 4 ? 16 : 8; }
-/// Floats in shared memory: weights, a bias, and what keeps vectors in different banks.
+/// Upper bound of the floats in shared memory: weights, a bias, and padding that avoids bank conflicts.
 inline constexpr int kMaxPointwiseWeights = 7168;
 constexpr int pointwise_weight_rows(int narrow) { return (narrow + 1) | 1; }
-/// Voxels of a warp at a time; warps of a block. Lanes of a voxel, of the wide tensor.
-inline constexpr int kPointwiseVoxels = 32, kPointwiseWarps = 8, kPointwiseLanes = 4;
+/// Voxels that a warp handles at a time.
+inline constexpr int kPointwiseVoxels = 32;
+/// Warps of a CTA of fprop and dgrad.
+inline constexpr int kPointwiseWarps = 8;
+/// Lanes that share a voxel of the wide tensor.
+inline constexpr int kPointwiseLanes = 4;
+/// Warps of a CTA of wgrad.
 inline constexpr int kPointwiseWgradWarps = 16;
+/// Returns the voxels that a warp of wgrad handles at a time.
 constexpr int pointwise_wgrad_voxels(int narrow) { return narrow <= 4 ? 64 : 32; }
 
-/// Blocks of a multiprocessor: fprop and dgrad hold 4 sums a thread for each narrow channel, or channel of a vector.
+/// Returns the CTAs per SM. Each thread of fprop and dgrad holds 4 sums for each narrow channel, or channel of a
+/// vector.
 constexpr int pointwise_blocks(int narrow) { return narrow <= 4 ? 3 : 2; }
+
+/// The plan of a convolution.
 struct PointwisePlan {
-  bool wide_in;  // the tensor of more channels is `in`
-  int narrow, wide;
-  int64_t voxels;      // of all samples
-  int64_t blocks = 1;  // wgrad: ranges of voxels, whose sums are added up by another kernel
-  int groups = 1;      // wgrad: warps that share the wide channels of a voxel, and rows of the grid that do
-  int grid_rows = 1;
+  bool wide_in;  ///< `in` is the wide tensor
+  int narrow;    ///< channels
+  int wide;
+  int64_t voxels;      ///< of all samples
+  int64_t blocks = 1;  ///< wgrad: ranges of voxels, whose sums another kernel adds
+  int groups = 1;      ///< wgrad: warps that share the wide channels of a voxel
+  int grid_rows = 1;   ///< wgrad: rows of the grid that share the wide channels
 };
-/// Nothing unless both tensors are dense in channels-last order, one has few channels, and the other's are vectors of
-/// 16 bytes.
+/// Returns nothing unless both tensors are dense and channels-last, one is narrow, and the channels of the other are
+/// vectors of 16 bytes.
 std::optional<PointwisePlan> plan_pointwise(const ConvProblem& problem);
-/// Of the partial sums.
+/// Returns the bytes of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const PointwisePlan& plan);
 
 }  // namespace voxgrad::cuda

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
     const T* in = static_cast<const T*>(p.in) + first * p.wide;
     float sum[kDepth][kNarrow] = {};
     for (int c = at.part * kWidth; c < p.pitch; c += kLanes * kWidth) {
-      Loading<T, kWidth> loaded[kDepth];
+      PackedVector<T, kWidth> loaded[kDepth];
 #pragma unroll
       for (int v = 0; v < kDepth; ++v) {
         const int row = v * kRows + at.row;
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
        first += step) {
     const int count = static_cast<int>(min(p.voxels - first, int64_t{kTile}));
     const T* wide = static_cast<const T*>(p.wide) + first * p.channels + c;
-    Loading<T, kWidth> loaded[kTile / kRows];
+    PackedVector<T, kWidth> loaded[kTile / kRows];
 #pragma unroll
     for (int v = 0; v < kTile / kRows; ++v) {
       const int row = v * kRows + at.row;

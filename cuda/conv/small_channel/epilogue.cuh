@@ -50,7 +50,7 @@ struct SmallChannelTile {
   static constexpr int kSlab = 64 * kN8 * Arithmetic::kParts;  // words of B of a pair
 
   __host__ __device__ static int weight_words(const SmallChannelParams& p) {
-    return p.kernel_depth * p.pairs.value * kSlab;
+    return p.kernel_depth * p.pairs.value() * kSlab;
   }
   __host__ __device__ static int result_elements(const SmallChannelParams& p) {
     return p.out_channels * p.result_pitch;
@@ -86,21 +86,21 @@ __device__ void fill_weights(const SmallChannelParams& p, int group, uint32_t sh
   static_assert(Tile::kThreads % (64 * Tile::kN8) == 0);
   const int thread = static_cast<int>(threadIdx.x), u = thread % 2, lane = thread / 2 % 32;
   int column = thread / 64 % Tile::kN8 * 8 + lane / 4;
-  const AxisPhase part = p.axis[2].phase[p.part_of[p.phases.take(column)]];
+  const AxisPhase part = p.axis[2].phase[p.part_of[p.phases.take_digit(column)]];
   const Element* const weight = static_cast<const Element*>(p.weight) + group * p.weight_group + column * p.weight_out;
   const bool is_real = column < p.out_channels;
-  const int slabs = p.kernel_depth * p.pairs.value;
+  const int slabs = p.kernel_depth * p.pairs.value();
   for (int first = thread / (64 * Tile::kN8); first < slabs; first += kBatch * kSlabs) {
     float x[kBatch][1];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       int depth = min(first + i * kSlabs, slabs - 1);
-      const SmallChannelUnit& unit = p.unit[p.pairs.take(depth) * 2 + u];
+      const SmallChannelUnit& unit = p.unit[p.pairs.take_digit(depth) * 2 + u];
       const int channel = unit.channel + lane % 4,
                 taps = part.step < 0 ? part.start - unit.along : unit.along - part.start;
       const int tap = p.tap_distance.divide(max(taps, 0));
       const bool exists = unit.channel >= 0 && channel < p.in.channels && is_real && taps >= 0 && tap < part.taps &&
-                          tap * p.tap_distance.value == taps;
+                          tap * p.tap_distance.value() == taps;
       x[i][0] = exists
                     ? to_float(weight[depth * p.weight_tap[0] + unit.height * p.weight_tap[1] +
                                       (part.tap_first + tap * part.tap_step) * p.weight_tap[2] + channel * p.weight_in])

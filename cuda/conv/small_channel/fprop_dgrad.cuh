@@ -54,7 +54,7 @@ struct SmallChannelLane {
   __device__ SmallChannelLane(const SmallChannelParams& p, const SlidingTileCoord& place, uint32_t shared_weights,
                               uint32_t ring) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4;
-    const int phases = p.phases.value;
+    const int phases = p.phases.value();
     t = lane % 4;
     // Of two phases, neighbours in memory, half of the lanes store the second one first: none is in the other's bank.
     swap = phases % 2 == 0 && t % 2 == 1 ? 1 : 0;
@@ -65,7 +65,7 @@ struct SmallChannelLane {
       int h = (i / 2 * Tile::kWarps + warp) * 16 + i % 2 * 8 + g;
       const bool in_tile = h < p.tile_voxels;
       if (!in_tile) h = 0;
-      const int w = p.tile_width.take(h);
+      const int w = p.tile_width.take_digit(h);
       rows[i] = ring + (t * p.in.halo.pitch + h * p.in.halo.step[1] * p.in.halo.line + w) * 4;
       at[i] = (h * p.axis[1].out_step * p.width + w * phases) * kSize;
       height[i] = place.q[1] + h;
@@ -172,7 +172,7 @@ __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoo
           int stage = first + part.start + tap * part.step - halo.low[0];
           if (stage >= halo.stages) stage -= halo.stages;
           lane.multiply(p, sums, begin, end, warp_uniform(stage * halo.plane() * 4),
-                        warp_uniform((part.tap_first + tap * part.tap_step) * p.pairs.value * (Tile::kSlab * 4)));
+                        warp_uniform((part.tap_first + tap * part.tap_step) * p.pairs.value() * (Tile::kSlab * 4)));
         }
         if (phase == 0 && slices.state.round > 0)
           wait_barrier(of_results.free(slices.state.stage), slices.state.round - 1);

@@ -57,7 +57,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChann
   p.units = plan.units;
   p.splits = plan.splits;
   p.line_octs = Divisor(plan.y.line / 8);
-  p.octs = plan.tile[1] * p.line_octs.value;
+  p.octs = plan.tile[1] * p.line_octs.value();
   list_units(p, plan, problem);
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   p.partial = partial.as<float>();

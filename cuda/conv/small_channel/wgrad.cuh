@@ -69,7 +69,7 @@ __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTi
       at[u] = my_x + load_shared(table + (first * p.units + min(first_unit + u, p.units - 1)) * 4);
     for (int oct = first_oct; oct < p.octs; oct += oct_step) {
       int line = oct;
-      const int along = p.line_octs.take(line);
+      const int along = p.line_octs.take_digit(line);
       const uint32_t x_at = warp_uniform((line * x.step[1] * x.line + along * 8) * 4);
       const uint32_t y_at = warp_uniform(y_plane + (line * y.line + along * 8) * 4) + my_y;
       uint32_t b[kN8][2];

@@ -39,10 +39,10 @@ struct WorkUnit {
   int set, column, channel_tile, group, split, first_tile, last_tile;
 
   __device__ WorkUnit(const Params& p, int number) {
-    set = p.sets.take(number);
-    column = p.columns.take(number);
-    channel_tile = p.channel_tiles.take(number);
-    group = p.groups.take(number);
+    set = p.sets.take_digit(number);
+    column = p.columns.take_digit(number);
+    channel_tile = p.channel_tiles.take_digit(number);
+    group = p.groups.take_digit(number);
     split = number;
     first_tile = split * p.tiles_of_split;
     last_tile = min(first_tile + p.tiles_of_split, p.all_tiles);
@@ -59,8 +59,8 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
     const uint32_t bytes = set.boxes * p.box_rows * (2 * Tile::kChunk) + p.y_rows * (2 * Tile::kN);
     for (int tile = unit.first_tile; tile < unit.last_tile; ++tile) {
       int left = tile, at[3];
-      for (int a = 2; a >= 0; --a) at[a] = p.tiles[2 - a].take(left) * p.tile[a + 1];
-      const int sample = p.tiles[3].take(left) * p.tile[0];
+      for (int a = 2; a >= 0; --a) at[a] = p.tiles[2 - a].take_digit(left) * p.tile[a + 1];
+      const int sample = p.tiles[3].take_digit(left) * p.tile[0];
       const int x_sample = sample + p.parts[left].x * p.samples, y_sample = sample + p.parts[left].y * p.samples;
       pipeline.acquire();
       pipeline.commit(bytes);

@@ -27,7 +27,7 @@ struct Voxels {
 
   __device__ int64_t offset(int voxel) const {
     if (dense) return voxel * stride[3];
-    const int w = size[0].take(voxel), h = size[1].take(voxel), d = size[2].take(voxel);
+    const int w = size[0].take_digit(voxel), h = size[1].take_digit(voxel), d = size[2].take_digit(voxel);
     return voxel * stride[0] + d * stride[1] + h * stride[2] + w * stride[3];
   }
 };
@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_consta
                                                              Divisor of_block, Divisor tiles, uint32_t* maxima) {
   __shared__ uint32_t largest[kBlock * width];
   int block = static_cast<int>(blockIdx.x), row = static_cast<int>(threadIdx.x);
-  const int first = tiles.take(block) * of_block.value * width, column = of_block.take(row) * width;
-  const int rows = kBlock / of_block.value, step = static_cast<int>(gridDim.x) / tiles.value * rows;
+  const int first = tiles.take_digit(block) * of_block.value() * width, column = of_block.take_digit(row) * width;
+  const int rows = kBlock / of_block.value(), step = static_cast<int>(gridDim.x) / tiles.value() * rows;
   for (int i = static_cast<int>(threadIdx.x); i < kBlock * width; i += kBlock) largest[i] = 0;
   __syncthreads();
   uint32_t most[width] = {};
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_consta
     for (int j = 0; j < width; ++j) atomicMax(&largest[column + j], most[j]);
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < of_block.value * width && first + i < p.channels; i += kBlock)
+  for (int i = static_cast<int>(threadIdx.x); i < of_block.value() * width && first + i < p.channels; i += kBlock)
     atomicMax(&maxima[first + i], largest[i]);
 }
 
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kBlock)
       lows.v[j] = halves.low;
     }
     const int group = of_group.divide(channel);
-    const int64_t to = voxel * voxel_pitch + group * pitch + channel - group * of_group.value;
+    const int64_t to = voxel * voxel_pitch + group * pitch + channel - group * of_group.value();
     store_vector(high + to, highs);
     if (low) store_vector(low + to, lows);
   }
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kSliceBlock)
       most[j] = max(most[j], cluster.map_shared_rank(largest, block)[column + j]);
   cluster.sync();  // none ends while others read
   const int group = p.of_group.divide(channel);
-  const int to = group * p.group_pitch + channel - group * p.of_group.value;
+  const int to = group * p.group_pitch + channel - group * p.of_group.value();
   if (voxel == 0)
     for (int j = 0; j < kVector && count > 0; ++j) p.maxima[channel + j] = most[j];
 #pragma unroll 4
@@ -215,11 +215,11 @@ void Operand::find_maxima() const {
   const bool vectors = view.stride[1] == 1 && view.size[1] % 4 == 0 && is_tma_tensor(view);
   const int width = vectors ? 4 : 1, columns = voxels.channels / width;
   const Divisor of_block(view.stride[1] == 1 ? std::min(columns, kBlock) : 1),
-      tiles(divide_up(columns, of_block.value));
-  const int64_t blocks = divide_up(voxels.count, int64_t{16} * (kBlock / of_block.value));
-  const int64_t most = std::max<int64_t>(8 * kMultiprocessors / tiles.value, 1);
+      tiles(divide_up(columns, of_block.value()));
+  const int64_t blocks = divide_up(voxels.count, int64_t{16} * (kBlock / of_block.value()));
+  const int64_t most = std::max<int64_t>(8 * kMultiprocessors / tiles.value(), 1);
   const auto kernel = vectors ? find_maxima_kernel<4> : find_maxima_kernel<1>;
-  kernel<<<static_cast<unsigned>(std::min(blocks, most) * tiles.value), kBlock, 0, launch_.stream>>>(
+  kernel<<<static_cast<unsigned>(std::min(blocks, most) * tiles.value()), kBlock, 0, launch_.stream>>>(
       voxels, view.stride[1], of_block, tiles, maxima_);
   check_launch(kOp);
 }

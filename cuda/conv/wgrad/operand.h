@@ -1,4 +1,4 @@
-// Operands of the channels-last weight gradient (kernel.cuh): tensors of halves that TMA reads, or copies of others.
+// Operands of the channels-last weight gradient (kernel.cuh): tensors of halves that TMA can read, or copies.
 #pragma once
 
 #include <optional>
@@ -8,28 +8,30 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-/// x or y, of some samples at a time. Of halves: itself, or a copy with its channels innermost. Of float32: a copy in
-/// f16, each channel times the power of two that brings its largest value below 2^15; with two parts, what that loses
-/// stands behind it, as samples of its own.
+/// x or y, a number of samples at a time. For halves, the tensor itself or a channels-last copy. For float32, a copy in
+/// f16, in which each channel is multiplied by the power of two that brings its largest value below 2^15. With two
+/// parts, the rounding errors of that copy follow as additional samples.
 ///
-/// An f16 has the 11 bits of a TF32, and each sum runs over a whole channel: a value lies 2^-40 or less of its
-/// channel's largest beside the truth, as much as is lost of that value when it is added.
+/// An f16 has the 11 significant bits of a TF32, and each sum runs over a whole channel. The error of a value is at
+/// most 2^-40 of the largest value of its channel, which is as much as adding the value would lose anyway.
 class Operand {
  public:
   Operand(const View& view, int64_t groups, int parts, const Launch& launch);
-  /// Memory for so many samples at a time.
+  /// Allocates memory for `samples` samples at a time.
   void allocate(int64_t samples);
-  /// Those samples, behind each other by parts. Of its channels, those of a group begin at multiples of
-  /// channel_pitch(). Overwrites the ones before.
+  /// Returns samples [first, first + count), one part after the other. The channels of a group begin at multiples of
+  /// channel_pitch(). Overwrites the samples of the previous call.
   View samples(int64_t first, int64_t count);
   int channel_pitch() const { return channel_pitch_; }
-  /// Bits of each channel's largest finite magnitude; null of halves.
+  /// Returns the bits of the largest finite magnitude of each channel; null for halves.
   const uint32_t* maxima() const { return maxima_; }
 
  private:
   friend class Scales;
+  /// Returns whether the tensor needs no copy.
   bool as_it_lies() const;
-  /// Whether its channels are innermost, vectors of 4 of them of one group, and all samples fit into the copy.
+  /// Returns whether the tensor is channels-last with vectors of 4 channels within groups, and all samples fit into the
+  /// copy.
   bool suits_slices() const;
   View copy_of(const View& view) const;
   void find_maxima() const;
@@ -38,12 +40,13 @@ class Operand {
   const Launch& launch_;
   int64_t groups_, samples_ = 0;
   int parts_, channel_pitch_;
-  bool scaled_ = false;  // the copy is made
+  bool scaled_ = false;  ///< the copy is complete
   uint32_t* maxima_ = nullptr;
   std::optional<Workspace> copy_;
 };
 
-/// Finds the factors of both operands; of few voxels, makes their copies, too. Both know of their memory by then.
+/// Computes the factors of both operands, and for small tensors also their copies. allocate() of both must be called
+/// first.
 class Scales {
  public:
   Scales(Operand& x, Operand& y, const Launch& launch);
@@ -53,7 +56,7 @@ class Scales {
 };
 
 #ifdef __CUDACC__
-/// The exponent of the factor for a channel with this maximum.
+/// Returns the exponent of the factor for a channel with this maximum.
 __device__ inline int scale_exponent(uint32_t maximum) {
   return maximum == 0 ? 0 : min(max(14 + 127 - static_cast<int>(maximum >> 23), -126), 126);
 }

@@ -1,4 +1,4 @@
-// Which taps, channels and voxels a CTA of the channels-last weight gradient takes: a pure function of the problem.
+// Plans of the channels-last weight gradient by wgmma: the taps, channels and voxels of a CTA.
 #pragma once
 
 #include <optional>
@@ -9,32 +9,44 @@
 
 namespace voxgrad::cuda {
 
-/// The compiled CTA tiles: input channels of a row of x, output channels of y, m64 tiles of a warpgroup. Or it slides
-/// along depth: `slide` taps along it are as many blocks of columns, planes of y one behind the other.
+/// A CTA tile. If `slide` is more than 1, the tile slides along depth: `slide` taps along the depth are blocks of
+/// columns, which are consecutive planes of y.
 struct WgradTile {
-  int chunk, columns, m_tiles, slide = 1;
+  int chunk;    ///< input channels of a row of x
+  int columns;  ///< output channels of y
+  int m_tiles;  ///< m64 tiles of a warpgroup
+  int slide = 1;
   int product_columns() const { return columns * slide; }
 };
+/// Returns the compiled CTA tiles.
 std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic);
 
 /// Taps that read one box of x.
 struct WgradBox {
-  int part[3];             // of the axes
-  int first[3], count[3];  // taps of the part
-  int chunk;               // of input channels, among those of a CTA
+  int part[3];   ///< phase of each axis
+  int first[3];  ///< first tap of the phase
+  int count[3];  ///< taps
+  int chunk;     ///< index of the chunk of input channels in the CTA
   int taps() const { return count[0] * count[1] * count[2]; }
 };
 
+/// The plan of a weight gradient.
 struct WgradPlan {
   AxisPhases axis[3];
   WgradTile cta{};
-  std::vector<std::vector<WgradBox>> sets;                        // of each work unit
-  int chunks = 1, channel_tiles = 1;                              // chunks of a CTA; CTAs along input channels
-  int tile[4] = {}, box[4] = {};                                  // (sample, depth, height, width): of y; of x
-  int depth = 0;                                                  // positions that tiles cover: of y; sliding: of x
-  int splits = 1, tiles_of_split = 0, all_tiles = 0, stages = 0;  // tiles: of all products
-  int64_t units = 0, samples = 1;                                 // samples: of a launch
-  double cycles = 0;
+  std::vector<std::vector<WgradBox>> sets;  ///< the boxes of each set of taps; a work unit handles one set
+  int chunks = 1;                           ///< chunks of input channels of a CTA
+  int channel_tiles = 1;                    ///< CTAs along the input channels
+  int tile[4] = {};                         ///< voxels of y of a tile: sample, depth, height, width
+  int box[4] = {};                          ///< voxels of a box of x
+  int depth = 0;                            ///< positions along depth that tiles cover: of y; sliding: of x
+  int splits = 1;
+  int tiles_of_split = 0;
+  int all_tiles = 0;  ///< tiles of all products
+  int stages = 0;
+  int64_t units = 0;
+  int64_t samples = 1;  ///< samples of a launch
+  double cycles = 0;    ///< cost according to the planner's model
 
   int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   int y_box(int i) const { return tile[i] + (i == 1 ? cta.slide - 1 : 0); }
@@ -46,10 +58,10 @@ struct WgradPlan {
   int stage_bytes() const { return most_boxes() * box_bytes() + (y_rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
 };
 
-/// Of as many samples at a time as may be copied. Nothing if the problem is not its own (f64, too many taps or
-/// residues).
+/// Plans launches of as many samples as may be copied at a time. Returns nothing for problems that the family does not
+/// support: f64, too many taps or residues.
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& problem);
-/// Partial sums.
+/// Returns the bytes of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const WgradPlan& plan);
 
 }  // namespace voxgrad::cuda

@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
   __shared__ float of_slice[kWarps][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   int block = static_cast<int>(blockIdx.x);
-  const int first_channel = p.channel_tiles.take(block) * kLanes, first_tap = p.tap_tiles.take(block) * p.taps_of_block;
+  const int first_channel = p.channel_tiles.take_digit(block) * kLanes,
+            first_tap = p.tap_tiles.take_digit(block) * p.taps_of_block;
   const int channels = min(p.in_channels - first_channel, kLanes), taps = min(p.taps - first_tap, p.taps_of_block);
   const float* const from = p.partial + (int64_t{block} * p.taps + first_tap) * p.in_channels + first_channel + lane;
   const int slice = warp % p.slices, at_once = kWarps / p.slices, pitch = p.taps_of_block | 1;
@@ -207,7 +208,7 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
   p.samples = samples;
   p.tiles[3] = Divisor(divide_up(samples, plan.tile[0]));
   p.all_tiles = three_products(problem) ? 3 : 1;
-  for (const Divisor& along : p.tiles) p.all_tiles *= along.value;
+  for (const Divisor& along : p.tiles) p.all_tiles *= along.value();
   p.tiles_of_split = std::min(plan.tiles_of_split, divide_up(p.all_tiles, plan.splits));
   const int splits = divide_up(p.all_tiles, p.tiles_of_split);
   p.units = static_cast<int>(plan.units / plan.splits * splits);
@@ -260,7 +261,7 @@ void reduce(const View& w, const Params& p, const float* partial, int splits, co
   r.taps_of_block = static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps)));
   r.channel_tiles = Divisor(channel_tiles);
   r.tap_tiles = Divisor(divide_up(p.taps, r.taps_of_block));
-  const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value);
+  const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value());
   const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(r.taps_of_block | 1);
   with_type([&](auto type) { reduce_splits<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(r); });
   check_launch("conv weight gradient: sum of splits");

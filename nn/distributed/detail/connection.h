@@ -17,25 +17,26 @@ Deadline after(double seconds);
 
 /// Kinds of messages between rank 0 and another rank. Each message has a kind, a number and a text.
 enum class FrameKind : int64_t {
-  hello = 0x766f78'67726164,  ///< number: rank << 32 | size; text: token, line end, host ("voxgrad" marks the protocol)
-  welcome,                    ///< text: rank 0's message
-  refused,                    ///< text: the reason
-  calls,                      ///< to rank 0; number: of collectives so far; text: the calls since the last such frame
-  late,                       ///< to rank 0; number: index of the late call; text: its name
-  end,                        ///< the receiver ends its process
-  bye                         ///< the sender leaves the group
+  /// The first frame. Number: rank << 32 | size; text: token, line end, host. The value is "voxgrad" in ASCII.
+  hello = 0x766f78'67726164,
+  welcome,  ///< text: rank 0's message
+  refused,  ///< text: the reason
+  calls,    ///< to rank 0; number: collectives so far; text: calls since the last such frame
+  late,     ///< to rank 0; number: index of the late call; text: its name and the timeout
+  end,      ///< the receiver ends its process
+  bye       ///< the sender leaves the group
 };
 inline constexpr int64_t kMaxText = 1 << 24;  // bytes
 
-/// A message.
+/// A message between two ranks.
 struct Frame {
   FrameKind kind;
   int64_t number = 0;
   std::string text{};
 };
 
-/// A connected, non-blocking socket with a buffer for each direction. The connection closes itself when the peer is
-/// gone, sends an invalid frame, or does not read.
+/// A connected, non-blocking socket with a buffer for each direction. The connection closes itself if the peer
+/// disappears, sends an invalid frame, or does not read.
 class Connection {
  public:
   Connection() = default;  ///< closed
@@ -49,7 +50,7 @@ class Connection {
   int handle() const { return handle_; }
   /// Returns whether the buffer still contains frames to send.
   bool is_sending() const { return is_open() && !output_.empty(); }
-  /// Limits the text of received frames, kMaxText by default.
+  /// Sets the maximum size of the text of received frames, kMaxText by default.
   void set_max_text(int64_t bytes) { max_text_ = bytes; }
 
   /// Appends a frame to the buffer and sends as much of the buffer as the socket accepts. Does nothing if closed.

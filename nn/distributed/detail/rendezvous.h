@@ -1,9 +1,9 @@
-// The rendezvous connects processes before NCCL connects their GPUs. Afterwards it detects processes that are gone and
-// compares the ranks' calls of collectives.
+// The rendezvous connects processes before NCCL connects their GPUs. Afterwards it detects processes that have ended,
+// and compares the ranks' calls of collectives.
 //
 // Rank 0 listens, and the other ranks connect. Every connection starts with a hello that contains the token of the job.
 // Rank 0 refuses a hello with another token: the peer receives the reason and nothing else. Everything is sent in plain
-// text, including the token. docs/scaling.md describes the trust model.
+// text, including the token. docs/distributed.md describes the trust model.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ namespace voxgrad::distributed {
 class Listener {
  public:
   /// Listens on the addresses of `host` that belong to this machine. If there are none, or if a host name resolves to
-  /// loopback addresses only (Debian's 127.0.1.1), other machines may need another address: with a token, the listener
-  /// then uses all interfaces. Port 0 selects a free port. Throws Error with the reason if no address can be used.
+  /// loopback addresses only (Debian's 127.0.1.1), other machines cannot connect to these addresses. In this case, the
+  /// listener uses all interfaces if `token` is not empty. Port 0 selects a free port. Throws Error with the reason if
+  /// no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -30,9 +31,9 @@ class Listener {
   int port() const { return port_; }
   const std::string& token() const { return token_; }
   const std::vector<int>& handles() const { return handles_; }
-  /// Returns whether no other machine can connect.
+  /// Returns whether only processes of this machine can connect.
   bool is_loopback_only() const;
-  /// Returns "127.0.1.1, port 29500", for messages.
+  /// Returns the addresses and the port for messages: "127.0.1.1, port 29500".
   std::string describe() const;
 
  private:
@@ -52,8 +53,8 @@ struct Progress {
   std::string error{};    ///< error message of a collective; empty if there is none
 };
 
-/// TCP connections between rank 0 and each other rank, which collectives do not use. No function blocks for longer than
-/// its time limit, regardless of what the peers send and whether they read.
+/// TCP connections between rank 0 and each other rank. Collectives do not use these connections. No function blocks for
+/// longer than its time limit, regardless of what the peers send and whether they read.
 class Rendezvous {
  public:
   /// Rank 0: waits until all others have joined and sends them `message`. Refuses peers without the token, with another
@@ -61,8 +62,8 @@ class Rendezvous {
   /// missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks and the last
   /// refusal.
   Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
-  /// Other ranks: joins rank 0. If the connection is closed before an answer, connects again. Throws Error if rank 0
-  /// refuses this rank or does not answer within `seconds`.
+  /// Other ranks: joins rank 0. If the connection is closed before rank 0 answers, connects again. Throws Error if rank
+  /// 0 refuses this rank or does not answer within `seconds`.
   Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
   /// Leaves the group. Takes up to two seconds if the others do not answer.
   ~Rendezvous();

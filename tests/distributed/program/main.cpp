@@ -1,4 +1,4 @@
-// A program of several ranks for launch_test.cpp: trains a small model, and fails on demand.
+// The program that launch_test.cpp starts on several ranks. It trains a small model and can fail on purpose.
 #include <signal.h>
 #include <unistd.h>
 
@@ -30,7 +30,8 @@ namespace vg = voxgrad;
 
 namespace {
 
-constexpr int64_t kSamples = 60, kBatch = 8;  // of all ranks; 8 steps an epoch
+constexpr int64_t kSamples = 60;
+constexpr int64_t kBatch = 8;  // samples per step, summed over all ranks; an epoch has 8 steps
 
 struct Model : vg::nn::Module {
   vg::nn::Conv3d first;
@@ -45,22 +46,24 @@ struct Model : vg::nn::Module {
   vg::Tensor forward(const vg::Tensor& x) { return last(vg::relu(norm(first(x)))); }
 };
 
-/// Options given as name=value.
+/// Command-line options of the form name=value.
 struct Options {
   std::map<std::string, std::string> given;
-  std::string text(const std::string& name, const std::string& otherwise = "") const {
+  std::string text(const std::string& name, const std::string& fallback = "") const {
     const auto found = given.find(name);
-    return found == given.end() ? otherwise : found->second;
+    return found == given.end() ? fallback : found->second;
   }
-  int64_t number(const std::string& name, int64_t otherwise) const {
-    return std::stoll(text(name, std::to_string(otherwise)));
+  int64_t number(const std::string& name, int64_t fallback) const {
+    return std::stoll(text(name, std::to_string(fallback)));
   }
 };
 
+/// Fails in step `at` (default 3) in the way that the option `fail` names. In most cases only rank `rank` (default 1)
+/// fails.
 void fail_on_demand(const Options& options, vg::distributed::Communicator& world, int64_t step) {
   const std::string how = options.text("fail");
   if (how.empty() || step != options.number("at", 3)) return;
-  if (how == "slab") {  // of another depth on rank 1
+  if (how == "slab") {  // the slab of rank 1 has a different depth
     const vg::distributed::SpatialParallel spatial(world);
     const vg::TensorOptions here{.device = world.device()};
     vg::conv3d(vg::ones({1, 1, world.rank() == 1 ? 5 : 4, 4, 4}, here), vg::ones({1, 1, 3, 3, 3}, here), {},
@@ -69,7 +72,7 @@ void fail_on_demand(const Options& options, vg::distributed::Communicator& world
   }
   if (world.rank() != options.number("rank", 1)) {
     if (how == "operation" || how == "kind") world.all_reduce(vg::ones({3}, {.device = world.device()}));
-    if (how == "shape") world.all_reduce(vg::ones({3}, {.device = world.device()}), vg::distributed::ReduceOp::max);
+    if (how == "shape") world.all_reduce(vg::ones({3}, {.device = world.device()}), vg::ReduceOp::max);
     return;
   }
   if (how == "throw") vg::fail("program", "thrown on demand");
@@ -78,11 +81,11 @@ void fail_on_demand(const Options& options, vg::distributed::Communicator& world
   if (how == "hang") std::this_thread::sleep_for(std::chrono::seconds(100));
   if (how == "operation" || how == "shape" || how == "kind") {
     const vg::Tensor mine = vg::ones({how == "shape" ? 5 : 3}, {.device = world.device()});
-    how == "kind" ? world.broadcast(mine, 1) : world.all_reduce(mine, vg::distributed::ReduceOp::max);
+    how == "kind" ? world.broadcast(mine, 1) : world.all_reduce(mine, vg::ReduceOp::max);
   }
 }
 
-/// A random volume, whose first voxel tells the sample's number, and its neighbours' mean.
+/// Returns a random volume and a pointwise function of it as the target. The first voxel encodes the sample's index.
 vg::data::Sample make_sample(int64_t index, vg::Generator&) {
   vg::Generator random(static_cast<uint64_t>(index));
   const vg::Tensor x = vg::randn({1, 6, 6, 6}, {}, &random);

@@ -1,6 +1,6 @@
-// Max pooling by windows that do not overlap, and its gradient, with offsets of 32 bits: a thread takes the same
-// windows of a few rows on end, vectors of them that lie side by side along the width where 2 x 2 tile it, or of
-// channels. Private to cuda/pool.cu.
+// Max pooling with windows that do not overlap, and its gradient, with 32-bit offsets. A thread handles windows of a
+// few consecutive rows: vectors of windows along the width if 2 x 2 windows tile the rows, or vectors of channels.
+// Private to cuda/pool.cu.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -8,20 +8,21 @@
 
 namespace voxgrad::cuda {
 
-/// Windows of a thread along the height, where it takes `width` along the width or channels.
+/// Windows of a thread along the height, if it handles `width` windows along the width or the channels.
 template <int width>
 inline constexpr int kRun = std::clamp(8 / width, 1, 4);
 
-/// Where `at` lies in a view that 32 bits span.
-inline __device__ int place_in(const View& view, const int64_t (&at)[5]) {
+/// Returns the offset of position `at` in a view whose offsets fit into 32 bits.
+inline __device__ int offset_in(const View& view, const int64_t (&at)[5]) {
   int offset = 0;
 #pragma unroll
   for (int axis = 0; axis < 5; ++axis) offset += static_cast<int>(at[axis]) * static_cast<int>(view.stride[axis]);
   return offset;
 }
 
-/// Windows of 2 x 2 x 2 or 1 x 2 x 2, all inside, that tile contiguous rows; `width` of them at a time. p.size[3]
-/// counts runs.
+/// Max pooling with windows of 2 x 2 x 2 or 1 x 2 x 2 that are inside the input and tile its contiguous rows. A thread
+/// handles `width` windows along the width and kRun along the height; p.size[3] counts runs. Launch: one thread per
+/// item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__ PoolProblem p, uint32_t count) {
   constexpr int run = kRun<width>;
@@ -32,18 +33,18 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
     p.locate(number, width, at, 4);
     at[3] *= run;
     const int d = static_cast<int>(at[2] * g.stride.values[0]), w = static_cast<int>(at[4]) * 2;
-    const T* in = static_cast<const T*>(p.in.data) + place_in(p.in, {at[0], at[1], d, 0, w});
+    const T* in = static_cast<const T*>(p.in.data) + offset_in(p.in, {at[0], at[1], d, 0, w});
     Vector<T, 2 * width> loaded[run][4];
     int h[run];
 #pragma unroll
     for (int r = 0; r < run; ++r) {
       h[r] = static_cast<int>(min(at[3] + r, p.out.size[3] - 1) * g.stride.values[1]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)  // of one plane the second is the first again, and never wins
+      for (int k = 0; k < 4; ++k)  // if windows have one plane, the second plane is the first again and never wins
         loaded[r][k] =
             load_vector<T, 2 * width>(in + k / 2 * plane + (h[r] + k % 2) * static_cast<int>(p.in.stride[3]));
     }
-    const int out = place_in(p.out, at), index = place_in(p.indices, at);
+    const int out = offset_in(p.out, at), index = offset_in(p.indices, at);
 #pragma unroll
     for (int r = 0; r < run; ++r) {
       if (at[3] + r >= p.out.size[3]) break;
@@ -53,8 +54,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
         const int row = (d + k / 2) * static_cast<int>(p.in.size[3]) + h[r] + k % 2;
 #pragma unroll
         for (int j = 0; j < 2 * width; ++j)
-          best[j / 2].offer_next(static_cast<compute_t<T>>(loaded[r][k].v[j]),
-                                 row * static_cast<int>(p.in.size[4]) + w + j);
+          best[j / 2].offer(static_cast<compute_t<T>>(loaded[r][k].v[j]), row * static_cast<int>(p.in.size[4]) + w + j);
       }
       store_best(best, static_cast<T*>(p.out.data) + out + r * static_cast<int>(p.out.stride[3]),
                  static_cast<Index*>(p.indices.data) + index + r * static_cast<int>(p.indices.stride[3]));
@@ -62,9 +62,11 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
   }
 }
 
-/// Where windows do not overlap: each voxel lies in the cell of one window, which is as large as the stride. A thread
-/// fills the cells of `width` windows along `axis`, the channels or, of strides of 2 that tile it, the width, and of a
-/// run along the height; p.size counts cells, runs of them.
+/// The gradient of max pooling with windows that do not overlap. Each voxel belongs to the cell of one window; a cell
+/// is as large as the stride. A thread fills the cells of `width` windows along `axis` and of kRun windows along the
+/// height. `axis` is the channels (1), or the width (4) if strides of 2 tile it. p.size counts cells, and runs of cells
+/// along the height. Launch: one thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No
+/// shared memory.
 template <class T, class Index, int width, int axis>
 __global__ void __launch_bounds__(kBlock)
     max_pool_backward_cells(const __grid_constant__ PoolProblem p, uint32_t count) {
@@ -77,17 +79,17 @@ __global__ void __launch_bounds__(kBlock)
     int64_t at[5];
     p.locate(number, width, at, axis);
     at[3] *= run;
-    const int in = place_in(p.in, at), index = place_in(p.indices, at);
-    Index named[run][width];
+    const int in = offset_in(p.in, at), index = offset_in(p.indices, at);
+    Index place[run][width];  // the positions of the maxima
     T gradient[run][width] = {};
 #pragma unroll
     for (int r = 0; r < run; ++r) {
 #pragma unroll
-      for (Index& place : named[r]) place = -1;
-      // Behind the last windows lie what they leave over, and cells of no voxel.
+      for (Index& none : place[r]) none = -1;
+      // Cells after the last window have voxels of gradient 0, or no voxels.
       if (at[2] >= p.in.size[2] || at[3] + r >= p.in.size[3] || at[4] >= p.in.size[4]) continue;
       load_values<width>(static_cast<const Index*>(p.indices.data) + index + r * static_cast<int>(p.indices.stride[3]),
-                         named[r]);
+                         place[r]);
       load_values<width>(static_cast<const T*>(p.in.data) + in + r * static_cast<int>(p.in.stride[3]), gradient[r]);
     }
     const int d0 = begin(0, at[2]), d1 = min(d0 + stride(0), static_cast<int>(p.out.size[2]));
@@ -100,14 +102,14 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll 1
         for (int h = max(h0, 0); h < h1; ++h) {
           int w = max(w0, 0);
-          T* to = static_cast<T*>(p.out.data) + place_in(p.out, {at[0], at[1], d, h, w});
+          T* to = static_cast<T*>(p.out.data) + offset_in(p.out, {at[0], at[1], d, h, w});
           const int row = (d * static_cast<int>(p.out.size[3]) + h) * static_cast<int>(p.out.size[4]);
 #pragma unroll 1
           do {
             T values[write];
 #pragma unroll
             for (int j = 0; j < write; ++j)
-              values[j] = named[r][j / step] == row + w + (axis == 4 ? j : 0) ? gradient[r][j / step] : T();
+              values[j] = place[r][j / step] == row + w + (axis == 4 ? j : 0) ? gradient[r][j / step] : T();
             store_values<write>(to, values);
             to += p.out.stride[4];
           } while (axis == 1 && ++w < w1);
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Whether 32 bits span the view.
+/// Returns whether all offsets in the view fit into 32 bits.
 inline bool is_spanned(const View& view) {
   double span = 0;
   for (int axis = 0; axis < 5; ++axis)
@@ -124,14 +126,15 @@ inline bool is_spanned(const View& view) {
   return span < 0x1p31;
 }
 
-/// Whether pairs tile the rows of `large`, and `width` windows side by side are vectors.
+/// Returns whether windows of 2 tile the rows of `large`, the volume before pooling, and `width` neighboring windows
+/// are aligned vectors in all views. `small` is the volume after pooling.
 inline bool has_pairs(const View& large, const View& small, const PoolViews& v, int width) {
   return v.geometry.stride[2] == 2 && v.geometry.padding[2] == 0 && large.size[4] == 2 * small.size[4] &&
          has_vectors(large, 4, 2 * width) && has_vectors(small, 4, width) &&
          (!v.indices.data || has_vectors(v.indices, 4, width));
 }
 
-/// Launches max_pool_pairs where it can.
+/// Launches max_pool_pairs and returns true if it supports the call; otherwise returns false.
 template <class T, class Index>
 bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
   const PoolGeometry& g = v.geometry;
@@ -144,14 +147,15 @@ bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
   const auto fits = [&](int n) { return has_pairs(v.in, v.out, v, n); };
   return with_widest<kVectorWidth<T> / 2>(fits, [&]<int width>() {
     PoolProblem p(v, width, 4);
-    p.size[3] = Divider((v.out.size[3] + kRun<width> - 1) / kRun<width>);
-    const auto count = static_cast<uint32_t>(v.out.numel() / v.out.size[3] / width * p.size[3].divisor);
+    p.size[3] = Divisor(divide_up(v.out.size[3], kRun<width>));
+    const auto count = static_cast<uint32_t>(v.out.numel() / v.out.size[3] / width * p.size[3].value());
     max_pool_pairs<T, Index, width><<<grid_size(count), kBlock, 0, stream>>>(p, count);
     check_launch("max_pool");
   });
 }
 
-/// Launches max_pool_backward_cells where windows do not overlap.
+/// Launches max_pool_backward_cells and returns true if windows do not overlap and offsets fit into 32 bits; otherwise
+/// returns false.
 template <class T, class Index>
 bool launch_cells(const PoolViews& v, cudaStream_t stream) {
   const PoolGeometry& g = v.geometry;
@@ -160,16 +164,16 @@ bool launch_cells(const PoolViews& v, cudaStream_t stream) {
   for (int i = 0; i < 3; ++i) {
     if (g.stride[i] < (g.kernel_size[i] - 1) * g.dilation[i] + 1) return false;
     if (g.stride[i] >= int64_t{1} << 28 || v.out.size[i + 2] >= int64_t{1} << 30) return false;
-    cells.size[i + 2] = (v.out.size[i + 2] + g.padding[i] + g.stride[i] - 1) / g.stride[i];
+    cells.size[i + 2] = divide_up(v.out.size[i + 2] + g.padding[i], g.stride[i]);
   }
   const auto launch = [&]<int width, int axis>() {
     PoolProblem p(v, width, axis);
     for (int i = 2; i < 5; ++i) {
       const int side = i == axis ? width : i == 3 ? kRun<width> : 1;
-      p.size[i] = Divider(divide_up(cells.size[i], side));
+      p.size[i] = Divisor(divide_up(cells.size[i], side));
     }
     int64_t count = v.out.size[0];
-    for (int i = 1; i < 5; ++i) count *= p.size[i].divisor;
+    for (int i = 1; i < 5; ++i) count *= p.size[i].value();
     max_pool_backward_cells<T, Index, width, axis>
         <<<grid_size(count), kBlock, 0, stream>>>(p, static_cast<uint32_t>(count));
     check_launch("max_pool_backward");
