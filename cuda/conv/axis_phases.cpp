@@ -1,5 +1,5 @@
-#include "core/detail/divide.h"
 #include "cuda/conv/axis_phases.h"
+#include "core/detail/divide.h"
 
 #include <algorithm>
 #include <numeric>

@@ -28,7 +28,8 @@ void train_in_mixed_precision() {
   model.to(device);
   model.to(vg::MemoryFormat::channels_last);  // the layout of the fastest convolution kernels
   vg::optim::SGD optimizer(model.parameters(), {.lr = 1e-2, .momentum = 0.99, .nesterov = true});
-  const vg::Tensor x = vg::randn({2, 1, kSize, kSize, kSize}, {.device = device}), y = random_labels(2, device);
+  const vg::Tensor x = vg::randn({2, 1, kSize, kSize, kSize}, {.device = device});
+  const vg::Tensor y = random_labels(2, device);
 
   for (int step = 0; step < 3; ++step) {
     vg::Tensor loss;
@@ -50,7 +51,8 @@ void train_in_f16() {
   model.to(device);
   vg::optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
   vg::optim::GradScaler scaler;  // f16 needs loss scaling, bf16 does not
-  const vg::Tensor x = vg::randn({2, 1, kSize, kSize, kSize}, {.device = device}), y = random_labels(2, device);
+  const vg::Tensor x = vg::randn({2, 1, kSize, kSize, kSize}, {.device = device});
+  const vg::Tensor y = random_labels(2, device);
 
   vg::Tensor loss;
   {

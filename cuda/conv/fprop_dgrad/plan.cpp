@@ -196,8 +196,7 @@ class Search {
     for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
       if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
     const bool by_tap = !plan.halo[1] || taps_ == 1;
-    plan.stage_taps =
-        std::min(plan.kept ? kMaxTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
+    plan.stage_taps = std::min(plan.kept ? kMaxTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
     const int weight = plan.weight_bytes(), input = plan.input_bytes();
     const int room = p_.shared_limit - kStatic;
     plan.weight_stages =
