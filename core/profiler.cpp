@@ -86,7 +86,7 @@ void Scope::start(Kind kind, std::string_view name, Name module, Device device) 
     if (kind == Kind::op && (event.marks[0] = mark(device))) event.stream = runtime(device).stream(device.index);
     nvtxRangePushA(event.name->c_str());
     current_place = event.place;
-    if (kind == Kind::op) op_event = &event;
+    if (kind == Kind::op) outer_op_ = std::exchange(op_event, &event);
     event.begin = now();
     open_ = open.release();
   } catch (const std::exception&) {
@@ -99,7 +99,7 @@ void Scope::stop() noexcept {
   event.end = now();
   // Ranges do not change the place. A range may end after the module in which it began, so its `outer` may be outdated.
   if (event.kind != Kind::range) current_place = event.outer;
-  if (event.kind == Kind::op) op_event = nullptr;
+  if (event.kind == Kind::op) op_event = outer_op_;
   nvtxRangePop();
   try {
     if (event.marks[0]) event.marks[1] = mark(event.device);

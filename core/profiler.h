@@ -105,6 +105,7 @@ class [[nodiscard]] Scope {
   void stop() noexcept;
 
   Event* open_ = nullptr;
+  Event* outer_op_ = nullptr;  // the operator on this thread that calls this one
 };
 
 /// Records a range of the program: `profiler::RecordFunction range("augment");`

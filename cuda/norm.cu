@@ -164,7 +164,7 @@ struct Normalize {
 /// Computes the statistics of all groups, joins them over the ranks if `over_ranks` is not null, and normalizes.
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps, const Activations& activations, const OverRanks* over_ranks, const Launch& launch) {
+             double eps, const Activations& activations, const GatherStatistics* over_ranks, const Launch& launch) {
   constexpr const char* kOp = "group_norm";
   const Groups shape(x, mean);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
@@ -235,7 +235,7 @@ void track_statistics(const View* running_mean, const View* running_var, const V
 }
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps, const NormActivations& activations, const OverRanks* over_ranks) {
+                double eps, const NormActivations& activations, const GatherStatistics* over_ranks) {
   if (x.size[1] == 0 || mean.numel() == 0) return;
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "group_norm", [&]<class T>() {

@@ -138,7 +138,7 @@ struct InputGradient {
 /// Computes all gradients that `out` has views for.
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
-              const View* gamma, const View* beta, const Activations& activations, const OverRanks* over_ranks,
+              const View* gamma, const View* beta, const Activations& activations, const GatherStatistics* over_ranks,
               const Launch& launch) {
   constexpr const char* kOp = "group_norm_backward";
   const Groups shape(x, mean);
@@ -171,7 +171,7 @@ namespace kernel {
 
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                          const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
-                         const OverRanks* over_ranks) {
+                         const GatherStatistics* over_ranks) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "group_norm_backward", [&]<class T>() {

@@ -356,7 +356,7 @@ void resample(const View& out, const View& in, const ResampleMaps& maps, bool tr
     check(std::max(inputs, outputs) < int64_t{1} << 31, "resample",
           "CUDA supports axes of fewer than 2^31 elements, got ", std::max(inputs, outputs));
     call.map[i] = {maps[static_cast<size_t>(i)], transposed, 0, inputs, outputs};
-    call.max_terms[i] = most_terms(call.map[i].map, transposed, inputs, outputs);
+    call.max_terms[i] = max_terms(call.map[i].map, transposed, inputs, outputs);
   }
   const Launch launch(out);
   dispatch_cuda(Floats(), out.dtype, "resample", [&]<class T>() {

@@ -13,7 +13,7 @@ namespace {
 
 // ---- the operators that convert their operands; the exceptions to torch.autocast are listed below
 
-/// Operators that compute in the dtype of the guard: matrix products and convolutions, whose kernels sum in float32.
+/// Operators that compute in the autocast dtype: matrix products and convolutions, whose kernels sum in float32.
 constexpr std::string_view kLow[] = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "matmul", "linear", "prelu",
@@ -61,22 +61,22 @@ const std::unordered_map<std::string_view, Cast>& casts() {
   return table;
 }
 
-/// Returns the values of a leaf in another dtype. The conversion is cached until the elements of the leaf change. Each
-/// captured graph has its own copy, which its replays convert again.
+/// Returns the values of a leaf, converted to another dtype. The converted copy is cached until the elements of the
+/// leaf change. Each captured CUDA graph has its own copy, which every replay converts again.
 Tensor converted_leaf(const Tensor& x, DType dtype) {
   AutogradData& data = *x.body()->autograd;
   const Capture* capture = Capture::current();
   const uint64_t capture_id = capture && capture->device() == x.device() ? capture->id() : 0;
   const std::lock_guard lock(data.mutex);
-  AutogradData::Converted& kept = data.converted;
-  const bool fresh = kept.values.defined() && kept.values.dtype() == dtype && kept.capture == capture_id &&
-                     kept.source.lock() == x.storage() && kept.version == x.storage()->version();
+  AutogradData::Converted& cached = data.converted;
+  const bool fresh = cached.values.defined() && cached.values.dtype() == dtype && cached.capture == capture_id &&
+                     cached.source.lock() == x.storage() && cached.version == x.storage()->version();
   if (!fresh) {
     Tensor values = empty_strided(x.shape(), empty_like_strides(x), {dtype, x.device()});
     kernels(x.device()).copy(values.view_out(), x.view_in());
-    kept = {std::move(values), x.storage(), x.storage()->version(), capture_id};
+    cached = {std::move(values), x.storage(), x.storage()->version(), capture_id};
   }
-  return kept.values;
+  return cached.values;
 }
 
 }  // namespace

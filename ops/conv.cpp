@@ -1,7 +1,7 @@
 // Convolutions over one, two and three spatial axes.
 //
-// The public functions call three maps of tensors (N, C, D, H, W) (ops/detail/conv_maps.h): the convolution, its
-// gradient in the input (the transposed convolution) and its gradient in the weight. The gradients of each map are the
+// The public functions call three maps of tensors (N, C, D, H, W) (ops/detail/conv_maps.h): the convolution, the
+// gradient of its input (the transposed convolution) and the gradient of its weight. The gradients of each map are the
 // other two, so that all of them can be differentiated any number of times. The size of the result is an argument of
 // each map: with a stride above 1, several input sizes lead to the same output size. Signals and images are volumes
 // with leading spatial axes of size 1.
@@ -24,7 +24,8 @@
 namespace voxgrad {
 namespace {
 
-/// Returns an uninitialized result (N, channels, size...). As in PyTorch, it is channels-last if one operand is.
+/// Returns an uninitialized result (N, channels, size...). As in PyTorch, the result is channels-last if at least one
+/// operand is.
 Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
   const MemoryFormat weight_format = weight.suggest_memory_format();
   const bool last = weight_format == MemoryFormat::channels_last;
@@ -42,7 +43,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
   const auto bias_view = optional_view(bias);
   kernels(x.device())
       .conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), epilogue.relu}, geometry);
-  const bool dx = wants_grad(x), dw = wants_grad(weight), db = epilogue.bias_recorded && wants_grad(bias);
+  const bool dx = needs_gradient(x), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   return record("conv", y, {x, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
                  w_form = form_of(weight)](const Tensor& grad) {
@@ -58,7 +59,7 @@ Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& 
   const auto bias_view = optional_view(bias);
   kernels(y.device())
       .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), epilogue.relu}, geometry);
-  const bool dy = wants_grad(y), dw = wants_grad(weight), db = epilogue.bias_recorded && wants_grad(bias);
+  const bool dy = needs_gradient(y), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   return record("conv_transpose", x, {y, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
                  w_form = form_of(weight)](const Tensor& grad) {
@@ -72,7 +73,7 @@ Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form,
   const Triple& size = form.size;
   Tensor weight = empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options(), form.format);
   kernels(x.device()).conv_backward_weight(weight.view_out(), x.view_in(), y.view_in(), geometry);
-  const bool dx = wants_grad(x), dy = wants_grad(y);
+  const bool dx = needs_gradient(x), dy = needs_gradient(y);
   return record("conv_weight", weight, {x, y},
                 [=, x_saved = saved_if(dy, x), y_saved = saved_if(dx, y), x_size = spatial_size(x),
                  y_size = spatial_size(y)](const Tensor& grad) {
@@ -85,7 +86,7 @@ namespace {
 
 // ---- the options of a public function, and their checks
 
-/// Limit of a result's size along an axis.
+/// Upper limit of the size of a result along an axis.
 constexpr int64_t kMaxSize = int64_t{1} << 62;
 
 /// The options of a public function for any number of spatial axes.
@@ -142,7 +143,7 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
   } else {
     int64_t expected = 0;
     const bool overflow = __builtin_mul_overflow(weight.size(1), r.groups, &expected);
-    check(!overflow, r.op, "groups ", r.groups, " are too many", operands);
+    check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
     check(expected == channels, r.op, "weight expects ", expected, " input channels",
           r.groups == 1 ? "" : " in all groups", ", input has ", channels, operands, hint);
     check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", weight.size(0),
@@ -198,7 +199,7 @@ struct Call {
   ConvGeometry geometry;
 };
 
-/// Checks all arguments and converts them to those of a map.
+/// Checks all arguments and converts them to the arguments of a map.
 Call make_call(const Request& r, const Tensor& input, const Tensor& weight, const Tensor& bias) {
   check_options(r);
   check_operands(r, input, weight, bias);
@@ -264,7 +265,7 @@ std::string min_time_text(double flop, double bytes, const ConvExplanation& e) {
 
 std::string explain(const Request& r, const Shape& input, const Shape& weight, const TensorOptions& options,
                     MemoryFormat format) {
-  // Strides of 0 make tensors of any shape that occupy one element.
+  // With strides of 0, a tensor of any shape occupies the memory of one element.
   const auto placeholder = [&](const Shape& shape) {
     return empty_strided(shape, Strides::filled(shape.size(), 0), {.dtype = options.dtype});
   };

@@ -6,7 +6,7 @@
 //   on set_float32_precision() (core/precision.h).
 // - The input may have no batch axis; then the result has none either.
 // - The result is channels-last if the input or the weight is, otherwise contiguous.
-// - The functions can be differentiated any number of times in the input, the weight and the bias.
+// - The functions can be differentiated any number of times with respect to the input, the weight and the bias.
 // - They throw Error if the operands do not match (number of axes, channels, groups, dtype, device), if an axis other
 //   than the batch is empty, if an option is out of range (stride, dilation and padding must be below 2^31), and if the
 //   result has no voxels or its number of elements does not fit in 64 bits.
@@ -53,17 +53,17 @@ struct ConvTransposeOptions {
 
 /// Computes a convolution (a cross-correlation, as in PyTorch) of x (N, Cin, D, H, W) with weight
 /// (Cout, Cin / groups, kD, kH, kW), plus bias (Cout) if defined. Returns (N, Cout, D', H', W') with
-/// D' = (D + 2 padding - dilation (kD - 1) - 1) / stride + 1, rounded down, and H' and W' alike.
+/// D' = (D + 2 padding - dilation (kD - 1) - 1) / stride + 1, rounded down; H' and W' follow the same formula.
 /// conv2d takes x (N, Cin, H, W) and conv1d takes x (N, Cin, L).
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<3>& options = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<2>& options = {});
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<1>& options = {});
 
-/// Computes a transposed convolution, which is the gradient of conv3d in its input, of x (N, Cin, D, H, W) with weight
-/// (Cin, Cout / groups, kD, kH, kW), plus bias (Cout) if defined. Returns (N, Cout, D', H', W') with
-/// D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1, and H' and W' alike. Also throws Error if
-/// output_padding is not smaller than stride or dilation, or if output_size is out of range; the message lists the
-/// possible sizes.
+/// Computes a transposed convolution, which is the gradient of conv3d with respect to its input, of x (N, Cin, D, H, W)
+/// with weight (Cin, Cout / groups, kD, kH, kW), plus bias (Cout) if defined. Returns (N, Cout, D', H', W') with
+/// D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1; H' and W' follow the same formula. Also
+/// throws Error if output_padding is not smaller than stride or dilation, or if output_size is out of range; the
+/// message lists the possible sizes.
 Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<3>& options = {});
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
@@ -74,8 +74,8 @@ Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bia
 /// Returns a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
 /// device and memory format. It has one line for the forward pass and one for each gradient, with the kernel, its
 /// arithmetic, tiles and workspace, and, on GPUs, a lower bound of the time on an H200. The first line contains the
-/// FLOP (two for each product of existing elements) and the bytes (each operand and the result once). Nothing is
-/// computed, and no GPU is required.
+/// FLOP (two for each product; products with padding are not counted) and the bytes (each operand and the result once).
+/// Nothing is computed, and no GPU is required.
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
                            const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},

@@ -82,7 +82,7 @@ ConvGather gather_transposed(const ConvAxis& axis) {
   return gather;
 }
 
-int64_t conv_meetings(const ConvAxis& axis) {
+int64_t conv_product_count(const ConvAxis& axis) {
   int64_t count = 0;
   for (int64_t k = 0; k < axis.kernel; ++k) {
     const ConvRange range = steps_inside(axis.stride, k * axis.dilation - axis.padding, axis.x_size, axis.y_size);
@@ -95,7 +95,7 @@ double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry
   double flop = 2.0 * static_cast<double>(x.size[0]) * static_cast<double>(y.size[1] * w.size[1]);
   for (int a = 0; a < 3; ++a)
     flop *= static_cast<double>(
-        conv_meetings({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
+        conv_product_count({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
   return flop;
 }
 

@@ -13,7 +13,7 @@ namespace voxgrad {
 
 namespace {
 
-/// Creates a tensor and calls write(view) to fill it. Errors about the shape name `op`.
+/// Creates a tensor and calls write(view) to fill it. Error messages about the shape begin with `op`.
 template <class F>
 Tensor make(const char* op, const Shape& shape, TensorOptions options, F&& write) {
   numel(shape, op);

@@ -24,7 +24,7 @@ Tensor ones_like(const Tensor& like);
 Tensor full_like(const Tensor& like, double value);
 
 /// Returns the values start, start + step, ... that are below `end`, or above `end` if step is negative. Throws Error
-/// if an argument is not finite, if step is 0, or if it leads away from `end`.
+/// if an argument is not finite, if step is 0, or if step leads away from `end`.
 Tensor arange(double start, double end, double step = 1, TensorOptions options = {});
 /// Returns `count` evenly spaced values from `start` to `end`, both included. Floating dtypes only.
 Tensor linspace(double start, double end, int64_t count, TensorOptions options = {});

@@ -23,7 +23,7 @@ enum class Reads : uint8_t { nothing, x, y, both };
 
 /// Applies a binary operator. Declared here because the gradients of binary operators use it before its definition.
 template <BinaryOp op>
-Tensor again(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
+Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
 /// Returns the share of an operand in the gradient of a maximum or minimum: 0 where the other operand was selected
 /// (`lost`), 1/2 where both are equal, and 1 otherwise, also where one operand is NaN.
@@ -33,12 +33,13 @@ Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
 }
 
 Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
-  // x^0 is 1 for every x. Its derivative in x is 0, but the formula gives 0 * 0^-1 or 0 * NaN for x = 0 or NaN.
+  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula gives 0 * 0^-1 or 0 * NaN for x = 0 or
+  // NaN.
   const Tensor flat = mul(eq(y, 0), logical_not(gt(abs(x), 0)));
   return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
 }
 Tensor pow_slope_in_exponent(const Tensor& x, const Tensor& y) {
-  // 0^y is constant for y > 0. Its derivative in y is 0, also at y = 0, but the formula gives 0 * log(0).
+  // 0^y is constant for y > 0. Its derivative with respect to y is 0, also at y = 0, but the formula gives 0 * log(0).
   const Tensor flat = mul(eq(x, 0), ge(y, 0));
   return pow(x, y) * log(where(flat, full({}, 1, x.options()), x));
 }
@@ -179,7 +180,7 @@ Tensor binary(const Tensor& first, const Tensor& second, double a = 0, double b 
 }
 
 template <BinaryOp op>
-Tensor again(const Tensor& x, const Tensor& y, double a, double b) {
+Tensor call(const Tensor& x, const Tensor& y, double a, double b) {
   return binary<op>(x, y, a, b);
 }
 
@@ -207,15 +208,15 @@ Tensor promoted_for(const char* op, const Tensor& x, Scalar s) {
   return x;
 }
 
-/// Returns the number as a tensor with the dtype and device of x, the result of promoted_for().
+/// Returns the number as a tensor with the dtype and device of x. The caller obtains x from promoted_for().
 Tensor scalar_for(const Tensor& x, Scalar s) { return full({}, s.value, x.options()); }
 
 template <BinaryOp op>
 Tensor with_scalar(const Tensor& x, Scalar s) {
-  const Tensor here = promoted_for(name(op), x, s);
+  const Tensor converted = promoted_for(name(op), x, s);
   // Compare bf16 and f16 in float32, because rounding the number to their precision could change the result.
-  if (gives_bool<op>) return binary<op>(widened(here), scalar_for(widened(here), s));
-  return binary<op>(here, scalar_for(here, s));
+  if (gives_bool<op>) return binary<op>(widened(converted), scalar_for(widened(converted), s));
+  return binary<op>(converted, scalar_for(converted, s));
 }
 
 /// Assigns the result of an operator to its operand x: in place, or as a new tensor if autograd recorded the operator.
@@ -259,33 +260,33 @@ Tensor operator/(const Tensor& x, const Tensor& y) { return div(x, y); }
 Tensor maximum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::maximum>(x, y); }
 Tensor minimum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::minimum>(x, y); }
 Tensor operator+(const Tensor& x, Scalar y) {
-  const Tensor here = promoted_for("add", x, y);
-  return here.dtype() == b8 ? add(here, scalar_for(here, y)) : affine(here, 1, y.value);
+  const Tensor converted = promoted_for("add", x, y);
+  return converted.dtype() == b8 ? add(converted, scalar_for(converted, y)) : affine(converted, 1, y.value);
 }
 Tensor operator-(const Tensor& x, Scalar y) {
-  const Tensor here = promoted_for("sub", x, y);
-  return is_floating(here.dtype()) ? affine(here, 1, -y.value) : sub(here, scalar_for(here, y));
+  const Tensor converted = promoted_for("sub", x, y);
+  return is_floating(converted.dtype()) ? affine(converted, 1, -y.value) : sub(converted, scalar_for(converted, y));
 }
 Tensor operator*(const Tensor& x, Scalar y) {
-  const Tensor here = promoted_for("mul", x, y);
-  return here.dtype() == b8 ? mul(here, scalar_for(here, y)) : affine(here, y.value, 0);
+  const Tensor converted = promoted_for("mul", x, y);
+  return converted.dtype() == b8 ? mul(converted, scalar_for(converted, y)) : affine(converted, y.value, 0);
 }
 Tensor operator/(const Tensor& x, Scalar y) {
-  const Tensor here = promoted_for("div", x, y);
+  const Tensor converted = promoted_for("div", x, y);
   // The divisor may exceed the range of bf16 or f16. Multiply by its reciprocal in float32 instead, whose rounding
   // error is much smaller than that of the result.
-  return is_half(here.dtype()) ? affine(here, 1 / y.value, 0) : div(here, scalar_for(here, y));
+  return is_half(converted.dtype()) ? affine(converted, 1 / y.value, 0) : div(converted, scalar_for(converted, y));
 }
 Tensor operator+(Scalar x, const Tensor& y) { return y + x; }
 Tensor operator-(Scalar x, const Tensor& y) {
-  const Tensor here = promoted_for("sub", y, x);
-  return is_floating(here.dtype()) ? affine(here, -1, x.value) : sub(scalar_for(here, x), here);
+  const Tensor converted = promoted_for("sub", y, x);
+  return is_floating(converted.dtype()) ? affine(converted, -1, x.value) : sub(scalar_for(converted, x), converted);
 }
 Tensor operator*(Scalar x, const Tensor& y) { return y * x; }
 Tensor operator/(Scalar x, const Tensor& y) {
-  const Tensor here = promoted_for("div", y, x);
-  return div(scalar_for(widened(here), x), widened(here))
-      .to(here.dtype() == f64 || is_half(here.dtype()) ? here.dtype() : f32);
+  const Tensor converted = promoted_for("div", y, x);
+  return div(scalar_for(widened(converted), x), widened(converted))
+      .to(converted.dtype() == f64 || is_half(converted.dtype()) ? converted.dtype() : f32);
 }
 Tensor& operator+=(Tensor& x, const Tensor& y) { return assign("operator+=", x, x + y); }
 Tensor& operator-=(Tensor& x, const Tensor& y) { return assign("operator-=", x, x - y); }
@@ -318,12 +319,12 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
 }
 
 Tensor where(const Tensor& condition, const Tensor& x, Scalar y) {
-  const Tensor here = promoted_for("where", x, y);
-  return where(condition, here, scalar_for(here, y));
+  const Tensor converted = promoted_for("where", x, y);
+  return where(condition, converted, scalar_for(converted, y));
 }
 Tensor where(const Tensor& condition, Scalar x, const Tensor& y) {
-  const Tensor here = promoted_for("where", y, x);
-  return where(condition, scalar_for(here, x), here);
+  const Tensor converted = promoted_for("where", y, x);
+  return where(condition, scalar_for(converted, x), converted);
 }
 
 Tensor eq(const Tensor& x, const Tensor& y) { return binary<BinaryOp::eq>(x, y); }
@@ -412,13 +413,13 @@ Tensor activation(const ActivationArguments& a, const Tensor& x) {
 Tensor activation_gradient(const ActivationArguments& a, const Tensor& g, const Tensor& x) {
   switch (a.kind) {
     case ActivationKind::relu:
-      return again<BinaryOp::relu_grad>(g, x);
+      return call<BinaryOp::relu_grad>(g, x);
     case ActivationKind::leaky_relu:
-      return again<BinaryOp::leaky_relu_grad>(g, x, a.negative_slope);
+      return call<BinaryOp::leaky_relu_grad>(g, x, a.negative_slope);
     case ActivationKind::gelu:
-      return again<BinaryOp::gelu_grad>(g, x);
+      return call<BinaryOp::gelu_grad>(g, x);
     case ActivationKind::silu:
-      return again<BinaryOp::silu_grad>(g, x);
+      return call<BinaryOp::silu_grad>(g, x);
     case ActivationKind::none:
       break;
   }
@@ -430,7 +431,8 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   check_floating("dropout", x);
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  const Tensor draws = rand(x.shape(), {widened(x.dtype()), x.device()}, generator);  // bf16 and f16 would round p
+  // Do not draw in bf16 or f16: the rounding of the draws would change the probability.
+  const Tensor draws = rand(x.shape(), {widened(x.dtype()), x.device()}, generator);
   return affine(x, p < 1 ? 1 / (1 - p) : 0, 0) * ge(draws, p).to(x.dtype());
 }
 

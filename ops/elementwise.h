@@ -22,8 +22,8 @@ namespace voxgrad {
 DType result_type(const Tensor& x, const Tensor& y);
 
 /// A number as an operand. If it is of a higher kind than the dtype of the tensor, the result is f32 (floating number
-/// and integer tensor) or i64 (integer and bool tensor). Operators throw Error if the integer dtype of the tensor
-/// cannot represent an integer.
+/// and integer tensor) or i64 (integer and bool tensor). Operators throw Error if the number is an integer that the
+/// integer dtype of the tensor cannot represent.
 struct Scalar {
   template <class T>
   requires std::is_arithmetic_v<T> Scalar(T number)
@@ -65,8 +65,8 @@ Tensor operator-(Scalar x, const Tensor& y);
 Tensor operator*(Scalar x, const Tensor& y);
 Tensor operator/(Scalar x, const Tensor& y);
 /// Assign the result to x, in the dtype of x. They write in place unless autograd records the operation; then x becomes
-/// a new tensor. Throw Error if x is a leaf that requires grad, or if the result has another shape than x or a dtype of
-/// a higher kind.
+/// a new tensor. Throw Error if x is a leaf that requires grad, or if the result has a different shape than x or a
+/// dtype of a higher kind.
 Tensor& operator+=(Tensor& x, const Tensor& y);
 Tensor& operator-=(Tensor& x, const Tensor& y);
 Tensor& operator*=(Tensor& x, const Tensor& y);

@@ -15,7 +15,7 @@
 namespace voxgrad {
 namespace {
 
-/// Computes the gradients of y = relu(z + bias) in z and in the bias in one pass.
+/// Computes the gradients of z and of the bias for y = relu(z + bias) in one pass.
 Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
   const Tensor dy = grad.contiguous(y.suggest_memory_format());
   Tensors grads{empty_like(y), empty({y.size(1)}, {widened(y.dtype()), y.device()})};
@@ -26,9 +26,9 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
   return grads;
 }
 
-/// Records the bias and the ReLU in y, the result of unrecorded_conv. `bias` (C) may be undefined.
+/// Records the bias and the ReLU that unrecorded_conv applied to its result y. `bias` (C) may be undefined.
 Tensor record_relu(const Tensor& y, const Tensor& bias) {
-  const bool with_bias = wants_grad(bias);
+  const bool with_bias = needs_gradient(bias);
   return record("relu", y.detach(), {y, bias},
                 [y = Saved(y), with_bias, dtype = with_bias ? bias.dtype() : f32](const Tensor& grad) -> Tensors {
                   if (with_bias && !grad_enabled() && is_dense_volume(y())) return fused_gradients(grad, y(), dtype);
@@ -42,15 +42,15 @@ Tensor record_relu(const Tensor& y, const Tensor& bias) {
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
 
-/// Returns true if one kernel computes the norm together with an activation.
+/// Returns true if normalize_with_activations supports the norm.
 bool can_fuse(const NormArguments& norm) { return norm.kind != NormKind::none && norm.kind != NormKind::layer; }
 
 /// Computes a norm that can_fuse accepts, together with the activation. `added`: see normalize_with_activations.
-Tensor fused(const Tensor& x, const NormActivation& what, const Tensor& added) {
+Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& added) {
   const ActivationArguments none{};
-  const bool first = what.activation_first;
-  return normalize_with_activations(x, what.norm, {first ? what.activation : none, first ? none : what.activation},
-                                    added);
+  const bool first = operations.activation_first;
+  return normalize_with_activations(
+      x, operations.norm, {first ? operations.activation : none, first ? none : operations.activation}, added);
 }
 
 Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
@@ -61,23 +61,24 @@ Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
 
 }  // namespace
 
-Tensor norm_activation(const Tensor& x, const NormActivation& what) {
-  check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
-  if (can_fuse(what.norm)) return fused(x, what, {});
-  if (what.activation_first) return apply_norm(activation(what.activation, x), what.norm);
-  return activation(what.activation, apply_norm(x, what.norm));
+Tensor norm_activation(const Tensor& x, const NormActivation& operations) {
+  check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
+  if (can_fuse(operations.norm)) return fused(x, operations, {});
+  if (operations.activation_first) return apply_norm(activation(operations.activation, x), operations.norm);
+  return activation(operations.activation, apply_norm(x, operations.norm));
 }
 
 template <class Options>
 Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
-                            const NormActivation& what) {
-  check_finite("norm_activation", "negative_slope", what.activation.negative_slope);
+                            const NormActivation& operations) {
+  check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
-  if (batched && can_fuse(what.norm)) return fused(unrecorded_conv(x, weight, bias, options, false), what, bias);
-  if (batched && what.activation.kind == ActivationKind::relu &&
-      (what.activation_first || what.norm.kind == NormKind::none))
-    return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), what.norm);
-  return norm_activation(conv(x, weight, bias, options), what);
+  if (batched && can_fuse(operations.norm))
+    return fused(unrecorded_conv(x, weight, bias, options, false), operations, bias);
+  if (batched && operations.activation.kind == ActivationKind::relu &&
+      (operations.activation_first || operations.norm.kind == NormKind::none))
+    return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), operations.norm);
+  return norm_activation(conv(x, weight, bias, options), operations);
 }
 
 #define VG_INSTANTIATE(Options)                                                                     \

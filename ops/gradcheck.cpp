@@ -1,10 +1,10 @@
 // Checks of gradients against central differences.
 //
-// Check::compare() compares the derivatives of all measured values along one direction, which the backward pass gives,
-// with differences of the values at small steps to both sides. By default, each direction is one element of an input
-// and the measured values are the elements of the outputs. With projections, a direction is a random vector over all
-// inputs, and the measured value is a random linear combination of all outputs. gradgradcheck applies the same check to
-// the function that computes the gradients.
+// Check::compare() takes the derivatives of all measured values along one direction, computed by the backward pass. It
+// compares them with the differences of the values after small steps in both directions. By default, each direction is
+// one element of an input and the measured values are the elements of the outputs. With projections, a direction is a
+// random vector over all inputs, and the measured value is a random linear combination of all outputs. gradgradcheck
+// applies the same check to the function that computes the gradients.
 #include "ops/gradcheck.h"
 
 #include <cmath>
@@ -72,7 +72,7 @@ class Check {
   void check_projection(int number, Generator& generator);
   void compare(const Shift& shift, const Values& analytic, const Names& place);
   Values measure_at(const Shift& shift, double step) const;
-  void judge(double analytic, double numeric, const std::function<std::string()>& place);
+  void check_derivative(double analytic, double numeric, const std::function<std::string()>& place);
 
   const char* op_;
   Function function_;
@@ -84,7 +84,7 @@ class Check {
   Tensors outputs_;             // function(leaves), recorded
   Values weights_;              // weights of the output elements in a projection; empty: measure each element
   GradcheckReport report_;
-  double worst_ = 0;
+  double max_excess_ = 0;
   int64_t failures_ = 0;
 };
 
@@ -133,8 +133,7 @@ void Check::require_determinism() const {
   check(first.size() == second.size(), op_, "the function's outputs changed in size between two identical calls");
   for (size_t i = 0; i < first.size(); ++i)
     check(first[i] == second[i] || (std::isnan(first[i]) && std::isnan(second[i])), op_,
-          "the function changed between two identical calls: element ", i, " of its outputs was ", first[i], ", then ",
-          second[i]);
+          "the outputs changed between two identical calls: element ", i, " was ", first[i], ", then ", second[i]);
 }
 
 void Check::record_graph() {
@@ -272,20 +271,21 @@ void Check::compare(const Shift& shift, const Values& analytic, const Names& pla
       }
       found = closer;
     }
-    judge(analytic[m], found.central(), [&] { return place(m); });
+    check_derivative(analytic[m], found.central(), [&] { return place(m); });
   }
 }
 
-/// Compares one derivative and updates the report. The message describes the largest failure so far.
-void Check::judge(double analytic, double numeric, const std::function<std::string()>& place) {
+/// Compares a derivative with its numeric value and updates the report. The message describes the largest failure so
+/// far.
+void Check::check_derivative(double analytic, double numeric, const std::function<std::string()>& place) {
   ++report_.checked;
   const double error = std::abs(analytic - numeric);
   const double excess = error / (options_.atol + options_.rtol * std::abs(numeric));
   if (!(error <= report_.max_error)) report_.max_error = error;
   if (error == 0 || excess <= 1) return;
   report_.passed = false;
-  if (++failures_ > 1 && !(excess > worst_)) return;
-  worst_ = excess;
+  if (++failures_ > 1 && !(excess > max_excess_)) return;
+  max_excess_ = excess;
   std::ostringstream out;
   out.precision(10);
   out << op_ << ": " << place() << ": analytic " << analytic << ", numeric " << numeric;
@@ -329,8 +329,8 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
   check(arguments.size() > count, kOp, "no output requires grad");
 
   // The backward pass uses gradients that were computed with create_graph; the differences use gradients that were
-  // computed without. Operators that compute the two in different ways must agree. (A disagreement is linear in the
-  // grad_outputs, so that it appears in their derivatives.)
+  // computed without. An operator that computes the two in different ways must get the same gradients. (The difference
+  // of two gradients is linear in the grad_outputs, so that it appears in the derivatives with respect to them.)
   const Function gradients = [=](const Tensors& points) {
     const bool create_graph = grad_enabled();
     GradModeGuard recording(true);

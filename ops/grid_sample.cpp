@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kOp = "grid_sample";
 
-/// Converts grid coordinates to positions on an axis with n voxels, as grid_position() in ops/detail/grid_position.h.
+/// Converts grid coordinates to positions on an axis with n voxels, like grid_position() in ops/detail/grid_position.h.
 Tensor composed_position(const Tensor& g, int64_t n, const GridSampleOptions& how) {
   const auto size = static_cast<double>(n), last = size - 1;
   Tensor at = how.align_corners ? affine(g, last / 2, last / 2) : affine(g, size / 2, last / 2);
@@ -77,37 +77,37 @@ Tensor composed_sample(const Tensor& x, const Tensor& grid, const GridSampleOpti
 Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how) {
   const Tensor y = empty_volume(x, x.size(1), {grid.size(1), grid.size(2), grid.size(3)}, x.dtype());
   kernels(x.device()).grid_sample(y.view_out(), x.view_in(), grid.view_in(), how);
-  return record(
-      kOp, y, {x, grid},
-      [=, x_saved = Saved(x), grid_saved = Saved(grid), wants_x = wants_grad(x),
-       wants_grid = wants_grad(grid) && !how.nearest, is_constant = wants_grad(grid) && how.nearest](const Tensor& dy) {
-        const Tensor &input = x_saved(), &positions = grid_saved();
-        // With nearest sampling, the gradient in the grid is 0, because a small step does not change the voxel.
-        const Tensor zero = is_constant ? zeros_like(positions) : Tensor();
-        if (!wants_x && !wants_grid) return Tensors{Tensor(), zero};
-        if (grad_enabled()) {
-          // Differentiate with respect to aliases: if one operand was computed from the other, grad() with the operands
-          // themselves would also follow that dependence.
-          const auto alias = [](const Tensor& t) {
-            return record("alias", t.detach(), {t}, [](const Tensor& g) { return Tensors{g}; });
-          };
-          const Tensor input_alias = alias(input), positions_alias = alias(positions);
-          Tensors leaves;
-          if (wants_x) leaves.push_back(input_alias);
-          if (wants_grid) leaves.push_back(positions_alias);
-          const Tensor composed = composed_sample(input_alias, positions_alias, how);
-          const Tensors grads = grad({composed}, leaves, {dy}, false, true, true);
-          return Tensors{wants_x ? grads.front() : Tensor(), wants_grid ? grads.back() : zero};
-        }
-        const Tensor dx = wants_x ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
-        const Tensor dgrid = wants_grid ? empty(positions.shape(), positions.options()) : Tensor();
-        const auto dx_view = dx.defined() ? std::optional(dx.view_out()) : std::nullopt;
-        const auto dgrid_view = dgrid.defined() ? std::optional(dgrid.view_out()) : std::nullopt;
-        kernels(dy.device())
-            .grid_sample_backward(pointer(dx_view), pointer(dgrid_view), dy.view_in(), input.view_in(),
-                                  positions.view_in(), how);
-        return Tensors{dx, wants_grid ? dgrid : zero};
-      });
+  const bool needs_dx = needs_gradient(x);
+  const bool needs_dgrid = needs_gradient(grid) && !how.nearest;
+  const bool is_constant = needs_gradient(grid) && how.nearest;
+  return record(kOp, y, {x, grid}, [=, x_saved = Saved(x), grid_saved = Saved(grid)](const Tensor& dy) {
+    const Tensor &input = x_saved(), &positions = grid_saved();
+    // With nearest sampling, the gradient of the grid is 0, because a small step does not change the nearest voxel.
+    const Tensor zero = is_constant ? zeros_like(positions) : Tensor();
+    if (!needs_dx && !needs_dgrid) return Tensors{Tensor(), zero};
+    if (grad_enabled()) {
+      // Differentiate with respect to aliases: if one operand was computed from the other, grad() with the operands
+      // themselves would also follow that dependence.
+      const auto alias = [](const Tensor& t) {
+        return record("alias", t.detach(), {t}, [](const Tensor& g) { return Tensors{g}; });
+      };
+      const Tensor input_alias = alias(input), positions_alias = alias(positions);
+      Tensors leaves;
+      if (needs_dx) leaves.push_back(input_alias);
+      if (needs_dgrid) leaves.push_back(positions_alias);
+      const Tensor composed = composed_sample(input_alias, positions_alias, how);
+      const Tensors grads = grad({composed}, leaves, {dy}, false, true, true);
+      return Tensors{needs_dx ? grads.front() : Tensor(), needs_dgrid ? grads.back() : zero};
+    }
+    const Tensor dx = needs_dx ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
+    const Tensor dgrid = needs_dgrid ? empty(positions.shape(), positions.options()) : Tensor();
+    const auto dx_view = dx.defined() ? std::optional(dx.view_out()) : std::nullopt;
+    const auto dgrid_view = dgrid.defined() ? std::optional(dgrid.view_out()) : std::nullopt;
+    kernels(dy.device())
+        .grid_sample_backward(pointer(dx_view), pointer(dgrid_view), dy.view_in(), input.view_in(), positions.view_in(),
+                              how);
+    return Tensors{dx, needs_dgrid ? dgrid : zero};
+  });
 }
 
 void check_operands(const Tensor& x, const Tensor& grid) {
@@ -160,7 +160,7 @@ Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {
     return reshape(select(theta.to(kind.dtype), 2, i), shape);
   };
   Tensor grid = column(axes);
-  for (int64_t i = 0; i < axes; ++i) {  // x, y, z, so that the first sums broadcast to small tensors
+  for (int64_t i = 0; i < axes; ++i) {  // in the order x, y, z, so that the first sums are small tensors
     const int64_t n = size[size.size() - 1 - i];
     const double end = align_corners ? n > 1 : 1 - 1 / static_cast<double>(n);
     Shape shape = Dims::filled(axes + 2, 1);

@@ -15,14 +15,15 @@ struct GridSampleOptions {
 
 /// Samples x (N, C, D, H, W) at the positions of grid (N, D', H', W', 3), or x (N, C, H, W) at those of grid
 /// (N, H', W', 2). A position is (x, y, z) along W, H and D, or (x, y); the axes of x extend from -1 to 1. Returns
-/// (N, C, D', H', W') or (N, C, H', W') in the memory format of x. The grid has the dtype of x; for x in bf16 or f16 it
-/// may be f32, which keeps the precision of the positions. With `nearest`, the gradient in the grid is zero.
+/// (N, C, D', H', W') or (N, C, H', W') in the memory format of x. The grid has the dtype of x. For x in bf16 or f16,
+/// the grid may be f32, which keeps the precision of the positions. With `nearest`, the gradient with respect to the
+/// grid is zero.
 ///
 /// Can be differentiated any number of times. Second and higher derivatives are composed of other operators: they are
-/// slower and need a few tensors of the size of the result for each of the eight corners. On CUDA, the gradient in x is
-/// summed in 64-bit integers, so that it does not depend on the order of summation. The unit of the integers is a power
-/// of two, at most max|dy| * D'H'W' * 2^-59, and they need 8 bytes per element of x. If an element of the gradient dy
-/// of the result is not finite, the whole gradient in x is NaN.
+/// slower and need a few tensors of the size of the result for each of the eight corners. On CUDA, the gradient with
+/// respect to x is summed in 64-bit integers, so that it does not depend on the order of summation. The unit of the
+/// integers is a power of two, at most max|dy| * D'H'W' * 2^-59, and they need 8 bytes per element of x. If an element
+/// of the gradient dy of the result is not finite, the whole gradient with respect to x is NaN.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
 /// Returns the grid (N, D, H, W, 3) of the affine maps theta (N, 3, 4) for a volume of `size` (N, C, D, H, W), or the

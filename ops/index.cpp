@@ -13,7 +13,7 @@
 namespace voxgrad {
 namespace {
 
-/// Checks the operands. Returns the axis, counted from the first.
+/// Checks the operands. Returns the axis as a nonnegative number.
 int64_t check_index(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
   check_defined(op, "input", x);
   check_defined(op, "index", index);
@@ -46,13 +46,12 @@ Tensor gather(const Tensor& x, int64_t axis, const Tensor& index) { return gathe
 Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size) {
   axis = check_index("scatter_add", source, axis, index);
   check(index.shape() == source.shape(), "scatter_add", "index ", index.shape(), " and source ", source.shape(),
-        " differ");
+        " must have the same shape");
   check(size >= 0, "scatter_add", "size must not be negative, got ", size);
   Shape shape = source.shape();
   shape[axis] = size;
   Tensor out = empty(shape, source.options(), source.suggest_memory_format());
-  check(size > 0 || source.numel() == 0, "scatter_add", "nothing can be added along an axis of size 0, source is ",
-        describe(source));
+  check(size > 0 || source.numel() == 0, "scatter_add", "size is 0, but source is not empty: ", describe(source));
   kernels(source.device())
       .scatter_add("scatter_add", out.view_out(), source.view_in(), index.view_in(), static_cast<int>(axis));
   return record("scatter_add", out, {source},

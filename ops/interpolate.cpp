@@ -32,11 +32,11 @@ void check_input(const Tensor& x, const InterpolateOptions& options) {
   check_floating(kOp, x);
   check_batched(kOp, x);
   const int64_t axes = x.dim() - 2, required = row_of(options.mode).axes;
-  check(required == 0 || required == axes, kOp, "mode ", options.mode, " is for ", required,
-        " spatial axes, the input ", x.shape(), " has ", axes);
+  check(required == 0 || required == axes, kOp, "mode ", options.mode, " requires ", required,
+        " spatial axes, but input ", x.shape(), " has ", axes);
   check_axes(kOp, x, axes);
   const int64_t given = options.size ? options.size->values.size() : options.scale_factor->count;
-  check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given, " values, the input ",
+  check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given, " values, but input ",
         x.shape(), " has ", axes, " spatial axes");
 }
 
@@ -49,7 +49,8 @@ Dims result_size(const Tensor& x, const InterpolateOptions& options) {
       continue;
     }
     const double exact = std::floor(static_cast<double>(x.size(i + 2)) * (*options.scale_factor)[i]);
-    check(exact < 9e18, kOp, "scale_factor ", *options.scale_factor, " makes input ", x.shape(), " too large");
+    check(exact < 9e18, kOp, "scale_factor ", *options.scale_factor, " makes the result of input ", x.shape(),
+          " too large");
     size.push_back(static_cast<int64_t>(exact));
   }
   for (int64_t length : size)
@@ -78,7 +79,8 @@ std::ostream& operator<<(std::ostream& out, const ScaleFactor& s) {
 
 void InterpolateOptions::validate(const char* op) const {
   check(size.has_value() != scale_factor.has_value(), op, "exactly one of size and scale_factor must be given");
-  check(row_of(mode).map >= Resample::Mode::linear || !align_corners, op, "align_corners is not for mode ", mode);
+  check(row_of(mode).map >= Resample::Mode::linear || !align_corners, op, "align_corners must be false for mode ",
+        mode);
   if (size)
     for (int64_t length : size->values) check(length > 0, op, "size must be positive, got ", size->values);
   for (int64_t i = 0; scale_factor && i < scale_factor->count; ++i)

@@ -67,7 +67,8 @@ Tensor matmul(const Tensor& first, const Tensor& second) {
   const int64_t inner = b.size(b.dim() > 1 ? -2 : 0);
   check(a.size(-1) == inner, "matmul", "inner sizes ", a.size(-1), " and ", inner, " differ (shapes ", a.shape(),
         " and ", b.shape(), ')');
-  // A vector is a row on the left and a column on the right. That axis is removed from the result.
+  // A vector on the left is a matrix with one row, and a vector on the right is a matrix with one column. The axis of
+  // size 1 is removed from the result.
   if (a.dim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.dim() > 1 ? -2 : 0);
   if (b.dim() == 1) return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
   return matrix_product(a, b);

@@ -1,9 +1,10 @@
 // Losses.
 //
-// Losses of equal shapes are composed of elementwise operators and a reduction. Losses of classes are computed from
-// five sums over the voxels of each class. One kernel computes the sums in one pass over the logits, another their
-// gradient. The rest of the loss are operators in double on tensors with one element per class. For more than
-// kMaxClasses classes and for targets that are probabilities, the sums are composed of operators too.
+// Losses of an input and a target of equal shape are composed of elementwise operators and a reduction. Losses of
+// classes are computed from five sums over the voxels of each class. One kernel computes the sums in one pass over the
+// logits, and another kernel computes the gradient of the logits. The loss is composed of operators on the sums, in
+// double. For more than kMaxClasses classes and for targets that are probabilities, the sums are composed of operators
+// too.
 #include "ops/loss.h"
 
 #include <algorithm>
@@ -219,7 +220,7 @@ Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, con
   return sum_over_sharing_ranks(local_class_sums(op, input, target, options, per_sample), input);
 }
 
-/// Returns sum k of class_sums, weighted and added over all classes.
+/// Returns sum number k of class_sums, multiplied by the class weights, if any, and added over all classes.
 Tensor weighted_sum(const Tensor& sums, int64_t k, const Tensor& weight) {
   const Tensor class_values = select(sums, 2, k);
   return sum(weight.defined() ? class_values * weight.to(f64) : class_values);
@@ -257,8 +258,8 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
   return (total / sum_over_sharing_ranks(sum(picked(weight)), input)).to(dtype);
 }
 
-/// Computes cross_entropy or, without `logits`, nll_loss. Inputs (N, C) are composed of operators, because the kernels
-/// are made for many voxels per sample.
+/// Computes cross_entropy or, without `logits`, nll_loss. The loss of an input (N, C) is composed of operators, because
+/// the kernels are made for many voxels per sample.
 Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
                     bool logits) {
   const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMaxClasses;
@@ -346,7 +347,8 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
 
 namespace {
 
-/// Returns a view of the voxels of `target` that are nearest to the voxels of `logits`, as mode nearest_exact selects.
+/// Returns a view of the voxels of `target` that are nearest to the voxels of `logits`, like mode nearest_exact of
+/// interpolate.
 Tensor nearest(const Tensor& target, const Tensor& logits) {
   constexpr const char* kOp = "deep_supervision_loss";
   check_defined(kOp, "target", target);

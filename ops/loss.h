@@ -14,12 +14,13 @@ enum class Reduction : uint8_t { mean, sum, none, batchmean };
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
 /// Absolute error |input - target|.
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
-/// With d = |input - target|: d^2 / (2 beta) if d < beta, otherwise d - beta / 2 (Girshick, "Fast R-CNN", 2015).
+/// Smooth L1 loss, with d = |input - target|: d^2 / (2 beta) if d < beta, otherwise d - beta / 2 (Girshick, "Fast
+/// R-CNN", 2015).
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
                       double beta = 1.0);
 /// Binary cross-entropy with p = sigmoid(input): -(pos_weight * target * log(p) + (1 - target) * log(1 - p)). The
-/// computation does not overflow. target is in [0, 1]. pos_weight is undefined (1) or has a shape that broadcasts to
-/// that of the input, for example (C, 1, 1, 1) for one weight per channel of (N, C, D, H, W).
+/// computation does not overflow. target is in [0, 1]. pos_weight is undefined, which means 1, or has a shape that
+/// broadcasts to that of the input, for example (C, 1, 1, 1) for one weight per channel of (N, C, D, H, W).
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
                                         Reduction reduction = Reduction::mean, const Tensor& pos_weight = {});
 /// Kullback-Leibler divergence target * (log(target) - input), where input holds log-probabilities. If log_target,
@@ -40,7 +41,7 @@ Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = R
 // in the backward pass.
 
 struct CrossEntropyOptions {
-  Tensor weight{};              ///< (C): weights of the classes; the mean is divided by the sum of the voxels' weights
+  Tensor weight{};  ///< (C): weights of the classes; the mean is the sum divided by the sum of the voxels' weights
   int64_t ignore_index = -100;  ///< voxels with this class index are ignored
   double label_smoothing = 0;   ///< in [0, 1]: this part of the target is distributed equally among all classes
   Reduction reduction = Reduction::mean;
@@ -84,8 +85,9 @@ struct DiceCEOptions {
   double lambda_ce = 1;
 };
 /// Returns lambda_dice * dice_loss + lambda_ce * cross_entropy of logits. Both losses are computed in the same passes
-/// over the input. If all voxels are ignored or have a class of weight 0, the cross-entropy is 0, as in nnU-Net,
-/// whereas the function cross_entropy returns NaN, as in PyTorch; the Dice loss is then 0 if smooth_nr == smooth_dr.
+/// over the input. If all voxels are ignored or have a class of weight 0, the cross-entropy term is 0, as in nnU-Net.
+/// (The function cross_entropy returns NaN in this case, as in PyTorch.) If all voxels are ignored and
+/// smooth_nr == smooth_dr > 0, the Dice term is 0, too.
 Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptions& options = {});
 
 /// Deep supervision as in nnU-Net's trainer (Isensee et al. 2021): the weighted sum of dice_ce_loss over logits of

@@ -1,4 +1,4 @@
-// Methods of Tensor that are operators.
+// Methods of Tensor that call operators.
 #include "core/autograd.h"
 #include "core/profiler.h"
 #include "ops/detail/checks.h"
@@ -156,9 +156,9 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   check_defined("copy_", "the source", source);
   check_broadcasts("copy_", source, *this);
   NoGradGuard no_grad;
-  const Tensor here = voxgrad::expand(source.to(device()), shape());
+  const Tensor local = voxgrad::expand(source.to(device()), shape());
   // Clone a source that overlaps the target, so that it is read completely before the write.
-  kernels(device()).copy(view_out(), (may_share_memory(here, *this) ? here.clone() : here).view_in());
+  kernels(device()).copy(view_out(), (may_share_memory(local, *this) ? local.clone() : local).view_in());
   return *this;
 }
 

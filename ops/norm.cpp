@@ -18,7 +18,7 @@
 namespace voxgrad {
 namespace {
 
-/// Arguments of the gradient of a normalization that are not tensors.
+/// Non-tensor arguments for the gradient of a normalization.
 struct GradientRequest {
   Shape groups;  // shape of the statistics: (N, groups), or (1, C)
   double eps;
@@ -27,11 +27,13 @@ struct GradientRequest {
   std::optional<DType> weight, bias, added;    // dtypes of the gradients to compute
   distributed::Communicator* ranks = nullptr;  // the ranks that share the groups, or null
 };
-std::optional<DType> gradient_dtype(const Tensor& t) { return wants_grad(t) ? std::optional(t.dtype()) : std::nullopt; }
+std::optional<DType> gradient_dtype(const Tensor& t) {
+  return needs_gradient(t) ? std::optional(t.dtype()) : std::nullopt;
+}
 
-/// Records the bias `added` (C), which x contains, as an input of x.
+/// Records that the bias `added` (C) was added to x.
 Tensor record_added(const Tensor& x, const Tensor& added) {
-  if (!wants_grad(added)) return x;
+  if (!needs_gradient(added)) return x;
   return record("add_bias", x.detach(), {x, added},
                 [axes = all_but_channels(x), dtype = added.dtype()](const Tensor& g) -> Tensors {
                   return {g, sum(g, axes).to(dtype)};
@@ -72,7 +74,7 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
 }
 
 /// Returns the function with which a kernel gathers the statistics of all ranks. `all` owns the gathered tensor.
-OverRanks gather_from(distributed::Communicator& ranks, Tensor& all) {
+GatherStatistics gather_from(distributed::Communicator& ranks, Tensor& all) {
   return [&](const View& local) {
     const NoGradGuard no_grad;
     all = ranks.all_gather(from_blob(local.data, {local.size[0], local.size[1]}, {f64, device_of(local)}, {}));
@@ -104,7 +106,7 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
   }
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   Tensor all;
-  const OverRanks over_ranks = r.ranks ? gather_from(*r.ranks, all) : OverRanks();
+  const GatherStatistics over_ranks = r.ranks ? gather_from(*r.ranks, all) : GatherStatistics();
   kernels(x.device())
       .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
                            as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
@@ -123,12 +125,12 @@ void check_eps(const char* op, double eps) {
 
 struct NormResult {
   Tensor y, mean, rstd;
-  Tensor counts;  // (ranks), f64: the elements that each rank has in a group; undefined without ranks
+  Tensor counts;  // (ranks), f64: number of elements of a group on each rank; undefined without ranks
 };
 
 /// Normalizes with the statistics of the input, and records the operation. `groups` is the shape of the statistics:
 /// (N, groups), or (1, C) for statistics over the batch. `added`: see ops/detail/unrecorded.h. `ranks`: the ranks that
-/// share the groups, whose parts may differ in size, or null.
+/// share the groups, or null. The ranks may have different numbers of elements.
 NormResult normalize_groups(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight,
                             const Tensor& bias, double eps, const NormActivations& activations = {},
                             const Tensor& added = {}, distributed::Communicator* ranks = nullptr) {
@@ -137,7 +139,7 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
   const Tensor mean = empty(groups, {widened(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   Tensor all;
-  const OverRanks over_ranks = ranks ? gather_from(*ranks, all) : OverRanks();
+  const GatherStatistics over_ranks = ranks ? gather_from(*ranks, all) : GatherStatistics();
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
                   pointer(beta), eps, activations, ranks ? &over_ranks : nullptr);
@@ -156,7 +158,8 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
   return {y, mean, rstd, all.defined() ? select(select(all, 1, all.size(1) - 1), 1, 0) : Tensor()};
 }
 
-/// Normalizes with the given mean and rstd (1, C), which are constants. Differentiable in the input, weight and bias.
+/// Normalizes with the given mean and rstd (1, C), which are constants. Differentiable with respect to the input,
+/// weight and bias.
 Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
                       const Tensor& bias) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());

@@ -47,7 +47,8 @@ T* address(const char* op, const char* what, const Tensor* number, Device device
   if (!number) return nullptr;
   const bool fits = number->defined() && number->dtype() == dtype_of<std::remove_const_t<T>> && number->numel() == 1 &&
                     number->device() == device;
-  check(fits, op, what, " must be one ", dtype_of<std::remove_const_t<T>>, " on ", device, ", got ", describe(*number));
+  check(fits, op, what, " must have one element of dtype ", dtype_of<std::remove_const_t<T>>, " on ", device, ", got ",
+        describe(*number));
   return (std::is_const_v<T> ? number->view_in() : number->view_out()).template as<T>();
 }
 
@@ -61,7 +62,8 @@ bool is_followed_by_same_kind(TensorSpan list, size_t i) {
 void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_list<List> states, const AnyStep& step,
          const StepScaling& scaling = {}, bool read_only = false) {
   const auto check_number = [&](const auto& options) {
-    if constexpr (requires { options.step; }) check(options.step > 0, op, "steps count from 1, got ", options.step);
+    if constexpr (requires { options.step; })
+      check(options.step > 0, op, "step must be at least 1, got ", options.step);
   };
   std::visit(check_number, step);
   check_params(op, params);
@@ -164,7 +166,7 @@ void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& 
 Tensor sum_of_squares(TensorSpan grads) {
   constexpr const char* kOp = "sum_of_squares";
   NoGradGuard no_grad;
-  check(!grads.empty(), kOp, "no gradients");
+  check(!grads.empty(), kOp, "the list of gradients is empty");
   const Tensors dense = dense_copies(grads);
   check_params(kOp, dense);
   Tensors sums;

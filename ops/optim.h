@@ -1,11 +1,11 @@
 // Optimizer steps on lists of parameters with their gradients and state, in place. ops/detail/optim_step.h contains the
 // update of one element. nn/optim/ contains the optimizers that users construct.
 //
-// The following holds for all steps: Entry i of each list belongs to parameter i; a list that the options do not use is
-// empty. A gradient has the shape, device and floating dtype of its parameter. So does the state, except that it is f32
-// for parameters in bf16 and f16. Dtype and device may differ between parameters. Parameters are contiguous or
-// channels-last, and their state has the same memory format. Autograd records nothing. If an argument is invalid, the
-// functions throw Error before they modify any tensor.
+// The following holds for all steps. Entry i of each list belongs to parameter i; a list that the options do not use is
+// empty. A gradient has the shape, device and floating dtype of its parameter. The state has the same shape, device and
+// dtype, except that the state of parameters in bf16 and f16 is f32. Dtype and device may differ between parameters.
+// Parameters are contiguous or channels-last, and their state has the same memory format. Autograd records nothing. If
+// an argument is invalid, the functions throw Error before they modify any tensor.
 #pragma once
 
 #include <cstdint>
@@ -75,19 +75,19 @@ struct StepScaling {
 
 using TensorSpan = std::span<const Tensor>;
 
-/// Stochastic gradient descent. Uses momentum_buffers if step.momentum is not 0.
+/// Performs one step of stochastic gradient descent. Uses momentum_buffers if step.momentum is not 0.
 void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
               const StepScaling& scaling = {});
-/// Adam or AdamW. Uses max_exp_avg_sqs if step.amsgrad.
+/// Performs one step of Adam or AdamW. Uses max_exp_avg_sqs if step.amsgrad.
 void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
                TensorSpan max_exp_avg_sqs, const AdamStep& step, const StepScaling& scaling = {});
-/// RMSprop. Uses momentum_buffers if step.momentum is not 0, and grad_avgs if step.centered.
+/// Performs one step of RMSprop. Uses momentum_buffers if step.momentum is not 0, and grad_avgs if step.centered.
 void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
                   TensorSpan grad_avgs, const RmspropStep& step, const StepScaling& scaling = {});
-/// Adagrad.
+/// Performs one step of Adagrad.
 void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const AdagradStep& step,
                   const StepScaling& scaling = {});
-/// Lion.
+/// Performs one step of Lion.
 void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
                const StepScaling& scaling = {});
 /// Updates the exponential moving averages of parameters.

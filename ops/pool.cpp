@@ -75,7 +75,7 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
     check(size[i] > 0, op, "the window is larger than the padded input ", x.shape(), ": the result would have ",
           size[i], " elements along axis ", axis, " with kernel_size ", w.kernel_size, ", stride ", w.stride,
           ", padding ", w.padding, ", dilation ", w.dilation);
-    // In ceil mode, drop a last window that would begin in the padding after the input.
+    // In ceil mode, drop the last window if it would begin in the padding after the input.
     if (w.ceil_mode && (size[i] - 1) * stride >= in + w.padding[i]) --size[i];
     check_not_empty(op, w, i, axis, in, size[i]);
   }
@@ -173,8 +173,8 @@ Tensor adaptive_avg_pool(const char* op, const Tensor& x, const Dims& size) {
   return resample_axes(x, size.size(), maps, to_triple(size, 1));
 }
 
-/// Adaptive maximum pooling by max_pool, which needs windows of equal length. Where the lengths differ, the inputs are
-/// copied so that each shorter window repeats its last input.
+/// Computes adaptive maximum pooling with max_pool, which requires windows of equal length. If the lengths differ,
+/// copies the inputs such that each shorter window repeats its last input.
 Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
   check_adaptive(op, x, size);
   Tensor padded = x;

@@ -1,8 +1,9 @@
 // Maximum and average pooling of signals, images and volumes.
 //
 // The 3-D functions take x (N, C, D, H, W) or (C, D, H, W), the 2-D functions (N, C, H, W) or (C, H, W), and the 1-D
-// functions (N, C, L) or (C, L). The result has the same axes, dtype and memory format. Floating dtypes. All functions
-// throw Error if an axis other than the batch is empty, if an option is invalid, or if the result has no voxels.
+// functions (N, C, L) or (C, L). The result has the same axes, dtype and memory format as x, and x must have a floating
+// dtype. All functions throw Error if an axis other than the batch is empty, if an option is invalid, or if the result
+// has no voxels.
 #pragma once
 
 #include <optional>
@@ -12,8 +13,9 @@
 
 namespace voxgrad {
 
-/// Padding before and after each spatial axis. One number applies to all axes and both sides, one number per axis to
-/// both sides: 1, {1, 1, 0}, or {Triple(0), Triple(1)} for 0 before and 1 after each axis.
+/// Padding before and after each spatial axis. One number, such as 1, applies to all axes and both sides. One number
+/// per axis, such as {1, 1, 0}, applies to both sides of the axis. {Triple(0), Triple(1)} pads by 0 before and by 1
+/// after each axis.
 template <int N>
 struct Padding {
   constexpr Padding(int64_t all) : begin(all), end(all) {}
@@ -63,7 +65,7 @@ struct AvgPoolOptions {
 
 /// Return the maximum of each window. The size of the result is
 /// D' = (D + padding before and after - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in ceil_mode.
-/// A maximum over NaN is NaN.
+/// If a window contains NaN, its maximum is NaN.
 Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& options);
 Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& options);
 Tensor max_pool1d(const Tensor& x, const MaxPoolOptions<1>& options);

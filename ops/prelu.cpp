@@ -22,7 +22,7 @@ Tensor by_channels(const Tensor& weight, const Tensor& x) {
   return expand(reshape(weight, {weight.numel()}), {x.size(1)});
 }
 
-/// Computes the gradients in x and in the expanded weight (C) with one kernel.
+/// Computes the gradients of x and of the expanded weight (C) with one kernel.
 Tensors gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   Tensors grads{empty_like(x), empty({x.size(1)}, {widened(x.dtype()), x.device()})};

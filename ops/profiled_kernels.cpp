@@ -1,5 +1,5 @@
-// The kernel tables while the profiler is active. Each entry runs the kernel of the device and records its name,
-// shapes, bytes and arithmetic.
+// The kernel tables that are used while the profiler is active. Each entry runs the kernel of the device and records
+// its name, shapes, bytes and arithmetic.
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -17,7 +17,7 @@ constexpr size_t kMaxShapes = 8;  // shapes recorded per call
 /// The arguments of a call, as far as the profiler uses them.
 struct Call {
   const char* name;
-  std::vector<const View*> views{};  // in the order of the arguments, optional views that are not given as null
+  std::vector<const View*> views{};  // in the order of the arguments; null for an optional view that is not given
   double bytes = 0;
   const ConvGeometry* geometry = nullptr;
 
@@ -89,8 +89,8 @@ Work convolution(ConvPass pass, const Call& call, size_t x, size_t w, size_t y) 
   return {flop, std::max(flop / e.flop_rate, call.bytes / e.byte_rate)};
 }
 
-/// Estimates the work of a call. Kernels without a specialization are limited by the memory bandwidth, and their
-/// arithmetic is not counted.
+/// Estimates the work of a call. Without a specialization, the memory bandwidth limits the kernel, and its arithmetic
+/// is not counted.
 template <auto kernel>
 Work estimate_work(const Call& call) {
   const double rate = byte_rate(call.device());

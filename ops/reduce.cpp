@@ -22,7 +22,7 @@ Shape kept_shape(const char* op, const Tensor& x, const Dims& axes) {
   bool seen[kMaxRank] = {};
   for (int64_t given : axes) {
     const int64_t axis = normalize_axis(given, x.dim(), op);
-    check(!seen[axis], op, "axes ", axes, " name an axis twice");
+    check(!seen[axis], op, "axes ", axes, " contain an axis twice");
     seen[axis] = true;
     if (x.dim() > 0) shape[axis] = 1;
   }

@@ -17,7 +17,7 @@ Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor amax(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 /// Returns the variance: the sum of squared deviations from the mean, divided by (count - correction). The computation
-/// makes two passes. Throws Error unless count > correction.
+/// makes two passes. Throws Error unless the number of reduced elements, count, exceeds correction.
 Tensor var(const Tensor& x, const Axes& axes = {}, int64_t correction = 1, bool keepdim = false);
 /// Returns the standard deviation, the square root of var. The gradient is 0 where the standard deviation is 0.
 Tensor std(const Tensor& x, const Axes& axes = {}, int64_t correction = 1, bool keepdim = false);

@@ -110,13 +110,13 @@ Tensor view(const Tensor& x, const Shape& shape) {
 
 Tensor permute(const Tensor& x, const Dims& order) {
   check_defined("permute", "input", x);
-  check(order.size() == x.dim(), "permute", "order ", order, " does not name the axes of ", x.shape());
+  check(order.size() == x.dim(), "permute", "order ", order, " must list each axis of ", x.shape(), " once");
   Shape shape = x.shape();
   Strides strides = x.strides();
   Dims inverse = Dims::filled(x.dim(), -1);
   for (int64_t i = 0; i < x.dim(); ++i) {
     const int64_t from = normalize_axis(order[i], x.dim(), "permute");
-    check(inverse[from] < 0, "permute", "order ", order, " names an axis twice");
+    check(inverse[from] < 0, "permute", "order ", order, " contains an axis twice");
     inverse[from] = i;
     shape[i] = x.shape()[from];
     strides[i] = x.strides()[from];
@@ -194,7 +194,7 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
   check(step > 0, "slice", "step must be positive, got ", step);
   axis = normalize_axis(axis, x.dim(), "slice");
   const int64_t size = x.shape()[axis];
-  step = std::min(step, std::max<int64_t>(1, size));  // a longer one takes one element as well
+  step = std::min(step, std::max<int64_t>(1, size));  // a larger step selects the same elements
   start = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
   stop = std::clamp<int64_t>(stop < 0 ? stop + size : stop, start, size);
   Shape shape = x.shape();
@@ -278,7 +278,7 @@ Tensors chunk(const Tensor& x, int64_t count, int64_t axis) {
 }
 
 Tensor cat(const Tensors& given, int64_t axis) {
-  check(!given.empty(), "cat", "no tensors");
+  check(!given.empty(), "cat", "the list of tensors is empty");
   for (const Tensor& tensor : given) check_defined("cat", "a tensor", tensor);
   DType dtype = given[0].dtype();
   for (const Tensor& tensor : given) dtype = promote_types(dtype, tensor.dtype());
@@ -309,15 +309,15 @@ Tensor cat(const Tensors& given, int64_t axis) {
 }
 
 Tensor stack(const Tensors& tensors, int64_t axis) {
-  check(!tensors.empty(), "stack", "no tensors");
-  Tensors raised;
+  check(!tensors.empty(), "stack", "the list of tensors is empty");
+  Tensors unsqueezed;
   for (const Tensor& tensor : tensors) {
     check_defined("stack", "a tensor", tensor);
     check(tensor.shape() == tensors[0].shape(), "stack", "shapes ", tensors[0].shape(), " and ", tensor.shape(),
           " differ");
-    raised.push_back(unsqueeze(tensor, axis));
+    unsqueezed.push_back(unsqueeze(tensor, axis));
   }
-  return cat(raised, normalize_axis(axis, raised[0].dim(), "stack"));
+  return cat(unsqueezed, normalize_axis(axis, unsqueezed[0].dim(), "stack"));
 }
 
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
@@ -363,7 +363,7 @@ Tensor flip(const Tensor& x, const Dims& axes) {
   for (int64_t given : axes) {
     check(x.dim() > 0, "flip", "the tensor has no axes");
     const int64_t axis = normalize_axis(given, x.dim(), "flip");
-    check(!seen[static_cast<size_t>(axis)], "flip", "axes ", axes, " name an axis twice");
+    check(!seen[static_cast<size_t>(axis)], "flip", "axes ", axes, " contain an axis twice");
     seen[static_cast<size_t>(axis)] = true;
     if (view.size[axis] <= 1) continue;
     view.data = static_cast<char*>(view.data) + (view.size[axis] - 1) * view.stride[axis] * item_size(x.dtype());
@@ -377,7 +377,7 @@ Tensor flip(const Tensor& x, const Dims& axes) {
 Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes) {
   check_defined("roll", "input", x);
   if (axes.empty()) {
-    check(shifts.size() == 1, "roll", "takes one shift without axes, got ", shifts);
+    check(shifts.size() == 1, "roll", "requires exactly one shift if no axes are given, got ", shifts);
     return reshape(roll(flatten(x), shifts, 0), x.shape());
   }
   check(shifts.size() == axes.size(), "roll", "shifts ", shifts, " and axes ", axes, " differ in number");
@@ -393,7 +393,7 @@ Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes) {
 
 Tensor repeat(const Tensor& x, const Dims& repeats) {
   check_defined("repeat", "input", x);
-  check(repeats.size() >= x.dim(), "repeat", "repeats ", repeats, " must name each axis of ", x.shape());
+  check(repeats.size() >= x.dim(), "repeat", "repeats ", repeats, " must have a value for each axis of ", x.shape());
   Shape shape = x.shape(), result;
   while (shape.size() < repeats.size()) shape.insert(0, 1);
   for (int64_t i = 0; i < shape.size(); ++i) {

@@ -1,5 +1,5 @@
 // Maxima, minima and sorted order along an axis, with their positions. Positions are i64 and count along the axis. NaN
-// is larger than any number, but min and argmin also return NaN if there is one.
+// counts as larger than any number. As an exception, min and argmin select NaN, too, if x contains NaN.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@ namespace voxgrad {
 /// flattened tensor, in row-major order. Throw Error if there are no elements.
 Tensor argmax(const Tensor& x, std::optional<int64_t> axis = {}, bool keepdim = false);
 Tensor argmin(const Tensor& x, std::optional<int64_t> axis = {}, bool keepdim = false);
-/// Return the largest or smallest elements along `axis` and their positions. The gradient goes to the element at the
-/// position only, whereas amax and amin share it among equal elements.
+/// Return the largest or smallest elements along `axis` and their positions. Only the element at the returned position
+/// gets the gradient, whereas amax and amin share the gradient among equal elements.
 Selection max(const Tensor& x, int64_t axis, bool keepdim = false);
 Selection min(const Tensor& x, int64_t axis, bool keepdim = false);
 /// Returns the elements sorted along `axis` and their positions. The sort is stable.

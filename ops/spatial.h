@@ -27,9 +27,9 @@ namespace voxgrad::distributed {
 ///   only. Ranks with equal generators draw equal random numbers (dropout).
 ///
 /// Gradients are those of the sum of the losses of all ranks. nn::DataParallel on the same group divides them by
-/// size(), which gives the gradients of the whole volume in the parameters. All ranks must call the same operators in
-/// the same order. The gradients of convolutions and norms of slabs cannot be differentiated again. A backward pass may
-/// run after the object is destroyed, but `group` must outlive it. With one rank, the object has no effect.
+/// size(), which gives the gradients of the loss of the whole volume. All ranks must call the same operators in the
+/// same order. The gradients of convolutions and norms of slabs cannot be differentiated again. A backward pass may run
+/// after the object is destroyed, but `group` must outlive it. With one rank, the object has no effect.
 class [[nodiscard]] SpatialParallel {
  public:
   explicit SpatialParallel(Communicator& group) : group_(group), guard_(group.size() > 1 ? &group : nullptr) {}

@@ -1,6 +1,6 @@
 // Convolutions of a volume that several ranks share in slabs. Each rank convolves its own slab while it receives the
-// planes that it needs from its neighbors (halos). Since convolutions are linear, it then convolves each halo on its
-// own and adds the result to the planes that depend on the halo. The slab is not copied.
+// planes that it needs from its neighbors (halos). Since convolutions are linear, the rank then convolves each halo
+// separately and adds the result to the planes that depend on the halo. This avoids a copy of the slab.
 #include <algorithm>
 
 #include "core/autograd.h"
@@ -15,7 +15,7 @@ namespace {
 
 /// The halo of one side, and the planes of the result that depend on it.
 struct Side {
-  int64_t halo = 0;     // planes of the neighbor
+  int64_t halo = 0;     // number of planes received from the neighbor
   int64_t start = 0;    // first plane of the result that depends on the halo
   int64_t planes = 0;   // number of these planes
   int64_t padding = 0;  // padding along D of the convolution from the halo to these planes
@@ -65,7 +65,7 @@ void check_slab(const char* op, bool transposed, const Axis& a, const Sides& sid
         a.in, " planes gives ", a.out, " with kernel_size ", a.kernel, ", stride ", a.stride, ", padding ", a.padding,
         ", dilation ", a.dilation, " along D");
   const int64_t halo = std::max(sides[0].halo, sides[1].halo);
-  check(halo <= a.in, op, "reads ", halo, " planes of the next slab, which has only ", a.in,
+  check(halo <= a.in, op, "reads ", halo, " planes of a neighboring slab, which has only ", a.in,
         "; share the volume among fewer ranks");
 }
 
@@ -159,7 +159,7 @@ Tensor convolve_slab(const char* op, distributed::Communicator& group, bool tran
             map.forward(halos[i], weight, {}, SlabMap::with_depth(size, side.planes), map.geometry_of(side)));
     if (epilogue.relu) y.copy_(relu(y));
   }
-  const bool dx = wants_grad(x), dw = wants_grad(weight), db = epilogue.bias_recorded && wants_grad(bias);
+  const bool dx = needs_gradient(x), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   // A missing halo is saved as an empty tensor, so that all ranks save the same number of tensors.
   const auto kept = [&](const Tensor& halo) { return Saved(halo.defined() ? halo : empty({0}, form.options)); };
   return record(op, y, {x, weight, epilogue.bias_recorded ? bias : Tensor()},

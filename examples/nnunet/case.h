@@ -34,13 +34,13 @@ struct Box {
 struct Case {
   std::string name;   ///< used in error messages
   Tensor image;       ///< (C, D, H, W) f32
-  Tensor label;       ///< (D, H, W) u8: class numbers and ignore_index; undefined for a case without a label
+  Tensor label;       ///< (D, H, W) u8: class indices and ignore_index; undefined for a case without a label
   Geometry geometry;  ///< voxel grid of `image` and `label`
   Geometry original;  ///< voxel grid of the files
   Box box;            ///< region of the files that `image` and `label` cover, in voxels of `original`
 };
 
-/// Reads one NIfTI file per channel and, unless `label` is empty, one file with class numbers in [0, classes). If
+/// Reads one NIfTI file per channel and, unless `label` is empty, one file with class indices in [0, classes). If
 /// ignore_index is not negative, the label may also hold this number, for voxels that training ignores.
 ///
 /// Throws Error, with the name of the file, if load_nifti rejects a file, if a file holds a series of volumes or a

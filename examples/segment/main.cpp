@@ -46,7 +46,7 @@ void add_data_options(CLI::App& app, Options& options) {
                                      "is only one file")
                           ->check(examples::not_empty())
                           ->excludes(dataset);
-  auto* const label = app.add_option("--label", options.labels, "NIfTI files with class numbers, one per --image")
+  auto* const label = app.add_option("--label", options.labels, "NIfTI files with class indices, one per --image")
                           ->check(examples::not_empty())
                           ->excludes(dataset);
   image->needs(label);

@@ -68,7 +68,7 @@ Task brain();
 /// cases are checked when they are loaded.
 Task dataset(const std::filesystem::path& folder);
 
-/// Returns the task of single-channel NIfTI files: labels[i] holds the class numbers of images[i]. Validates on the
+/// Returns the task of single-channel NIfTI files: labels[i] holds the class indices of images[i]. Validates on the
 /// last pair and trains on the others; a single pair is split by slices.
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels);
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kSize = 16;
 
-/// Returns random class numbers in {0, 1, 2}.
+/// Returns random class indices in {0, 1, 2}.
 vg::Tensor random_labels(int64_t samples, vg::Device device) {
   return (vg::rand({samples, kSize, kSize, kSize}, {.device = device}) * 3).to(vg::i64);
 }
@@ -93,6 +93,7 @@ void replay_a_step() {
 }
 
 void train_rank(vg::distributed::Communicator& world) {
+  vg::manual_seed(world.rank());  // each rank draws its own data
   Network model;
   model.to(world.device());
   vg::nn::DataParallel parallel(model, world);  // copies rank 0's parameters; backward() averages the gradients

@@ -2,9 +2,9 @@
 //
 // Usually, a task is a tile of outputs. The task packs the input tile once and then computes the rows of outputs one
 // after another. A row is a matrix product whose left operand is the packed tile, read at one offset per tap. Taps that
-// are outside the input along d or h are skipped. Taps that are outside along w for some outputs of the row multiply
-// the other outputs only, or zeros if a product has few terms. If the weights are larger than the inputs, a task is a
-// block of output channels instead and packs its weights.
+// are outside the input along d or h are skipped. A tap may be outside the input along w for some outputs of the row.
+// The product then skips these outputs for this tap, or reads zeros if it has few terms. If the weights are larger than
+// the inputs, a task is a block of output channels instead and packs its weights.
 //
 // The rows of the register tile are voxels and its columns are output channels; with few output channels, the roles are
 // exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
@@ -30,11 +30,11 @@ constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
 // Below this number of terms, a product does not treat the taps at the ends of w separately.
 constexpr int64_t kMinDepth = 64;
-// All inputs are packed at once if they are smaller than this and than the weights.
+// All inputs are packed at once if they are smaller than this limit and smaller than the weights.
 constexpr int64_t kInputBytes = 4 << 20;
 // Input channels whose weights one task packs: the elements of a cache line in channels_last.
 constexpr int64_t kPackedChannels = 16;
-// A tile is not made shorter than this along w in order to hold more channels.
+// Minimum length of a tile along w. A tile is not shortened further to hold more channels.
 constexpr int64_t kMinRow = 32;
 
 /// One phase of each axis.
@@ -59,9 +59,9 @@ class Convolution {
   explicit Convolution(const ConvProblem<T>& problem)
       : p_(problem), blocks_(column_blocks<T>(problem.out_channels())), weights_(problem) {
     channels_per_unit_ = choose_channels();
-    const int64_t wanted = divide_up(4 * num_threads(), p_.out.batch);
+    const int64_t min_tiles = divide_up(4 * num_threads(), p_.out.batch);
     const int64_t slots = kTileBytes / item() / std::max<int64_t>(1, channels_per_unit_);
-    tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = wanted});
+    tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = min_tiles});
     layout_ = {tiling_.windows[2].slots * channels_per_unit_, tiling_.windows[2].slots, 1};
     const int64_t channels = p_.out_channels(), width = tiling_.length[2];
     voxels_are_columns_ = 2 * channels <= padded_columns(blocks_) &&
@@ -106,7 +106,8 @@ class Convolution {
   }
 
   int64_t tiles() const { return p_.out.batch * tiling_.count(); }
-  /// Returns the elements of a packed tile, plus padding because a register tile may read beyond the last row.
+  /// Returns the number of elements of a packed tile, plus padding because a register tile may read beyond the last
+  /// row.
   int64_t tile_elements() const { return tiling_.slots() * channels_per_unit_ + kMaxTileWidth / item(); }
 
   /// Returns whether all packed inputs are smaller than the weights, as with many channels and few voxels.
@@ -155,8 +156,8 @@ class Convolution {
     task.origin = tiling_.origin(tile % tiling_.count());
   }
 
-  /// Returns the number of input channels per unit, so that the weights of a phase and a tile with short rows fit in
-  /// their memory.
+  /// Returns the number of input channels per unit, so that the weights of a phase fit in kPanelBytes and a tile with
+  /// short rows fits in kTileBytes.
   int64_t choose_channels() const {
     int64_t slots = 1;
     int64_t columns = 1;
@@ -374,7 +375,7 @@ class Convolution {
   int64_t channels_per_unit_ = 0;
   Tiling tiling_;
   PackedLayout layout_;
-  bool voxels_are_columns_ = false;  // of the register tile, whose rows then are output channels
+  bool voxels_are_columns_ = false;  // exchanges the roles of the rows and columns of the register tile
 };
 
 /// Sets every output to its bias, or to zero if there is no bias.
@@ -402,7 +403,7 @@ bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const Vie
   return matches;
 }
 
-/// Computes such a convolution without packing. Reads the input once for all outputs.
+/// Computes the head of a network (see is_head) without packing. Reads the input once for all outputs.
 template <class T>
 void multiply_head(const ConvProblem<T>& p) {
   constexpr int64_t kPiece = 256;

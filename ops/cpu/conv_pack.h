@@ -59,7 +59,7 @@ struct AxisWindow {
 /// The division of the steps of three axes into tiles.
 struct Tiling {
   std::array<int64_t, 3> length{1, 1, 1};  // steps per tile
-  std::array<int64_t, 3> pieces{0, 0, 0};  // tiles
+  std::array<int64_t, 3> pieces{0, 0, 0};  // tiles along each axis
   std::vector<AxisWindow> windows;         // the inputs that a tile reads
 
   int64_t count() const { return pieces[0] * pieces[1] * pieces[2]; }
@@ -77,7 +77,8 @@ struct TilingLimits {
   int64_t tiles = 1;                                    ///< smallest number of tiles, if there are enough rows
 };
 
-/// Returns the largest tiles within the limits. Divides an axis evenly, and w only if d and h have one step per tile.
+/// Returns the largest tiles within the limits. The tiles of an axis have equal lengths, except for the last tile. Axis
+/// w is divided only if tiles have one step along d and h.
 Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimits& limits);
 
 /// An (N, C, D, H, W) view with elements of type T.

@@ -38,7 +38,7 @@ inline constexpr int kMaxTileRows = 12;
 /// Largest width of a tile in bytes.
 inline constexpr int kMaxTileWidth = 3 * kTileAlignment;
 
-/// The tiles with the same number of columns.
+/// The register tiles that have the same number of columns.
 template <class T>
 struct TileFamily {
   int columns = 0;
@@ -46,7 +46,7 @@ struct TileFamily {
   void (*products[kMaxTileRows])(const TileProduct<T>&) = {};  // products[m - 1] computes m rows
 };
 
-/// A run of columns, which are channels, and the tiles that compute it.
+/// A run of columns, which are channels or voxels, and the tiles that compute it.
 template <class T>
 struct ColumnBlock {
   int64_t first = 0;

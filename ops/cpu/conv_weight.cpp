@@ -2,8 +2,8 @@
 // with i = o * stride - padding + tap * dilation.
 //
 // Tiles of x and y are packed with pieces of their channels innermost. For each tap, the register tile multiplies rows
-// of y by rows of x, shifted by the tap, and sums over voxels. Each thread computes some (channels, tap) of the result,
-// so no sum is split between threads.
+// of y by rows of x, shifted by the tap, and sums over voxels. Each thread computes the sums of some (channels, tap)
+// combinations, so no sum is split between threads.
 #include <algorithm>
 #include <numeric>
 
@@ -31,7 +31,7 @@ struct Piece {
   int64_t first = 0;
   int64_t count = 0;
   int64_t width = 0;                      // packed elements per voxel; those after `count` are 0
-  const TileFamily<T>* family = nullptr;  // the tiles that multiply the piece, for pieces of the columns only
+  const TileFamily<T>* family = nullptr;  // the tiles that multiply the piece; null for pieces of the rows
 };
 
 /// One operand of the product: x, which the taps shift, or y.
@@ -46,7 +46,7 @@ struct Operand {
   std::vector<Piece<T>> pieces = {};
 
   explicit Operand(const View& view) : volume(view) {}
-  /// Returns the elements of a packed tile before piece number `piece`.
+  /// Returns the number of elements of a packed tile before piece number `piece`.
   int64_t elements(size_t piece) const {
     int64_t width = 0;
     for (size_t i = 0; i < piece; ++i) width += pieces[i].width;
@@ -143,7 +143,8 @@ class WeightGradient {
     return std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, tiles()));
   }
 
-  /// Computes items [range.begin, range.end). Packs all tiles, one batch after another, and adds the products of each.
+  /// Computes items [range.begin, range.end). Packs the tiles in batches and adds the products of each batch to the
+  /// sums.
   void run_items(T* w, T* sums, T* packed, const ConvRange& range) {
     std::fill_n(sums, (range.end - range.begin) * item_elements(), T(0));
     auto over_items = [&](const auto& body) {
@@ -251,18 +252,18 @@ class WeightGradient {
       begin[i] = std::max<int64_t>(0, range.begin - origin[i]);
       end[i] = std::min(x_.tiling.length[i], range.end - origin[i]);
     }
-    struct Walk {     // offsets in the packed tile of an operand
-      int64_t start;  // first voxel
-      int64_t d;      // stride along d
-      int64_t h;      // stride along h
+    struct PackedOffsets {  // offsets in the packed tile of an operand
+      int64_t start;        // first voxel
+      int64_t d;            // stride along d
+      int64_t h;            // stride along h
     };
-    auto walk = [&](const Operand<T>& operand, int64_t width) {
+    auto packed_offsets = [&](const Operand<T>& operand, int64_t width) {
       const auto& windows = operand.tiling.windows;
       auto slot = [&](size_t i) { return begin[i] + windows[i].base[&operand == &x_ ? k[i] : 0]; };
       const int64_t h = windows[2].slots * width, d = windows[1].slots * h;
-      return Walk{slot(0) * d + slot(1) * h + slot(2) * width, d, h};
+      return PackedOffsets{slot(0) * d + slot(1) * h + slot(2) * width, d, h};
     };
-    const Walk rows = walk(*rows_, rows_width), columns = walk(*columns_, columns_width);
+    const PackedOffsets rows = packed_offsets(*rows_, rows_width), columns = packed_offsets(*columns_, columns_width);
     segments.clear();
     for (int64_t d = 0; d < end[0] - begin[0]; ++d)
       for (int64_t h = 0; h < end[1] - begin[1]; ++h)

@@ -106,7 +106,7 @@ class WeightPacking {
 
   /// Packs `count` weights per column that are contiguous in memory: the kernels of one or more input channels.
   /// Transposes squares of weights x columns. The last square overlaps the previous one, and padding columns repeat the
-  /// last column of the block. Prefetches the weights `ahead` elements later.
+  /// last column of the block. Prefetches the weights that are `ahead` elements further.
   void pack_columns(const ConvUnit<T>& unit, const T* source, int64_t count, int64_t ahead, T* to) const {
     constexpr int kSquare = kColumnUnit<T>;
     const int64_t columns = unit.block.family->columns, taps = static_cast<int64_t>(slots_.size());

@@ -19,6 +19,7 @@ int64_t checked_index(const char* op, int64_t index, int64_t size, int axis) {
 /// the shape of `index`. `indexed` has elements of type Q, which `index` selects along `axis`.
 template <class P, class Q, class F>
 void for_indexed(const char* op, const View& plain, const View& indexed, const View& index, int axis, F&& f) {
+  if (plain.numel() == 0) return;
   const auto nest = make_nest(axis, plain, indexed, index);
   const Offsets across = nest.inner_stride();
   const int64_t length = plain.size[axis], size = indexed.size[axis];

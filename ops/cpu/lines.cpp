@@ -47,7 +47,7 @@ void for_all_lines(const View& out, const View& in, int axis, F&& f) {
       kLines, in.size[axis]);
 }
 
-/// Returns the dtype to compare elements as: u8 for bool.
+/// Returns the dtype in which elements are compared: u8 for bool, otherwise `dtype`.
 DType ordered(DType dtype) { return dtype == b8 ? u8 : dtype; }
 
 /// Finds the position of the extremum of each line. Runs from the last element to the first, so that the first of equal

@@ -15,7 +15,8 @@
 #include "core/view.h"
 #include "ops/detail/halves.h"
 
-// For loops in which element i of the result depends only on elements i of the operands. The result may be an operand.
+// Lets the compiler vectorize a loop in which element i of the result depends only on elements i of the operands. The
+// result may be stored in an operand.
 #if defined(__GNUC__) && !defined(__clang__)
 #define VG_INDEPENDENT _Pragma("GCC ivdep")
 #else
@@ -24,7 +25,7 @@
 
 namespace voxgrad::cpu {
 
-/// Largest number of elements for which a row function is called with a buffer.
+/// Largest number of elements per call of a row function if its rows are copied to a buffer.
 inline constexpr int64_t kRowPiece = 1024;
 /// Elements per task of parallel_for. With fewer elements, a second thread does not pay off.
 inline constexpr int64_t kGrain = 32768;
@@ -88,7 +89,8 @@ class RowCursor {
       index_[axis] = 0;
     }
   }
-  /// Returns the number of rows from this one on, along the axis next to the inner one, that are row_step() apart.
+  /// Returns the number of rows from the current row to the end of the axis before the inner axis. These rows are
+  /// row_step() apart.
   int64_t rows_in_line() const {
     const auto axis = static_cast<size_t>(nest_.rank - 2);
     return nest_.rank > 1 ? nest_.size[axis] - index_[axis] : 1;
@@ -107,7 +109,7 @@ using RowBody = std::function<void(const Offsets& offset, int64_t count)>;
 void for_each_row(const Nest& nest, const RowBody& row, int64_t piece = kRowPiece, int64_t work = 1);
 
 /// Calls f(k, j) for element k of each of `count` lines j. k ascends for every j. With `axis_inner`, the inner loop is
-/// over k: the better order if elements of a line are closer in memory than lines.
+/// over k. This order is faster if the elements of a line are closer in memory than the lines.
 template <class F>
 void for_lines(int64_t length, int64_t count, bool axis_inner, F&& f) {
   if (axis_inner) {
@@ -163,7 +165,7 @@ double sum_lanes(int64_t count, const F& f) {
       count, 0.0, [](double a, double b) { return a + b; }, f);
 }
 
-/// Computes `count` contiguous elements of y from those of x[0], x[1], ... `state` is an argument of the caller.
+/// Computes `count` contiguous elements of y from those of x[0], x[1], ... `state` is passed through by map_rows().
 using RowFunction = void (*)(const void* state, int64_t count, void* y, const void* const* x);
 
 /// Returns the row function y = convert(x). bf16 and f16 convert only from and to f32.
@@ -190,8 +192,8 @@ void with_word(DType dtype, F&& f) {
   }
 }
 
-/// A view whose rows row functions read or write as elements of `dtype`. By default, `dtype` is the dtype of the view,
-/// but f32 for bf16 and f16.
+/// A view that row functions read or write row by row, as elements of `dtype`. By default, `dtype` is the dtype of the
+/// view, but f32 for bf16 and f16.
 class RowOperand {
  public:
   RowOperand(const View& operand, DType dtype);

@@ -42,7 +42,7 @@ double before(const Activations& activations, T v) {
   return static_cast<double>(activations.before.value(v));
 }
 
-/// Adds a slab of one channel to its statistics.
+/// Adds a slab of one channel to the statistics of the channel.
 template <class T, class Activations>
 void add_row(Moments& moments, const Slabs& slabs, const RowOperand& x, const Slab& slab,
              const Activations& activations) {
@@ -60,7 +60,7 @@ void add_row(Moments& moments, const Slabs& slabs, const RowOperand& x, const Sl
   }
 }
 
-/// Adds a slab of all channels to their statistics.
+/// Adds a slab of all channels to the statistics of each channel.
 template <class T, class Activations>
 void add_columns(Moments* moments, const Slabs& slabs, const RowOperand& x, const Slab& slab,
                  const Activations& activations) {
@@ -122,7 +122,8 @@ void apply_norm(const Slabs& slabs, const View& y, const View& x, const View& gr
       slabs, affine, [a](const Affine<T>& f, T v, T) { return a.after.value(f(a.before.value(v))); }, y, x, x);
 }
 
-/// Returns the fraction of the elements of a group that each rank has, from the last rows of `all` (see OverRanks).
+/// Returns the fraction of the elements of a group that each rank has, from the last rows of `all` (see
+/// GatherStatistics).
 std::vector<double> shares_of_ranks(const View& all) {
   const int64_t rows = all.size[1], columns = all.size[2];
   std::vector<double> shares;
@@ -133,8 +134,8 @@ std::vector<double> shares_of_ranks(const View& all) {
   return shares;
 }
 
-/// Computes (mean, rstd) of each group from the statistics of all ranks (see OverRanks). Joins the variances, which are
-/// rstd^-2 and include eps, around the common mean.
+/// Computes (mean, rstd) of each group from the statistics of all ranks (see GatherStatistics). Joins the variances,
+/// which are rstd^-2 and include eps, around the common mean.
 void join_ranks(const View& all, std::pair<double, double>* statistics) {
   const std::vector<double> shares = shares_of_ranks(all);
   const auto* of_ranks = all.as<const std::pair<double, double>>();
@@ -152,7 +153,7 @@ void join_ranks(const View& all, std::pair<double, double>* statistics) {
 
 template <class T, class Activations>
 void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps, const Activations& activations, const OverRanks* over_ranks) {
+             double eps, const Activations& activations, const GatherStatistics* over_ranks) {
   const Slabs slabs(x);
   const RowOperand in(x, dtype_of<T>);
   std::vector<Moments> moments(slabs.sums());
@@ -198,7 +199,7 @@ struct GradientSums {
   }
 };
 
-/// Computes the means over each group from the means of all ranks (see OverRanks).
+/// Computes the means over each group from the means of all ranks (see GatherStatistics).
 void average_ranks(const View& all, GradientSums* means) {
   const std::vector<double> shares = shares_of_ranks(all);
   const auto* of_ranks = all.as<const GradientSums>();
@@ -223,8 +224,7 @@ struct ChannelNorm {
   T gradient(const Activations& a, T dy, T centered) const { return a.after.gradient(dy, centered * factor + term); }
 };
 
-/// Adds the sums of a slab: to sums[0] if the slab belongs to one channel, norm[0], otherwise to the sums of each
-/// channel.
+/// Adds the sums of a slab to `sums`, which has one entry for each channel of the slab, like `norm`.
 template <class T, class Activations>
 void add_gradients(const Slabs& slabs, const Slab& slab, const RowOperand& dy, const RowOperand& x,
                    const ChannelNorm<T, Activations>* norm, const Activations& a, GradientSums* sums) {
@@ -271,7 +271,7 @@ class Backward {
     });
   }
 
-  void run(const GroupNormGradients& out, const OverRanks* over_ranks) {
+  void run(const GroupNormGradients& out, const GatherStatistics* over_ranks) {
     std::vector<GradientSums> means = sum_gradients();
     if (over_ranks) average_ranks((*over_ranks)(double_matrix(x_, means.data(), mean_.numel() + 1, 3)), means.data());
     compute_dx(out.dx, means);
@@ -357,7 +357,7 @@ class Backward {
 }  // namespace
 
 void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps, const NormActivations& activations, const OverRanks* over_ranks) {
+                double eps, const NormActivations& activations, const GatherStatistics* over_ranks) {
   dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() {
     with_activations<compute_t<T>>(
         activations, [&](const auto& a) { forward<compute_t<T>>(y, mean, rstd, x, gamma, beta, eps, a, over_ranks); });
@@ -375,7 +375,7 @@ void normalize(const View& y, const View& x, const View& mean, const View& rstd,
 
 void group_norm_backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean,
                          const View& rstd, const View* gamma, const View* beta, const NormActivations& activations,
-                         const OverRanks* over_ranks) {
+                         const GatherStatistics* over_ranks) {
   dispatch(Floats(), x.dtype, "group_norm_backward", "CPU", [&]<class T>() {
     with_activations<compute_t<T>>(activations, [&](const auto& a) {
       using Activations = std::remove_cvref_t<decltype(a)>;
@@ -391,17 +391,17 @@ void track_statistics(const View* running_mean, const View* running_var, const V
     for (int64_t rank = 0; rank < counts->size[0]; ++rank)
       count += counts->as<const double>()[rank * counts->stride[0]];
   }
-  if (count <= 1) return;  // the unbiased variance does not exist
+  if (count <= 1) return;  // the unbiased variance is undefined
   const double unbiased = count / (count - 1);
-  const auto move = [&](const View* running, int64_t c, double value) {
+  const auto update = [&](const View* running, int64_t c, double value) {
     const double old = entry(running, c, 0);
     set_entry(running, c, old + momentum * (value - old));
   };
   dispatch(Types<float, double>(), mean.dtype, "track_statistics", "CPU", [&]<class T>() {
     for (int64_t c = 0; c < mean.size[1]; ++c) {
       const double scale = double{at<T>(rstd, c)};
-      move(running_mean, c, double{at<T>(mean, c)});
-      move(running_var, c, std::max(1 / (scale * scale) - eps, 0.0) * unbiased);
+      update(running_mean, c, double{at<T>(mean, c)});
+      update(running_var, c, std::max(1 / (scale * scale) - eps, 0.0) * unbiased);
     }
   });
 }

@@ -10,7 +10,8 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Sets the elements of each counter to draw<T>(uniform numbers of the counter, index of the element among them).
+/// Generates the elements of each Philox counter: element j is draw<T>(uniforms, j), where `uniforms` are the uniform
+/// numbers of the counter.
 template <class F>
 void generate(const char* op, const View& out, GeneratorState state, F&& draw) {
   dispatch(Floats(), out.dtype, op, "CPU", [&]<class T>() {

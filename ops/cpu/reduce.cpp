@@ -77,7 +77,7 @@ struct Reduction {
   int64_t length;  // terms per output
   int64_t chunks = 1;
   double scale = 1;  // factor for floating-point results
-  bool columns;      // combine many outputs at once, because outputs are closer in memory than terms
+  bool columns;      // combine many outputs at once: outputs are closer in memory than the terms of an output
 
   Reduction(const View& result, const View& input) : in(input, dtype_of<T>), out(result, dtype_of<T>) {
     int64_t slot = result.numel();

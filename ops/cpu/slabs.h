@@ -30,7 +30,7 @@ struct Slab {
   int64_t sums;  // index of the sum of the first channel, see Slabs::sums()
 };
 
-/// The division of (N, C, L) into slabs. The strides of x decide; the division is the same for all views of a call.
+/// The division of (N, C, L) into slabs. It depends on the shape and strides of x and is used for all views of a call.
 struct Slabs {
   int64_t samples;
   int64_t channels;
@@ -169,7 +169,7 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
   });
 }
 
-/// Sums f(first, second) per channel in double: sums (C).
+/// Stores the sum of f(first, second) over each channel in `sums` (C). The sums are computed in double.
 template <class T, class F>
 void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first, const View& second) {
   const RowOperand in[2]{{first, dtype_of<T>}, {second, dtype_of<T>}};
@@ -200,7 +200,7 @@ void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first
   }
 }
 
-/// Sums x per channel: sums (C).
+/// Stores the sum of x over each channel in `sums` (C).
 inline void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
   dispatch(Floats(), x.dtype, "sum_channels", "CPU", [&]<class T>() {
     sum_channels<compute_t<T>>(
@@ -211,11 +211,13 @@ inline void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
 /// Calls f(Group) for every group, in parallel. `shape` is (N, groups), or (1, groups) if a group contains all samples.
 template <class F>
 void for_each_group(const Slabs& slabs, const View& shape, F&& f) {
-  const int64_t groups = shape.size[1], per = groups > 0 ? slabs.channels / groups : 0;
+  const int64_t groups = shape.size[1], channels_per_group = groups > 0 ? slabs.channels / groups : 0;
   const int64_t samples = shape.size[0] == slabs.samples ? 1 : slabs.samples;
-  parallel_for(shape.size[0] * groups, grain_of(16 * per * samples * slabs.chunks), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) f(Group{i, i / groups, samples, i % groups * per, per});
-  });
+  parallel_for(shape.size[0] * groups, grain_of(16 * channels_per_group * samples * slabs.chunks),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i)
+                   f(Group{i, i / groups, samples, i % groups * channels_per_group, channels_per_group});
+               });
 }
 
 }  // namespace voxgrad::cpu

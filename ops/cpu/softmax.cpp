@@ -64,7 +64,8 @@ void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
   }
 }
 
-/// Computes `count` lines with the strides `along` and between lines `across`. Computes bf16 and f16 in float32 copies.
+/// Computes `count` lines. `along` holds the strides of y and x along a line, and `across` the strides between lines.
+/// bf16 and f16 are copied to float32 and computed there.
 template <class T>
 void softmax_rows(T* y, const T* x, const Offsets& along, const Offsets& across, int64_t length, int64_t count,
                   bool logarithm) {

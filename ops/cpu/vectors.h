@@ -20,7 +20,7 @@ inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
 
 /// Bytes of half a vector, but at least 16, because some processors have no smaller vectors.
 inline constexpr int kHalfVectorBytes = kVectorBytes >= 32 ? kVectorBytes / 2 : kVectorBytes;
-/// The number of columns of a register tile is a multiple of this.
+/// Elements per half vector. The number of columns of a register tile is a multiple of this number.
 template <class T>
 inline constexpr int kColumnUnit = kHalfVectorBytes / static_cast<int>(sizeof(T));
 

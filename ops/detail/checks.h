@@ -1,5 +1,5 @@
-// Argument checks that operators share. All of them throw Error, with a message that begins with the operator's name,
-// if the condition in their comment is not met. Private to ops/.
+// Argument checks that operators share. The check_... functions throw Error, with a message that begins with `op`, the
+// name of the operator, if the condition in their comment is not met. Private to ops/.
 #pragma once
 
 #include <cmath>
@@ -9,17 +9,17 @@
 
 namespace voxgrad {
 
-/// The tensor is defined.
+/// Requires a defined tensor.
 inline void check_defined(const char* op, const char* what, const Tensor& tensor) {
   check(tensor.defined(), op, what, " is undefined");
 }
 
-/// The tensor has a floating dtype.
+/// Requires a floating dtype.
 inline void check_floating(const char* op, const Tensor& tensor) {
   check(is_floating(tensor.dtype()), op, "needs a floating dtype, got ", describe(tensor));
 }
 
-/// The tensor is (N, C, L), (N, C, H, W) or (N, C, D, H, W).
+/// Requires the shape (N, C, L), (N, C, H, W) or (N, C, D, H, W).
 inline void check_batched(const char* op, const Tensor& tensor) {
   check(tensor.dim() >= 3 && tensor.dim() <= 5, op, "input must be (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ",
         describe(tensor));
@@ -34,12 +34,12 @@ struct Operand {
   }
 };
 
-/// Both operands are on the same device.
+/// Requires both operands on the same device.
 inline void check_same_device(const char* op, const Operand& a, const Operand& b) {
   check(a.tensor.device() == b.tensor.device(), op, "tensors are on different devices: ", a, " and ", b);
 }
 
-/// All defined operands have the same device and dtype.
+/// Requires the same device and dtype for all defined operands.
 inline void check_same_kind(const char* op, std::initializer_list<Operand> operands) {
   const Operand* first = nullptr;
   for (const Operand& operand : operands) {
@@ -51,7 +51,8 @@ inline void check_same_kind(const char* op, std::initializer_list<Operand> opera
   }
 }
 
-/// For an integer tensor, the constants are integers that its dtype can represent. For a bool tensor, they are 0 or 1.
+/// Requires constants that the dtype of the tensor can represent: integers in its range for an integer tensor, 0 or 1
+/// for a bool tensor.
 inline void check_constants(const char* op, const Tensor& tensor, std::initializer_list<double> constants) {
   const DType dtype = tensor.dtype();
   if (is_floating(dtype)) return;
@@ -63,21 +64,22 @@ inline void check_constants(const char* op, const Tensor& tensor, std::initializ
   }
 }
 
-/// The values of an option are in [min_value, 2^31). The upper limit keeps products with positions within 64 bits.
+/// Requires the values of an option to be in [min_value, 2^31). The upper limit keeps products with positions within 64
+/// bits.
 inline void check_extent(const char* op, const char* what, const Dims& values, int64_t min_value) {
   for (int64_t value : values)
     check(value >= min_value && value < int64_t{1} << 31, op, what, " must lie in [", min_value, ", 2^31), got ",
           values);
 }
 
-/// Returns the product of two sizes, which fits in 64 bits.
+/// Returns the product of two sizes. Requires that the product fits in 64 bits.
 inline int64_t checked_product(const char* op, int64_t a, int64_t b) {
   int64_t product = 0;
   check(!__builtin_mul_overflow(a, b, &product), op, "the size ", a, " * ", b, " does not fit in 64 bits");
   return product;
 }
 
-/// The value is finite.
+/// Requires a finite value.
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);
 }

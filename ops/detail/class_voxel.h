@@ -64,7 +64,7 @@ struct ClassVoxel {
       minus_log[c] += log_total;
     });
   }
-  /// Adds a voxel, whose logits are loaded and whose target is class `own`, to the sums.
+  /// Adds the loaded voxel, whose target is class `own`, to the sums.
   template <class Sum>
   VG_HOST_DEVICE void add_to(Sum (&sums)[kClasses][kClassSums], int64_t own, const ClassSums& options) {
     if (options.softmax) take_softmax();
@@ -104,7 +104,7 @@ void with_classes(int64_t classes, const F& f) {
   f.template operator()<kMaxClasses>();
 }
 
-/// Returns a view (S, rows, C, 5) of the memory at `data` for partial sums: `rows` rows for each entry S of the sums
+/// Returns a view (S, rows, C, 5) of the memory at `data`, which holds partial sums. The sum over `rows` is `sums`
 /// (S, C, 5).
 inline View sums_of_parts(const View& sums, void* data, int64_t rows) {
   View parts = sums;

@@ -51,7 +51,7 @@ struct ConvPhase {
 };
 
 /// The gather form of one axis. An output belongs to at most one phase; an output that belongs to none is an empty sum.
-/// Every phase has outputs and taps, so that there are at most as many phases as taps for any stride.
+/// Every phase has outputs and taps, so the number of phases is at most the number of taps, even with a large stride.
 struct ConvGather {
   int64_t in_size = 0;
   int64_t out_size = 0;
@@ -72,13 +72,13 @@ ConvGather gather_forward(const ConvAxis& axis);
 /// out_step = stride.
 ConvGather gather_transposed(const ConvAxis& axis);
 
-/// Returns the number of triples (i, o, k) of the axis, each of which is one product.
-int64_t conv_meetings(const ConvAxis& axis);
+/// Returns the number of triples (i, o, k) that satisfy the formula above. Each triple is one product.
+int64_t conv_product_count(const ConvAxis& axis);
 
 struct View;
 struct ConvGeometry;
-/// Returns the floating-point operations of a convolution or of either of its gradients: two for each product of
-/// elements that exist.
+/// Returns the floating-point operations of a convolution or of either of its gradients: two for each product. Products
+/// with padding are not counted.
 double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
 /// The integers [begin, end).

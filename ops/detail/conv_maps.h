@@ -1,5 +1,5 @@
-// The three maps of the convolution family on tensors (N, C, D, H, W): the convolution, its gradient in the input and
-// its gradient in the weight. Each map is linear in both of its operands, and its gradients are the other two maps. The
+// The three maps of the convolution family on tensors (N, C, D, H, W): the convolution, the gradient of its input and
+// the gradient of its weight. Each map is linear in both of its operands, and its gradients are the other two maps. The
 // caller passes the size of the result; positions outside of an operand count as zero. Private to ops/.
 #pragma once
 
@@ -26,10 +26,10 @@ struct FusedEpilogue {
 /// Returns the convolution (N, Cout, size...) of x with the weight (Cout, Cin / groups, kD, kH, kW).
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, FusedEpilogue epilogue = {});
-/// Returns the transposed convolution of y: the gradient (N, Cin, size...) of convolve in x, plus the bias.
+/// Returns the transposed convolution of y: the gradient (N, Cin, size...) of the input of convolve, plus the bias.
 Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
                            const ConvGeometry& geometry, FusedEpilogue epilogue = {});
-/// Returns the gradient of convolve in the weight, where y is the gradient of its result. The shape is (y's channels,
+/// Returns the gradient of the weight of convolve, where y is the gradient of its result. The shape is (y's channels,
 /// x's channels / groups, form.size...).
 Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry);
 /// Returns the gradient of the bias (C) from the gradient (N, C, D, H, W) of the result.

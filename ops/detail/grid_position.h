@@ -34,8 +34,8 @@ VG_HOST_DEVICE C reflect(C at, C low, C span, C& slope) {
   return 2 * span - at + low;
 }
 
-/// Converts the grid coordinate `g` to a position on an axis with `n` voxels. -1 and 1 are the centers of the outermost
-/// voxels (align_corners), or their outer edges.
+/// Converts the grid coordinate `g` to a position on an axis with `n` voxels. With align_corners, -1 and 1 are the
+/// centers of the outermost voxels; otherwise, they are the outer edges of these voxels.
 template <class C>
 VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOptions& how) {
   const C size = static_cast<C>(n), last = size - 1;

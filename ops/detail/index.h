@@ -1,4 +1,4 @@
-// Indexing as part of another operator. Private to ops/.
+// gather() for the implementation of other operators. Private to ops/.
 #pragma once
 
 #include "../../core/tensor.h"

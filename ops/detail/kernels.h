@@ -72,21 +72,21 @@ struct GroupNormGradients {
   View dx;
   const View* dgamma = nullptr;
   const View* dbeta = nullptr;
-  const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias added to make x
+  const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias added to x
 };
 
-/// Gathers the statistics of a normalization whose groups span several ranks. A kernel calls it after the reduction
-/// over the elements of this rank, with an f64 (groups + 1, k). Row g holds the k statistics of group g. The first
-/// element of the last row is the number of elements that this rank has in a group, which is the weight of the rank.
-/// Returns the rows of all ranks, a contiguous (ranks, groups + 1, k) that stays valid until the kernel returns. Queues
-/// its work as kernels do.
-using OverRanks = std::function<View(const View& of_groups)>;
+/// Gathers the statistics of a normalization whose groups span several ranks. A kernel calls this function after the
+/// reduction over the elements of this rank. The argument is an f64 view (groups + 1, k), whose row g holds the k
+/// statistics of group g. The first element of the last row is the number of elements that this rank has in a group,
+/// which is the weight of the rank. Returns the rows of all ranks as a contiguous view (ranks, groups + 1, k), which
+/// stays valid until the kernel returns. On a GPU, the work is queued on the current stream.
+using GatherStatistics = std::function<View(const View& statistics)>;
 
 /// Options of class_sums.
 struct ClassSums {
-  int64_t ignore_index;  ///< voxels of this class number are skipped
+  int64_t ignore_index;  ///< voxels with this class index are skipped
   bool softmax;          ///< p = softmax(x) over the classes, otherwise p = x
-  bool squared;          ///< the first sum is of p * p instead of p
+  bool squared;          ///< the first sum adds p * p instead of p
 };
 /// Number of sums per class.
 inline constexpr int kClassSums = 5;
@@ -129,8 +129,8 @@ struct Resample {
 /// The maps along D, H and W. A default Resample leaves its axis unchanged.
 using ResampleMaps = std::array<Resample, 3>;
 
-/// A parameter, its gradient and its optimizer state. The state's dtype is compute_t of the parameter's. All are dense
-/// and have the same shape and strides.
+/// A parameter, its gradient and its optimizer state. The dtype of the state is compute_t of the dtype of the
+/// parameter. All views are dense and have the same shape and strides.
 struct StepViews {
   View param;
   View grad;
@@ -153,9 +153,9 @@ struct Kernels {
 const Kernels& cpu_kernels();
 /// All kernels throw "this build has no CUDA" in a build without CUDA.
 const Kernels& cuda_kernels();
-/// Returns kernels that run those of the device and record each call in the profiler.
+/// Returns a table whose entries run the kernels of the device and record each call in the profiler.
 const Kernels& profiled_kernels(Device device);
-/// Returns the kernels of the device, profiled_kernels() while the profiler is active.
+/// Returns the kernels of the device, or profiled_kernels() while the profiler is active.
 inline const Kernels& kernels(Device device) {
   if (profiler::active()) [[unlikely]]
     return profiled_kernels(device);
@@ -170,8 +170,8 @@ ExplainConv explain_conv;
 namespace cuda::kernel {
 ExplainConv explain_conv;
 }
-/// Describes the kernel that the device of `w` would run for `pass`. Does not read the data of the views. Describes
-/// CUDA kernels without a GPU and in a build without CUDA too.
+/// Describes the kernel that the device of `w` would run for `pass`. Does not read the data of the views. For CUDA,
+/// neither a GPU nor a build with CUDA is required.
 inline ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y,
                                     const ConvGeometry& geometry) {
   return (w.device < 0 ? cpu::explain_conv : cuda::kernel::explain_conv)(pass, x, w, y, geometry);

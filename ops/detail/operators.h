@@ -1,17 +1,17 @@
 // The table of elementwise operators. The enums, the names, the kernels of both devices, the gradients and the dtypes
-// that are tested are generated from its rows.
+// in the tests are generated from its rows.
 //
 // A unary row: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
 // nothing), and the gradient as an expression of differentiable operators, where g is the gradient of the result.
 // A binary row: name, dtypes, formula of x and y, then for each operand the tensors that its gradient needs and the
-// gradient. The code that uses the rows adds the sums over broadcast axes.
+// gradient. The code that uses the rows sums the gradients over broadcast axes.
 //
 // a and b are the constants of an operator, and T is the type in which it computes (compute_t). If a formula returns
 // bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in ops/detail/scalar_ops.h,
 // helpers of the gradients in ops/elementwise.cpp.
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
-// They are linear in x, so that their gradient in x is the same operator.
+// They are linear in x, so that the gradient of x is computed by the same operator.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@
   ROW(neg,         Numbers,  static_cast<T>(-wrapping(x)), nothing, neg(g)) \
   ROW(abs,         Numbers,  is_negative(x) ? static_cast<T>(-wrapping(x)) : (x == T(0) ? T(0) : x), x, g * sign(x)) \
   ROW(sign,        Numbers,  is_nan(x) ? x : static_cast<T>((x > T(0)) - is_negative(x)), nothing, zeros_like(g)) \
-  ROW(clamp,       Numbers,  (x < a ? a : x) > b ? b : (x < a ? a : x), x, again<BinaryOp::clamp_grad>(g, x, a, b)) \
+  ROW(clamp,       Numbers,  (x < a ? a : x) > b ? b : (x < a ? a : x), x, call<BinaryOp::clamp_grad>(g, x, a, b)) \
   ROW(exp,         Floats,   std::exp(x), y, g * y) \
   ROW(log,         Floats,   std::log(x), x, g / x) \
   ROW(sqrt,        Floats,   std::sqrt(x), y, g * 0.5 / y) \
@@ -34,20 +34,20 @@
   ROW(erf,         Floats,   std::erf(x), x, g * exp(-(x * x)) * kTwoOverSqrtPi) \
   ROW(pow,         Floats,   a == T(2) ? x * x : std::pow(x, a), \
                            x, a == 0 ? zeros_like(g) : g * affine(pow(x, a - 1), a, 0)) \
-  ROW(relu,        Floats,   x < T(0) ? T(0) : x, y, again<BinaryOp::relu_grad>(g, y)) \
-  ROW(leaky_relu,  Floats,   x < T(0) ? a * x : x, y, again<BinaryOp::leaky_relu_grad>(g, y, a)) \
-  ROW(sigmoid,     Floats,   sigmoid_of(x), y, again<BinaryOp::sigmoid_grad>(g, y)) \
-  ROW(tanh,        Floats,   std::tanh(x), y, again<BinaryOp::tanh_grad>(g, y)) \
-  ROW(gelu,        Floats,   T(0.5) * x * (T(1) + std::erf(x * T(kSqrtHalf))), x, again<BinaryOp::gelu_grad>(g, x)) \
-  ROW(silu,        Floats,   x * sigmoid_of(x), x, again<BinaryOp::silu_grad>(g, x)) \
-  ROW(mish,        Floats,   x * mish_gate(x), x, again<BinaryOp::mish_grad>(g, x)) \
+  ROW(relu,        Floats,   x < T(0) ? T(0) : x, y, call<BinaryOp::relu_grad>(g, y)) \
+  ROW(leaky_relu,  Floats,   x < T(0) ? a * x : x, y, call<BinaryOp::leaky_relu_grad>(g, y, a)) \
+  ROW(sigmoid,     Floats,   sigmoid_of(x), y, call<BinaryOp::sigmoid_grad>(g, y)) \
+  ROW(tanh,        Floats,   std::tanh(x), y, call<BinaryOp::tanh_grad>(g, y)) \
+  ROW(gelu,        Floats,   T(0.5) * x * (T(1) + std::erf(x * T(kSqrtHalf))), x, call<BinaryOp::gelu_grad>(g, x)) \
+  ROW(silu,        Floats,   x * sigmoid_of(x), x, call<BinaryOp::silu_grad>(g, x)) \
+  ROW(mish,        Floats,   x * mish_gate(x), x, call<BinaryOp::mish_grad>(g, x)) \
   ROW(softplus,    Floats,   a * x > b ? x : std::log1p(std::exp(a * x)) / a, \
-                           x, again<BinaryOp::softplus_grad>(g, x, a, b)) \
-  ROW(elu,         Floats,   x > T(0) ? b * x : b * a * std::expm1(x), x, again<BinaryOp::elu_grad>(g, x, a, b)) \
+                           x, call<BinaryOp::softplus_grad>(g, x, a, b)) \
+  ROW(elu,         Floats,   x > T(0) ? b * x : b * a * std::expm1(x), x, call<BinaryOp::elu_grad>(g, x, a, b)) \
   ROW(hardsigmoid, Floats,   x <= T(-3) ? T(0) : x >= T(3) ? T(1) : x / T(6) + T(0.5), \
-                           x, again<BinaryOp::hardsigmoid_grad>(g, x)) \
+                           x, call<BinaryOp::hardsigmoid_grad>(g, x)) \
   ROW(hardswish,   Floats,   x <= T(-3) ? T(0) : x >= T(3) ? x : x * (x + T(3)) / T(6), \
-                           x, again<BinaryOp::hardswish_grad>(g, x)) \
+                           x, call<BinaryOp::hardswish_grad>(g, x)) \
   ROW(logical_not, Anything, x == T(0), nothing, Tensor()) \
   ROW(isfinite,    Floats,   x - x == T(0), nothing, Tensor())
 
@@ -62,29 +62,29 @@
   ROW(div,              Floats,   x / y, y, g / y, both, -(g * (x / y / y))) \
   ROW(pow,              Floats,   std::pow(x, y), \
                                 both, g * pow_slope_in_base(x, y), both, g * pow_slope_in_exponent(x, y)) \
-  ROW(relu_grad,        Floats,   y <= T(0) ? T(0) : x, y, again<BinaryOp::relu_grad>(g, y), nothing, Tensor()) \
+  ROW(relu_grad,        Floats,   y <= T(0) ? T(0) : x, y, call<BinaryOp::relu_grad>(g, y), nothing, Tensor()) \
   ROW(leaky_relu_grad,  Floats,   y > T(0) ? x : a * x, \
-                                y, again<BinaryOp::leaky_relu_grad>(g, y, a), nothing, Tensor()) \
+                                y, call<BinaryOp::leaky_relu_grad>(g, y, a), nothing, Tensor()) \
   ROW(clamp_grad,       Floats,   y >= a && y <= b ? x : T(0), \
-                                y, again<BinaryOp::clamp_grad>(g, y, a, b), nothing, Tensor()) \
+                                y, call<BinaryOp::clamp_grad>(g, y, a, b), nothing, Tensor()) \
   ROW(sigmoid_grad,     Floats,   x * y * (T(1) - y), \
-                                y, again<BinaryOp::sigmoid_grad>(g, y), both, g * x * affine(y, -2, 1)) \
+                                y, call<BinaryOp::sigmoid_grad>(g, y), both, g * x * affine(y, -2, 1)) \
   ROW(tanh_grad,        Floats,   x * (T(1) - y * y), \
-                                y, again<BinaryOp::tanh_grad>(g, y), both, g * x * affine(y, -2, 0)) \
+                                y, call<BinaryOp::tanh_grad>(g, y), both, g * x * affine(y, -2, 0)) \
   ROW(gelu_grad,        Floats,   x * gelu_slope(y), \
-                                y, again<BinaryOp::gelu_grad>(g, y), both, g * x * gelu_curvature(y)) \
+                                y, call<BinaryOp::gelu_grad>(g, y), both, g * x * gelu_curvature(y)) \
   ROW(silu_grad,        Floats,   x * silu_slope(y), \
-                                y, again<BinaryOp::silu_grad>(g, y), both, g * x * silu_curvature(y)) \
+                                y, call<BinaryOp::silu_grad>(g, y), both, g * x * silu_curvature(y)) \
   ROW(mish_grad,        Floats,   x * mish_slope(y), \
-                                y, again<BinaryOp::mish_grad>(g, y), both, g * x * mish_curvature(y)) \
+                                y, call<BinaryOp::mish_grad>(g, y), both, g * x * mish_curvature(y)) \
   ROW(softplus_grad,    Floats,   a * y > b ? x : x * sigmoid_of(a * y), \
-                                y, again<BinaryOp::softplus_grad>(g, y, a, b), both, g * x * softplus_curvature(y, a, b)) \
+                                y, call<BinaryOp::softplus_grad>(g, y, a, b), both, g * x * softplus_curvature(y, a, b)) \
   ROW(elu_grad,         Floats,   y > T(0) ? b * x : x * b * a * std::exp(y), \
-                                y, again<BinaryOp::elu_grad>(g, y, a, b), both, g * x * elu_curvature(y, a, b)) \
+                                y, call<BinaryOp::elu_grad>(g, y, a, b), both, g * x * elu_curvature(y, a, b)) \
   ROW(hardsigmoid_grad, Floats,   y > T(-3) && y < T(3) ? x / T(6) : T(0), \
-                                y, again<BinaryOp::hardsigmoid_grad>(g, y), nothing, Tensor()) \
+                                y, call<BinaryOp::hardsigmoid_grad>(g, y), nothing, Tensor()) \
   ROW(hardswish_grad,   Floats,   y < T(-3) ? T(0) : y <= T(3) ? x * (y / T(3) + T(0.5)) : x, \
-                                y, again<BinaryOp::hardswish_grad>(g, y), both, g * x * hardswish_curvature(y)) \
+                                y, call<BinaryOp::hardswish_grad>(g, y), both, g * x * hardswish_curvature(y)) \
   ROW(eq,               Anything, x == y, nothing, Tensor(), nothing, Tensor()) \
   ROW(ne,               Anything, x != y, nothing, Tensor(), nothing, Tensor()) \
   ROW(lt,               Anything, x < y, nothing, Tensor(), nothing, Tensor()) \

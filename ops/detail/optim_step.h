@@ -1,6 +1,6 @@
 // The update of one element by each optimizer, for the kernels of both devices. As in PyTorch, constants are computed
 // in double and rounded once to T, which is compute_t of the parameters. They are computed on the host, or on the
-// device if only the device has the number of the step.
+// device if the number of the step is stored on the device only.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ struct StepUpdate<SgdStep, T> {
         nesterov(step.nesterov),
         first(step.step == 1) {}
 
-  /// Without momentum.
+  /// Updates an element without momentum.
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param -= lr * (sign * grad + weight_decay * param); }
 
   VG_HOST_DEVICE void operator()(T& param, T grad, T& buffer) const {
@@ -47,7 +47,7 @@ struct StepUpdate<SgdStep, T> {
 template <class T>
 struct StepUpdate<AdamStep, T> {
   T rate;          // learning rate with the bias correction of exp_avg
-  T shrink;        // factor of the parameter by decoupled weight decay
+  T shrink;        // factor by which decoupled weight decay multiplies the parameter
   T weight_decay;  // 0 if decoupled
   T sign;          // -1 to maximize
   T beta2;
@@ -72,7 +72,7 @@ struct StepUpdate<AdamStep, T> {
     param -= advance(param, grad, exp_avg, exp_avg_sq) / denominator(exp_avg_sq);
   }
 
-  /// With amsgrad.
+  /// Updates an element with amsgrad.
   VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg, T& exp_avg_sq, T& max_exp_avg_sq) const {
     const T change = advance(param, grad, exp_avg, exp_avg_sq);
     // If exp_avg_sq is NaN, the maximum becomes NaN too, as with torch.maximum.
@@ -110,7 +110,7 @@ struct StepUpdate<RmspropStep, T> {
         sign(step.maximize ? T(-1) : T(1)),
         has_momentum(step.momentum != 0) {}
 
-  /// The states in use. `other` is the momentum buffer if has_momentum, otherwise grad_avg.
+  /// Overloads for one, two and three states. `other` is the momentum buffer if has_momentum, otherwise grad_avg.
   VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg) const {
     apply(param, grad, square_avg, nullptr, nullptr);
   }
@@ -157,7 +157,7 @@ struct StepUpdate<AdagradStep, T> {
 };
 
 /// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023. rest1 and rest2 are 1 - beta1 and
-/// 1 - beta2; shrink is the factor of the parameter by weight decay.
+/// 1 - beta2. shrink is the factor by which weight decay multiplies the parameter.
 template <class T>
 struct StepUpdate<LionStep, T> {
   T lr, shrink, rest1, rest2, sign;
@@ -178,7 +178,7 @@ struct StepUpdate<LionStep, T> {
   }
 };
 
-/// True for updates that do not modify the parameter. They define kReadsOnly.
+/// True for updates that do not modify the parameter. Such updates define kReadsOnly.
 template <class Update>
 inline constexpr bool reads_only = requires {
   Update::kReadsOnly;
@@ -260,7 +260,7 @@ void with_update(const UnscaleStep& step, const F& run) {
     run.template operator()<0>(check);
 }
 
-/// Returns the factor that divides gradients by the scale, rounded as in PyTorch. 1 without a scale.
+/// Returns the factor that divides gradients by the scale, rounded as in PyTorch, or 1 if `scale` is null.
 VG_HOST_DEVICE inline float inverse_scale(const float* scale) {
   return scale ? static_cast<float>(1 / static_cast<double>(*scale)) : 1.0F;
 }

@@ -36,7 +36,7 @@ VG_HOST_DEVICE inline int64_t padded_input(Resample::Mode mode, int64_t i, int64
 /// Returns the taps of the part of the window [start, end) inside of the axis.
 VG_HOST_DEVICE inline Taps window_taps(const Resample& map, int64_t start, int64_t end, int64_t n) {
   const int64_t first = start > 0 ? start : 0, last = end < n ? end : n, count = last > first ? last - first : 0;
-  // In ceil mode, a window may extend beyond the padding; only positions inside of the padding count.
+  // In ceil mode, a window may extend beyond the padding. Positions beyond the padding do not count.
   const int64_t reach = end < n + map.padding_end ? end : n + map.padding_end;
   const int64_t counted = map.count_include_pad ? reach - start : count;
   return {first, count, map.weight != 0 ? map.weight : 1 / static_cast<double>(counted)};
@@ -125,7 +125,8 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
     for (int64_t k = 0; k < taps.count; ++k) f(tap_input(taps, k, n), tap_weight(map, taps, k));
     return;
   }
-  // reflect and circular: an input is read by its own output and by at most one output on each side.
+  // In reflect and circular maps, input o is read by the output at its own position and by at most one output in the
+  // padding on each side.
   if (map.mode == Resample::Mode::reflect || map.mode == Resample::Mode::circular) {
     const bool mirror = map.mode == Resample::Mode::reflect;
     const int64_t self = o + map.padding, before = mirror ? map.padding - o : self - n,
@@ -142,15 +143,15 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
   const Readers readers = resample_readers(map, o, n, outputs);
   for (int64_t reader = readers.first; reader <= readers.last; ++reader) {
     const Taps taps = resample_taps(map, reader, n);
-    // The inputs of the taps do not decrease. At a border, several taps of a cubic map read the same input.
+    // tap_input() does not decrease with k. At a border, several taps of a cubic map read the same input.
     int64_t k = map.mode == Resample::Mode::cubic || taps.first > o ? 0 : o - taps.first;
     for (; k < taps.count && tap_input(taps, k, n) <= o; ++k)
       if (tap_input(taps, k, n) == o) f(reader, tap_weight(map, taps, k));
   }
 }
 
-/// Returns an upper bound of the number of terms of an element.
-inline int64_t most_terms(const Resample& map, bool transposed, int64_t n, int64_t outputs) {
+/// Returns an upper bound of the number of terms that for_terms() visits.
+inline int64_t max_terms(const Resample& map, bool transposed, int64_t n, int64_t outputs) {
   using enum Resample::Mode;
   int64_t bound = 1;
   if (!transposed) {

@@ -117,7 +117,7 @@ VG_BINARY_OPERATORS(VG_ROW)
   case UnaryOp::name:            \
     return has(types(), dtype);
 /// Returns true if an operator supports elements of `dtype`.
-constexpr bool takes(UnaryOp op, DType dtype) {
+constexpr bool supports(UnaryOp op, DType dtype) {
   switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
   return false;
 }
@@ -125,7 +125,7 @@ constexpr bool takes(UnaryOp op, DType dtype) {
 #define VG_ROW(name, types, ...) \
   case BinaryOp::name:           \
     return has(types(), dtype);
-constexpr bool takes(BinaryOp op, DType dtype) {
+constexpr bool supports(BinaryOp op, DType dtype) {
   switch (op) { VG_BINARY_OPERATORS(VG_ROW) }
   return false;
 }

@@ -10,7 +10,7 @@ namespace voxgrad {
 template <class T>
 using SortKey = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-/// Returns the sort key of an element. -0 and 0 have the same key. NaN has the key of the largest element. `descending`
+/// Returns the sort key of an element. -0 and 0 have the same key. NaN sorts as the largest value. `descending`
 /// reverses the order.
 template <class T>
 VG_HOST_DEVICE SortKey<T> sort_key(T element, bool descending) {

@@ -17,7 +17,7 @@ inline Triple spatial_size(const Tensor& x) { return {x.size(2), x.size(3), x.si
 inline void check_axes(const char* op, const Tensor& x, int64_t axes) {
   for (int64_t i = x.dim() - axes - 1; i < x.dim(); ++i) {
     check(x.size(i) > 0, op, "input has an empty axis other than the batch: ", x.shape());
-    check(x.size(i) <= int64_t{1} << 62, op, "input has an axis of more than 2^62: ", x.shape());
+    check(x.size(i) <= int64_t{1} << 62, op, "input has an axis of more than 2^62 elements: ", x.shape());
   }
 }
 
@@ -98,7 +98,8 @@ inline Tensor resample_axes(const Tensor& x, int64_t axes, const ResampleMaps& m
   return from_volume(resample(as_volume(x, axes), maps, size), axes, x.dim() == axes + 2);
 }
 
-inline bool wants_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
+/// Returns true if t is defined and requires grad.
+inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }

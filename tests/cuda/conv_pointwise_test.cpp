@@ -46,7 +46,7 @@ TEST(ConvPointwisePlan, SupportsFewChannelsOnOneSide) {
                                     {16, 1},
                                     {320, 16}}) {
         SCOPED_TRACE(concat(dtype, ", ", in, " -> ", out));
-        const bool supported = std::min(in, out) <= most_narrow_channels(item_size(dtype));
+        const bool supported = std::min(in, out) <= max_narrow_channels(item_size(dtype));
         EXPECT_EQ(uses_pointwise(head(pass, in, out, dtype)), supported);
         if (!supported) continue;
         EXPECT_NE(explain(head(pass, in, out, dtype)).plan.find("pointwise"), std::string::npos);
@@ -165,7 +165,7 @@ TEST_P(CudaConvPointwise, IsExact) {
   const Triple sizes[] = {{1}, {3, 5, 7}, {4, 8, 16}, {5, 13, 17}};
   Random random(kFirstSeed);
   int number = 0;
-  for (int64_t narrow = 1; narrow <= most_narrow_channels(item_size(GetParam().dtype)); ++narrow)
+  for (int64_t narrow = 1; narrow <= max_narrow_channels(item_size(GetParam().dtype)); ++narrow)
     for (const int64_t wide : {16, 24, 64, 320})
       for (const bool widens : {false, true}) {
         const Problem p(1 + number % 2, widens ? narrow : wide, widens ? wide : narrow, sizes[number % 4], {1}, {});

@@ -232,7 +232,8 @@ TEST_F(SpatialRanks, RejectsOperationsAcrossSlabs) {
   EXPECT_ERROR(conv3d(x, w), "its depth must shrink by the stride alone; a slab of 4 planes gives 2");
   EXPECT_ERROR(conv3d(x, w, {}, {.stride = 3, .padding = 1}), "its depth must shrink by the stride alone");
   EXPECT_ERROR(conv_transpose3d(x, w), "its depth must grow by the stride alone; a slab of 4 planes gives 6");
-  EXPECT_ERROR(conv3d(x, w, {}, {.padding = 5, .dilation = 5}), "reads 5 planes of the next slab, which has only 4");
+  EXPECT_ERROR(conv3d(x, w, {}, {.padding = 5, .dilation = 5}),
+               "reads 5 planes of a neighboring slab, which has only 4");
   const Tensor leafs = leaf(ones({1, 2, 4, 4, 4}));
   const Tensor y = sum(conv3d(leafs, w, {}, {.padding = 1}));
   EXPECT_ERROR(grad({y}, {leafs}, {}, true, true), "cannot be differentiated again");

@@ -341,7 +341,7 @@ TEST(Layers, PoolingRejectsBadOptions) {
   EXPECT_ERROR(Upsample({}), "Upsample: exactly one of size and scale_factor must be given");
   EXPECT_ERROR(Upsample({.size = 0}), "Upsample: size must be positive, got [0]");
   EXPECT_ERROR(Upsample({.scale_factor = -2}), "Upsample: scale_factor must be finite and positive, got -2");
-  EXPECT_ERROR(Upsample({.size = 4, .align_corners = true}), "Upsample: align_corners is not for mode nearest");
+  EXPECT_ERROR(Upsample({.size = 4, .align_corners = true}), "Upsample: align_corners must be false for mode nearest");
   const Tensor x = ones({1, 8, 4, 4, 6});
   EXPECT_EQ(MaxPool3d(Triple(2, 2, 3)).forward(x).shape(), (Shape{1, 8, 2, 2, 2}));
   EXPECT_EQ(AvgPool3d(2, Triple(2, 4, 1)).forward(x).shape(), (Shape{1, 8, 2, 1, 5}));

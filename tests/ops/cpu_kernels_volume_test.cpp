@@ -306,7 +306,7 @@ TEST(CpuKernels, ResampleAndTransposeMatchReference) {
   });
 }
 
-// The CUDA kernels allocate a buffer for most_terms() terms per output, so no output may have more terms.
+// The CUDA kernels allocate a buffer for max_terms() terms per output, so no output may have more terms.
 TEST(Resample, StaysWithinMaxTerms) {
   std::vector<ResampleCase> cases = resample_cases();
   for (const auto mode : {Resample::Mode::nearest, Resample::Mode::nearest_exact, Resample::Mode::linear,
@@ -324,7 +324,7 @@ TEST(Resample, StaysWithinMaxTerms) {
       }
   for (const auto& [map, inputs, outputs] : cases)
     for (const bool transposed : {false, true}) {
-      const int64_t max_count = most_terms(map, transposed, inputs, outputs);
+      const int64_t max_count = max_terms(map, transposed, inputs, outputs);
       int64_t terms[2] = {};
       for (int64_t o = 0; o < (transposed ? inputs : outputs); ++o) {
         int64_t count = 0;

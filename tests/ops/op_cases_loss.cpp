@@ -25,7 +25,7 @@ Dims with_class(Dims voxel, int64_t c) {
 }
 
 /// Computes cross_entropy by the definition in PyTorch's documentation. `logs` (N, C, ...) holds log-probabilities and
-/// `target` (N, ...) class numbers.
+/// `target` (N, ...) class indices.
 Array cross_entropy_reference(const Array& logs, const Array& target, const Array* weight,
                               const CrossEntropyOptions& o) {
   const int64_t classes = logs.size(1);

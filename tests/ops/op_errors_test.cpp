@@ -222,7 +222,7 @@ TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
       {[&] {
          sum(x, {0, -2});
        },
-       "name an axis twice"},
+       "contain an axis twice"},
       {[&] { mean(integers({2})); }, "needs a floating dtype"},
       {[&] {
          amax(floats({0, 3}), {0});
@@ -276,7 +276,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
          reshape(x, {4, 2});
        },
        "cannot reshape [2, 3] to [4, 2]"},
-      {[&] { cat({}); }, "no tensors"},
+      {[&] { cat({}); }, "the list of tensors is empty"},
       {[&] {
          cat({x, floats({2, 4})}, 0);
        },
@@ -307,7 +307,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
       {[&] {
          flip(x, {0, 0});
        },
-       "name an axis twice"},
+       "contain an axis twice"},
       {[&] { slice(x, 0, 0, 2, 0); }, "step must be positive"},
       {[&] { select(x, 0, 2); }, "out of range"},
       {[&] { gather(x, 0, x); }, "index must be i64"},
@@ -384,7 +384,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] { interpolate(x, {.scale_factor = ScaleFactor(1, 0, 2)}); }, "must be finite and positive, got [1, 0, 2]"},
       {[&] { interpolate(x, {.size = Triple(2, 0, 2)}); }, "interpolate: size must be positive, got [2, 0, 2]"},
       {[&] { interpolate(x, {.scale_factor = 0.1}); }, "at least one voxel along each axis"},
-      {[&] { interpolate(x, {.size = 4, .align_corners = true}); }, "align_corners is not for mode nearest"},
+      {[&] { interpolate(x, {.size = 4, .align_corners = true}); }, "align_corners must be false for mode nearest"},
       {[&] {
          interpolate(floats({2, 2}), {.size = 2});
        },
@@ -392,12 +392,12 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          interpolate(floats({2, 3, 4, 4}), {.size = 4, .mode = InterpolateMode::trilinear});
        },
-       "interpolate: mode trilinear is for 3 spatial axes, the input [2, 3, 4, 4] has 2"},
-      {[&] { interpolate(x, {.size = 4, .mode = InterpolateMode::bicubic}); }, "mode bicubic is for 2 spatial axes"},
+       "interpolate: mode trilinear requires 3 spatial axes, but input [2, 3, 4, 4] has 2"},
+      {[&] { interpolate(x, {.size = 4, .mode = InterpolateMode::bicubic}); }, "mode bicubic requires 2 spatial axes"},
       {[&] {
          interpolate(x, {.size = Dims{4, 4}});
        },
-       "interpolate: size has 2 values, the input [2, 6, 4, 4, 4] has 3 spatial axes"},
+       "interpolate: size has 2 values, but input [2, 6, 4, 4, 4] has 3 spatial axes"},
       {[&] { max_pool2d(x, {.kernel_size = 2}); },
        "max_pool2d: input must be (N, C, H, W) or (C, H, W), got [2, 6, 4, 4, 4]"},
       {[&] {
@@ -469,11 +469,11 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          roll(x, {1, 2});
        },
-       "roll: takes one shift without axes, got [1, 2]"},
+       "roll: requires exactly one shift if no axes are given, got [1, 2]"},
       {[&] {
          repeat(x, {2, 2});
        },
-       "repeat: repeats [2, 2] must name each axis of [2, 6, 4, 4, 4]"},
+       "repeat: repeats [2, 2] must have a value for each axis of [2, 6, 4, 4, 4]"},
       {[&] { repeat(floats({2}), Dims{-1}); }, "repeat: repeats must not be negative, got [-1]"},
       {[&] { repeat(floats({2}), Dims{INT64_MAX}); },
        "repeat: the size 2 * 9223372036854775807 does not fit in 64 bits"},

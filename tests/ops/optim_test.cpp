@@ -66,7 +66,7 @@ TEST(OptimSteps, RejectMismatchedListsWithoutChangingParameters) {
   EXPECT_ERROR(sgd_step(params, grads, grads, {.lr = 1}), "sgd_step: expected 0 momentum_buffers, got 2");
   EXPECT_ERROR(sgd_step(square, square, columns, {.momentum = 0.5}),
                "its entry in momentum_buffers is [2, 2] f32 on cpu, in another memory format");
-  EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.step = 0}), "adam_step: steps count from 1, got 0");
+  EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.step = 0}), "adam_step: step must be at least 1, got 0");
   EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.amsgrad = true}),
                "adam_step: expected 2 max_exp_avg_sqs, got 0");
   EXPECT_ERROR(rmsprop_step(params, grads, wrong_shape, {}, {}, {}), "its entry in square_avgs is [4] f32 on cpu");

@@ -34,7 +34,7 @@ std::optional<PointwisePlan> plan_pointwise(const ConvProblem& p) {
   const bool wide_in = p.in_channels > p.out_channels || (p.in_channels == p.out_channels && p.in_aligned);
   const int64_t narrow = std::min(p.in_channels, p.out_channels), wide = std::max(p.in_channels, p.out_channels);
   const int64_t voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
-  if (narrow < 1 || narrow > most_narrow_channels(item_size(p.dtype)) ||
+  if (narrow < 1 || narrow > max_narrow_channels(item_size(p.dtype)) ||
       wide * pointwise_weight_rows(static_cast<int>(narrow)) > kMaxPointwiseWeights || voxels < 1 ||
       wide * item_size(p.dtype) % 16 != 0 || !(wide_in ? p.in_aligned : p.out_aligned))
     return std::nullopt;

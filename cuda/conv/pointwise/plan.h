@@ -9,7 +9,7 @@
 namespace voxgrad::cuda {
 
 /// Returns the maximum number of channels of the narrow tensor. With more channels of halves, tensor cores are faster.
-constexpr int most_narrow_channels(int64_t item_bytes) { return item_bytes == 4 ? 16 : 8; }
+constexpr int max_narrow_channels(int64_t item_bytes) { return item_bytes == 4 ? 16 : 8; }
 /// Upper bound of the floats in shared memory: weights, a bias, and padding that avoids bank conflicts.
 inline constexpr int kMaxPointwiseWeights = 7168;
 constexpr int pointwise_weight_rows(int narrow) { return (narrow + 1) | 1; }

@@ -278,7 +278,7 @@ template <class Body>
 void with_channels(DType dtype, int narrow, const Body& body) {
   dispatch(Types<float, BFloat16, Float16>(), dtype, "conv", "CUDA", [&]<class T>() {
     with_width<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16>(narrow, [&]<int kNarrow>() {
-      if constexpr (kNarrow <= most_narrow_channels(sizeof(T))) body.template operator()<T, kNarrow>();
+      if constexpr (kNarrow <= max_narrow_channels(sizeof(T))) body.template operator()<T, kNarrow>();
     });
   });
 }
