@@ -48,8 +48,7 @@ std::vector<Place> places(const Tensor& volume, const SlidingWindowOptions& o) {
 
 /// Returns the weights (D, H, W) of a window's voxels.
 Tensor weights_of(const SlidingWindowOptions& o, const TensorOptions& kind) {
-  // nnU-Net stores ten times the weights in f16, whose smallest positive number is 2^-24.
-  constexpr double kMinWeight = 0x1p-24 / 10;
+  constexpr double kMax = 10;  // nnU-Net's largest weight
   Tensor weights = ones({1, 1, 1}, {.dtype = f64});
   for (int i = 0; i < 3; ++i) {
     if (o.sigma == 0) break;
@@ -60,7 +59,11 @@ Tensor weights_of(const SlidingWindowOptions& o, const TensorOptions& kind) {
     const double scale = std::sqrt(0.5) / (o.sigma * static_cast<double>(size));
     weights = weights * reshape(exp(neg(pow(from_center * scale, 2))), shape);
   }
-  return clamp_min(expand(weights, o.window.values), kMinWeight).to(kind.device, kind.dtype);
+  weights = expand(weights, o.window.values) * (o.sigma == 0 ? 1 : kMax);
+  // Weights that f16 rounds to 0 get the smallest positive weight.
+  const Tensor halves = weights.to(f16).to(f64);
+  const Tensor smallest = amin(where(gt(halves, 0), halves, kMax));
+  return maximum(o.sum_dtype == f16 ? halves : weights, smallest).to(kind.device, kind.dtype);
 }
 
 /// Returns the part of x, (C, D, H, W) or (D, H, W), that a window covers.
@@ -68,7 +71,7 @@ Tensor part(const Tensor& x, const Place& place, const Triple& window) {
   return part_of(x, {place[1], place[2], place[3]}, window.values);
 }
 
-/// Returns the sum of the model's predictions over all combinations of mirrored axes.
+/// Returns the mean of the model's predictions over all combinations of mirrored axes.
 Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWindowOptions& o) {
   Tensor sum;
   for (int64_t mirrored = 0; mirrored < int64_t{1} << o.mirror_axes.size(); ++mirrored) {
@@ -90,7 +93,7 @@ Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWin
     if (!axes.empty()) y = flip(y, axes);
     sum = sum.defined() ? sum.to(widened(sum.dtype())) + y : y;
   }
-  return sum;
+  return o.mirror_axes.empty() ? sum : sum / static_cast<double>(int64_t{1} << o.mirror_axes.size());
 }
 
 /// Accumulates the weighted sum of the predictions, and the sum of the weights.
@@ -102,7 +105,8 @@ class Sums {
 
   void add(const Tensor& predictions, std::span<const Place> places) {
     if (!sum_.defined()) {
-      const TensorOptions kind{widened(predictions.dtype()), device_};
+      const DType widest = widened(predictions.dtype());
+      const TensorOptions kind{options_.sum_dtype == f16 ? f16 : widest, device_};
       shape_[1] = predictions.size(1);
       sum_ = zeros(shape_, kind);
       total_ = zeros({shape_[2], shape_[3], shape_[4]}, kind);
@@ -111,14 +115,17 @@ class Sums {
     check(predictions.size(1) == shape_[1], kOp, "the model returned ", shape_[1],
           " channels for the first windows, but now ", describe(predictions));
     for (size_t i = 0; i < places.size(); ++i) {
-      const Tensor weighted = select(predictions, 0, static_cast<int64_t>(i)).to(sum_.dtype()) * weights_;
-      part(select(sum_, 0, places[i][0]), places[i], options_.window).add_(weighted);
+      const Tensor sum = part(select(sum_, 0, places[i][0]), places[i], options_.window);
+      const Tensor prediction = select(predictions, 0, static_cast<int64_t>(i));
+      if (sum.dtype() == f16)  // only the new sum is rounded, not the product
+        sum.copy_(sum.to(f32) + prediction.to(f32) * weights_.to(f32));
+      else
+        sum.add_(prediction.to(sum.dtype()) * weights_);
       if (places[i][0] == 0) part(total_, places[i], options_.window).add_(weights_);
     }
   }
   /// Divides the sum in place by the total weight, and returns it.
   Tensor mean() {
-    total_.mul_(static_cast<double>(int64_t{1} << options_.mirror_axes.size()));
     for (const Tensor& sample : split(sum_, 1))
       for (const Tensor& channel : split(sample, 1, 1))
         channel.copy_(channel / total_);  // one channel at a time, which needs little memory
@@ -186,6 +193,7 @@ void validate(const Tensor& volume, const WindowModel& model, const SlidingWindo
   check_extent(kOp, "window", o.window.values, 1);
   check(o.overlap >= 0 && o.overlap < 1, kOp, "overlap must lie in [0, 1), got ", o.overlap);
   check(o.sigma >= 0 && std::isfinite(o.sigma), kOp, "sigma must not be negative, got ", o.sigma);
+  check(o.sum_dtype == f32 || o.sum_dtype == f16, kOp, "sum_dtype must be f32 or f16, got ", o.sum_dtype);
   check(o.batch_size > 0, kOp, "batch_size must be positive, got ", o.batch_size);
   bool seen[3] = {};
   for (const int64_t axis : o.mirror_axes)

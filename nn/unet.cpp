@@ -13,52 +13,74 @@
 namespace voxgrad::nn {
 namespace {
 
-constexpr double kSlope = 0.01;  // negative slope of every LeakyReLU; also determines the gain of the initial weights
-
-/// A convolution with padding that keeps the size for stride 1, an InstanceNorm and, if `activated`, a LeakyReLU. The
+/// A convolution with padding that keeps the size for stride 1, a normalization and, if `activated`, an activation. The
 /// three run as one operation.
 class ConvNorm : public Layer {
  public:
-  ConvNorm(int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride, bool activated = true,
-           bool bias = true)
-      : conv(in, out, kernel_size, stride, {kernel_size[0] / 2, kernel_size[1] / 2, kernel_size[2] / 2}, 1, 1, bias),
-        norm(out, {.affine = true}),
-        activation_{activated ? ActivationKind::leaky_relu : ActivationKind::none, kSlope} {}
+  ConvNorm(const UNetOptions& options, int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride,
+           bool activated = true, bool is_skip = false)
+      : conv_(in, out, kernel_size, stride, {kernel_size[0] / 2, kernel_size[1] / 2, kernel_size[2] / 2}, 1, 1,
+              options.bias && !is_skip) {
+    if (activated) activation_ = options.activation;
+    if (!options.norm) return;
+    const auto [batch, affine, eps] = *options.norm;
+    if (batch)
+      batch_norm_ = std::make_shared<BatchNorm3d>(out, BatchNorm3d::Options{.eps = eps, .affine = affine});
+    else
+      instance_norm_ = std::make_shared<InstanceNorm3d>(out, InstanceNormOptions{.eps = eps, .affine = affine});
+  }
   Tensor forward(const Tensor& x) const override {
-    return conv.forward(x, {.norm = norm.arguments(), .activation = activation_});
+    NormArguments norm;
+    if (batch_norm_) norm = batch_norm_->arguments();
+    if (instance_norm_) norm = instance_norm_->arguments();
+    const Tensor y = conv_.forward(x, {.norm = norm, .activation = activation_});
+    if (batch_norm_) batch_norm_->count_batch();
+    return y;
+  }
+  Members members() override {
+    Members list{{"conv", {}, false, &conv_}};
+    if (batch_norm_) list.push_back({"norm", {}, false, batch_norm_.get()});
+    if (instance_norm_) list.push_back({"norm", {}, false, instance_norm_.get()});
+    return list;
   }
 
-  Conv3d conv;
-  InstanceNorm3d norm;
-  VG_MODULE(conv, norm)
-
  private:
-  ActivationArguments activation_;
+  Conv3d conv_;
+  std::shared_ptr<BatchNorm3d> batch_norm_;
+  std::shared_ptr<InstanceNorm3d> instance_norm_;
+  ActivationArguments activation_{};
 };
 
 /// The residual block BasicBlockD of nnU-Net, based on ResNet-D (He et al., "Bag of tricks for image classification",
 /// CVPR 2019).
 class ResidualBlock : public Layer {
  public:
-  ResidualBlock(int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride)
-      : conv1(in, out, kernel_size, stride), conv2(out, out, kernel_size, 1, false) {
+  ResidualBlock(const UNetOptions& options, int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride)
+      : conv1(options, in, out, kernel_size, stride),
+        conv2(options, out, out, kernel_size, 1, false),
+        activation_(options.activation) {
     if (!(stride == 1)) skip.push_back(AvgPool3d(stride, stride));
-    if (in != out) skip.push_back(ConvNorm(in, out, 1, 1, false, false));
+    if (in != out) skip.push_back(ConvNorm(options, in, out, 1, 1, false, true));
   }
-  Tensor forward(const Tensor& x) const override { return leaky_relu(conv2(conv1(x)) + skip(x), kSlope); }
+  Tensor forward(const Tensor& x) const override { 
+    return norm_activation(conv2(conv1(x)) + skip(x), {.activation = activation_});
+  }
 
   ConvNorm conv1, conv2;
   Sequential skip;
   VG_MODULE(conv1, conv2, skip)
+
+ private:
+  ActivationArguments activation_;
 };
 
 /// Returns a sequence of `count` parts. The first part changes the number of channels and the spatial size.
 template <class Part>
-std::shared_ptr<Layer> stack_of(int64_t count, int64_t in, int64_t out, const Triple& kernel_size,
-                                const Triple& stride) {
+std::shared_ptr<Layer> stack_of(const UNetOptions& options, int64_t count, int64_t in, int64_t out,
+                                const Triple& kernel_size, const Triple& stride) {
   auto parts = std::make_shared<Sequential>();
   for (int64_t i = 0; i < count; ++i)
-    parts->push_back(Part(i == 0 ? in : out, out, kernel_size, i == 0 ? stride : Triple(1)));
+    parts->push_back(Part(options, i == 0 ? in : out, out, kernel_size, i == 0 ? stride : Triple(1)));
   return parts;
 }
 
@@ -66,6 +88,8 @@ void check_options(const UNetOptions& options) {
   constexpr const char* kOp = "UNet";
   check(options.in_channels > 0 && options.num_classes > 0, kOp, "in_channels and num_classes must be positive, got ",
         options.in_channels, " and ", options.num_classes);
+  check(!options.norm || (options.norm->eps >= 0 && std::isfinite(options.norm->eps)), kOp,
+        "eps must not be negative, got ", options.norm ? options.norm->eps : 0);
   check(options.stages.size() >= 2, kOp, "needs at least two stages, got ", options.stages.size());
   check(options.stages[0].stride == 1, kOp, "the first stage must have stride 1, got ", options.stages[0].stride);
   double total[3] = {1, 1, 1};  // product of the strides along each axis
@@ -99,25 +123,27 @@ void UNet::make_layers() {
   const auto make = options.residual ? stack_of<ResidualBlock> : stack_of<ConvNorm>;
   int64_t in = options.in_channels;
   if (options.residual) {
-    stem_ = stack_of<ConvNorm>(1, in, stages[0].features, stages[0].kernel_size, 1);
+    stem_ = stack_of<ConvNorm>(options, 1, in, stages[0].features, stages[0].kernel_size, 1);
     in = stages[0].features;
   }
   for (const Stage& stage : stages) {
-    encoder_.push_back(make(stage.convs, in, stage.features, stage.kernel_size, stage.stride));
+    encoder_.push_back(make(options, stage.convs, in, stage.features, stage.kernel_size, stage.stride));
     in = stage.features;
   }
   for (size_t i = stages.size() - 1; i-- > 0;) {
     const Stage &here = stages[i], &below = stages[i + 1];
     const int64_t features = here.features;
-    decoder_.push_back({std::make_shared<ConvTranspose3d>(below.features, features, below.stride, below.stride),
-                        stack_of<ConvNorm>(here.decoder_convs, 2 * features, features, here.kernel_size, 1),
+    decoder_.push_back({std::make_shared<ConvTranspose3d>(below.features, features, below.stride, below.stride, 0, 0, 1, options.bias),
+                        stack_of<ConvNorm>(options, here.decoder_convs, 2 * features, features, here.kernel_size, 1),
                         std::make_shared<Conv3d>(features, options.num_classes, 1)});
   }
 }
 
 void UNet::initialize() {
+  const ActivationArguments& activation = options_.activation;
+  const double slope = activation.kind == ActivationKind::leaky_relu ? activation.negative_slope : 0;
   for (const auto& [name, parameter] : named_parameters()) {
-    if (parameter.dim() > 1) init::kaiming_normal_(parameter, {.a = kSlope});
+    if (parameter.dim() > 1) init::kaiming_normal_(parameter, {.a = slope});
     if (name.ends_with("bias")) init::zeros_(parameter);
     if (options_.residual && name.ends_with("conv2.norm.weight")) init::zeros_(parameter);
   }

@@ -1,0 +1,203 @@
+#include "examples/nnunet/model_folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <set>
+
+#include "examples/nnunet/architecture.h"
+#include "examples/nnunet/json.h"
+
+namespace nnunet {
+
+using namespace voxgrad;
+
+namespace {
+
+/// Returns the names of the channels of dataset.json, in the order of their numbers 0, 1, 2, ...
+std::vector<std::string> read_channels(const Json& dataset) {
+  const Json names = dataset.find("channel_names").is_null() ? dataset.at("modality") : dataset.at("channel_names");
+  const size_t count = names.members().size();
+  names.check(count > 0 && count < 10000, "has ", count, " channels");
+  std::vector<std::string> channels;
+  for (size_t i = 0; i < count; ++i) channels.push_back(names.at(std::to_string(i)).text());
+  return channels;
+}
+
+int64_t read_label(const Json& value) {
+  const int64_t label = value.integer();
+  value.check(label >= 0 && label <= 65535, "must be 0 to 65535, is ", label);
+  return label;
+}
+
+/// Returns the labels of an entry: an integer, or a list of integers.
+std::vector<int64_t> read_entry(const Json& value) {
+  if (!value.is_array()) return {read_label(value)};
+  std::vector<int64_t> labels;
+  for (const Json& item : value.items()) labels.push_back(read_label(item));
+  value.check(!labels.empty(), "is empty");
+  return labels;
+}
+
+bool is_background(const std::string& name, const std::vector<int64_t>& entry) {
+  return name == "background" || (entry.size() == 1 && entry[0] == 0);
+}
+
+Labels read_labels(const Json& dataset) {
+  Labels labels;
+  std::set<int64_t> numbers;
+  std::vector<std::pair<std::string, std::vector<int64_t>>> entries;
+  for (const auto& [name, value] : dataset.at("labels").members()) {
+    if (name == "ignore") continue;
+    const std::vector<int64_t> entry = read_entry(value);
+    numbers.insert(entry.begin(), entry.end());
+    labels.regions |= entry.size() > 1;
+    entries.emplace_back(name, entry);
+  }
+  if (!labels.regions) {
+    labels.names.resize(numbers.size());
+    for (const auto& [name, entry] : entries) {
+      const Json value = dataset.at("labels").at(name);
+      value.check(entry[0] < std::ssize(labels.names), "is ", entry[0], ", but there are only ", labels.names.size(),
+                  " labels, which must be numbered 0, 1, 2, ...");
+      labels.names[static_cast<size_t>(entry[0])] = name;
+    }
+    for (size_t i = 0; i < labels.names.size(); ++i) labels.values.push_back(static_cast<int64_t>(i));
+    dataset.at("labels").check(labels.names.size() >= 2, "must have at least 2 labels besides \"ignore\"");
+    return labels;
+  }
+  for (const auto& [name, entry] : entries)
+    if (!is_background(name, entry)) labels.names.push_back(name);
+  const Json order = dataset.at("regions_class_order");
+  for (const Json& item : order.items()) labels.values.push_back(read_label(item));
+  order.check(labels.values.size() == labels.names.size(), "has ", labels.values.size(),
+              " entries, but there are ", labels.names.size(), " regions");
+  return labels;
+}
+
+Normalization read_scheme(const Json& name) {
+  const std::string text = name.text();
+  if (text == "ZScoreNormalization") return Normalization::z_score;
+  if (text == "CTNormalization") return Normalization::ct;
+  if (text == "NoNormalization") return Normalization::none;
+  if (text == "RescaleTo01Normalization") return Normalization::rescale_to_0_1;
+  if (text == "RGBTo01Normalization") return Normalization::rgb_to_0_1;
+  name.fail("is an unknown normalization");
+}
+
+std::vector<ChannelPlan> read_normalization(const Json& plans, const Json& configuration, size_t channels) {
+  const Json schemes = configuration.at("normalization_schemes");
+  const std::vector<Json> kinds = schemes.items();
+  schemes.check(kinds.size() == channels, "must have an item for each of the ", channels, " channels of dataset.json");
+  const Json masks = configuration.find("use_mask_for_norm");
+  const std::vector<Json> use_mask = masks.is_null() ? std::vector<Json>() : masks.items();
+  masks.check(masks.is_null() || use_mask.size() == channels, "must have ", channels, " items");
+  std::vector<ChannelPlan> list;
+  for (size_t i = 0; i < channels; ++i) {
+    ChannelPlan channel{read_scheme(kinds[i]), !use_mask.empty() && use_mask[i].boolean(), {}};
+    if (channel.kind == Normalization::ct) {
+      constexpr const char* kName = "foreground_intensity_properties_per_channel";
+      constexpr const char* kOldName = "foreground_intensity_properties_by_modality";
+      const Json all = plans.find(kName).is_null() ? plans.at(kOldName) : plans.at(kName);
+      const Json values = all.at(std::to_string(i));
+      channel.intensities = {values.at("percentile_00_5").number(), values.at("percentile_99_5").number(),
+                             values.at("mean").number(), values.at("std").number()};
+    }
+    list.push_back(channel);
+  }
+  return list;
+}
+
+/// Reads the arguments of the resampling function "resampling_fn_data" or "resampling_fn_probabilities".
+ResampleOptions read_resampling(const Json& configuration, const std::string& key, int order) {
+  ResampleOptions options{order, {}};
+  const Json function = configuration.find(key), kwargs = configuration.find(key + "_kwargs");
+  if (!function.is_null())
+    function.check(function.text() == "resample_data_or_seg_to_shape",
+                   "is not supported (resample_data_or_seg_to_shape is)");
+  if (kwargs.is_null()) return options;
+  for (const auto& [name, value] : kwargs.members()) {
+    if (name == "order") {
+      options.order = static_cast<int>(value.integer());
+      value.check(value.integer() == 0 || value.integer() == 1 || value.integer() == 3, "must be 0, 1 or 3");
+    } else if (name == "order_z") {
+      value.check(value.integer() == 0, "is only supported as 0");
+    } else if (name == "is_seg") {
+      value.check(!value.boolean(), "is only supported as false");
+    } else if (name == "force_separate_z") {
+      if (!value.is_null()) options.force_separate_z = value.boolean();
+    } else {
+      value.check(value.is_null(), "is not supported");
+    }
+  }
+  return options;
+}
+
+Orientation read_orientation(const Json& plans) {
+  const Json reader = plans.at("image_reader_writer");
+  const std::string name = reader.text();
+  reader.check(name == "SimpleITKIO" || name == "NibabelIO" || name == "NibabelIOWithReorient",
+               "is not supported (SimpleITKIO, NibabelIO and NibabelIOWithReorient are)");
+  return name == "NibabelIOWithReorient" ? Orientation::closest_to_ras : Orientation::as_stored;
+}
+
+std::array<int64_t, 3> read_transpose(const Json& plans) {
+  const Json value = plans.at("transpose_forward");
+  const std::vector<double> axes = value.numbers(3);
+  std::array<int64_t, 3> order;
+  for (size_t i = 0; i < 3; ++i) {
+    value.check(axes[i] == 0 || axes[i] == 1 || axes[i] == 2, "must hold the axes 0, 1 and 2");
+    order[i] = static_cast<int64_t>(axes[i]);
+  }
+  value.check(std::set(order.begin(), order.end()).size() == 3, "must hold the axes 0, 1 and 2");
+  return order;
+}
+
+/// Returns the configurations from `name` to its root: each inherits the keys that it lacks from the next one.
+std::vector<Json> inheritance(const Json& plans, const std::string& name) {
+  std::vector<Json> chain{plans.at("configurations").at(name)};
+  for (;;) {
+    const Json parent = chain.back().find("inherits_from");
+    if (parent.is_null()) return chain;
+    parent.check(chain.size() < 32, "forms a circle");
+    chain.push_back(plans.at("configurations").at(parent.text()));
+  }
+}
+
+}  // namespace
+
+ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name) {
+  const Json dataset = Json::load(folder / "dataset.json"), plans = Json::load(folder / "plans.json");
+  const Json configuration = Json::merged(inheritance(plans, name));
+  configuration.check(configuration.find("previous_stage").is_null(), "is the second stage of a cascade, which is not "
+                      "supported");
+  ModelPlan plan;
+  plan.configuration = name;
+  plan.channels = read_channels(dataset);
+  plan.file_ending = dataset.at("file_ending").text();
+  dataset.at("file_ending").check(plan.file_ending == ".nii.gz" || plan.file_ending == ".nii",
+                                  "is not supported (.nii.gz and .nii are)");
+  plan.labels = read_labels(dataset);
+  plan.orientation = read_orientation(plans);
+  plan.transpose_forward = read_transpose(plans);
+  plan.is_2d = is_2d(configuration);
+  const size_t axes = plan.is_2d ? 2 : 3;
+  const std::vector<double> spacing = configuration.at("spacing").numbers(axes);
+  const std::vector<double> patch = configuration.at("patch_size").numbers(axes);
+  plan.patch_size = 1;
+  for (size_t i = 0; i < axes; ++i) {
+    const size_t axis = i + 3 - axes;
+    configuration.at("spacing").check(spacing[i] > 0, "must be positive");
+    configuration.at("patch_size").check(patch[i] >= 1 && patch[i] <= 32767 && patch[i] == std::floor(patch[i]),
+                                         "must hold integers from 1 to 32767");
+    plan.spacing[axis] = spacing[i];
+    plan.patch_size[static_cast<int>(axis)] = static_cast<int64_t>(patch[i]);
+  }
+  plan.normalization = read_normalization(plans, configuration, plan.channels.size());
+  plan.resample_image = read_resampling(configuration, "resampling_fn_data", 3);
+  plan.resample_logits = read_resampling(configuration, "resampling_fn_probabilities", 1);
+  plan.network = read_architecture(configuration, std::ssize(plan.channels), std::ssize(plan.labels.names));
+  return plan;
+}
+
+}  // namespace nnunet

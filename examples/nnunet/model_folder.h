@@ -1,0 +1,87 @@
+// Model folders of nnU-Net v2: dataset.json, plans.json, and a checkpoint per fold.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <voxgrad.h>
+
+#include "examples/nnunet/case.h"
+#include "examples/nnunet/resample.h"
+
+namespace nnunet {
+
+/// nnU-Net's normalizations of a channel.
+enum class Normalization : uint8_t {
+  z_score,         ///< to mean 0 and standard deviation 1
+  ct,              ///< clips to the percentiles of the training cases, then uses their mean and standard deviation
+  none,            ///< unchanged
+  rescale_to_0_1,  ///< from [minimum, maximum] of the channel to [0, 1]
+  rgb_to_0_1       ///< from [0, 255] to [0, 1]
+};
+
+/// How a channel is normalized.
+struct ChannelPlan {
+  Normalization kind = Normalization::z_score;
+  bool use_mask = false;      ///< z_score: uses and changes only the voxels of the nonzero region
+  Intensities intensities{};  ///< ct: statistics of the training cases
+};
+
+/// The classes that a model predicts.
+struct Labels {
+  std::vector<std::string> names;  ///< of the outputs; without regions, names[0] is the background
+  bool regions = false;            ///< the outputs are regions that may overlap, instead of classes
+  std::vector<int64_t> values;     ///< label of each output; later regions overwrite earlier ones
+};
+
+/// The order of an image's axes in memory.
+enum class Orientation : uint8_t {
+  as_stored,       ///< the order of the file (SimpleITKIO, NibabelIO)
+  closest_to_ras,  ///< axes permuted and flipped to right, anterior, superior (NibabelIOWithReorient)
+};
+
+/// Everything about a trained model except its weights. Axes are those of the network: axis i is axis
+/// transpose_forward[i] of (D, H, W).
+struct ModelPlan {
+  std::string configuration;  ///< "3d_fullres", "2d", ...
+  std::vector<std::string> channels;
+  std::string file_ending;  ///< ".nii.gz" or ".nii"
+  Labels labels;
+  Orientation orientation = Orientation::as_stored;
+  std::array<int64_t, 3> transpose_forward{0, 1, 2};
+  bool is_2d = false;  ///< predicts slices along axis 0, with one voxel along axis 0 per patch
+  Spacing spacing{};   ///< mm; in 2-D, spacing[0] is 0 and the slices keep their distance
+  voxgrad::Triple patch_size;
+  std::vector<ChannelPlan> normalization;       ///< per channel
+  ResampleOptions resample_image, resample_logits;
+  voxgrad::nn::UNetOptions network;
+};
+
+/// Reads the plan of `configuration` from the two files of a model folder. Throws voxgrad::Error, with the file and the
+/// key, if a file is missing, contradicts itself, or describes something that voxgrad does not support: cascades,
+/// readers other than SimpleITKIO, NibabelIO and NibabelIOWithReorient, resampling functions other than
+/// resample_data_or_seg_to_shape, and networks other than PlainConvUNet and ResidualEncoderUNet. Accepts plans of early
+/// versions of nnU-Net v2, which have no "architecture".
+ModelPlan read_plan(const std::filesystem::path& folder, const std::string& configuration);
+
+/// A checkpoint of nnU-Net: checkpoint_final.pth.
+class Checkpoint {
+ public:
+  /// Opens a file. Throws Error unless it is a checkpoint of nnU-Net.
+  explicit Checkpoint(const std::filesystem::path& path);
+
+  std::string configuration;
+  voxgrad::Axes mirror_axes;  ///< axes of the network's input that mirroring at test time may flip
+  /// Returns the network of `plan` with the weights of the checkpoint, in evaluation mode. Throws Error, with the names
+  /// and shapes of the first tensors that differ, if the weights belong to another network.
+  std::shared_ptr<voxgrad::nn::UNet> network(const ModelPlan& plan) const;
+
+ private:
+  std::filesystem::path path_;
+  voxgrad::PtValue content_;
+};
+
+}  // namespace nnunet

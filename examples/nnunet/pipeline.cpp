@@ -1,0 +1,235 @@
+#include "examples/nnunet/pipeline.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <Eigen/SVD>
+
+namespace nnunet {
+
+using namespace voxgrad;
+
+namespace {
+
+constexpr double kMinDeviation = 1e-8;  // nnU-Net's lower bound for a standard deviation or a range
+
+/// Returns a tensor of the voxels that are not 0 in some channel, (D, H, W) u8, with holes filled: zeros that no path
+/// of zeros through faces of voxels connects to the border become 1.
+Tensor filled_mask(const Tensor& image) {
+  const Tensor mask = nonzero_mask(image).to(u8).contiguous();
+  const int64_t sizes[] = {mask.size(0), mask.size(1), mask.size(2)};
+  const int64_t steps[] = {sizes[1] * sizes[2], sizes[2], 1};
+  std::vector<uint8_t> outside(static_cast<size_t>(mask.numel()));
+  const uint8_t* inside = mask.data<uint8_t>();
+  std::vector<int64_t> open;
+  const auto visit = [&](int64_t i) {
+    if (inside[i] || outside[static_cast<size_t>(i)]) return;
+    outside[static_cast<size_t>(i)] = 1;
+    open.push_back(i);
+  };
+  for (int64_t d = 0; d < sizes[0]; ++d)
+    for (int64_t h = 0; h < sizes[1]; ++h) {
+      const bool border = d == 0 || d + 1 == sizes[0] || h == 0 || h + 1 == sizes[1];
+      const int64_t line = d * steps[0] + h * steps[1];
+      for (int64_t w = 0; w < sizes[2]; w += border ? 1 : std::max<int64_t>(sizes[2] - 1, 1)) visit(line + w);
+    }
+  while (!open.empty()) {
+    const int64_t i = open.back();
+    open.pop_back();
+    for (int axis = 0; axis < 3; ++axis) {
+      const int64_t position = i / steps[axis] % sizes[axis];
+      if (position > 0) visit(i - steps[axis]);
+      if (position + 1 < sizes[axis]) visit(i + steps[axis]);
+    }
+  }
+  return eq(from_span<uint8_t>(outside, mask.shape()), 0);
+}
+
+/// Returns a channel (D, H, W) f32, normalized.
+Tensor normalized(const Tensor& x, const ChannelPlan& plan, const Tensor& mask) {
+  switch (plan.kind) {
+    case Normalization::none:
+      return x;
+    case Normalization::rgb_to_0_1:
+      return x / 255.0;
+    case Normalization::rescale_to_0_1: {
+      const Tensor shifted = x - amin(x);
+      return shifted / clamp_min(amax(shifted), kMinDeviation);
+    }
+    case Normalization::ct: {
+      const Tensor clamped = clamp(x, plan.intensities.low, plan.intensities.high);
+      return (clamped - plan.intensities.mean) / std::max(plan.intensities.std, kMinDeviation);
+    }
+    case Normalization::z_score:
+      break;
+  }
+  Tensor weight = ones({}, {.dtype = f64, .device = x.device()});
+  double count = static_cast<double>(x.numel());
+  if (plan.use_mask) {
+    weight = mask.to(f64);
+    count = sum(weight).item();
+    if (count == 0) return x;
+  }
+  const Tensor exact = x.to(f64), mean = sum(exact * weight) / count;
+  const Tensor centered = (exact - mean) * weight;
+  return (centered / clamp_min(sqrt(sum(centered * centered) / count), kMinDeviation)).to(f32);
+}
+
+/// Returns the anatomical axis (0: right, 1: anterior, 2: superior) that is closest to each axis i, j, k of a file, and
+/// whether the direction is opposite. Decides by the rotation that is closest to the affine, as nibabel does.
+std::array<std::pair<int, bool>, 3> closest_axes(const std::array<std::array<double, 4>, 4>& affine) {
+  Eigen::Matrix3d columns;
+  for (int row = 0; row < 3; ++row)
+    for (int column = 0; column < 3; ++column) columns(row, column) = affine[size_t(row)][size_t(column)];
+  columns.colwise().normalize();
+  const Eigen::JacobiSVD<Eigen::Matrix3d> svd(columns, Eigen::ComputeFullU | Eigen::ComputeFullV);
+  Eigen::Matrix3d rotation = svd.matrixU() * svd.matrixV().transpose();
+  std::array<int, 3> order{0, 1, 2};  // the clearest axes first
+  std::ranges::stable_sort(order, std::greater(),
+                           [&](int column) { return rotation.col(column).cwiseAbs().maxCoeff(); });
+  std::array<std::pair<int, bool>, 3> result;
+  for (const int column : order) {
+    int row = 0;
+    rotation.col(column).cwiseAbs().maxCoeff(&row);
+    result[size_t(column)] = {row, rotation(row, column) < 0};
+    rotation.row(row).setZero();
+  }
+  return result;
+}
+
+/// Returns the axes in the order in which `order` reads them: result[i] = axes[order[i]], for spatial axes that follow
+/// `leading` other axes.
+Dims permutation(int64_t leading, const Dims& order) {
+  Dims axes;
+  for (int64_t i = 0; i < leading; ++i) axes.push_back(i);
+  for (const int64_t axis : order) axes.push_back(axis + leading);
+  return axes;
+}
+
+/// Returns an output of the network, (D, H, W), at the resolution of the cropped image.
+Tensor full_resolution(const Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan) {
+  const ResampleOptions& options = plan.resample_logits;
+  const std::optional<int64_t> axis = separate_axis(options, prepared.network_spacing, prepared.spacing);
+  const Dims& size = prepared.box.size;
+  if (logits.dtype() == f16 || options.order != 1)
+    return resample(logits.unsqueeze(0), size, options.order, axis).squeeze(0);
+  // In f32, linear interpolation is an operator, which needs less memory.
+  Dims in_plane = size;
+  if (axis) in_plane[*axis] = logits.size(*axis);
+  Tensor x = logits.unsqueeze(0).unsqueeze(0);
+  if (x.size(2) != in_plane[0] || x.size(3) != in_plane[1] || x.size(4) != in_plane[2])
+    x = interpolate(x, {.size = in_plane, .mode = InterpolateMode::trilinear});
+  if (axis && in_plane[*axis] != size[*axis])
+    x = interpolate(x, {.size = size, .mode = InterpolateMode::nearest_exact});
+  return x.squeeze(0).squeeze(0);
+}
+
+/// Returns x (..., D, H, W) of the nonzero region, extended by `value` to the original image.
+Tensor uncropped(const Tensor& x, const PreparedImage& prepared, double value = 0) {
+  std::vector<int64_t> amounts;
+  for (int64_t axis = 2; axis >= 0; --axis) {
+    const int64_t start = prepared.box.start[axis];
+    amounts.push_back(start);
+    amounts.push_back(prepared.original_shape[axis] - start - prepared.box.size[axis]);
+  }
+  return pad(x, amounts, value);
+}
+
+}  // namespace
+
+OrientedImage orient(const Tensor& image, const Geometry& geometry, const ModelPlan& plan) {
+  Dims order{0, 1, 2}, flipped;
+  if (plan.orientation == Orientation::closest_to_ras) {
+    const auto closest = closest_axes(geometry.affine);
+    for (int i = 0; i < 3; ++i) order[2 - closest[size_t(i)].first] = 2 - i;
+  }
+  OrientedImage result;
+  for (const int64_t axis : plan.transpose_forward) result.order.push_back(order[axis]);
+  for (int64_t i = 0; i < 3; ++i) {
+    result.spacing[size_t(i)] = geometry.spacing[size_t(result.order[i])];
+    if (plan.orientation == Orientation::closest_to_ras &&
+        closest_axes(geometry.affine)[size_t(2 - result.order[i])].second)
+      result.flipped.push_back(i);
+  }
+  result.image = permute(image, permutation(1, result.order));
+  Dims axes;
+  for (const int64_t axis : result.flipped) axes.push_back(axis + 1);
+  if (!axes.empty()) result.image = flip(result.image, axes);
+  result.image = result.image.contiguous();
+  return result;
+}
+
+Tensor unorient(const Tensor& result, const OrientedImage& oriented) {
+  const int64_t leading = result.dim() - 3;
+  Dims axes, inverse{0, 0, 0};
+  for (const int64_t axis : oriented.flipped) axes.push_back(axis + leading);
+  for (int64_t i = 0; i < 3; ++i) inverse[oriented.order[i]] = i;
+  return permute(axes.empty() ? result : flip(result, axes), permutation(leading, inverse)).contiguous();
+}
+
+PreparedImage prepare(const OrientedImage& oriented, const ModelPlan& plan) {
+  const Tensor& image = oriented.image;
+  PreparedImage result;
+  result.spacing = result.network_spacing = oriented.spacing;
+  for (size_t i = plan.is_2d ? 1 : 0; i < 3; ++i) result.network_spacing[i] = plan.spacing[i];
+  result.original_shape = {image.size(1), image.size(2), image.size(3)};
+  result.box = {{0, 0, 0}, result.original_shape};
+  if (amax(nonzero_mask(image).to(u8)).item() > 0) result.box = nonzero_box(image);
+  Tensor cropped = image;
+  for (int64_t axis = 0; axis < 3; ++axis)
+    cropped = cropped.narrow(axis + 1, result.box.start[axis], result.box.size[axis]);
+  cropped = cropped.contiguous();
+  const bool use_mask = std::ranges::any_of(plan.normalization, &ChannelPlan::use_mask);
+  const Tensor mask = use_mask ? filled_mask(cropped) : Tensor();
+  const Dims size = resampled_size(result.box.size, result.spacing, result.network_spacing);
+  const std::optional<int64_t> axis = separate_axis(plan.resample_image, result.spacing, result.network_spacing);
+  Tensors channels;
+  for (int64_t c = 0; c < cropped.size(0); ++c) {
+    const Tensor channel = normalized(cropped.select(0, c), plan.normalization[size_t(c)], mask);
+    channels.push_back(resample(channel.unsqueeze(0), size, plan.resample_image.order, axis));
+  }
+  result.image = cat(channels, 0);
+  return result;
+}
+
+Tensor predict_logits(const Tensor& image, nn::UNet& network, const ModelPlan& plan, const Axes& mirror_axes,
+                      const PredictOptions& options) {
+  const nn::SlidingWindowOptions windows{.window = plan.patch_size,
+                                         .overlap = 1 - options.step,
+                                         .sigma = options.gaussian ? 0.125 : 0,
+                                         .mirror_axes = mirror_axes,
+                                         .precision = options.autocast,
+                                         .device = options.device,
+                                         .accumulate = options.sums,
+                                         .sum_dtype = options.half_accumulation ? f16 : f32,
+                                         .progress = options.progress};
+  return nn::sliding_window_inference(image.unsqueeze(0), network, windows).squeeze(0);
+}
+
+Tensor labels_of(const Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan) {
+  const Labels& labels = plan.labels;
+  const DType dtype = std::ranges::max(labels.values) < 255 ? u8 : i32;
+  Tensor result = zeros(prepared.box.size, {.dtype = dtype, .device = logits.device()}), best;
+  for (int64_t k = 0; k < logits.size(0); ++k) {
+    const Tensor x = full_resolution(logits.select(0, k), prepared, plan);
+    const Tensor chosen = labels.regions ? gt(sigmoid(x.to(f32)), 0.5) : k == 0 ? Tensor() : gt(x, best);
+    if (chosen.defined())
+      result = where(chosen, static_cast<double>(labels.values[size_t(k)]), result);
+    if (!labels.regions) best = chosen.defined() ? where(chosen, x, best) : x;
+  }
+  return uncropped(result.to(Device::cpu()), prepared);
+}
+
+Tensor probabilities_of(const Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan) {
+  Tensors outputs;
+  for (int64_t k = 0; k < logits.size(0); ++k)
+    outputs.push_back(full_resolution(logits.select(0, k), prepared, plan).to(f32).to(Device::cpu()));
+  const Tensor all = stack(outputs);
+  outputs.clear();
+  if (plan.labels.regions) return uncropped(sigmoid(all), prepared);
+  const Tensor probabilities = softmax(all, 0);
+  return cat({uncropped(probabilities.narrow(0, 0, 1), prepared, 1),
+              uncropped(probabilities.narrow(0, 1, all.size(0) - 1), prepared)});
+}
+
+}  // namespace nnunet

@@ -1,0 +1,69 @@
+// nnU-Net's inference: from the files of a case to a label map.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <voxgrad.h>
+
+#include "examples/nnunet/model_folder.h"
+
+namespace nnunet {
+
+/// The network's input, and what is needed to map its output back to the voxels of the file. Axes are those of the
+/// network.
+struct PreparedImage {
+  voxgrad::Tensor image;         ///< (C, a0, a1, a2) f32
+  Spacing spacing{};             ///< of the original voxels, mm
+  Spacing network_spacing{};     ///< of `image`, mm
+  voxgrad::Dims original_shape;  ///< before the image was cropped
+  Box box;                       ///< nonzero region, in original voxels
+};
+
+/// An image with the axes in the order in which the network reads them.
+struct OrientedImage {
+  voxgrad::Tensor image;  ///< (C, D, H, W) f32
+  Spacing spacing{};      ///< mm
+  voxgrad::Dims order;    ///< axis i of `image` is axis order[i] of the file's (D, H, W)
+  voxgrad::Dims flipped;  ///< axes of `image` that were reversed
+};
+
+/// Orders the axes of an image (C, D, H, W) as the reader of the plan does and then as transpose_forward says.
+OrientedImage orient(const voxgrad::Tensor& image, const Geometry& geometry, const ModelPlan& plan);
+/// Undoes orient() for a result (D, H, W) or (K, D, H, W).
+voxgrad::Tensor unorient(const voxgrad::Tensor& result, const OrientedImage& oriented);
+
+/// Crops an image to its nonzero region, normalizes its channels, and resamples it to the spacing of the network. An
+/// image of zeros is not cropped.
+PreparedImage prepare(const OrientedImage& oriented, const ModelPlan& plan);
+
+/// Options of predict_logits.
+struct PredictOptions {
+  double step = 0.5;              ///< distance of neighboring windows, relative to their size, in (0, 1]
+  bool gaussian = true;           ///< weights the voxels of a window by a Gaussian
+  bool half_accumulation = false; ///< rounds sums to f16, as nnU-Net does
+  voxgrad::Device device;         ///< of the network
+  voxgrad::Device sums;           ///< of the sums and of the result
+  std::optional<voxgrad::DType> autocast{};
+  std::function<bool(int64_t done, int64_t total)> progress{};  ///< see SlidingWindowOptions
+};
+
+/// Returns the logits (K, a0, a1, a2) of an image (C, a0, a1, a2) by sliding windows.
+voxgrad::Tensor predict_logits(const voxgrad::Tensor& image, voxgrad::nn::UNet& network, const ModelPlan& plan,
+                               const voxgrad::Axes& mirror_axes, const PredictOptions& options);
+
+/// Returns the labels (D, H, W) of the original image, u8 or i32, in the order of its axes in `prepared`. Resamples one
+/// output at a time on the device of `logits`. Without regions, each voxel gets the label of its largest logit, and of
+/// the first one if several are equal. With regions, it gets the last label whose probability exceeds 1/2, or 0.
+voxgrad::Tensor labels_of(const voxgrad::Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan);
+
+/// Returns the probabilities (K, D, H, W) f32 of the outputs in the original image, on the CPU. Outside the nonzero
+/// region, the background has probability 1.
+voxgrad::Tensor probabilities_of(const voxgrad::Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan);
+
+}  // namespace nnunet

@@ -1,0 +1,27 @@
+// The cases that the program predicts, and the files for their results.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace predict {
+
+struct Job {
+  std::string name;                           ///< used in messages
+  std::vector<std::filesystem::path> images;  ///< one file per channel
+  std::filesystem::path output;               ///< file of the label map
+};
+
+/// Lists the cases. `inputs` is either one folder with files CASE_0000.nii.gz (and _0001 and so on for further
+/// channels), or one file per channel of a single case. Results of a folder go to CASE.nii.gz in the folder `output`. A
+/// single case goes to the file `output`, or into the folder `output` if that name does not end with .nii or .nii.gz.
+///
+/// Throws voxgrad::Error if a file is missing or unexpected, if there is no case, or if `output` cannot be written.
+std::vector<Job> list_jobs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                           size_t channels, const std::string& file_ending);
+
+/// Returns the path for the probabilities of a case: CASE_probabilities.nii.gz next to the label map.
+std::filesystem::path probabilities_path(const Job& job);
+
+}  // namespace predict
