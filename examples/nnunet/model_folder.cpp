@@ -1,8 +1,8 @@
 #include "examples/nnunet/model_folder.h"
 
 #include <algorithm>
-#include <charconv>
-#include <limits>
+#include <cmath>
+#include <map>
 #include <set>
 
 #include "examples/nnunet/architecture.h"
@@ -198,6 +198,54 @@ ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name
   plan.resample_logits = read_resampling(configuration, "resampling_fn_probabilities", 1);
   plan.network = read_architecture(configuration, std::ssize(plan.channels), std::ssize(plan.labels.names));
   return plan;
+}
+
+Checkpoint::Checkpoint(const std::filesystem::path& path) : path_(path), content_(open_pt(path)) {
+  configuration = content_.at("init_args").at("configuration").text();
+  const PtValue axes = content_.find("inference_allowed_mirroring_axes");
+  if (axes.is_none()) return;
+  for (const PtValue& axis : axes.items()) {
+    check(axis.integer() >= 0 && axis.integer() < 3, "nnU-Net", "'", path.string(), "' allows mirroring along axis ",
+          axis.integer(), "; expected 0 to 2");
+    mirror_axes.push_back(axis.integer());
+  }
+}
+
+std::shared_ptr<nn::UNet> Checkpoint::network(const ModelPlan& plan) const {
+  const PtValue weights = content_.at("network_weights");
+  // torch.compile and DistributedDataParallel add prefixes to the names.
+  std::map<std::string, PtValue, std::less<>> by_name;
+  for (const auto& [key, value] : weights.members()) {
+    std::string_view name = key.text();
+    for (const std::string_view prefix : {"module.", "_orig_mod."})
+      if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
+    by_name.emplace(name, value);
+  }
+  const nn::init::SkipInit skip;
+  auto network = std::make_shared<nn::UNet>(plan.network);
+  network->eval();
+  TensorMap state;
+  std::vector<std::string> differences;
+  for (const auto& [name, expected] : network->state_dict()) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) {
+      differences.push_back(name + " is missing");
+      continue;
+    }
+    Tensor tensor = found->second.tensor();
+    if (plan.is_2d && tensor.dim() == 4) tensor = tensor.unsqueeze(2);
+    if (tensor.shape() == expected.shape())
+      state[name] = tensor;
+    else
+      differences.push_back(concat(name, " has shape ", tensor.shape(), " instead of ", expected.shape()));
+  }
+  constexpr size_t kShown = 3;
+  std::string text;
+  for (size_t i = 0; i < std::min(differences.size(), kShown); ++i) text += (i > 0 ? ", " : "") + differences[i];
+  check(differences.empty(), "nnU-Net", "'", path_.string(), "' belongs to another network than plans.json describes: ",
+        text, differences.size() > kShown ? concat(" and ", differences.size() - kShown, " more") : std::string());
+  network->load_state_dict(state);
+  return network;
 }
 
 }  // namespace nnunet
