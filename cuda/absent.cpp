@@ -11,7 +11,7 @@ namespace {
   throw Error(concat(Device::cuda(index), " is not available: this build has no CUDA"));
 }
 
-/// Converts to a pointer to a function of any type, which throws.
+/// Converts to a function pointer of any type. The function throws.
 struct Absent {
   template <class Result, class... Args>
   using Function = Result (*)(Args...);

@@ -17,14 +17,14 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kGranule = 512;    // block sizes and addresses are multiples of it
+constexpr size_t kGranule = 512;    // alignment of block sizes and addresses
 constexpr size_t kMaxSmall = kMiB;  // largest small request
 constexpr size_t kSmallSegment = 2 * kMiB;
 constexpr size_t kMediumSegment = 20 * kMiB;
 constexpr size_t kLargeGranule = 2 * kMiB;
-constexpr size_t kMaxBytes = size_t{1} << 62;  // rounding up cannot overflow
+constexpr size_t kMaxBytes = size_t{1} << 62;  // largest request; rounding it up cannot overflow
 
-/// Returns the size of the segment for a request.
+/// Returns the size of a new segment for a request of `bytes` bytes.
 size_t segment_size(size_t bytes, bool small) {
   if (small) return kSmallSegment;
   return bytes < kMediumSegment / 2 ? kMediumSegment : round_up(bytes, kLargeGranule);
@@ -34,8 +34,8 @@ size_t segment_size(size_t bytes, bool small) {
 /// hardly ever be reused.
 constexpr size_t min_remainder(bool small) { return small ? kGranule : kMaxSmall; }
 
-/// Returns whether a stream is captured. Captured work runs after all work before the capture, and its graph keeps the
-/// memory that it uses, so that no stream needs to wait for another.
+/// Returns whether a stream is being captured. Freeing a block during a capture needs no wait: replays run after all
+/// work that was queued before the capture, and the graph keeps the memory of its kernels.
 bool is_capturing(cudaStream_t stream) noexcept {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
@@ -176,7 +176,7 @@ Allocator::Block* Allocator::allocate_segment(size_t bytes, bool small, cudaStre
   return block.release();
 }
 
-/// Returns null if the driver has no memory left. Throws Error on any other failure.
+/// Calls cudaMalloc. Returns null if the driver has no memory left. Throws Error on any other failure.
 void* Allocator::allocate_from_driver(size_t bytes) {
   const DeviceGuard guard(device_);
   void* data = nullptr;
@@ -209,7 +209,7 @@ void Allocator::split(Block* block, size_t bytes) {
   free_.insert(std::move(entry));
 }
 
-/// Joins two neighbors that are not in free_.
+/// Merges `next` into `block`, its neighbor, and returns `block`. Neither block may be in free_.
 Allocator::Block* Allocator::merge(Block* block, Block* next) {
   block->bytes += next->bytes;
   block->next = next->next;

@@ -9,7 +9,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Applies `op` to two elements, in compute_t<T>. The gradient of GELU of halves uses the faster formula of
+/// Applies `op` to two elements, in compute_t<T>. For halves, the gradient of GELU uses the faster formula of
 /// cuda/gelu.cuh.
 template <BinaryOp op, class T>
 struct Binary {

@@ -1,9 +1,9 @@
 // Matrix products with cuBLAS.
 //
 // There is one cuBLAS handle per device. float32 is computed in float32, or in TF32 if set_float32_precision() selects
-// it; halves are accumulated in float32. The workspace of a call comes from the caching allocator. With its own
-// workspace, cuBLAS could choose an algorithm, and with it the order of sums, depending on other work that runs at the
-// same time.
+// it; halves are accumulated in float32. The workspace of a call comes from the caching allocator. If cuBLAS used its
+// own workspace, its choice of the algorithm, and therefore the order of sums, could depend on other work that runs at
+// the same time.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The size that NVIDIA recommends for Hopper.
+/// The size of the workspace that NVIDIA recommends for Hopper.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 /// Maximum number of matrices per call, because the third axis of a grid has at most 65535 CTAs.
 constexpr int64_t kMaxBatch = 65535;
@@ -58,8 +58,8 @@ Handle& handle_of(const Launch& launch) {
   return *handle;
 }
 
-/// A batch of row-major matrices as an operand of cuBLAS, which uses column-major order: N if the columns of a row are
-/// contiguous, T if the rows of a column are contiguous.
+/// A batch of matrices as an operand of cuBLAS, which uses column-major order. `op` is N if the elements of a row are
+/// contiguous, T if the elements of a column are contiguous.
 struct Operand {
   const void* data;
   cublasOperation_t op;

@@ -37,8 +37,8 @@ class [[nodiscard]] DeviceGuard {
 /// thread. The current stream is CUDA's default stream, or the Stream of a StreamGuard.
 ///
 /// Work in two streams, including the default stream, is ordered only by an Event. Memory belongs to the stream that
-/// was current when it was allocated. If another stream used a tensor, free the tensor while that stream is current, or
-/// after an Event made the owning stream wait for it.
+/// was current when it was allocated. If another stream used a tensor, free the tensor while the other stream is
+/// current, or after an Event made the owning stream wait for the other stream.
 ///
 /// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait; queued work
 /// completes.
@@ -113,22 +113,21 @@ class GraphRecording;
 ///     optimizer.step();
 ///   });
 ///   for (...) {
-///     x.copy_(batch);   // and target: replays read the captured tensors
-///     graph.replay();   // and overwrite the captured results: loss is the loss of this step
+///     x.copy_(batch);         // replays read the captured tensors
+///     target.copy_(labels);
+///     graph.replay();         // overwrites the captured results: loss is the loss of this step
 ///   }
 ///
-/// - capture() runs the function once, on the host only: its kernels are recorded and do not run. A replay consists of
-///   kernels only. Run the function once or twice before the capture, so that state is allocated and libraries are
-///   initialized.
-/// - Tensors that the function creates are in memory of the graph. They hold the values of the last replay, and stay
-/// valid
-///   as long as they exist. The graph keeps all other memory alive that its kernels read or write.
+/// - capture() runs the function once, on the host only: the kernels are recorded and do not run. replay() runs the
+///   recorded kernels only, not the function. Run the function once or twice before the capture, so that state is
+///   allocated and libraries are initialized.
+/// - Tensors that the function creates are in memory of the graph. They hold the values of the last replay, and remain
+///   valid after the graph is destroyed. The graph keeps all other memory alive that its kernels read or write.
 /// - Replayed optimizer steps use the learning rate and the step number at the time of the replay. The optimizer must
-///   exist, with the same state. Its first step, which allocates the state, cannot be captured.
-/// - A capture throws Error on reads of results by the CPU (item(), to(cpu), printing), copies from the CPU, waits for
-/// the
-///   device, and random numbers (dropout in training). An Error ends the capture; the program continues as if the
-///   capture had not begun.
+///   still exist and have the same state tensors. Its first step, which allocates the state, cannot be captured.
+/// - During a capture, these operations throw Error: reads of results by the CPU (item(), to(cpu), printing), copies
+///   from the CPU, waits for the device, and random numbers (dropout in training). An Error ends the capture; the
+///   program continues as if the capture had not begun.
 /// - A graph may be used by one thread at a time.
 class CUDAGraph {
  public:

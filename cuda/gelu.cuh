@@ -1,10 +1,10 @@
-// The normal distribution for GELU of halves, in few instructions. With erff, the kernels would be bound by arithmetic
-// instead of memory.
+// A fast normal distribution for GELU of halves. With erff(), the kernels would be bound by arithmetic instead of
+// memory.
 #pragma once
 
 namespace voxgrad::cuda {
 
-/// The normal distribution function at x, and e^(-x^2 / 2). The approximation has an absolute error of 1.5e-7
+/// Computes the normal distribution function at x, and e^(-x^2 / 2). The approximation has an absolute error of 1.5e-7
 /// (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26). For negative x the polynomial is
 /// used directly, without subtracting it from 1, so that x * distribution, rounded to bfloat16, is off by at most one
 /// unit in the last place down to x = -6.5.

@@ -48,7 +48,7 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventCreateWithFlags(&replayed_, cudaEventDisableTiming), kOp);
     Allocator::of(index).keep(handle());
   }
-  /// Waits for replays, because their memory is then reused.
+  /// Waits for running replays, because the destructor releases their memory.
   ~GraphRecording() {
     cudaEventSynchronize(replayed_);
     if (exec_) cudaGraphExecDestroy(exec_);
@@ -77,7 +77,8 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventRecord(replayed_, stream), "CUDAGraph::replay");
     for (const auto& [storage, written] : used_)
       if (written) storage->bump_version();
-    // The first replay writes the values that the capture recorded: the versions of the graph's own memory are current.
+    // The capture already bumped the versions of the graph's own memory for the values that the first replay computes.
+    // Only later replays overwrite values.
     for (const std::weak_ptr<Storage>& own : own_)
       if (const auto storage = replays_ > 0 ? own.lock() : nullptr) storage->bump_version();
     ++replays_;
@@ -154,7 +155,7 @@ class GraphRecording final : public Capture {
       used_;  ///< memory from outside of the graph; true if it is written
   std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that is written
   std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
-  std::vector<std::unique_ptr<Storage>> numbers_;            ///< their numbers, in the order of their kernels
+  std::vector<std::unique_ptr<Storage>> numbers_;            ///< numbers of these steps, in the order of their kernels
   size_t next_number_ = 0;                                   ///< index in numbers_ during a refresh
   int64_t replays_ = 0;
   bool stepping_ = false;    ///< an optimizer step is being captured

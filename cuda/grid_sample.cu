@@ -17,9 +17,9 @@ struct GridProblem {
   View y;      ///< (N, C, D', H', W')
   View x;      ///< (N, C, D, H, W)
   View grid;   ///< (N, D', H', W', 3)
-  View dgrid;  ///< of the shape of the grid
+  View dgrid;  ///< gradient of the grid, in the shape of the grid
   GridSampleOptions options;
-  int64_t channels;  ///< channels of an item
+  int64_t channels;  ///< channels of an item (GridItems)
 };
 
 /// Returns the number of channels of an item without vectors: a divisor of `count`, at most 4.
@@ -28,8 +28,8 @@ int64_t channels_of_item(int64_t count) { return count <= 4 ? count : std::gcd(c
 /// A set of items. An item is one position of the grid and GridProblem::channels channels.
 struct GridItems {
   uint32_t count;
-  std::array<int64_t, 4> base;
-  Offsets<4> offsets;  ///< of items in y, in x (sample and channel only), in the grid and in its gradient
+  std::array<int64_t, 4> base;  ///< offset of the set in each view
+  Offsets<4> offsets;  ///< offsets of items in y, in x (sample and channel only), in the grid and in its gradient
 };
 
 /// Calls f(number of CTAs, items) until all items are covered.

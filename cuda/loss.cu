@@ -10,9 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes the sums of class_sums over `range` positions of a sample: partial (sample, range, class, kClassSums). x is
-/// the logits (N, C, L), target the classes (N, L). Launch: one CTA per range in a 1-D grid of any size, kBlock threads
-/// per CTA. Static shared memory: kBlock doubles.
+/// Computes partial (sample, range, class, kClassSums): the sums of the operator class_sums over each range of `range`
+/// positions of a sample. x is the logits (N, C, L), target is the classes (N, L). Launch: one CTA per range in a 1-D
+/// grid of any size, kBlock threads per CTA. Static shared memory: kBlock doubles.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,

@@ -35,7 +35,7 @@ __device__ void map_one(const F& f, const Pointers<sizeof...(In)>& p, int64_t i,
   static_cast<Out*>(p.out)[i] = static_cast<Out>(f(static_cast<const In*>(p.in[k])[i]...));
 }
 
-/// Computes one vector of contiguous views, from element i on.
+/// Computes one vector of contiguous views, starting at element i.
 template <class Out, class... In, class F, size_t... k>
 __device__ void map_vector(const F& f, const Pointers<sizeof...(In)>& p, int64_t i, std::index_sequence<k...>) {
   constexpr int width = kVectorWidth<Out, In...>;
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(kBlock)
 template <size_t N>
 struct Rows {
   uint32_t length;      ///< elements of a row
-  bool one_element[N];  ///< the row of a view is one broadcast element
-  Divisor slots;        ///< vectors that a row may touch, wherever it begins
-  Offsets<N> starts;    ///< of the rows
+  bool one_element[N];  ///< the row of the view is one broadcast element
+  Divisor slots;        ///< maximum number of vectors that a row touches
+  Offsets<N> starts;    ///< offsets of the first elements of the rows
 
   Rows(const Nest<N>& nest, int width)
       : length(static_cast<uint32_t>(nest.size[0])),
@@ -95,7 +95,8 @@ struct Rows {
         starts(nest.outer()) {
     for (size_t k = 0; k < N; ++k) one_element[k] = nest.stride[0][k] == 0;
   }
-  static bool suit(const Nest<N>& nest) {
+  /// Returns whether map_rows supports the views of a nest.
+  static bool supports(const Nest<N>& nest) {
     constexpr int64_t kMinLength = 32;
     return nest.size[0] >= kMinLength && nest.stride[0][0] == 1 &&
            std::all_of(nest.stride[0], nest.stride[0] + N, [](int64_t s) { return s == 0 || s == 1; });
@@ -163,18 +164,18 @@ inline constexpr bool kHasRows<T, T> = std::is_unsigned_v<T>;
 template <class T>
 inline constexpr bool kHasRows<T> = std::is_unsigned_v<T>;
 
-/// The kernels of a map of N views, and what their launch depends on.
+/// The kernels of a map of N views, and the sizes that launch_map() needs.
 template <size_t N>
 struct MapKernels {
   const void* contiguous;
-  const void* rows;  ///< null if it is not compiled
+  const void* rows;  ///< null if map_rows is not compiled for this map
   const void* strided;
-  int64_t width;                ///< elements of a vector
+  int64_t width;                ///< elements of a vector of map_contiguous and map_rows
   std::array<int64_t, N> item;  ///< bytes of an element of each view
 };
 
 /// Launches the kernel that suits the views. The first view is the output; `f` points to the kernels' first parameter.
-/// This function is compiled once, not for every operator and dtype.
+/// The function is compiled only once for each N, not for every operator and dtype.
 template <size_t N>
 void launch_map(const char* op, const MapKernels<N>& kernels, const void* f, const std::array<View, N>& views);
 

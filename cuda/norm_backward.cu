@@ -9,8 +9,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The normalization as the forward pass computed it: v = before(x) and y = after(u), with
-/// u = (v - mean) * rstd * gamma + beta. The gradient of u is called g.
+/// The normalization of the forward pass: v = before(x), u = (v - mean) * rstd * gamma + beta, and y = after(u). The
+/// gradient of u is called g.
 template <class T, class Activations>
 struct Normalization {
   using Wide = compute_t<T>;
@@ -135,7 +135,7 @@ struct InputGradient {
   }
 };
 
-/// Computes all gradients that `out` has views for.
+/// Computes all gradients for which `out` has a view.
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
               const View* gamma, const View* beta, const Activations& activations, const GatherStatistics* over_ranks,

@@ -7,7 +7,7 @@
 namespace voxgrad::cuda {
 namespace {  // several files instantiate kernels of the same name
 
-/// A formula for a gradient that also sums the rounded results.
+/// Wraps the formula of a gradient and also sums the rounded results.
 template <class T, ElementFormula<T, 2> Gradient>
 struct Summed {
   static constexpr int kInputs = 2;

@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
   using C = compute_t<T>;
   using Number = std::conditional_t<std::is_same_v<Index, NoIndex>, int32_t, Index>;
-  using Place = std::make_unsigned_t<Number>;  // a position before the input wraps around to one after its end
+  // Negative positions wrap around, so that one comparison checks both ends of the input.
+  using Place = std::make_unsigned_t<Number>;
   const PoolGeometry& g = p.geometry;
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];

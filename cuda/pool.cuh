@@ -1,4 +1,4 @@
-// Parts that the kernels of max pooling share. Private to cuda/pool.cu and cuda/pool_disjoint.cuh.
+// Types and functions shared by the kernels of max pooling. Private to cuda/pool.cu and cuda/pool_disjoint.cuh.
 #pragma once
 
 #include <limits>
@@ -11,7 +11,7 @@
 
 namespace voxgrad::cuda {
 
-/// The type of indices if none are requested.
+/// The index type of kernels that compute no indices.
 struct NoIndex {};
 
 /// Returns the larger of two values; NaN wins.
@@ -32,7 +32,8 @@ struct Best {
   C value = -std::numeric_limits<C>::infinity();
   Index place = -1;  ///< -1 if no value was offered
 
-  /// Offers the next value in the order of positions. It replaces the maximum if it is larger, or the first NaN.
+  /// Offers the next value in the order of positions. The value replaces the maximum if the value is larger or the
+  /// first NaN.
   __device__ void offer(C other, Index at) {
     const bool wins = place < 0 || (!(other <= value) && value == value);
     value = wins ? other : value;
@@ -60,11 +61,11 @@ __device__ void store_best(const Best<C, Index> (&best)[width], T* values, Index
   }
 }
 
-/// Max pooling (out: y, in: x) or its gradient (out: dx, in: dy), or a part of the output of either.
+/// The operands of max pooling (out: y, in: x) or its gradient (out: dx, in: dy), or of a part of the output.
 struct PoolViews {
   View out;
   View in;
-  View indices;  ///< indices.data is null if they are not wanted
+  View indices;  ///< data is null if no indices are requested
   PoolGeometry geometry;
   bool indices_follow_out;       ///< the indices have the shape of `out`; otherwise that of `in`
   int64_t first[3] = {0, 0, 0};  ///< depth, height and width of the part's first voxel
@@ -79,7 +80,7 @@ struct PoolViews {
   }
 };
 
-/// PoolViews as kernels use them. Each item of a kernel is `width` voxels of the output along one axis.
+/// The arguments of the kernels. Each item of a kernel is `width` voxels of the output along one axis.
 struct PoolProblem : PoolViews {
   Divisor size[5];  ///< items along each axis
   Divisor window_stride[3];

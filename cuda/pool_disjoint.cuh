@@ -8,7 +8,8 @@
 
 namespace voxgrad::cuda {
 
-/// Windows of a thread along the height, if it handles `width` windows along the width or the channels.
+/// Number of windows along the height that a thread handles, if it handles `width` windows along the width or the
+/// channels.
 template <int width>
 inline constexpr int kRun = std::clamp(8 / width, 1, 4);
 
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
     for (int r = 0; r < run; ++r) {
       h[r] = static_cast<int>(min(at[3] + r, p.out.size[3] - 1) * g.stride.values[1]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)  // if windows have one plane, the second plane is the first again and never wins
+      for (int k = 0; k < 4; ++k)  // for windows of one plane, the second plane repeats the first and never wins
         loaded[r][k] =
             load_vector<T, 2 * width>(in + k / 2 * plane + (h[r] + k % 2) * static_cast<int>(p.in.stride[3]));
     }

@@ -11,7 +11,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// A distribution: element() returns the number of a (counter, lane) of the stream with this seed.
+/// A distribution. element() returns the random number at (counter, lane) of the stream with the given seed.
 template <class Draw, class T>
 concept Distribution = requires(uint64_t seed, uint64_t counter, uint64_t lane) {
   { Draw::template element<T>(seed, counter, lane) } -> std::same_as<T>;

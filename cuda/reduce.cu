@@ -1,11 +1,11 @@
 // Sums, extrema and positions of extrema, over any axes.
 //
-// The host sorts the kept and the reduced axes by stride and merges them. Neighboring threads then read neighboring
-// elements of one output if the reduced axes are innermost in memory, otherwise elements of neighboring outputs; both
-// read vectors of 16 bytes where the elements are contiguous. A long reduction with few outputs is split into ranges,
-// whose results a second kernel combines. The number of ranges depends on the shape alone, and every order is fixed, so
-// that results are bitwise reproducible. Sums accumulate in double or int64; of halves, a few elements are first added
-// in float.
+// The host sorts the kept and the reduced axes by stride and merges them. If the reduced axes are innermost in memory,
+// neighboring threads read neighboring elements of one output. Otherwise they read elements of neighboring outputs. In
+// both cases, contiguous elements are read in vectors of 16 bytes. A long reduction with few outputs is split into
+// ranges, whose results a second kernel combines. The number of ranges depends on the shape alone, and every order is
+// fixed, so that results are bitwise reproducible. Sums accumulate in double or int64; halves are first added in float,
+// a few at a time.
 //
 // Outline: the operations (Sum, Extremum, Place), Fold, the kernels reduce_rows, reduce_strided and join_ranges, the
 // choice of kernel and layout on the host, and the table entries.
@@ -37,8 +37,8 @@ concept MakesAccumulator = requires(In x, int64_t place) {
   { Op::template element<Accumulator>(x, place) } -> std::same_as<Accumulator>;
 };
 
-/// A reduction of elements of type In to a result of type Out. kPlaces states whether it uses the positions of
-/// elements. combine() joins two accumulators, identity() is the neutral accumulator, and result() makes the result
+/// A reduction of elements of type In to a result of type Out. kPlaces states whether the reduction uses the positions
+/// of elements. combine() joins two accumulators, identity() is the neutral accumulator, and result() makes the result
 /// from the last accumulator.
 template <class Op, class In, class Accumulator, class Out>
 concept ReduceOperation = requires(Accumulator a, bool largest, double scale) {
@@ -49,7 +49,7 @@ concept ReduceOperation = requires(Accumulator a, bool largest, double scale) {
   { Op::template result<Out>(a, scale) } -> std::same_as<Out>;
 };
 
-/// The parts that reductions of values share.
+/// The members that Sum and Extremum share.
 struct ValueOperation {
   static constexpr bool kPlaces = false;
   template <class Accumulator, class In>
@@ -127,8 +127,8 @@ struct Place {
 };
 
 /// Accumulates elements. Adding every half to a double would take longer than reading the halves, so halves are added
-/// in float between two calls of flush(). These are a few elements apart, so that the rounding of the float sum stays
-/// far below the rounding of a half.
+/// in float between two calls of flush(). The calls are a few elements apart, so that the rounding of the float sum
+/// stays far below the rounding of a half.
 template <class Operation, class In, class Accumulator>
 struct Fold {
   bool largest = false;
@@ -189,12 +189,12 @@ __device__ void store_results(const ReduceProblem& problem, int64_t output, int6
   for (int j = 0; j < width; ++j) to[j * step] = result[j];
 }
 
-/// Vectors, or elements, that a thread keeps in flight. The kernels request few CTAs per SM in __launch_bounds__;
-/// without that the compiler would use fewer registers and wait for each load.
+/// Vectors, or elements, that a thread keeps in flight. The kernels request few CTAs per SM in __launch_bounds__,
+/// because the compiler would otherwise use fewer registers and wait for each load.
 inline constexpr int kRowUnroll = 4;
 inline constexpr int kStridedUnroll = 8;
 
-/// Returns the element that does not change a result.
+/// Returns the neutral element of an operation, which does not change the result.
 template <class Operation, class In>
 __device__ In neutral_element(bool largest) {
   using Values = std::conditional_t<Operation::kPlaces, Extremum, Operation>;
@@ -202,7 +202,7 @@ __device__ In neutral_element(bool largest) {
 }
 
 /// Reduces outputs whose elements are runs of contiguous memory along the inner reduced axis. The runs are read as
-/// vectors. Launch: one CTA per tile of layout.columns outputs and range, in a 1-D grid of any size, kBlock threads per
+/// vectors. Launch: one CTA per (tile of layout.columns outputs, range) in a 1-D grid of any size, kBlock threads per
 /// CTA. Static shared memory: kBlock accumulators.
 template <class Operation, class In, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock, 4)
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kBlock, 4)
 }
 
 /// Reduces elements of any strides. A thread handles `width` neighboring outputs, whose elements are aligned vectors.
-/// Launch: one CTA per tile of layout.columns * width outputs and range, in a 1-D grid of any size, kBlock threads per
+/// Launch: one CTA per (tile of layout.columns * width outputs, range) in a 1-D grid of any size, kBlock threads per
 /// CTA. Static shared memory: kBlock * width accumulators.
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
   }
 }
 
-/// Combines `from`, the results of the ranges, (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
+/// Combines the results of the ranges, `from` (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
 /// a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock accumulators.
 template <class Operation, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock)
@@ -316,7 +316,7 @@ ReduceProblem make_problem(const View& out, const View& in, bool largest) {
   problem.kept = make_nest<2>({select_axes(in, is_kept), select_axes(out, is_kept)});
   problem.reduced = make_nest<1>({select_axes(in, is_reduced)});
   problem.length = problem.range = problem.reduced.numel();
-  if (problem.length == 0) problem.reduced = make_nest<1>({View()});  // kernels divide by its sizes
+  if (problem.length == 0) problem.reduced = make_nest<1>({View()});  // kernels divide by the sizes of `reduced`
   problem.outputs = out.numel();
   problem.ranges = 1;
   problem.largest = largest;

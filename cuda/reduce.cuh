@@ -20,14 +20,16 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 
 /// The arrangement of a CTA's threads: `columns` outputs at a time, each reduced by `reducers` threads.
 ///
-/// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column;
-/// kernels choose the one that makes neighboring threads read neighboring addresses. The default is one column, which
-/// all kBlock threads reduce. Both numbers are powers of two whose product is kBlock. With `columns_adjacent` they may
-/// be any numbers whose product is at most kBlock; threads whose reducer() is not below `reducers` are idle.
+/// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column.
+/// Kernels choose the order in which neighboring threads read neighboring addresses. The default is one column, which
+/// all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock. With
+/// `columns_adjacent`, they may be any numbers whose product is at most kBlock; threads whose reducer() is not below
+/// `reducers` are idle.
 struct BlockLayout {
   int columns = 1;
   int reducers = kBlock;
   bool columns_adjacent = false;
+  /// Number of consecutive threads with the same outer().
   unsigned neighbors = static_cast<unsigned>(columns_adjacent ? columns : reducers);
   unsigned inverse = 65536 / neighbors + 1;  ///< x * inverse / 65536 is x / neighbors for x < 256
 
@@ -98,7 +100,7 @@ __device__ V block_sum(V value, V* shared) {
   return combine_reducers(value, BlockLayout(), shared, [](V a, V b) { return a + b; });
 }
 
-/// Steps through the elements of a view in even steps. Divides only when it leaves a row.
+/// Steps through the elements of a view in steps of equal length. Divides only at the end of a row.
 class Cursor {
  public:
   __device__ Cursor(const Nest<1>& nest, int64_t index)
@@ -118,7 +120,7 @@ class Cursor {
 
  private:
   const Nest<1>& nest_;
-  const int64_t length_;  ///< of a row
+  const int64_t length_;  ///< elements of a row; unlimited if there is one row
   int64_t row_;
   int64_t inner_ = 0;  ///< index within the row
   int64_t offset_ = 0;

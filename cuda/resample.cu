@@ -1,13 +1,9 @@
-// Resampling along three axes at once, and the transposed map. Every output gathers its inputs.
+// Resampling along three axes at once, and the transposed map. Each output is computed by gathering its inputs.
 //
 // A small kernel first writes a table of terms for each axis: the inputs of every output position, and their weights
-// (ops/detail/resample_taps.h). Then one of two kernels runs:
-// - resample_rows, for dense rows: a CTA sums rows of the input over depth and height into shared memory, in vectors
-//   along the width, and then resamples these sums along the width.
-// - resample_runs, for channels innermost in memory and for any other layout: a thread computes a vector of channels,
-// or
-//   one element, at a few neighboring positions along the width. It keeps the last two sums over depth and height,
-//   which the next position may use again.
+// (ops/detail/resample_taps.h). Then a thread computes a vector of channels (or one element) at a few neighboring
+// positions along the width. The thread keeps the last two sums over depth and height, because the next position may
+// use the same sums.
 //
 // Resampling by a factor of two has faster kernels without a table (cuda/resample_by_two.cuh).
 #include "core/detail/divide.h"
@@ -34,8 +30,8 @@ struct AxisMap {
   Resample map;
   bool transposed;
   int64_t first;    ///< first output position of this part of the result
-  int64_t inputs;   ///< input size of the map: the size of the result if it is transposed
-  int64_t outputs;  ///< output size of the map: the size of the input tensor if it is transposed
+  int64_t inputs;   ///< input size of the map; if `transposed`, the size of the result
+  int64_t outputs;  ///< output size of the map; if `transposed`, the size of the input tensor
 };
 
 /// The terms of the output positions of one axis.
@@ -92,19 +88,10 @@ struct ResampleProblem {
   Divisor channels;  ///< channels, or vectors of channels
   Divisor height;
   Divisor depth;
-
-  // resample_runs: runs of neighboring positions along the width
-  uint32_t length;      ///< positions of a run
+  uint32_t length;      ///< positions of a run along the width
   Divisor runs;         ///< runs of a row
   bool channels_inner;  ///< neighboring threads take neighboring channels
   uint32_t items;       ///< number of runs in all
-
-  // resample_rows: tiles of rows
-  uint32_t rows;        ///< rows of the result
-  uint32_t tile_rows;   ///< rows of a tile
-  uint32_t in_width;    ///< elements of a row of the input
-  Divisor row_vectors;  ///< vectors of a row of the input
-  Divisor out_vectors;  ///< vectors of a row of the result
 };
 
 /// Writes the tables of terms of all three axes. Launch: one thread per output position of the longest axis, in a 1-D
@@ -162,71 +149,6 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
   }
 }
 
-/// Rows for which a thread computes results together.
-constexpr int kRows = 8;
-constexpr int kMaxTileRows = 128;
-/// Upper bound of the dynamic shared memory of a CTA.
-constexpr int kSumBytes = 32 << 10;
-
-/// Resamples tiles of dense rows. Rows of the input are read in vectors of `width`; `out_width` neighboring results are
-/// stored together. Launch: one CTA per tile in a 1-D grid of any size, kBlock threads per CTA. Dynamic shared memory:
-/// a row of sums in compute_t<T> for each row of the tile. Static shared memory: the position of each row.
-template <class T, int width, int out_width>
-__global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
-  using C = compute_t<T>;
-  extern __shared__ uint4 shared[];  // aligned for vectors
-  C* const sums = reinterpret_cast<C*>(shared);
-  __shared__ const T* volume[kMaxTileRows];
-  __shared__ int2 place[kMaxTileRows];  // output positions along depth and height
-  const AxisTerms<C>& along = p.terms[2];
-  for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
-    const uint32_t rows = min(p.tile_rows, p.rows - first);
-    __syncthreads();  // all threads have read the previous tile
-
-    // Locate the rows of the tile.
-    for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
-      uint32_t number = first + r;
-      const auto h = static_cast<int>(p.height.take_digit(number)), d = static_cast<int>(p.depth.take_digit(number));
-      const uint32_t channel = p.channels.take_digit(number);
-      place[r] = {d, h};
-      volume[r] = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
-    }
-    __syncthreads();
-
-    // Sum over depth and height.
-    for (uint32_t item = threadIdx.x; item < rows * p.row_vectors.value(); item += kBlock) {
-      uint32_t r = item;
-      const uint32_t w = p.row_vectors.take_digit(r) * width;
-      C sum[width];
-      sum_column<T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in.stride, sum);
-      store_values<width>(sums + r * p.in_width + w, sum);
-    }
-    __syncthreads();
-
-    // Resample along the width, kRows rows per thread.
-    const uint32_t groups = divide_up(rows, kRows);
-    for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.value(); item += kBlock) {
-      uint32_t group = item;
-      const int ow = static_cast<int>(p.out_vectors.take_digit(group)) * out_width;
-      const C* from = sums + group * kRows * p.in_width;
-      C result[kRows][out_width] = {};
-#pragma unroll
-      for (int j = 0; j < out_width; ++j) {
-        const int count = along.count[ow + j];
-        for (int k = 0; k < count; ++k) {
-          const Term<C> term = along.get(ow + j, k);
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.in_width + term.place];
-        }
-      }
-      T* out = static_cast<T*>(p.out.data) + (first + group * kRows) * p.out.stride[3] + ow;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (group * kRows + r < rows) store_values<out_width>(out + r * p.out.stride[3], result[r]);
-    }
-  }
-}
-
 /// A call of resample(), or a part of one.
 struct ResampleCall {
   View out;
@@ -278,39 +200,6 @@ void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   kernel<<<grid_size(p.items), kBlock, 0, stream>>>(p);
 }
 
-/// Returns whether resample_rows supports the call: input rows are contiguous, the output is dense, and kRows rows of
-/// sums fit into shared memory.
-template <class C>
-bool fits_rows(const ResampleCall& call) {
-  const View &out = call.out, &in = call.in;
-  bool dense = in.stride[4] == 1;
-  int64_t step = 1;
-  for (int axis = 4; axis >= 0; step *= out.size[axis--]) dense &= out.size[axis] == 1 || out.stride[axis] == step;
-  return dense && (in.size[4] + 8) * kRows * static_cast<int64_t>(sizeof(C)) <= kSumBytes;
-}
-
-template <class T>
-void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cudaStream_t stream) {
-  using C = compute_t<T>;
-  constexpr int width = kVectorWidth<T>, pair = 2;
-  const int64_t in_width = call.in.size[4], out_width = call.out.size[4];
-  const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
-  p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
-  p.out.stride[3] = out_width;  // an axis of size 1 may have any stride
-  p.row_vectors = Divisor(in_width / (vectors ? width : 1));
-  p.out_vectors = Divisor(out_width / (pairs ? pair : 1));
-  p.in_width = static_cast<uint32_t>(in_width);
-  const int64_t fitting = kSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
-  const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.value());
-  const int64_t wanted = std::min({fitting, busy, int64_t{kMaxTileRows}}) / kRows * kRows;
-  p.tile_rows = static_cast<uint32_t>(std::max<int64_t>(wanted, kRows));
-  const auto kernel = pairs     ? resample_rows<T, width, pair>
-                      : vectors ? resample_rows<T, width, 1>
-                                : resample_rows<T, 1, 1>;
-  const size_t bytes = p.tile_rows * in_width * sizeof(C);
-  kernel<<<grid_size(p.rows, static_cast<int>(p.tile_rows)), kBlock, bytes, stream>>>(p);
-}
-
 /// Writes the tables of terms for one part of the result and launches its kernel.
 template <class T>
 void resample_part(const Launch& launch, const ResampleCall& call) {
@@ -333,13 +222,9 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   }
   write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(p);
   check_launch("resample");
-  p.channels = Divisor(call.out.size[1]);
   p.depth = Divisor(call.out.size[2]);
   p.height = Divisor(call.out.size[3]);
-  if (fits_rows<C>(call))
-    launch_rows<T>(call, p, launch.stream);
-  else
-    launch_runs<T>(call, p, launch.stream);
+  launch_runs<T>(call, p, launch.stream);
   check_launch("resample");
 }
 

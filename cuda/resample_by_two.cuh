@@ -2,9 +2,9 @@
 // pooling of 2, and their gradients. Private to cuda/resample.cu.
 //
 // The taps follow from the position, so that no table of terms is needed. A thread steps along one axis: the width if
-// the channels are innermost in memory, otherwise the height. For each step it sums the inputs over the two axes
-// outside of that axis into slabs. A slab is a vector of channels or a few columns of the width. The thread keeps the
-// slabs that the next step reads too.
+// the channels are innermost in memory, otherwise the height. For each step, the thread sums the inputs over the two
+// axes outside of this axis into slabs. A slab is a vector of channels or a few columns of the width. The thread keeps
+// the slabs that the next step also reads.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -27,20 +27,20 @@ struct ByTwoProblem {
   Divisor vectors;     ///< vectors along axis 0
   Divisor runs;        ///< runs along axis 1
   Divisor outside[2];  ///< output sizes of axes 2 and 3
-  int steps;           ///< along axis 1
+  int steps;           ///< steps along axis 1
   int length;          ///< steps of a run
   uint32_t items;      ///< number of runs in all
   double scale;        ///< factor of the results of nearest maps
 };
 
-/// One step along an axis: reads `fresh` new inputs, and `lead` more at both ends, and makes `made` outputs. Linear
-/// maps read the border's input for positions outside of the input.
+/// One step along an axis: reads `fresh` new inputs and `lead` more at both ends, and computes `made` outputs. Linear
+/// maps clamp positions outside of the input to its border.
 template <bool up, bool linear>
 struct ByTwoStep {
   static constexpr int fresh = up ? 1 : 2;
   static constexpr int made = up ? 2 : 1;
   static constexpr int lead = linear ? 1 : 0;
-  static constexpr int taps = up ? fresh + lead : fresh + 2 * lead;  ///< of one output
+  static constexpr int taps = up ? fresh + lead : fresh + 2 * lead;  ///< inputs of one output along the axis
 
   /// Returns output j of a step whose k-th input is x(k).
   template <class F>
@@ -76,11 +76,11 @@ struct ByTwoTaps {
 
 /// The run of one thread.
 struct ByTwoItem {
-  int vector;  ///< along axis 0
-  int run;     ///< along axis 1
-  int o2;      ///< outputs along axes 2 and 3
-  int o3;
-  uint32_t sample;  ///< along axis 4
+  int vector;       ///< index of the vector along axis 0
+  int run;          ///< index of the run along axis 1
+  int o2;           ///< output position along axis 2
+  int o3;           ///< output position along axis 3
+  uint32_t sample;  ///< index along axis 4
 
   __device__ ByTwoItem(const ByTwoProblem& p, uint32_t item, bool rows) : run(0) {
     vector = static_cast<int>(p.vectors.take_digit(item));
@@ -92,8 +92,8 @@ struct ByTwoItem {
   }
 };
 
-/// The work of one thread on a run. `channels` is the width of a vector of channels; if it is 0, the innermost axis is
-/// the width of the volume, of which a thread makes `columns` steps.
+/// The work of one thread on a run. `channels` is the number of channels of a vector. If `channels` is 0, the innermost
+/// axis is the width of the volume, and a thread also makes `columns` steps along the width.
 template <class T, bool up, bool linear, int channels, int columns>
 struct ByTwoRun {
   using C = compute_t<T>;
@@ -103,8 +103,8 @@ struct ByTwoRun {
   static constexpr int taps3 = rows ? 1 : Step::taps;             ///< taps along axis 3
   static constexpr int read = rows ? columns * fresh : channels;  ///< elements of a vector of the input
   static constexpr int write = rows ? columns * made : channels;  ///< elements of a vector of the output
-  static constexpr int border = rows ? lead : 0;                  ///< columns beside a vector
-  static constexpr int slab = read + 2 * border;                  ///< elements of a slab
+  static constexpr int border = rows ? lead : 0;  ///< columns on each side of a vector that a slab includes
+  static constexpr int slab = read + 2 * border;  ///< elements of a slab
   /// Steps whose loads are in flight together.
   static constexpr int batch = std::clamp((rows && columns == 1 ? 16 : 8) / (fresh * Step::taps * taps3), 1, 4);
   static constexpr int slabs = batch * fresh + 2 * lead;  ///< slabs that a batch reads
@@ -112,8 +112,8 @@ struct ByTwoRun {
   const ByTwoProblem& p;
   const T* in;
   T* out;
-  const T* left;  ///< the columns beside a vector
-  const T* right;
+  const T* left;   ///< the column to the left of a vector
+  const T* right;  ///< the column to the right of a vector
   ByTwoTaps<Step, Step::taps, C> axis2;
   ByTwoTaps<Step, taps3, C> axis3;
 
@@ -127,7 +127,7 @@ struct ByTwoRun {
     right = in + ((item.vector + 1) * read < p.in_size[0] ? read : read - 1);
   }
 
-  /// Sums the inputs at `place` of axis 1 over axes 2 and 3.
+  /// Sums the inputs at position `place` along axis 1 over axes 2 and 3.
   __device__ void sum_slab(int place, C (&sum)[slab]) const {
     const int along = min(max(place, 0), p.in_size[1] - 1) * static_cast<int>(p.in_stride[1]);
 #pragma unroll
@@ -233,7 +233,7 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
   check_launch("resample");
 }
 
-/// The effect of a map on an axis.
+/// The kind of the map of an axis.
 enum class ByTwo : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
 
 /// Classifies a map from `from` to `to` elements, where `transposed` selects the transposed map.

@@ -63,7 +63,7 @@ void deallocate(void* data, size_t, int index) noexcept {
 /// Queues a copy between two GPUs, ordered with the current streams of both.
 void copy_between_devices(void* to, int to_device, const void* from, int from_device, size_t bytes) {
   cuda::Event free(to_device, /*enable_timing=*/false), done(from_device, /*enable_timing=*/false);
-  free.record();  // after the last users of the target
+  free.record();  // once the queued work has finished, the target may be overwritten
   free.wait(from_device);
   {
     const DeviceGuard guard(from_device);
@@ -79,7 +79,7 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
     if (device.is_cuda() && to_device != from_device)
       refuse_in_capture("copy", device.index,
                         to_device.is_cpu() ? "results cannot be read by the CPU (item(), to(cpu), printing)"
-                                           : "nothing can be copied from another device");
+                                           : "data cannot be copied between devices");
   if (to_device.is_cuda() && from_device.is_cuda() && to_device != from_device)
     return copy_between_devices(to, to_device.index, from, from_device.index, bytes);
   const int device = to_device.is_cuda() ? to_device.index : from_device.index;

@@ -16,14 +16,15 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Trivially destructible, so that a tensor that is freed at the end of a thread or after main() can still read it.
+// Trivially destructible, so that freeing a tensor at the end of a thread or after main() can still read the current
+// stream.
 thread_local std::array<ScopedValue<void*>*, kMaxDevices> current_streams{};
 
 cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
-/// CUDA streams that no Stream owns at the moment. They are never destroyed, because the allocator's blocks belong to
-/// them.
+/// CUDA streams that no Stream owns at the moment. The CUDA streams are never destroyed, because the allocator's blocks
+/// belong to them.
 struct Pool {
   std::mutex mutex;
   std::array<std::vector<cudaStream_t>, kMaxDevices> idle;

@@ -39,8 +39,8 @@ struct Transpose {
 template <class T>
 struct TileSlot {
   uint32_t row;
-  int first;  ///< index in the row of the slot's first element; negative elements do not exist
-  int end;    ///< index in the row after the slot's last element
+  int first;  ///< index in the row of the slot's first element; elements at negative indices do not exist
+  int end;    ///< one past the index in the row of the slot's last element
 
   /// Slot `number` of a tile whose rows have `length` elements.
   __device__ TileSlot(const TileSide& side, const T* tile, uint32_t number, uint32_t length) : row(number) {
@@ -211,8 +211,8 @@ inline int64_t tile_length(int64_t size, int64_t max_length, int64_t width) {
   return divide_up(size, parts * width) * width;
 }
 
-/// Returns the side of view k of the nest. The view is contiguous along axis `own`; `across` is the other axis of the
-/// tile. `length` and `rows` are the elements of the tile along these axes.
+/// Returns the TileSide of view k of the nest. The view is contiguous along axis `own`; `across` is the other axis of
+/// the tile. The tile has `length` elements along `own` and `rows` elements along `across`.
 template <class T>
 TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int across, int64_t length, int64_t rows) {
   constexpr int64_t width = kVectorWidth<T>;

@@ -12,10 +12,11 @@
 
 namespace voxgrad::cuda {
 
-/// Elements of a vector of 16 bytes; of several types, the widest decides.
+/// Number of elements of a 16-byte vector. With several types, the widest type determines the number.
 template <class... Ts>
 inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
 
+/// `width` contiguous elements, aligned to their total size.
 template <class T, int width>
 struct alignas(sizeof(T) * width) Vector {
   T v[width];
@@ -60,7 +61,8 @@ struct PackedVector {
   __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
 };
 
-/// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` is aligned to the vectors.
+/// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` must be aligned to 16 bytes, or to the
+/// size of all elements if that is smaller.
 template <int width, class T>
 __device__ void load_values(const T* from, T (&to)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
@@ -72,7 +74,8 @@ __device__ void load_values(const T* from, T (&to)[width]) {
   }
 }
 
-/// Rounds `width` elements to T and stores them, at most 16 bytes per instruction. `to` is aligned to the vectors.
+/// Rounds `width` elements to T and stores them, at most 16 bytes per instruction. `to` must be aligned to 16 bytes, or
+/// to the size of all elements if that is smaller.
 template <int width, class T, class C>
 __device__ void store_values(T* to, const C (&from)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
@@ -148,7 +151,7 @@ inline bool has_vectors(const View& view, int axis, int width) {
 }
 
 /// Calls f<width>() with the largest width of `max_width`, `max_width` / 2, ..., 1 for which fits(width) is true.
-/// Returns false if there is none.
+/// Returns false if there is no such width.
 template <int max_width, class Fits, class F>
 bool with_widest(const Fits& fits, const F& f) {
   if (!fits(max_width)) {

@@ -20,10 +20,14 @@ struct ConvInstance {
   ConvPass pass;  ///< wgrad, or fprop for kernels that compute fprop and dgrad
   ConvKernel kernel;
   ConvArithmetic arithmetic;
-  int width;   ///< columns of the tile; for wgmma kernels, columns of the product
-  int rows;    ///< fprop_dgrad and wgrad: m64 tiles of a warpgroup; small_channel: rows; mma_sync: 0
-  int blocks;  ///< fprop_dgrad: bytes of a row in shared memory; wgrad: channels of a row of x; small_channel: CTAs per
-               ///< SM; mma_sync: 0
+  /// fprop_dgrad and wgrad: columns of the product. mma_sync for the weight gradient: rows of the tile. Otherwise
+  /// columns of the tile.
+  int width;
+  /// fprop_dgrad and wgrad: m64 tiles of a warpgroup. small_channel for fprop and dgrad: rows of the tile. Otherwise 0.
+  int rows;
+  /// fprop_dgrad: bytes of a row in shared memory. wgrad: input channels of a row of x. small_channel for fprop and
+  /// dgrad: CTAs per SM. Otherwise 0.
+  int blocks;
   std::atomic<int64_t> launches = 0;
 };
 

@@ -262,8 +262,8 @@ TEST_F(CudaGraph, RejectsUncapturableOperationsAndRecovers) {
   } cases[] = {
       {[&] { sum(x).item(); }, "copy: results cannot be read by the CPU (item(), to(cpu), printing) while"},
       {[&] { x.to_vector(); }, "copy: results cannot be read by the CPU"},
-      {[&] { x.copy_(host); }, "copy: nothing can be copied from another device while a CUDA graph"},
-      {[&] { host.to(Device::cuda()); }, "copy: nothing can be copied from another device"},
+      {[&] { x.copy_(host); }, "copy: data cannot be copied between devices while a CUDA graph"},
+      {[&] { host.to(Device::cuda()); }, "copy: data cannot be copied between devices"},
       {[&] { synchronize(Device::cuda()); }, "synchronize: cannot wait for the device while"},
       {[&] { memory::empty_cache(Device::cuda()); }, "empty_cache: cannot wait for the device while"},
       {[&] { dropout(x, 0.5, true); }, "uniform: random numbers, which replays would repeat, cannot be drawn while"},
