@@ -19,12 +19,13 @@ struct Binary {
   __device__ auto operator()(C x, C y) const {
     if constexpr (op == BinaryOp::gelu_grad && sizeof(T) == 2) {
       const Normal normal(y);
-      return x * (normal.distribution + y * static_cast<float>(kInvSqrtTwoPi) * normal.power);
+      return x * (normal.distribution + y * static_cast<float>(kInvSqrtTwoPi) * normal.exponential);
     }
     return apply<op>(x, y, a, b);
   }
 };
 
+/// The function of where().
 struct Choose {
   template <class T>
   __device__ T operator()(bool condition, T x, T y) const {

@@ -1,4 +1,5 @@
-// Cumulative sums along an axis, in a fixed order: in double, or in unsigned 64-bit integers, which wrap around.
+// Cumulative sums along an axis, in a fixed order. Floating-point elements are summed in double, integers in uint64_t,
+// which wraps around.
 #include "core/detail/divide.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/detail/launch.h"
@@ -8,12 +9,12 @@ namespace voxgrad::cuda::kernel {
 namespace {
 
 struct ScanProblem {
-  Nest<2> lines;   ///< input, output
-  int64_t count;   ///< number of lines
-  int64_t length;  ///< elements of a line
-  int64_t in_step;
-  int64_t out_step;
-  int threads;  ///< threads per line: 1 or kBlock
+  Nest<2> lines;     ///< input, output
+  int64_t count;     ///< number of lines
+  int64_t length;    ///< elements of a line
+  int64_t in_step;   ///< stride of the input along a line, negative if the order is reversed
+  int64_t out_step;  ///< stride of the output along a line
+  int threads;       ///< threads per line: 1 or kBlock
 };
 
 /// Computes the cumulative sums of all lines. With one thread per line, a thread scans the whole line. Otherwise a CTA

@@ -5,7 +5,7 @@
 // - map_rows: the output has contiguous rows of at least 32 elements. An input row is contiguous or a single broadcast
 //   element, such as a bias over a volume. Rows may begin at any address.
 // - map_strided: any strides, one element at a time.
-// The last two address elements with 32-bit indices; the host splits views of 2^31 elements or more.
+// map_rows and map_strided address elements with 32-bit indices; the host splits views of 2^31 elements or more.
 #pragma once
 
 #include <algorithm>
@@ -104,7 +104,7 @@ struct Rows {
 };
 
 /// Loads elements [first, first + width) of a row. Elements outside of the row are zero. `whole` states that all
-/// elements are inside; they are then loaded as one vector if they are aligned.
+/// elements are inside the row; aligned elements are then loaded as one vector.
 template <int width, class T>
 __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
   if (!one_element && whole && reinterpret_cast<uintptr_t>(row + first) % sizeof(Vector<T, width>) == 0)
@@ -117,9 +117,9 @@ __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int 
   return PackedVector<T, width>(x);
 }
 
-/// Maps rows of an output and N inputs of dtype T. A thread computes one slot: up to `width` elements that are an
-/// aligned vector of the output. Launch: one thread per slot, `count` in all, in a 1-D grid of any size, kBlock threads
-/// per CTA. No shared memory.
+/// Maps rows of an output and N inputs of dtype T. A thread computes one slot: an aligned vector of the output, or the
+/// part of such a vector that is inside the row. Launch: one thread per slot, `count` in all, in a 1-D grid of any
+/// size, kBlock threads per CTA. No shared memory.
 template <class F, class T, size_t N>
 __global__ void __launch_bounds__(kBlock)
     map_rows(F f, Pointers<N> p, uint32_t count, const __grid_constant__ Rows<N + 1> rows) {
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// True if map_rows is compiled for a map: for arithmetic of two operands of one dtype, and for copies and fills, which
-/// move unsigned words.
+/// True if map_rows is compiled for a map. This is the case for arithmetic of two operands of one dtype, and for copies
+/// and fills, which move unsigned words.
 template <class Out, class... In>
 inline constexpr bool kHasRows = false;
 template <class T>

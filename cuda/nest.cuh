@@ -80,9 +80,10 @@ Nest<N> make_nest(const std::array<View, N>& views) {
   for (int i = 0; i < count; ++i) {
     const int axis = order[i];
     const int last = nest.rank - 1;
-    bool even = nest.rank > 0;
-    for (size_t k = 0; even && k < N; ++k) even = views[k].stride[axis] == nest.stride[last][k] * nest.size[last];
-    if (even) {
+    bool can_merge = nest.rank > 0;
+    for (size_t k = 0; can_merge && k < N; ++k)
+      can_merge = views[k].stride[axis] == nest.stride[last][k] * nest.size[last];
+    if (can_merge) {
       nest.size[last] *= views[0].size[axis];
       continue;
     }
@@ -160,8 +161,8 @@ inline void cut_axis(View& view, int axis, int64_t begin, int64_t length) {
   view.size[axis] = length;
 }
 
-/// An operation whose output can be computed in parts. cut() restricts the output to a range of an axis, and also those
-/// inputs that have the same axis.
+/// An operation whose output can be computed in parts. cut() restricts the output, and all inputs that have the same
+/// axis, to a range of the axis.
 template <class Call>
 concept Divisible = requires(Call call, int axis, int64_t n) {
   { call.out.size[axis] } -> std::convertible_to<int64_t>;

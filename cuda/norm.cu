@@ -5,8 +5,8 @@
 // joined with the update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
 // variances", 1979). This is done in double and in a fixed order.
 //
-// For halves, a thread first adds up to 32 deviations in float. The error is at most 32 * 2^-24 of the sum of squares,
-// is small compared with the rounding of a half (2^-11 or 2^-8), and does not grow with the mean. Squares of bfloat16
+// For halves, a thread first adds up to 32 deviations in float. The relative error of the sum of squares is at most
+// 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or 2^-8) is far larger. Squares of bfloat16
 // deviations above 1e19 overflow in float; a thread with such sums reads its elements again and adds them in double.
 // Squares of deviations below 1e-19 underflow to 0, which is harmless, because every useful eps is far larger.
 #include <cmath>
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kBlock)
                  int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
-  if (count <= 1) return;  // there is no unbiased variance
+  if (count <= 1) return;  // the unbiased variance is undefined
   const double unbiased = count / (count - 1);
   const auto move = [momentum](R& running, double value) {
     const double own = convert<double>(running);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kBlock)
     const double scale = static_cast<double>(rstd.at<T>(0, c));
     if (running_mean) move(running_mean[c * mean_stride], static_cast<double>(mean.at<T>(0, c)));
     const double variance = 1 / (scale * scale) - eps;
-    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // keeps NaN
+    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // NaN stays NaN
   }
 }
 

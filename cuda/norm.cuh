@@ -1,6 +1,6 @@
-// The kernel that normalizations, prelu and fused bias gradients share. It applies a formula (ChannelFormula) to every
-// element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums terms of the
-// formula over the positions of every (sample, channel), or both.
+// The kernel that normalizations, prelu and fused bias gradients share. The kernel applies a formula (ChannelFormula)
+// to every element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums
+// terms of the formula over the positions of every (sample, channel), or both.
 //
 // The kernel has three forms (Form). Vectors of 16 bytes are copied to shared memory with cp.async, several per thread
 // in flight, so that no registers hold data in flight. Each thread reads only the vectors that it copied itself, so
@@ -27,9 +27,9 @@ namespace {  // norm.cu and norm_backward.cu instantiate kernels of the same nam
 /// One tensor (N, C, L) as the kernels address it.
 struct Volume {
   void* data = nullptr;
-  int64_t sample = 0;  ///< strides of the three axes
-  int64_t channel = 0;
-  int64_t position = 0;
+  int64_t sample = 0;    ///< stride of the samples
+  int64_t channel = 0;   ///< stride of the channels
+  int64_t position = 0;  ///< stride of the positions
 
   Volume() = default;
   explicit Volume(const View& v) : data(v.data), sample(v.stride[0]), channel(v.stride[1]), position(v.stride[2]) {}
@@ -162,17 +162,17 @@ Form choose_form(const Views&... views) {
   return are_rows<T>(views...) ? Form::rows : Form::scalar;
 }
 
-/// Calls with_activations() of ops/detail/norm_activations.h. For the scalar form, calls f(AnyActivations) instead, one
-/// class for all activations. `views` are all views that the formulas read and write.
+/// Calls with_activations() of ops/detail/norm_activations.h. For the scalar form, calls f(AnyActivations) instead,
+/// which supports all activations with one compiled kernel. `views` are all views that the formulas read and write.
 template <class T, class F, class... Views>
 void with_vector_activations(const NormActivations& activations, const F& f, const Views&... views) {
   if (choose_form<T>(views...) == Form::scalar) return f(AnyActivations(activations));
   if constexpr (sizeof(T) < 8) with_activations<T>(activations, f);
 }
 
-/// How CTAs and threads share the work. A tile is layout.columns lines, or, in the form `columns`, vectors of lines.
-/// The positions are split into ranges. A CTA handles one range of one tile. The tiling depends on the shape and the
-/// form alone, so that sums are bitwise reproducible.
+/// How CTAs and threads share the work. A tile has layout.columns lines or, in the form `columns`, layout.columns
+/// vectors of neighboring lines. The positions are split into ranges. A CTA handles one range of one tile. The tiling
+/// depends on the shape and the form alone, so that sums are bitwise reproducible.
 struct Tiling {
   BlockLayout layout;
   int64_t length;        ///< positions of a line
@@ -222,7 +222,7 @@ __device__ inline double2 add(const double2& a, const double2& b) { return {a.x 
 
 /// A function of one element of each of kInputs tensors of dtype T.
 /// - Channel: constants of a (sample, channel), which a thread keeps in registers.
-/// - channel(n, c, l): computes the constants. l is near the first position that the thread reads.
+/// - channel(n, c, l): computes the constants. l is a position close to the first position that the thread reads.
 /// - operator()(channel, run, x): returns the result for one element of each input, and may add terms to the run.
 template <class F, class T, int kInputs>
 concept ElementFormula = requires(const F& formula, const typename F::Channel& channel, Run<T>& run,
@@ -340,8 +340,8 @@ struct Lane {
     if constexpr (Formula::kSums) end_runs(run);
   }
 
-  /// Does the same for vectors of any width, without shared memory and with runs summed in `Sum`. kUnroll vectors are
-  /// in flight.
+  /// Processes the thread's share like process_pipelined(), but supports vectors of any width, loads them to registers
+  /// instead of shared memory, and sums runs in `Sum`. kUnroll vectors are in flight.
   template <int width, int kUnroll, class Sum = typename Run<T>::Sum>
   __device__ void process(int64_t first, int64_t vectors, int thread, int threads) {
     constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
@@ -417,8 +417,8 @@ struct Lane {
 };
 
 /// Returns the sums of channel c over the elements of [begin, end) that belong to `thread`, accumulated in double. The
-/// kernel calls this function where is_lost() rejects sums in float. The function is not inlined and reads single
-/// elements, so that it takes few registers from the kernel's loop.
+/// kernel calls this function if is_lost() detects an overflow in float. The function is not inlined and reads single
+/// elements, so that the kernel's loop needs no registers for it.
 template <class T, Form form, class Formula>
 __device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volumes<Formula::kInputs>& volumes,
                                               int64_t n, int64_t c, int64_t begin, int64_t end, int thread,
@@ -469,9 +469,10 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
   lane.finish();
 }
 
-/// Applies a formula to `volumes`: out = formula(in...) if it has results, and partial[range][sample, channel] = its
-/// sums if it has sums and `partial` is not null. Launch: one CTA per (range, tile) in a 1-D grid of any size, kBlock
-/// threads per CTA. Static shared memory: the vectors in flight (8 per thread), and kBlock sums.
+/// Applies a formula to `volumes`. Computes out = formula(in...) if the formula has results. Computes
+/// partial[range][sample, channel] = the sums if the formula has sums and `partial` is not null. Launch: one CTA per
+/// (range, tile) in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
+/// thread), and kBlock sums.
 template <class T, Form form, class Formula>
 __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || kIsHeavy<Formula>) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
@@ -482,8 +483,8 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
-    // A formula that writes starts with the last block, because the previous pass read this block last, and part of
-    // its data is still in the cache.
+    // If the formula writes results, process the blocks in reverse order: the previous pass over the tensors read the
+    // last blocks last, so that part of their data is still in the L2 cache.
     const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
     const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);

@@ -1,5 +1,6 @@
-// Group normalization, backward: sums over the positions of every (sample, channel), from which the gradients of the
-// parameters and the means over the groups follow, then the gradient of the input.
+// The backward pass of group normalization. The first kernel computes sums over the positions of every (sample,
+// channel). The gradients of the parameters and the means over the groups are computed from these sums. The last kernel
+// computes the gradient of the input.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -40,7 +41,7 @@ struct Normalization {
   }
 };
 
-/// Sums (g, g * (v - mean)). The inputs are dy and x.
+/// Computes the sums of g and g * (v - mean). The inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
   static constexpr int kInputs = 2;
@@ -105,8 +106,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes dx from dy and x: the gradient of v, rstd * (h - mean(h) - xhat * mean(h * xhat)), passed through the
-/// gradient of before().
+/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)); dx follows from it by
+/// the gradient of before().
 template <class T, class Activations>
 struct InputGradient {
   static constexpr int kInputs = 2;

@@ -1,5 +1,5 @@
-// The steps of optimizers (ops/detail/optim_step.h), in one pass over the parameters and their state. A kernel takes a
-// table of up to kMaxParams parameters as its argument, so that small models need one launch.
+// The steps of optimizers (ops/detail/optim_step.h), in one pass over the parameters and their state. The argument of a
+// kernel is a table of up to kMaxParams parameters, so that small models need one launch.
 #include "core/detail/divide.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/kernels.h"
@@ -10,7 +10,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Elements of a piece, which one CTA updates.
+/// Elements of a piece. A CTA updates one piece at a time.
 constexpr int64_t kPiece = 8192;
 /// Maximum number of parameters in a table. The table stays below the limit of 4 KB for kernel arguments.
 constexpr int kMaxParams = 64;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBlock)
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
-  // The state of halves is in float, so that vectors of the state have fewer elements.
+  // The state of halves is in float. Parameters with state are read in vectors as short as those of the state.
   constexpr int width = kStates > 0 ? kVectorWidth<compute_t<T>> : kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
     const int i = table.param_of(piece);
@@ -110,7 +110,7 @@ const Number* live_number(const Launch& launch, const Number& number, bool* refr
   return live;
 }
 
-/// Subtracts the number of skipped steps from the step number and computes the update. Launch: one thread.
+/// Computes *update = the update for the step number minus *skipped, the number of skipped steps. Launch: one thread.
 template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
   Step step = live ? *live : given;

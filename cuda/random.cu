@@ -31,8 +31,8 @@ struct NormalDraw {
   }
 };
 
-/// Fills `count` contiguous elements. A thread draws all elements of one counter: their lanes are compile-time
-/// constants, so that the compiler runs the Philox rounds once for all of them. Launch: one thread per counter in a 1-D
+/// Fills `count` contiguous elements. A thread draws all elements of one counter. The lanes are compile-time constants,
+/// so that the Philox rounds are computed only once per counter. Launch: one thread per counter in a 1-D
 /// grid of any size, kBlock threads per CTA. No shared memory.
 template <class Draw, class T>
 requires Distribution<Draw, T> __global__ void __launch_bounds__(kBlock)

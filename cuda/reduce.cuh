@@ -1,5 +1,5 @@
-// Building blocks of kernels that reduce: how the threads of a CTA share outputs and their elements, the reduction over
-// threads in a fixed order, and the walk through strided elements.
+// Building blocks of reduction kernels: the assignment of outputs and elements to the threads of a CTA, the reduction
+// over threads in a fixed order, and the iteration over strided elements.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 /// The arrangement of a CTA's threads: `columns` outputs at a time, each reduced by `reducers` threads.
 ///
 /// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column.
-/// Kernels choose the order in which neighboring threads read neighboring addresses. The default is one column, which
-/// all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock. With
+/// Kernels choose the arrangement in which neighboring threads read neighboring addresses. The default is one column,
+/// which all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock. With
 /// `columns_adjacent`, they may be any numbers whose product is at most kBlock; threads whose reducer() is not below
 /// `reducers` are idle.
 struct BlockLayout {
@@ -48,7 +48,7 @@ struct BlockLayout {
   __device__ int inner() const { return static_cast<int>(threadIdx.x) - outer() * static_cast<int>(neighbors); }
 };
 
-/// Returns `value` of lane `source` of this warp. All lanes must call it together.
+/// Returns `value` of lane `source` of this warp. All lanes of the warp must call this function together.
 template <class V>
 __device__ V from_lane(const V& value, int source) {
   static_assert(sizeof(V) % sizeof(uint32_t) == 0);
@@ -61,7 +61,7 @@ __device__ V from_lane(const V& value, int source) {
 }
 
 /// Reduces the values of a column's reducers with combine(), in a tree of fixed shape, and returns the result to every
-/// thread of the column. `shared` has kBlock elements. All threads of the CTA must call it together.
+/// thread of the column. `shared` has kBlock elements. All threads of the CTA must call this function together.
 template <class V, class Combine>
 __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Combine combine) {
   constexpr int kWarp = 32;

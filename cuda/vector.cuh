@@ -22,7 +22,7 @@ struct alignas(sizeof(T) * width) Vector {
   T v[width];
 };
 
-/// The type of `bytes` bytes that the GPU loads and stores with one instruction.
+/// A type of `bytes` bytes that the GPU loads and stores with one instruction.
 template <size_t bytes>
 using Word = std::conditional_t<
     bytes == 16, uint4,
@@ -42,8 +42,8 @@ __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
 }
 
-/// A vector held as one machine word. Kernels keep loads in flight in this form: selecting between the elements of two
-/// vectors would wait for each load separately.
+/// A vector held as one machine word, for loads in flight. If a kernel selected between the elements of two vectors, it
+/// would wait for each load separately.
 template <class T, int width>
 struct PackedVector {
   Word<sizeof(T) * width> word;
@@ -115,8 +115,9 @@ concept SpanConsumer = requires(Consumer& consumer, const T& x) {
   consumer.flush();
 };
 
-/// Passes the elements of `data` in [0, count) that belong to `thread` of `threads` to the consumer, in a fixed order.
-/// Each thread keeps `kUnroll` vectors in flight; vectors beyond the end are passed as `neutral` elements.
+/// Passes elements of `data` in [0, count) to the consumer, in a fixed order. `threads` threads share the elements;
+/// `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight and passes `neutral` elements
+/// for vectors beyond the end.
 template <int kUnroll, class T, SpanConsumer<T> Consumer>
 __device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Consumer& consumer) {
   constexpr int width = Span<T>::kWidth;
@@ -125,8 +126,8 @@ __device__ void read_span(const T* data, int64_t count, T neutral, int thread, i
     PackedVector<T, width> loaded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t place = v + u * threads;
-      loaded[u] = {data + span.head + place * width, place < span.vectors, neutral};
+      const int64_t index = v + u * threads;
+      loaded[u] = {data + span.head + index * width, index < span.vectors, neutral};
     }
 #pragma unroll
     for (const auto& vector : loaded) {

@@ -14,8 +14,8 @@ namespace voxgrad::cuda {
 /// One compiled tile of a kernel. Objects are never destroyed.
 struct ConvInstance {
   /// Adds the instance to conv_instances().
-  ConvInstance(ConvPass of_pass, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
-               int of_multiprocessor);
+  ConvInstance(ConvPass conv_pass, ConvKernel conv_kernel, ConvArithmetic conv_arithmetic, int tile_width,
+               int tile_rows, int tile_blocks);
 
   ConvPass pass;  ///< wgrad, or fprop for kernels that compute fprop and dgrad
   ConvKernel kernel;

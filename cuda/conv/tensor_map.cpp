@@ -23,7 +23,7 @@ auto encoder(const char* op) {
 #endif
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
-  check(encode, op, "the driver has no cuTensorMapEncodeTiled");
+  check(encode, op, "the CUDA driver does not provide cuTensorMapEncodeTiled");
   return encode;
 }
 

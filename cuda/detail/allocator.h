@@ -27,7 +27,7 @@ class Allocator {
   static Allocator& of(int device);
 
   /// Returns at least `bytes` bytes, aligned to 512 bytes, for use on `stream`; null for 0 bytes. If the driver has no
-  /// memory left, returns the cache to the driver and tries again. Throws OutOfMemoryError.
+  /// memory left, returns the cache to the driver and tries again. Throws OutOfMemoryError if this fails, too.
   void* allocate(size_t bytes, cudaStream_t stream);
   /// Frees a block that was last used on `stream`. If the block belongs to another stream, that stream waits for
   /// `stream`.
@@ -62,7 +62,7 @@ class Allocator {
     bool free;
     Block* previous;  ///< neighbors in the segment
     Block* next;
-    FreeBlocks::node_type entry;  ///< set node of a live block; freeing the block reuses it instead of allocating
+    FreeBlocks::node_type entry;  ///< node of free_, kept while the block is live, so that freeing cannot fail
   };
 
   explicit Allocator(int device) : device_(device) {}

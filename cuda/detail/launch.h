@@ -31,7 +31,8 @@ inline constexpr int kMaxDevices = 64;
 /// Returns the current stream of `device` on this thread; null is CUDA's default stream.
 cudaStream_t current_stream(int device) noexcept;
 
-/// The device and the stream of one call's kernels. Makes the device of the view current for its lifetime.
+/// The device and the stream on which an operation launches its kernels. Makes the device of `view` CUDA's current
+/// device as long as the object exists.
 struct Launch {
   explicit Launch(const View& view) : device(view.device), guard(view.device), stream(current_stream(view.device)) {}
 
@@ -40,8 +41,8 @@ struct Launch {
   cudaStream_t stream;
 };
 
-/// Scratch memory of one call, from the caching allocator. It may be destroyed as soon as the kernels that use it are
-/// queued, because the next owner of the memory is ordered after them in the same stream. Throws OutOfMemoryError.
+/// Scratch memory of one call, from the caching allocator. A Workspace may be destroyed as soon as the kernels that use
+/// it are queued: the memory is reused only by later work in the same stream. Throws OutOfMemoryError.
 class Workspace {
  public:
   Workspace(const Launch& launch, size_t bytes);
@@ -59,8 +60,8 @@ class Workspace {
   cudaStream_t stream_;
 };
 
-/// The last out-of-range index that a kernel found. Kernels write this report to page-locked host memory. The next
-/// operation that waits for the GPU throws the error, so that the check itself never waits.
+/// The last out-of-range index that a kernel found. Kernels write this report to page-locked host memory, so that the
+/// check itself never waits. The next operation that waits for the GPU throws the error.
 struct IndexError {
   int64_t index;
   int64_t size;    ///< size of the axis
@@ -76,8 +77,8 @@ void check_indices(int device);
 
 /// Default number of threads per CTA.
 inline constexpr int kBlock = 256;
-/// Upper bound of grid sizes. With at most 1024 threads per CTA, the sum of an index below 2^31 and the number of
-/// threads in the grid is then below 2^32.
+/// Upper bound of grid sizes. A grid then has at most 2^30 threads, so that kernels can add the number of threads to an
+/// index below 2^31 in uint32_t without overflow.
 inline constexpr int64_t kMaxGrid = int64_t{1} << 20;
 
 /// Returns the number of CTAs for a grid-stride loop over `count` items: at least 1 and at most kMaxGrid. A CTA handles

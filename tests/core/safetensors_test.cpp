@@ -193,7 +193,7 @@ const Malformed kMalformed[] = {
     {"{\"a\":" + entry("U8", "[5]", "[0,5]") + ",\"b\":" + entry("U8", "[4]", "[4,8]") + "}", "overlap"},
     {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"b\":" + entry("U8", "[8]", "[0,8]") + "}", "overlap"},
     {"{\"a\":" + entry("U8", "[8]", "[0,8]") + ",\"a\":" + entry("U8", "[8]", "[0,8]") + "}",
-     "tensor 'a' occurs twice"},
+     "header entry 'a' occurs twice"},
     {"{\"__metadata__\":{},\"__metadata__\":{}}", "'__metadata__' occurs twice"},
     {"{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", "metadata 'a' occurs twice"},
     {"{\"__metadata__\":{\"a\":1}}", "metadata 'a' must be a string, found a number"},

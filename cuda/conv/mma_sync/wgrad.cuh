@@ -10,8 +10,8 @@
 // the halo. Channels are stored 4 banks apart, so that a warp reads 8 channels of 4 words without bank conflicts. If
 // two k-tiles fit into shared memory, the next k-tile is copied in the background; two CTAs per SM hide the remaining
 // latency. As in fprop_dgrad.cuh, each residue of strided inputs is a separate class, and residues along the innermost
-// axis are folded. For halves, a word holds two voxels, and an odd tap would straddle words. Therefore x is staged
-// twice, the second time shifted by one voxel.
+// axis are folded. For halves, a word holds two voxels, and the voxels of an odd tap would straddle two words.
+// Therefore x is staged twice, the second time shifted by one voxel.
 //
 // Split-K: the ranges of k-tiles depend on the shape alone. reduce_ranges() adds their sums in a fixed order.
 #pragma once
