@@ -4,7 +4,8 @@
     bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3] [--busy]
 
 PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). voxgrad and PyTorch run alternately on the same
-inputs. Each cell of the table is the median over the rounds. Exits with 1 if the results of voxgrad and PyTorch differ.
+inputs. Each cell of the table is the median over the rounds; with --busy, speeds and ratios are computed from the
+minimum times. Exits with 1 if the results of voxgrad and PyTorch differ.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def median(values):
 
 
 def compare(program, torch, name, rounds, busy):
-    """Returns a row of the table, and True if the results agree."""
+    """Returns a row of the table and whether the results agree."""
     voxgrad_runs, torch_runs = [], []
     for _ in range(rounds):
         voxgrad_runs.append(run_voxgrad(program, name, busy))
@@ -72,7 +73,7 @@ def compare(program, torch, name, rounds, busy):
     )
     gflop = voxgrad_runs[0]["forward"]["gflop"]
     pick = min if busy else median
-    # Times in seconds.
+    # voxgrad reports milliseconds, PyTorch reports seconds.
     seconds = {key: pick(run[key]["real_time"] for run in voxgrad_runs) * 1e-3 for key in voxgrad_runs[0]}
     torch_seconds = {key: pick(run[key] for run in torch_runs) for key in ("forward", "forward_backward")}
     backward = [run["data_gradient"]["real_time"] + run["weight_gradient"]["real_time"] for run in voxgrad_runs]

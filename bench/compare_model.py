@@ -4,14 +4,14 @@
     bench/compare_model.py LIBRARY [--runs 15] [--json FILE] [--markdown FILE]
 
 The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on
-(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and with torch.compile, in
-contiguous and channels_last_3d.
+(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and with torch.compile, each
+in the memory formats contiguous and channels_last_3d. voxgrad and these four variants are the sides of the comparison.
 
 "forward" runs without recording gradients. "forward + backward" is a training step without the optimizer: given a
 gradient of the output, it computes the gradients of the input and of all parameters. Times are medians of CUDA-event
-times; the sides alternate run by run. "peak" is the peak memory of tensors and workspaces in a step, without the input,
-the parameters and the given gradient. Ratios are relative to voxgrad. voxgrad's results of the last run are compared
-with PyTorch's in float64. Exits with 1 if a relative error is too large.
+times; the sides take turns after each run. "peak" is the peak memory of tensors and workspaces in a step, without the
+input, the parameters and the given gradient. Ratios are relative to voxgrad. voxgrad's results of the last run are
+compared with PyTorch's in float64. Exits with 1 if a relative error is too large.
 """
 
 import argparse

@@ -4,11 +4,12 @@
     bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
     bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16
 
-PROGRAM is the built sliding_window. The model consists of two 3^3 convolutions, 1 -> channels -> 4, with a ReLU between
-them. With --channels 0, the model is only a ReLU, so that extracting and blending windows takes most of the time. Both
-programs use the same windows, weights and mirrored copies. They run alternately. Prints the medians, their ratio, and
-the largest difference of the results. The volume is on the CPU, the model on --device, and the result is accumulated in
-float32 on --accumulate.
+PROGRAM is the built sliding_window. The model consists of two 3x3x3 convolutions with a ReLU between them: the first
+maps 1 channel to --channels, the second maps these to 4. With --channels 0, the model is only a ReLU, so that
+extracting and blending windows takes most of the time. Both implementations use the same windows, parameters, blending
+weights and mirrored copies, and run alternately. Prints the median time of each, the ratio of these times, and the
+largest difference between the results. The volume is on the CPU, the model on --device, and the result is accumulated
+in float32 on --accumulate.
 """
 
 import argparse

@@ -49,8 +49,8 @@ struct Model {
     x = output = {};
     layers.zero_grad();
   }
-  /// Runs the forward pass and, from the output gradient `gradient`, the backward pass. If `gradient` is null, runs
-  /// only the forward pass, without recording.
+  /// Runs the forward pass and then the backward pass, which starts with the output gradient `gradient`. If `gradient`
+  /// is null, runs only the forward pass, without recording.
   void run(void* input, const Shape& shape, void* gradient) {
     drop_results();
     const GradModeGuard recording(gradient != nullptr);

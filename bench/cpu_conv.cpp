@@ -130,7 +130,7 @@ struct Tensors {
 
 vg::ConvGeometry geometry(const Problem& p) { return {p.stride, p.padding, p.dilation, p.groups}; }
 
-/// A timed function. Returns its results.
+/// A function that is timed. It returns the output or the gradients.
 using Work = vg::Tensors (*)(const Problem&, const Tensors&);
 
 vg::Tensors forward(const Problem& p, const Tensors& t) {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs convolutions in PyTorch for bench/compare_cpu.py.
 
-Reads one problem per line from standard input: batch, in, out, then size, kernel, stride, padding, output_padding and
-dilation (three numbers each), groups, and 1 for a transposed convolution. Prints a line of JSON for each problem: the
-median seconds of the forward pass and of forward + backward, and checksums of the results. With --busy, uses one thread
-and prints the minimum CPU time instead of the median time.
+Reads one problem per line from standard input: batch size, input channels, output channels, then size, kernel, stride,
+padding, output_padding and dilation (three numbers each), groups, and 1 for a transposed convolution, otherwise 0.
+Prints a line of JSON for each problem: the median seconds of the forward pass and of forward + backward, and checksums
+of the results. With --busy, uses one thread and prints the minimum CPU time instead of the median time.
 """
 
 import json

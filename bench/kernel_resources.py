@@ -23,7 +23,8 @@ KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_90a?'\n(.*?)Used 
 
 
 def command_of(entry):
-    """Returns the compiler command of an entry for sm_90a only, with ptxas's statistics and without an output file."""
+    """Returns the compiler command of an entry, changed to compile only for sm_90a, print ptxas's statistics and
+    discard the output."""
     words, call = iter(shlex.split(entry["command"])), []
     for word in words:
         if word in ("-o", "-MF", "-MT"):

@@ -1,6 +1,6 @@
 // Benchmark of the profiler's overhead for relu of eight floats, while the profiler is off and while it records.
-// Compares kernels(), which checks whether a profiler records, with a function that does not check. Prints nanoseconds
-// per call: medians of alternating rounds.
+// Compares kernels(), which checks whether a profiler records, with a function that does not check. Prints the median
+// nanoseconds per call. The measurements without recording alternate; those with recording follow.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

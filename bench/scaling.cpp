@@ -90,7 +90,7 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(64, 512))
       ->capture_default_str();
   app.add_option("--depth", options.depth,
-                 "voxels along D of the volume that the ranks of --what spatial share (default: --size)")
+                 "with --what spatial: voxels along D of the volume that is divided among the ranks (default: --size)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--warmup", options.warmup, "steps before each measurement")->check(CLI::Range(1, 1000));
   app.add_option("--rounds", options.rounds, "rounds of each measurement; the median is reported")

@@ -131,7 +131,7 @@ def find(rows, **wanted):
 
 
 def buckets_of(options, rows, wire):
-    """Returns the bytes of the buckets, the times at which they are full, and True if these were measured."""
+    """Returns the bytes of the buckets, the times at which they are full, and whether these times were measured."""
     row = find(rows, what="buckets", mode=options.mode, wire=wire, bucket_mb=options.bucket_mb)
     if row and "ready_ms" in row:
         return row["bytes"], row["ready_ms"], True

@@ -34,10 +34,10 @@ std::unique_ptr<Training> training;
 
 extern "C" {
 
-/// Creates the model and copies the values of `parameters`, which have the names `names`. The memory of x, (batch, 1,
-/// size, size, size) f32, and target, (batch, size, size, size) i64, must stay valid. low: dtype of autocast (0 none,
-/// 2 bf16, 3 f16). deep: 1 for deep supervision. high: 1 for TF32. Like all functions in this file, returns null or an
-/// error message.
+/// Creates the model. Copies `count` f32 arrays in GPU memory, parameters[i], to the model's parameters names[i]. The
+/// memory of x, (batch, 1, size, size, size) f32, and target, (batch, size, size, size) i64, must stay valid. low:
+/// dtype of autocast (0 none, 2 bf16, 3 f16). deep: 1 for deep supervision. high: 1 for TF32. Like all functions in
+/// this file, returns null on success, otherwise an error message.
 const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t max_channels, int64_t classes, int deep,
                               int recompute, int high, int low, int channels_last, const char** names,
                               void** parameters, int64_t count, void* x, void* target, int64_t batch, int64_t size) {
@@ -73,7 +73,7 @@ const char* voxgrad_unet_forward() {
   return run_caught([] { training->predict(); });
 }
 
-/// Capture a training step or a forward pass in a CUDA graph. Each must have run at least once before.
+/// Captures a training step or a forward pass in a CUDA graph. The captured function must have run at least once.
 const char* voxgrad_unet_capture_step() {
   return run_caught([] { training->step_graph.capture([] { training->step(); }); });
 }
@@ -92,7 +92,7 @@ const char* voxgrad_unet_loss(double* loss) {
   return run_caught([&] { *loss = training->loss.item(); });
 }
 
-/// Stores the peak memory in bytes since the last call, including parameters and optimizer state, in `bytes`.
+/// Stores the peak memory since the last call in `bytes`. The peak includes the parameters and the optimizer state.
 const char* voxgrad_unet_peak(int64_t* bytes) {
   return run_caught([&] {
     *bytes = memory::stats(kDevice).peak;

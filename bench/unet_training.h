@@ -1,4 +1,4 @@
-// Training steps of nnU-Net's network, which compare_unet.py and scaling time.
+// Training steps of nnU-Net's network, for the benchmarks bench/compare_unet.py and bench/scaling.cpp.
 #pragma once
 
 #include <algorithm>

@@ -19,8 +19,9 @@ class Capture {
   virtual Device device() const = 0;
   /// Returns a unique number, which is not 0.
   uint64_t id() const { return id_; }
-  /// Keeps `storage` alive for the replays, because a captured kernel reads or writes it. Each replay of a kernel that
-  /// writes the storage increments its version.
+  /// Registers `storage`, which a captured kernel reads or, if `write` is true, writes. Memory from outside the graph
+  /// stays alive until the graph is destroyed. Each replay increments the versions of all written storages; the first
+  /// replay excludes the graph's own memory, because the capture has already incremented its versions.
   virtual void use(const std::shared_ptr<Storage>& storage, bool write) = 0;
   /// Calls step(false), which launches the kernels of an optimizer, and stores `step`. Before each replay, step(true)
   /// must launch the same kernels in the same order. These launches are not executed; they only pass the current

@@ -37,8 +37,8 @@ class Work {
   virtual ~Work() = default;
   /// Makes progress without blocking. Returns true once the collective has completed. Throws as wait() does.
   virtual bool test() = 0;
-  /// Returns once the collective has completed. Throws CollectiveError if a rank does not join before the timeout, or
-  /// if the ranks' calls differ.
+  /// Returns once the collective has completed; under NCCL, makes the current stream wait for it instead. Under MPI,
+  /// throws CollectiveError if a rank does not join before the timeout, or if the ranks' calls differ.
   virtual void wait() = 0;
 };
 
@@ -53,7 +53,7 @@ struct Signature {
 /// A rank's call of a collective.
 struct Call {
   Signature signature{};
-  std::string description{};  ///< "all_reduce (max) of [2, 3] f32", and the messages of the rank
+  std::string description{};  ///< such as "all_reduce (max) of [2, 3] f32"; lists the messages of send_receive
 };
 
 /// The arguments of a collective, which Communicator's functions have checked: contiguous tensors on device().
@@ -87,17 +87,18 @@ std::string list_ranks(const std::vector<int>& ranks);
 /// place. The order of additions depends only on the number of ranks and of elements, so all ranks and all runs obtain
 /// the same bits.
 ///
-/// If the ranks' calls differ, an error names the ranks and the call of each rank. No collective waits for this
-/// comparison before it starts.
+/// If the ranks' calls differ, an error names the ranks and the call of each rank. Collectives start before the calls
+/// are compared.
 ///
 /// Under MPI, the ranks gather their calls (256 bytes each) while the collective runs. If the calls differ, the Work
-/// throws CollectiveError instead of completing. A completed Work therefore implies that all ranks made the call, also
-/// for broadcast and send_receive, which MPI itself may complete on one rank before another rank makes the call. Under
-/// NCCL, a background thread sends the calls of each rank to rank 0. If the calls differ, all processes end within a
-/// second, after one line on stderr.
+/// throws CollectiveError instead of completing. A completed Work therefore implies that all ranks made the call. (MPI
+/// itself may complete broadcast and send_receive on one rank before another rank makes the call.) Under NCCL, a
+/// background thread sends the calls of each rank to rank 0. If the calls differ, all processes end within a second,
+/// after one line on stderr.
 ///
-/// A rank that waits longer than the timeout throws CollectiveError, which names the missing ranks. After an error, the
-/// group can no longer be used. Only one thread may use a group at a time.
+/// If a collective takes longer than the timeout, an error names the missing ranks: under MPI, the waiting ranks throw
+/// CollectiveError; under NCCL, all processes end after one line on stderr. After an error, the group can no longer be
+/// used. Only one thread may use a group at a time.
 class Communicator {
  public:
   Communicator(const Communicator&) = delete;

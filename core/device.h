@@ -18,7 +18,7 @@ struct Device {
 
   static constexpr Device cpu() { return {}; }
   static constexpr Device cuda(int index = 0) { return {DeviceType::cuda, index}; }
-  /// Converts "cpu", "cuda" or "cuda:1". Throws Error for other texts.
+  /// Converts "cpu", "cuda" (GPU 0) or "cuda:N" (GPU N). Throws Error for other texts.
   static Device parse(const std::string& text);
 
   constexpr bool is_cpu() const { return type == DeviceType::cpu; }
@@ -28,7 +28,7 @@ struct Device {
 
 /// Returns "CPU" or "CUDA".
 const char* name(DeviceType type);
-/// Prints "cpu" or "cuda:0".
+/// Prints "cpu" or "cuda:N".
 std::ostream& operator<<(std::ostream& out, Device device);
 
 /// Memory statistics of one device, in bytes and numbers of calls.
@@ -41,7 +41,7 @@ struct MemoryStats {
 };
 
 namespace memory {
-/// Throws Error if the device does not exist, as the functions below do.
+/// Returns the statistics of a device. All functions of this namespace throw Error if the device does not exist.
 MemoryStats stats(Device device = Device::cpu());
 /// Sets `peak` to `current`.
 void reset_peak(Device device = Device::cpu());
@@ -56,13 +56,13 @@ void synchronize(Device device);
 /// cuda/runtime.cpp (cuda/absent.cpp in a build without CUDA).
 struct Runtime {
   int (*device_count)();
-  /// Throws Error if the device does not exist, with the reason.
+  /// Throws Error with the reason if the device does not exist.
   void (*require)(int index);
   /// Returns at least `bytes` bytes, aligned to 64 bytes (256 on a GPU). Throws OutOfMemoryError.
   void* (*allocate)(size_t bytes, int index);
   void (*deallocate)(void* data, size_t bytes, int index) noexcept;
-  /// Copies after the work that is queued on the current streams of both devices. On return the copy is complete if
-  /// `to` is on the CPU, and the source may be reused if `from` is on the CPU.
+  /// Queues a copy that starts after the work on the current streams of both devices. On return, the copy is complete
+  /// if `to` is on the CPU, and the source may be reused if `from` is on the CPU.
   void (*copy)(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
   void (*synchronize)(int index);
   MemoryStats (*stats)(int index);

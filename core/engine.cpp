@@ -31,7 +31,8 @@ Edge root_of(const Tensor& tensor, const char* op) {
   return autograd::edge_to(tensor);
 }
 
-/// The innermost backward pass of a thread: its roots, for reached_leaves(), and its queued callbacks.
+/// A running backward pass: its roots, which reached_leaves() uses, and its queued callbacks. `current` is the
+/// innermost backward pass of the thread.
 class Run {
  public:
   explicit Run(const std::vector<Edge>& from) : roots(from), outer_(std::exchange(current, this)) {}
@@ -120,7 +121,7 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
   const auto defaults = Context::reset();
   const Run this_run(roots);
-  for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the root");
+  for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the caller");
   while (!ready_.empty()) {
     std::shared_ptr<Node> node = ready_.top();
     ready_.pop();
@@ -133,8 +134,9 @@ void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
 void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from) {
   if (!edge.node || !grad.defined() || !is_needed(edge.node.get())) return;
   const Node::Output& to = edge.node->outputs[edge.output];
-  check(grad.shape() == to.shape && grad.dtype() == to.dtype && grad.device() == to.device, "backward", from,
-        " sends a gradient ", describe(grad), " to a tensor ", to.shape, ' ', to.dtype, " on ", to.device);
+  check(grad.shape() == to.shape && grad.dtype() == to.dtype && grad.device() == to.device, "backward", "the gradient ",
+        describe(grad), " from ", from, " does not match its tensor, which is ", to.shape, ' ', to.dtype, " on ",
+        to.device);
   auto [entry, fresh] = pending_.try_emplace(edge.node.get());
   Pending& pending = entry->second;
   if (fresh) {
@@ -174,7 +176,7 @@ void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
   if (std::none_of(node->edges.begin(), node->edges.end(), leads_to_needed_node)) return;
 
   check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
-        "' was freed by an earlier backward pass, which needs retain_graph = true");
+        "' was freed by an earlier backward pass; run that pass with retain_graph = true");
   const Tensors grads = node->backward(pending.grads);
   check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
         " gradients for ", node->edges.size(), " inputs");
@@ -216,7 +218,8 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
   } else if (sum.defined()) {
     sum = sum.add(grad);
   } else {
-    // Clone unless this is the only reference to the memory. Otherwise a write to one gradient could change another.
+    // Clone a gradient whose memory is shared, because a write to it could change another gradient. Also clone one that
+    // is not contiguous in either memory format.
     const bool is_only_reference = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
                                    (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
     sum = is_only_reference ? grad.detach() : grad.detach().clone();

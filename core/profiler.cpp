@@ -22,7 +22,7 @@ namespace voxgrad::profiler {
 namespace {
 
 thread_local Place current_place;
-thread_local Event* op_event = nullptr;
+thread_local Event* op_event = nullptr;  // of the innermost operator that runs on this thread
 
 struct Recorder {
   std::mutex mutex;
@@ -61,7 +61,6 @@ std::shared_ptr<void> mark(Device device) {
 }  // namespace
 
 const Place& place() { return current_place; }
-Event* Scope::current_op() { return op_event; }
 
 Name intern(std::string_view text) {
   const std::lock_guard lock(recorder().mutex);

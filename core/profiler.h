@@ -97,8 +97,6 @@ class [[nodiscard]] Scope {
   Scope& operator=(const Scope&) = delete;
   /// Returns the event, or null if no session records.
   Event* event() const { return open_; }
-  /// Returns the event of the operator that runs on this thread, or null.
-  static Event* current_op();
 
  private:
   void start(Kind kind, std::string_view name, Name module, Device device) noexcept;

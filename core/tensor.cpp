@@ -25,15 +25,15 @@ std::pair<int64_t, int64_t> reach(const Shape& shape, const Strides& strides, co
     overflow |= __builtin_mul_overflow(shape[i] - 1, strides[i], &step);
     overflow |= __builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high);
   }
-  check(!overflow && low > INT64_MIN && high < INT64_MAX, op, "shape ", shape, " with strides ", strides,
-        " does not fit in 64 bits");
+  check(!overflow && low > INT64_MIN && high < INT64_MAX, op, "the offsets of shape ", shape, " with strides ", strides,
+        " do not fit in 64 bits");
   return {low, high + 1};
 }
 
 int64_t bytes_for(int64_t elements, DType dtype, const char* op) {
   int64_t bytes = 0;
-  check(!__builtin_mul_overflow(elements, item_size(dtype), &bytes), op, elements, " elements of ", dtype,
-        " do not fit in 64 bits");
+  check(!__builtin_mul_overflow(elements, item_size(dtype), &bytes), op, "the number of bytes of ", elements,
+        " elements of ", dtype, " does not fit in 64 bits");
   return bytes;
 }
 

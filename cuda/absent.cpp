@@ -11,7 +11,7 @@ namespace {
   throw Error(concat(Device::cuda(index), " is not available: this build has no CUDA"));
 }
 
-/// Converts to a pointer to a function of any type, which throws.
+/// A stub that converts to a pointer to a function of any type. The function throws Error.
 struct Absent {
   template <class Result, class... Args>
   using Function = Result (*)(Args...);
@@ -51,8 +51,9 @@ const Runtime& cuda_runtime() {
 
 namespace cuda {
 namespace {
-thread_local ScopedValue<void*>* no_streams = nullptr;  // always null, because the constructor of StreamGuard throws
-}
+// Initializes StreamGuard::stream_. Always null and never used, because the constructor of StreamGuard throws.
+thread_local ScopedValue<void*>* no_streams = nullptr;
+}  // namespace
 
 bool has_wgmma(int) { return false; }
 bool is_available() { return false; }
@@ -61,7 +62,7 @@ int device_count() { return 0; }
 DeviceGuard::DeviceGuard(int device) { refuse(device); }
 DeviceGuard::~DeviceGuard() = default;
 
-// The constructors throw, so the other members are never called.
+// The constructors throw, so that the other members are never called.
 Stream::Stream(int device) { refuse(device); }
 Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;

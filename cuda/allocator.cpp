@@ -17,25 +17,25 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kGranule = 512;    // block sizes and addresses are multiples of it
-constexpr size_t kMaxSmall = kMiB;  // largest small request
+constexpr size_t kGranule = 512;    // alignment of block sizes and addresses
+constexpr size_t kMaxSmall = kMiB;  // largest request that is served from a small segment
 constexpr size_t kSmallSegment = 2 * kMiB;
 constexpr size_t kMediumSegment = 20 * kMiB;
 constexpr size_t kLargeGranule = 2 * kMiB;
-constexpr size_t kMaxBytes = size_t{1} << 62;  // rounding up cannot overflow
+constexpr size_t kMaxBytes = size_t{1} << 62;  // largest request; rounding it up cannot overflow
 
-/// Returns the size of the segment for a request.
+/// Returns the size of a new segment for a request of `bytes` bytes.
 size_t segment_size(size_t bytes, bool small) {
   if (small) return kSmallSegment;
   return bytes < kMediumSegment / 2 ? kMediumSegment : round_up(bytes, kLargeGranule);
 }
 
-/// Returns the minimum size of the remainder of a split. A smaller remainder stays with its block, because it could
-/// hardly ever be reused.
+/// Returns the minimum size of the remainder of a split. A block with a smaller remainder is not split, because such
+/// remainders are hardly ever reused.
 constexpr size_t min_remainder(bool small) { return small ? kGranule : kMaxSmall; }
 
-/// Returns whether a stream is captured. Captured work runs after all work before the capture, and its graph keeps the
-/// memory that it uses, so that no stream needs to wait for another.
+/// Returns whether a stream is being captured. A block that is freed during a capture needs no wait: replays run after
+/// all work that was queued before the capture, and the graph keeps the memory that its kernels use.
 bool is_capturing(cudaStream_t stream) noexcept {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
@@ -70,7 +70,7 @@ void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
   Block* block = find_free(rounded, small, stream);
   if (block == nullptr) block = allocate_segment(rounded, small, stream);
   if (block->bytes - rounded >= min_remainder(small)) split(block, rounded);
-  live_.emplace(block->data, block);  // the last statement that may throw; the block is free until then
+  live_.emplace(block->data, block);  // the last statement that may throw: on an exception the block is still free
 
   block->entry = free_.extract(block);
   block->free = false;
@@ -158,8 +158,9 @@ Allocator::Block* Allocator::allocate_segment(size_t bytes, bool small, cudaStre
   block->stream = stream;
   block->small = small;
   block->free = true;
-  FreeBlocks alone{block.get()};
-  FreeBlocks::node_type entry = alone.extract(alone.begin());
+  // Allocate the set node first, so that the insertion below cannot throw.
+  FreeBlocks single{block.get()};
+  FreeBlocks::node_type entry = single.extract(single.begin());
   block->data = static_cast<char*>(allocate_from_driver(block->bytes));
   if (block->data == nullptr && block->bytes > bytes) {  // the unrounded size may still fit
     block->bytes = bytes;
@@ -176,7 +177,7 @@ Allocator::Block* Allocator::allocate_segment(size_t bytes, bool small, cudaStre
   return block.release();
 }
 
-/// Returns null if the driver has no memory left. Throws Error on any other failure.
+/// Calls cudaMalloc. Returns null if the driver has no memory left. Throws Error on any other failure.
 void* Allocator::allocate_from_driver(size_t bytes) {
   const DeviceGuard guard(device_);
   void* data = nullptr;
@@ -191,17 +192,17 @@ void* Allocator::allocate_from_driver(size_t bytes) {
 
 /// Shortens a free block to `bytes` bytes and makes the remainder another free block.
 void Allocator::split(Block* block, size_t bytes) {
-  auto made = std::make_unique<Block>(Block{.data = block->data + bytes,
-                                            .bytes = block->bytes - bytes,
-                                            .requested = 0,
-                                            .stream = block->stream,
-                                            .small = block->small,
-                                            .free = true,
-                                            .previous = block,
-                                            .next = block->next,
-                                            .entry = {}});
-  free_.insert(made.get());
-  Block* rest = made.release();
+  auto remainder = std::make_unique<Block>(Block{.data = block->data + bytes,
+                                                 .bytes = block->bytes - bytes,
+                                                 .requested = 0,
+                                                 .stream = block->stream,
+                                                 .small = block->small,
+                                                 .free = true,
+                                                 .previous = block,
+                                                 .next = block->next,
+                                                 .entry = {}});
+  free_.insert(remainder.get());
+  Block* rest = remainder.release();
   if (rest->next) rest->next->previous = rest;
   FreeBlocks::node_type entry = free_.extract(block);
   block->bytes = bytes;
@@ -209,7 +210,7 @@ void Allocator::split(Block* block, size_t bytes) {
   free_.insert(std::move(entry));
 }
 
-/// Joins two neighbors that are not in free_.
+/// Merges `next` into `block`, its neighbor, and returns `block`. Neither block may be in free_.
 Allocator::Block* Allocator::merge(Block* block, Block* next) {
   block->bytes += next->bytes;
   block->next = next->next;
@@ -235,8 +236,8 @@ void Allocator::release_cached() {
   }
 }
 
-/// Makes the stream `owner` wait for the work queued on `user`. Ignores errors: they belong to earlier work, or CUDA is
-/// already shut down at the end of the process.
+/// Makes the stream `owner` wait for the work queued on `user`. Ignores errors: an error belongs to earlier work, or
+/// CUDA is already shut down at the end of the process.
 void Allocator::make_wait(cudaStream_t owner, cudaStream_t user) noexcept {
   int previous = device_;
   cudaGetDevice(&previous);
@@ -248,15 +249,15 @@ void Allocator::make_wait(cudaStream_t owner, cudaStream_t user) noexcept {
 }
 
 void Allocator::throw_out_of_memory(size_t bytes) {
-  size_t unused = 0, total = 0;
+  size_t free_bytes = 0, total_bytes = 0;
   {
     const DeviceGuard guard(device_);
-    cudaMemGetInfo(&unused, &total);
+    cudaMemGetInfo(&free_bytes, &total_bytes);
     cudaGetLastError();
   }
   throw OutOfMemoryError(concat("out of memory on ", Device::cuda(device_), ": ", bytes, " bytes requested, ",
-                                stats_.current, " in use by tensors, ", stats_.reserved, " reserved, ", unused,
-                                " free of ", total, " on the device"));
+                                stats_.current, " in use by tensors, ", stats_.reserved, " reserved, ", free_bytes,
+                                " free of ", total_bytes, " on the device"));
 }
 
 }  // namespace voxgrad::cuda

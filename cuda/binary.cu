@@ -9,7 +9,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Applies `op` to two elements, in compute_t<T>. The gradient of GELU of halves uses the faster formula of
+/// Applies `op` to two elements, in compute_t<T>. For halves, the gradient of GELU uses the faster formula of
 /// cuda/gelu.cuh.
 template <BinaryOp op, class T>
 struct Binary {
@@ -19,12 +19,13 @@ struct Binary {
   __device__ auto operator()(C x, C y) const {
     if constexpr (op == BinaryOp::gelu_grad && sizeof(T) == 2) {
       const Normal normal(y);
-      return x * (normal.distribution + y * static_cast<float>(kInvSqrtTwoPi) * normal.power);
+      return x * (normal.distribution + y * static_cast<float>(kInvSqrtTwoPi) * normal.exponential);
     }
     return apply<op>(x, y, a, b);
   }
 };
 
+/// The function of where().
 struct Choose {
   template <class T>
   __device__ T operator()(bool condition, T x, T y) const {

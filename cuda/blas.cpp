@@ -1,9 +1,9 @@
 // Matrix products with cuBLAS.
 //
 // There is one cuBLAS handle per device. float32 is computed in float32, or in TF32 if set_float32_precision() selects
-// it; halves are accumulated in float32. The workspace of a call comes from the caching allocator. With its own
-// workspace, cuBLAS could choose an algorithm, and with it the order of sums, depending on other work that runs at the
-// same time.
+// it; halves are accumulated in float32. The workspace of a call comes from the caching allocator. If cuBLAS used its
+// own workspace, its choice of the algorithm, and therefore the order of sums, could depend on other work that runs at
+// the same time.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The size that NVIDIA recommends for Hopper.
+/// Bytes of workspace per call, the size that NVIDIA recommends for Hopper.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 /// Maximum number of matrices per call, because the third axis of a grid has at most 65535 CTAs.
 constexpr int64_t kMaxBatch = 65535;
@@ -41,7 +41,7 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   cublasHandle_t get() const { return handle_; }
 
-  /// Must be held while the stream and the workspace are set and used.
+  /// Lock it from setting the stream and the workspace until the product is queued.
   std::mutex mutex;
 
  private:
@@ -58,8 +58,8 @@ Handle& handle_of(const Launch& launch) {
   return *handle;
 }
 
-/// A batch of row-major matrices as an operand of cuBLAS, which uses column-major order: N if the columns of a row are
-/// contiguous, T if the rows of a column are contiguous.
+/// A batch of matrices as an operand of cuBLAS, which uses column-major order. `op` is N if the elements of a row are
+/// contiguous, T if the elements of a column are contiguous.
 struct Operand {
   const void* data;
   cublasOperation_t op;
@@ -82,11 +82,11 @@ std::optional<Operand> operand_in_place(const View& x) {
   return {};
 }
 
-/// An operand for a view of any strides. Copies the view if cuBLAS cannot read it; if all matrices are the same, copies
-/// only one.
-class Prepared {
+/// Prepares the operand for a view of any strides. Copies the view if cuBLAS cannot read it. Copies only one matrix if
+/// all matrices of the batch are the same.
+class PreparedOperand {
  public:
-  Prepared(const Launch& launch, const View& x) {
+  PreparedOperand(const Launch& launch, const View& x) {
     if (const auto in_place = operand_in_place(x)) {
       operand = *in_place;
       return;
@@ -105,7 +105,7 @@ class Prepared {
   std::optional<Workspace> copy_;
 };
 
-/// The cuBLAS name of a type.
+/// The cudaDataType_t of T.
 template <class T>
 inline constexpr cudaDataType_t kDataType = std::is_same_v<T, BFloat16>  ? CUDA_R_16BF
                                             : std::is_same_v<T, Float16> ? CUDA_R_16F
@@ -130,7 +130,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const int64_t leading = rows == 1 ? columns : c.stride[1];
   for (int64_t start = 0; start < c.size[0]; start += kMaxBatch) {
     const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
-    // In column-major order the buffer of c is its transpose, so compute c' = b' a'.
+    // cuBLAS takes the row-major buffer of a matrix for its transpose, so compute c^T = b^T a^T.
     check_blas(
         cublasGemmStridedBatchedEx_64(handle.get(), b.op, a.op, columns, rows, depth, &one,
                                       static_cast<const T*>(b.data) + start * b.batch_stride, kDataType<T>, b.leading,
@@ -148,7 +148,7 @@ void kernel::matmul(const View& c, const View& a, const View& b) {
     if (c.numel() == 0) return;
     if (a.size[2] == 0) return fill(c, 0);
     const Launch launch(c);
-    const Prepared left(launch, a), right(launch, b);
+    const PreparedOperand left(launch, a), right(launch, b);
     multiply<T>(launch, c, left.operand, right.operand, a.size[2]);
   });
 }

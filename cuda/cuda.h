@@ -13,7 +13,7 @@ namespace voxgrad::cuda {
 
 /// Returns true if this build has CUDA and the machine has a GPU that CUDA can use.
 bool is_available();
-/// Returns the number of GPUs; 0 in a build without CUDA and on a machine without a GPU. The driver is queried once.
+/// Returns the number of GPUs: 0 in a build without CUDA or on a machine without a GPU. Queries the driver only once.
 int device_count();
 
 // Thread safety: several threads may use tensors of one GPU, and create Streams, Events and guards, at the same time. A
@@ -37,8 +37,8 @@ class [[nodiscard]] DeviceGuard {
 /// thread. The current stream is CUDA's default stream, or the Stream of a StreamGuard.
 ///
 /// Work in two streams, including the default stream, is ordered only by an Event. Memory belongs to the stream that
-/// was current when it was allocated. If another stream used a tensor, free the tensor while that stream is current, or
-/// after an Event made the owning stream wait for it.
+/// was current when it was allocated. If another stream used a tensor, free the tensor while the other stream is
+/// current, or after an Event made the owning stream wait for the other stream.
 ///
 /// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait; queued work
 /// completes.
@@ -81,12 +81,12 @@ class Event {
   /// Marks the work queued so far on the current stream of the device. A later record() moves the mark.
   void record();
   /// Makes later work on the current stream of the event's device wait for the mark. The host does not wait. Does
-  /// nothing if there is no mark.
+  /// nothing if record() was never called.
   void wait() const { wait(device_); }
-  /// Does the same for the current stream of `device`.
+  /// Makes later work on the current stream of `device` wait for the mark.
   void wait(int device) const;
-  /// Returns true if the work before the mark has completed, or if there is no mark. Any thread may call it, also while
-  /// another thread captures a graph. Throws Error if the work failed.
+  /// Returns true if the work before the mark has completed, or if record() was never called. May be called by any
+  /// thread, also while another thread captures a graph. Throws Error if the work failed.
   bool query() const;
   /// Makes the host wait for the mark. Throws Error if the work before it failed.
   void synchronize() const;
@@ -102,7 +102,8 @@ class Event {
 
 class GraphRecording;
 
-/// Work of one GPU that is captured once and replayed by single calls, so that small kernels do not wait for the host.
+/// Work of one GPU that is captured once and then replayed, each time by a single call. The launches of small kernels
+/// thus do not wait for the host.
 /// Corresponds to torch.cuda.CUDAGraph.
 ///
 ///   cuda::CUDAGraph graph;
@@ -113,22 +114,22 @@ class GraphRecording;
 ///     optimizer.step();
 ///   });
 ///   for (...) {
-///     x.copy_(batch);   // and target: replays read the captured tensors
-///     graph.replay();   // and overwrite the captured results: loss is the loss of this step
+///     x.copy_(batch);         // replays read the captured tensors
+///     target.copy_(labels);
+///     graph.replay();         // overwrites the captured results: loss is the loss of this step
 ///   }
 ///
-/// - capture() runs the function once, on the host only: its kernels are recorded and do not run. A replay consists of
-///   kernels only. Run the function once or twice before the capture, so that state is allocated and libraries are
-///   initialized.
-/// - Tensors that the function creates are in memory of the graph. They hold the values of the last replay, and stay
-/// valid
-///   as long as they exist. The graph keeps all other memory alive that its kernels read or write.
+/// - capture() runs the function once, on the host only: the kernels are recorded and do not run. replay() runs the
+///   recorded kernels only, not the function. Run the function once or twice before the capture, so that state is
+///   allocated and libraries are initialized.
+/// - Tensors that the function creates are stored in memory of the graph. These tensors hold the values of the last
+///   replay and remain valid after the graph is destroyed. The graph keeps all other memory alive that its kernels read
+///   or write.
 /// - Replayed optimizer steps use the learning rate and the step number at the time of the replay. The optimizer must
-///   exist, with the same state. Its first step, which allocates the state, cannot be captured.
-/// - A capture throws Error on reads of results by the CPU (item(), to(cpu), printing), copies from the CPU, waits for
-/// the
-///   device, and random numbers (dropout in training). An Error ends the capture; the program continues as if the
-///   capture had not begun.
+///   still exist and have the same state tensors. Its first step, which allocates the state, cannot be captured.
+/// - During a capture, these operations throw Error: reads of results by the CPU (item(), to(cpu), printing), copies
+///   from the CPU, waits for the device, and random numbers (dropout in training). An Error ends the capture; the
+///   program continues as if the capture had not begun.
 /// - A graph may be used by one thread at a time.
 class CUDAGraph {
  public:
@@ -143,8 +144,8 @@ class CUDAGraph {
   /// empties its memory cache. Throws the exceptions of `function`, Error if the function cannot be captured, and
   /// OutOfMemoryError.
   void capture(const std::function<void()>& function);
-  /// Queues the recorded work on the current stream. Throws Error if nothing was captured, or if the optimizer of a
-  /// captured step no longer exists or has other memory.
+  /// Queues the recorded work on the current stream. Throws Error if no graph was captured, or if the optimizer of a
+  /// captured step no longer exists or its parameters or state were replaced.
   void replay();
   /// Deletes the recording and its memory.
   void reset();

@@ -1,4 +1,5 @@
-// Cumulative sums along an axis, in a fixed order: in double, or in unsigned 64-bit integers, which wrap around.
+// Cumulative sums along an axis, in a fixed order. Floating-point elements are summed in double, integers in uint64_t,
+// which wraps around.
 #include "core/detail/divide.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/detail/launch.h"
@@ -8,33 +9,32 @@ namespace voxgrad::cuda::kernel {
 namespace {
 
 struct ScanProblem {
-  Nest<2> lines;   ///< input, output
-  int64_t count;   ///< number of lines
-  int64_t length;  ///< elements of a line
-  int64_t in_step;
-  int64_t out_step;
-  int threads;  ///< threads per line: 1 or kBlock
+  Nest<2> lines;     ///< input, output
+  int64_t count;     ///< number of lines
+  int64_t length;    ///< elements of a line
+  int64_t in_step;   ///< stride of the input along a line, negative if the order is reversed
+  int64_t out_step;  ///< stride of the output along a line
+  int threads;       ///< threads per line: 1 or kBlock
 };
 
 /// Computes the cumulative sums of all lines. With one thread per line, a thread scans the whole line. Otherwise a CTA
 /// splits a line into equal ranges: a thread sums its range, adds the sums of the ranges before it, and scans its
 /// range. Launch: a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock sums.
-
 template <class T, class Out, class Sum>
 __global__ void __launch_bounds__(kBlock)
     scan_lines(const __grid_constant__ ScanProblem problem, Out* __restrict__ out, const T* __restrict__ in) {
   __shared__ Sum shared[kBlock];
-  const bool alone = problem.threads == 1;
+  const bool whole_line = problem.threads == 1;
   const int64_t share = divide_up(problem.length, problem.threads);
-  const int64_t begin = alone ? 0 : min(threadIdx.x * share, problem.length);
+  const int64_t begin = whole_line ? 0 : min(threadIdx.x * share, problem.length);
   const int64_t end = min(begin + share, problem.length);
-  const int64_t first = alone ? thread_index() : blockIdx.x;
-  const int64_t step = alone ? thread_count() : gridDim.x;
+  const int64_t first = whole_line ? thread_index() : blockIdx.x;
+  const int64_t step = whole_line ? thread_count() : gridDim.x;
   for (int64_t line = first; line < problem.count; line += step) {
     const T* from = in + problem.lines.offset(line, 0);
     Out* to = out + problem.lines.offset(line, 1);
     Sum sum = 0;
-    if (!alone) {
+    if (!whole_line) {
 #pragma unroll 8
       for (int64_t i = begin; i < end; ++i) sum += convert<Sum>(from[i * problem.in_step]);
       __syncthreads();

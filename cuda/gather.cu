@@ -1,5 +1,5 @@
-// gather and scatter_add: reads by index along an axis, and the adjoint. One thread computes a sum, in the order of the
-// index, without atomic operations, so that results are bitwise reproducible.
+// gather, which reads elements by index along an axis, and its adjoint scatter_add. Each sum of scatter_add is computed
+// by a single thread in the order of the index, without atomic operations, so that results are bitwise reproducible.
 #include <limits>
 
 #include "cuda/detail/kernels.h"
@@ -14,7 +14,8 @@ struct Axis {
   int64_t stride;
 };
 
-/// Returns `view` in the shape of `like`, with stride 0 along `axis`: all positions of the axis are its first element.
+/// Returns `view` in the shape of `like`, with stride 0 along `axis`: all positions of the axis refer to its first
+/// element.
 View hold_axis(const View& view, const View& like, int axis) {
   View held = like;
   held.data = view.data;
@@ -24,9 +25,10 @@ View hold_axis(const View& view, const View& like, int axis) {
   return held;
 }
 
-/// Computes out[i] = in[index[i]] along an axis; `missing` where the index is out of range. `stride` is the stride of
-/// the axis in `in`. Offsets: out, in without the axis, index. Launch: one thread per element of the output, `count` in
-/// all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// Computes out[i] = in[index[i]] along an axis, or out[i] = missing where the index is out of range. `stride` is the
+/// stride of the axis in `in`. `offsets` are the offsets in out, in `in` without the axis, and in index. Launch: one
+/// thread per element of the output, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared
+/// memory.
 template <class Word>
 __global__ void __launch_bounds__(kBlock)
     gather_elements(Word* out, const Word* in, const int64_t* index, int64_t stride, IndexCheck inside, Word missing,
@@ -55,8 +57,8 @@ void gather_words(const char* op, const View& out, const View& in, const View& i
 }
 
 /// Adds the elements of `in` to the elements of `out` that the index selects; sums are in compute_t. A thread handles
-/// one line along the axis. Offsets: lines of out, in and index. Launch: one thread per line in a 1-D grid of any size,
-/// kBlock threads per CTA. No shared memory.
+/// one line along the axis. `offsets` are the offsets of the lines in out, in and index. Launch: one thread per line in
+/// a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_lines(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
@@ -72,8 +74,8 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// Computes the same as scatter_lines with one thread per element of `out`, which reads the whole line of the index.
-/// For few lines, where one thread per line would leave the GPU idle. Launch: a 1-D grid of any size, kBlock threads
-/// per CTA. No shared memory.
+/// Used for few lines, because one thread per line would leave most of the GPU idle. Launch: a 1-D grid of any size,
+/// kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_elements(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kBlock)
     for (int64_t i = 0; i < in_axis.size; ++i) {
       const int64_t chosen = index[at[2] + i * index_stride];
       if (chosen == position) sum += in[at[1] + i * in_axis.stride];
-      if (position == 0) inside(chosen);
+      if (position == 0) inside(chosen);  // one thread per line reports indices out of range
     }
     out[at[0] + position * out_axis.stride] = sum;
   }

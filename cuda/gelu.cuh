@@ -1,24 +1,24 @@
-// The normal distribution for GELU of halves, in few instructions. With erff, the kernels would be bound by arithmetic
-// instead of memory.
+// A fast normal distribution for GELU of halves. With erff(), the kernels would be bound by arithmetic instead of
+// memory.
 #pragma once
 
 namespace voxgrad::cuda {
 
-/// The normal distribution function at x, and e^(-x^2 / 2). The approximation has an absolute error of 1.5e-7
-/// (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26). For negative x the polynomial is
-/// used directly, without subtracting it from 1, so that x * distribution, rounded to bfloat16, is off by at most one
-/// unit in the last place down to x = -6.5.
+/// The normal distribution function at x, and e^(-x^2 / 2). The approximation of the distribution has an absolute error
+/// of 1.5e-7 (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26). For negative x, no
+/// value is subtracted from 1, because the subtraction would cancel digits. In bfloat16, the error of x * distribution
+/// is therefore at most one unit in the last place for x >= -6.5.
 struct Normal {
   float distribution;  ///< P(X <= x)
-  float power;         ///< e^(-x^2 / 2)
+  float exponential;   ///< e^(-x^2 / 2)
 
   __device__ explicit Normal(float x) {
     float t;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(1 + 0.231641888f * fabsf(x)));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * x * -0.721347520f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(x * x * -0.721347520f));
     const float polynomial =
         t * (0.127414796f + t * (-0.142248368f + t * (0.710706871f + t * (-0.726576014f + t * 0.530702715f))));
-    distribution = x < 0 ? polynomial * power : 1 - polynomial * power;
+    distribution = x < 0 ? polynomial * exponential : 1 - polynomial * exponential;
   }
 };
 

@@ -1,7 +1,7 @@
-// CUDA graphs: capture, memory, replay.
+// CUDA graphs: capture, replay, and the memory that a graph uses.
 //
-// A graph captures in its own stream, which no other code uses while the graph exists. Because the allocator's blocks
-// belong to streams, the temporary memory of the graph is private: a block that is freed during the capture is reused
+// A graph captures in its own stream, which no other code uses while the graph exists. The allocator's blocks belong to
+// streams. The temporary memory of the graph is therefore private: a block that is freed during the capture is reused
 // only within the capture. The graph keeps all other memory alive that its kernels read or write.
 #include <array>
 #include <atomic>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kOp = "CUDAGraph";
 
-std::array<std::atomic<int>, kMaxDevices> captures{};  // captures under way, by device
+std::array<std::atomic<int>, kMaxDevices> captures{};  // number of running captures of each device
 
 /// Calls a function when it goes out of scope.
 template <class F>
@@ -48,7 +48,7 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventCreateWithFlags(&replayed_, cudaEventDisableTiming), kOp);
     Allocator::of(index).keep(handle());
   }
-  /// Waits for replays, because their memory is then reused.
+  /// Waits for running replays, because the destructor releases their memory.
   ~GraphRecording() {
     cudaEventSynchronize(replayed_);
     if (exec_) cudaGraphExecDestroy(exec_);
@@ -77,7 +77,8 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventRecord(replayed_, stream), "CUDAGraph::replay");
     for (const auto& [storage, written] : used_)
       if (written) storage->bump_version();
-    // The first replay writes the values that the capture recorded: the versions of the graph's own memory are current.
+    // The first replay computes the values for which the capture already bumped the versions of the graph's own memory.
+    // Later replays overwrite these values and bump the versions again.
     for (const std::weak_ptr<Storage>& own : own_)
       if (const auto storage = replays_ > 0 ? own.lock() : nullptr) storage->bump_version();
     ++replays_;
@@ -100,7 +101,7 @@ class GraphRecording final : public Capture {
 
   /// Returns whether the numbers of the next replay are being written.
   bool refreshing() const { return refreshing_; }
-  /// Returns memory for the numbers of the next kernel of an optimizer step.
+  /// Returns memory for the numbers, such as the learning rate, of the next kernel of an optimizer step.
   ReplayNumbers numbers(size_t bytes) {
     if (!refreshing_ && !stepping_) return {};
     if (!refreshing_) {
@@ -136,7 +137,7 @@ class GraphRecording final : public Capture {
     return graph;
   }
 
-  /// Writes the numbers of the next replay.
+  /// Runs the captured optimizer steps, which write the numbers of the next replay.
   void refresh() {
     if (steps_.empty()) return;
     next_number_ = 0;
@@ -147,23 +148,25 @@ class GraphRecording final : public Capture {
   }
 
   Stream stream_;
-  Stream numbers_stream_;  ///< owns the memory of numbers_, which is written before a replay and must not be reused
+  /// Owns the memory of numbers_. The memory is written before a replay, so that no captured kernel may use it for
+  /// other data.
+  Stream numbers_stream_;
   cudaEvent_t replayed_ = nullptr;  ///< recorded after the last replay
   cudaGraphExec_t exec_ = nullptr;
-  std::unordered_map<std::shared_ptr<Storage>, bool>
-      used_;  ///< memory from outside of the graph; true if it is written
-  std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that is written
+  /// Memory from outside of the graph that its kernels use. The value is true if a kernel writes the memory.
+  std::unordered_map<std::shared_ptr<Storage>, bool> used_;
+  std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that its kernels write
   std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
-  std::vector<std::unique_ptr<Storage>> numbers_;            ///< their numbers, in the order of their kernels
-  size_t next_number_ = 0;                                   ///< index in numbers_ during a refresh
+  std::vector<std::unique_ptr<Storage>> numbers_;            ///< numbers of these steps, in the order of their kernels
+  size_t next_number_ = 0;                                   ///< index in numbers_ of the next kernel during a refresh
   int64_t replays_ = 0;
   bool stepping_ = false;    ///< an optimizer step is being captured
   bool refreshing_ = false;  ///< see refreshing()
 };
 
 namespace {
-/// Returns the recording that is being captured or refreshed on this thread, or null. GraphRecording is the only
-/// Capture.
+/// Returns the recording that is being captured or refreshed on this thread, or null. GraphRecording is the only class
+/// that implements Capture.
 GraphRecording* current_recording() { return static_cast<GraphRecording*>(Capture::current()); }
 }  // namespace
 
@@ -196,8 +199,8 @@ void CUDAGraph::capture(const std::function<void()>& function) {
 }
 
 void CUDAGraph::replay() {
-  check(recording_ != nullptr, kOp, "nothing was captured");
-  check(Capture::current() == nullptr, kOp, "this thread is capturing a graph; a replay cannot be part of it");
+  check(recording_ != nullptr, kOp, "no graph was captured");
+  check(Capture::current() == nullptr, kOp, "a replay cannot be captured, but this thread is capturing a graph");
   const profiler::Scope operation(profiler::Kind::op, "cuda_graph_replay", nullptr, Device::cuda(device_));
   recording_->replay();
 }

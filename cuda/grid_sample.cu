@@ -1,7 +1,9 @@
-// grid_sample and its gradients. A thread handles one position of the grid, and a vector of 16 bytes of channels if the
-// channels are innermost in memory. Several positions may read the same voxel. The gradient of the input is therefore
-// accumulated in 64-bit integers, in units of a power of two that leaves room for the largest sum, so that the result
-// does not depend on the order of additions.
+// grid_sample and its gradients. A thread handles one position of the grid. If the channels are innermost in memory,
+// the thread reads vectors of 16 bytes of channels.
+//
+// Several positions may read the same voxel, so that the gradient of the input is a sum with atomic additions. The sum
+// is accumulated in 64-bit integers and does not depend on the order of the additions. The unit of the integers is a
+// power of two that leaves room for the largest sum.
 #include <numeric>
 
 #include "core/dtype.h"
@@ -12,29 +14,30 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The arguments of the kernels: y = x at the positions of the grid. y and x may be gradients, or integer sums of them.
+/// The arguments of the kernels: y = x at the positions of the grid. In backward kernels, y is the gradient dy, and x
+/// may be the integer sums of the gradient dx.
 struct GridProblem {
   View y;      ///< (N, C, D', H', W')
   View x;      ///< (N, C, D, H, W)
   View grid;   ///< (N, D', H', W', 3)
-  View dgrid;  ///< of the shape of the grid
+  View dgrid;  ///< gradient of the grid, in the shape of the grid
   GridSampleOptions options;
-  int64_t channels;  ///< channels of an item
+  int64_t channels;  ///< channels of an item (GridItems)
 };
 
 /// Returns the number of channels of an item without vectors: a divisor of `count`, at most 4.
 int64_t channels_of_item(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
 
-/// A set of items. An item is one position of the grid and GridProblem::channels channels.
+/// A set of items. An item is GridProblem::channels channels at one position of the grid. A kernel processes one set.
 struct GridItems {
   uint32_t count;
-  std::array<int64_t, 4> base;
-  Offsets<4> offsets;  ///< of items in y, in x (sample and channel only), in the grid and in its gradient
+  std::array<int64_t, 4> base;  ///< offset of the set in each view
+  Offsets<4> offsets;  ///< offsets of items in y, in x (sample and channel only), in the grid and in its gradient
 };
 
-/// Calls f(number of CTAs, items) until all items are covered.
+/// Calls f(number of CTAs, items) for sets of items that together cover the whole problem.
 template <class F>
-void for_each_items(const GridProblem& p, const F& f) {
+void for_each_item_set(const GridProblem& p, const F& f) {
   View item_shape = p.y;
   item_shape.size[1] /= p.channels;
   std::array<View, 4> views{item_shape, item_shape, item_shape, item_shape};
@@ -177,7 +180,7 @@ void input_gradient(const Launch& launch, const View& dx, const View& dy, const 
   const bool vectors = has_vectors(dy, 1, width);
   const GridProblem problem{dy, sums, grid, grid, options, vectors ? width : channels_of_item(dx.size[1])};
   const auto run = vectors ? add_gradients<T, width> : add_gradients<T, 1>;
-  for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
+  for_each_item_set(problem, [&](unsigned blocks, const GridItems& items) {
     run<<<blocks, kBlock, 0, launch.stream>>>(problem, items, units);
   });
   map<T, int64_t>("grid_sample_backward", units, dx, sums);
@@ -195,7 +198,7 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
     const bool vectors = has_vectors(x, 1, width) && has_vectors(y, 1, width);
     const GridProblem problem{y, x, grid, grid, options, vectors ? width : channels_of_item(x.size[1])};
     const auto run = vectors ? grid_sample_kernel<T, width> : grid_sample_kernel<T, 1>;
-    for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
+    for_each_item_set(problem, [&](unsigned blocks, const GridItems& items) {
       run<<<blocks, kBlock, 0, launch.stream>>>(problem, items);
     });
   });
@@ -208,7 +211,7 @@ void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, con
     if (dx && dx->numel() > 0) input_gradient<T>(launch, *dx, dy, grid, options);
     if (!dgrid || dgrid->numel() == 0) return;
     const GridProblem problem{dy, x, grid, *dgrid, options, x.size[1]};
-    for_each_items(problem, [&](unsigned blocks, const GridItems& items) {
+    for_each_item_set(problem, [&](unsigned blocks, const GridItems& items) {
       grid_gradient_kernel<T><<<blocks, kBlock, 0, launch.stream>>>(problem, items);
     });
   });

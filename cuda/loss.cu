@@ -1,6 +1,6 @@
-// Sums over the voxels of every class, from which losses are computed, and their gradient, each in one pass over the
-// logits. A thread holds all classes of a voxel, and the sums of all classes, in registers. It sums a few dozen voxels
-// in compute_t; sums over threads and CTAs are in double and in a fixed order.
+// The sums over voxels from which segmentation losses are computed (kClassSums for every class), and their gradient.
+// Each kernel reads the logits once. A thread holds all classes of a voxel, and the sums of all classes, in registers.
+// A thread sums a few dozen voxels in compute_t; sums over threads and CTAs are in double and in a fixed order.
 #include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
@@ -10,9 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes the sums of class_sums over `range` positions of a sample: partial (sample, range, class, kClassSums). x is
-/// the logits (N, C, L), target the classes (N, L). Launch: one CTA per range in a 1-D grid of any size, kBlock threads
-/// per CTA. Static shared memory: kBlock doubles.
+/// Computes partial (sample, range, class, kClassSums): the sums of the operator class_sums over each range of `range`
+/// positions of a sample. x is the logits (N, C, L), target is the classes (N, L). Launch: one CTA per range in a 1-D
+/// grid of any size, kBlock threads per CTA. Static shared memory: kBlock doubles.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,
@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(kBlock)
     const int64_t n = quotient(part, ranges), begin = (part - n * ranges) * range, end = min(begin + range, x.size[2]);
     C sums[kClasses][kClassSums] = {};
     for (int64_t l = begin + threadIdx.x; l < end; l += kBlock) {
-      const int64_t number = class_at(target, n, l);
+      const int64_t label = class_at(target, n, l);
       ClassVoxel<C, kClasses> voxel{classes, {}};
       voxel.load(static_cast<const T*>(x.data) + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      if (number != options.ignore_index && inside(number)) voxel.add_to(sums, number, options);
+      if (label != options.ignore_index && inside(label)) voxel.add_to(sums, label, options);
     }
 #pragma unroll
     for (int i = 0; i < kClasses * kClassSums; ++i) {
@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(kBlock)
                     const __grid_constant__ View target, IndexCheck inside, ClassSums options,
                     const compute_t<T>* __restrict__ grad, int64_t grad_step) {
   for (int64_t i = thread_index(); i < x.size[0] * x.size[2]; i += thread_count()) {
-    const int64_t n = quotient(i, x.size[2]), l = i - n * x.size[2], number = class_at(target, n, l);
+    const int64_t n = quotient(i, x.size[2]), l = i - n * x.size[2], label = class_at(target, n, l);
     ClassVoxel<compute_t<T>, kClasses> voxel{static_cast<int>(x.size[1]), {}};
-    if (number != options.ignore_index && inside(number)) {
+    if (label != options.ignore_index && inside(label)) {
       voxel.load(static_cast<const T*>(x.data) + n * x.stride[0] + l * x.stride[2], x.stride[1]);
-      voxel.differentiate(grad + n * grad_step, number, options);
+      voxel.differentiate(grad + n * grad_step, label, options);
     }
     voxel.store(static_cast<T*>(dx.data) + n * dx.stride[0] + l * dx.stride[2], dx.stride[1]);
   }

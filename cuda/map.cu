@@ -53,7 +53,7 @@ void launch_map(const char* op, const MapKernels<N>& kernels, const void* f, con
   for_each_part(nest, [&](const Nest<N>& part, const std::array<int64_t, N>& base) {
     const Pointers<N - 1> p = pointers(kernels, views, base);
     const auto elements = static_cast<uint32_t>(part.numel());
-    if (kernels.rows && Rows<N>::suit(part)) {
+    if (kernels.rows && Rows<N>::supports(part)) {
       const Rows<N> rows(part, static_cast<int>(kernels.width));
       const uint32_t slots = elements / rows.length * static_cast<uint32_t>(rows.slots.value());
       return launch(op, kernels.rows, slots, on.stream, f, p, slots, rows);

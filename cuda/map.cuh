@@ -5,7 +5,7 @@
 // - map_rows: the output has contiguous rows of at least 32 elements. An input row is contiguous or a single broadcast
 //   element, such as a bias over a volume. Rows may begin at any address.
 // - map_strided: any strides, one element at a time.
-// The last two address elements with 32-bit indices; the host splits views of 2^31 elements or more.
+// map_rows and map_strided address elements with 32-bit indices; the host splits views of 2^31 elements or more.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ __device__ void map_one(const F& f, const Pointers<sizeof...(In)>& p, int64_t i,
   static_cast<Out*>(p.out)[i] = static_cast<Out>(f(static_cast<const In*>(p.in[k])[i]...));
 }
 
-/// Computes one vector of contiguous views, from element i on.
+/// Computes one vector of contiguous views, starting at element i.
 template <class Out, class... In, class F, size_t... k>
 __device__ void map_vector(const F& f, const Pointers<sizeof...(In)>& p, int64_t i, std::index_sequence<k...>) {
   constexpr int width = kVectorWidth<Out, In...>;
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(kBlock)
 template <size_t N>
 struct Rows {
   uint32_t length;      ///< elements of a row
-  bool one_element[N];  ///< the row of a view is one broadcast element
-  Divisor slots;        ///< vectors that a row may touch, wherever it begins
-  Offsets<N> starts;    ///< of the rows
+  bool one_element[N];  ///< the row of the view is one broadcast element
+  Divisor slots;        ///< maximum number of vectors that a row touches
+  Offsets<N> starts;    ///< offsets of the first elements of the rows
 
   Rows(const Nest<N>& nest, int width)
       : length(static_cast<uint32_t>(nest.size[0])),
@@ -95,7 +95,8 @@ struct Rows {
         starts(nest.outer()) {
     for (size_t k = 0; k < N; ++k) one_element[k] = nest.stride[0][k] == 0;
   }
-  static bool suit(const Nest<N>& nest) {
+  /// Returns whether map_rows supports the views of a nest.
+  static bool supports(const Nest<N>& nest) {
     constexpr int64_t kMinLength = 32;
     return nest.size[0] >= kMinLength && nest.stride[0][0] == 1 &&
            std::all_of(nest.stride[0], nest.stride[0] + N, [](int64_t s) { return s == 0 || s == 1; });
@@ -103,7 +104,7 @@ struct Rows {
 };
 
 /// Loads elements [first, first + width) of a row. Elements outside of the row are zero. `whole` states that all
-/// elements are inside; they are then loaded as one vector if they are aligned.
+/// elements are inside the row; aligned elements are then loaded as one vector.
 template <int width, class T>
 __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
   if (!one_element && whole && reinterpret_cast<uintptr_t>(row + first) % sizeof(Vector<T, width>) == 0)
@@ -116,9 +117,9 @@ __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int 
   return PackedVector<T, width>(x);
 }
 
-/// Maps rows of an output and N inputs of dtype T. A thread computes one slot: up to `width` elements that are an
-/// aligned vector of the output. Launch: one thread per slot, `count` in all, in a 1-D grid of any size, kBlock threads
-/// per CTA. No shared memory.
+/// Maps rows of an output and N inputs of dtype T. A thread computes one slot: an aligned vector of the output, or the
+/// part of such a vector that is inside the row. Launch: one thread per slot, `count` in all, in a 1-D grid of any
+/// size, kBlock threads per CTA. No shared memory.
 template <class F, class T, size_t N>
 __global__ void __launch_bounds__(kBlock)
     map_rows(F f, Pointers<N> p, uint32_t count, const __grid_constant__ Rows<N + 1> rows) {
@@ -152,8 +153,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// True if map_rows is compiled for a map: for arithmetic of two operands of one dtype, and for copies and fills, which
-/// move unsigned words.
+/// True if map_rows is compiled for a map. This is the case for arithmetic of two operands of one dtype, and for copies
+/// and fills, which move unsigned words.
 template <class Out, class... In>
 inline constexpr bool kHasRows = false;
 template <class T>
@@ -163,18 +164,18 @@ inline constexpr bool kHasRows<T, T> = std::is_unsigned_v<T>;
 template <class T>
 inline constexpr bool kHasRows<T> = std::is_unsigned_v<T>;
 
-/// The kernels of a map of N views, and what their launch depends on.
+/// The kernels of a map of N views, and the sizes that launch_map() needs.
 template <size_t N>
 struct MapKernels {
   const void* contiguous;
-  const void* rows;  ///< null if it is not compiled
+  const void* rows;  ///< null if map_rows is not compiled for this map
   const void* strided;
-  int64_t width;                ///< elements of a vector
+  int64_t width;                ///< elements of a vector of map_contiguous and map_rows
   std::array<int64_t, N> item;  ///< bytes of an element of each view
 };
 
 /// Launches the kernel that suits the views. The first view is the output; `f` points to the kernels' first parameter.
-/// This function is compiled once, not for every operator and dtype.
+/// The function is compiled only once for each N, not for every operator and dtype.
 template <size_t N>
 void launch_map(const char* op, const MapKernels<N>& kernels, const void* f, const std::array<View, N>& views);
 

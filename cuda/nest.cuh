@@ -15,13 +15,13 @@
 namespace voxgrad::cuda {
 
 /// Returns numerator / denominator for non-negative integers. Uses the 32-bit division, which is several times faster,
-/// if both fit.
+/// if both integers fit into 32 bits.
 VG_HOST_DEVICE inline int64_t quotient(int64_t numerator, int64_t denominator) {
   if ((numerator | denominator) >> 32) return numerator / denominator;
   return static_cast<uint32_t>(numerator) / static_cast<uint32_t>(denominator);
 }
 
-/// The axes that N views have in common, innermost first. There is at least one axis.
+/// The axes that N views have in common, innermost first. make_nest() returns at least one axis.
 template <size_t N>
 struct Nest {
   int rank = 0;
@@ -37,13 +37,13 @@ struct Nest {
   bool contiguous() const {
     return rank == 1 && std::all_of(stride[0], stride[0] + N, [](int64_t s) { return s == 1; });
   }
-  /// Returns whether the strides of `view` along the axes from `first` on are multiples of `width`.
+  /// Returns whether the strides of `view` along the axes first, first + 1, ... are multiples of `width`.
   bool has_stride_multiples(size_t view, int first, int width) const {
     for (int axis = first; axis < rank; ++axis)
       if (size[axis] != 1 && stride[axis][view] % width != 0) return false;
     return true;
   }
-  /// Returns the nest without its innermost axis; it may have no axes.
+  /// Returns the nest without its innermost axis. The result may have no axes.
   Nest outer() const {
     Nest rest = *this;
     std::copy(size + 1, size + rank, rest.size);
@@ -51,8 +51,8 @@ struct Nest {
     rest.rank = rank - 1;
     return rest;
   }
-  /// Returns the offset in `view` of element `index`, which counts along the axes from `first` on. Divides in 64 bits;
-  /// see Offsets for the faster form.
+  /// Returns the offset in `view` of element `index` among the axes first, first + 1, .... Divides in 64 bits; see
+  /// Offsets for the faster form.
   __device__ int64_t offset(int64_t index, size_t view, int first = 0) const {
     int64_t result = 0;
 #pragma unroll 1
@@ -65,8 +65,8 @@ struct Nest {
   }
 };
 
-/// Makes a nest of views of one shape. Drops axes of size 1, sorts the others by the strides of the first view, and
-/// merges neighboring axes where every view steps evenly over both.
+/// Makes a nest of views of one shape. Drops axes of size 1 and sorts the others by the strides of the first view.
+/// Merges two neighboring axes if every view can be read along both with one stride.
 template <size_t N>
 Nest<N> make_nest(const std::array<View, N>& views) {
   int order[kMaxRank];
@@ -80,9 +80,10 @@ Nest<N> make_nest(const std::array<View, N>& views) {
   for (int i = 0; i < count; ++i) {
     const int axis = order[i];
     const int last = nest.rank - 1;
-    bool even = nest.rank > 0;
-    for (size_t k = 0; even && k < N; ++k) even = views[k].stride[axis] == nest.stride[last][k] * nest.size[last];
-    if (even) {
+    bool can_merge = nest.rank > 0;
+    for (size_t k = 0; can_merge && k < N; ++k)
+      can_merge = views[k].stride[axis] == nest.stride[last][k] * nest.size[last];
+    if (can_merge) {
       nest.size[last] *= views[0].size[axis];
       continue;
     }
@@ -160,16 +161,16 @@ inline void cut_axis(View& view, int axis, int64_t begin, int64_t length) {
   view.size[axis] = length;
 }
 
-/// An operation whose output can be computed in parts: cut() restricts the output, and the inputs where they follow it,
-/// to a range of an axis.
+/// An operation whose output can be computed in parts. cut() restricts the output, and all inputs that have the same
+/// axis, to a range of the axis.
 template <class Call>
 concept Divisible = requires(Call call, int axis, int64_t n) {
   { call.out.size[axis] } -> std::convertible_to<int64_t>;
   call.cut(axis, n, n);
 };
 
-/// Halves a call along the axis axis_to_split(part) of its output, until that is negative for every part. Calls f(part)
-/// for every part.
+/// Splits a call into halves along the output axis axis_to_split(call), recursively, until axis_to_split(part) is
+/// negative for every part. Calls f(part) for every part.
 template <Divisible Call, class AxisToSplit, class F>
 void for_each_part(const Call& call, const AxisToSplit& axis_to_split, const F& f) {
   const int axis = axis_to_split(call);

@@ -5,10 +5,10 @@
 // joined with the update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
 // variances", 1979). This is done in double and in a fixed order.
 //
-// For halves, a thread first adds up to 32 deviations in float. The error is at most 32 * 2^-24 of the sum of squares,
-// is small compared with the rounding of a half (2^-11 or 2^-8), and does not grow with the mean. Squares of bfloat16
+// For halves, a thread first adds up to 32 deviations in float. The relative error of the sum of squares is at most
+// 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or 2^-8) is far larger. Squares of bfloat16
 // deviations above 1e19 overflow in float; a thread with such sums reads its elements again and adds them in double.
-// Squares of deviations below 1e-19 become 0; every useful eps is far larger.
+// Squares of deviations below 1e-19 underflow to 0, which is harmless, because every useful eps is far larger.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -18,7 +18,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Sums, for v = before(x), of the deviations of v from the first element of the channel, and of their squares.
+/// Computes two sums for v = before(x): the deviations of v from the first element of the channel, and their squares.
 template <class T, class Before>
 struct Deviations {
   static constexpr int kInputs = 1;
@@ -66,9 +66,9 @@ __device__ Moments join(const Moments& a, const Moments& b) {
 }
 
 /// Computes the statistics of each group from `total`, the sums of Deviations for every (sample, channel). Writes mean
-/// and rstd in compute_t<T>, and to `exact` (mean, rstd) of each group in double, followed by the number of elements in
-/// a group. Launch: one CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static shared
-/// memory: kBlock moments.
+/// and rstd in compute_t<T>. Writes (mean, rstd) of each group in double to `exact`, followed by the number of elements
+/// in a group. Launch: one CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static
+/// shared memory: kBlock moments.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Joins (mean, rstd) of each group over all ranks. `all` is (ranks, groups + 1): the rows of a rank are its groups,
-/// then its number of elements in a group. The variances, rstd^-2 with eps included, are joined about the common mean.
+/// Joins (mean, rstd) of each group over all ranks. `all` is (ranks, groups + 1): for each rank, (mean, rstd) of the
+/// groups, then the number of elements that the rank has in a group. The variances, which are rstd^-2 and include eps,
+/// are joined about the common mean.
 /// Launch: one thread per group in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class Wide>
 __global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constant__ Groups shape, const double2* all,
@@ -141,7 +142,7 @@ struct Normalize {
   Activations activations;
 
   /// Constants of y = after((before(x) - mean) * factor + term). The rounding error of the mean is part of the term, so
-  /// that subtracting the mean costs no accuracy even if it is large compared with the deviations.
+  /// that subtracting the mean costs no accuracy even if the mean is large compared with the deviations.
   struct Channel {
     Wide mean;
     Wide factor;
@@ -186,16 +187,16 @@ void forward(const View& y, const View& mean, const View& rstd, const View& x, c
   apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
 }
 
-/// Updates running statistics; see the entry track_statistics. The number of elements in a channel is `count` plus the
-/// sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid of any size, kBlock threads per CTA. No
-/// shared memory.
+/// Updates running statistics; see track_statistics in ops/detail/kernels.def. The number of elements in a channel is
+/// `count` plus the sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid of any size, kBlock
+/// threads per CTA. No shared memory.
 template <class T, class R>
 __global__ void __launch_bounds__(kBlock)
     track_kernel(R* running_mean, int64_t mean_stride, R* running_var, int64_t var_stride, Matrix mean, Matrix rstd,
                  int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
-  if (count <= 1) return;  // there is no unbiased variance
+  if (count <= 1) return;  // the unbiased variance is undefined
   const double unbiased = count / (count - 1);
   const auto move = [momentum](R& running, double value) {
     const double own = convert<double>(running);
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kBlock)
     const double scale = static_cast<double>(rstd.at<T>(0, c));
     if (running_mean) move(running_mean[c * mean_stride], static_cast<double>(mean.at<T>(0, c)));
     const double variance = 1 / (scale * scale) - eps;
-    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // keeps NaN
+    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // NaN stays NaN
   }
 }
 

@@ -1,10 +1,10 @@
-// The kernel that normalizations, prelu and fused bias gradients share. It applies a formula (ChannelFormula) to every
-// element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums terms of the
-// formula over the positions of every (sample, channel), or both.
+// The kernel that normalizations, prelu and fused bias gradients share. The kernel applies a formula (ChannelFormula)
+// to every element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums
+// terms of the formula over the positions of every (sample, channel), or both.
 //
 // The kernel has three forms (Form). Vectors of 16 bytes are copied to shared memory with cp.async, several per thread
-// in flight. Each thread reads only the vectors that it copied itself, so that no barrier is needed and no registers
-// hold data in flight.
+// in flight, so that no registers hold data in flight. Each thread reads only the vectors that it copied itself, so
+// that no barrier is needed.
 //
 // Outline: views and shapes as kernels address them; Form and Tiling; the concept ChannelFormula; Lane, the work of one
 // thread; channels_kernel and its launch, apply_formula().
@@ -27,9 +27,9 @@ namespace {  // norm.cu and norm_backward.cu instantiate kernels of the same nam
 /// One tensor (N, C, L) as the kernels address it.
 struct Volume {
   void* data = nullptr;
-  int64_t sample = 0;  ///< strides of the three axes
-  int64_t channel = 0;
-  int64_t position = 0;
+  int64_t sample = 0;    ///< stride of the samples
+  int64_t channel = 0;   ///< stride of the channels
+  int64_t position = 0;  ///< stride of the positions
 
   Volume() = default;
   explicit Volume(const View& v) : data(v.data), sample(v.stride[0]), channel(v.stride[1]), position(v.stride[2]) {}
@@ -46,7 +46,7 @@ struct Volumes {
   Volume out;
 };
 
-/// A vector (C) of dtype T or compute_t<T>, or none.
+/// An optional vector (C) of dtype T or compute_t<T>.
 struct PerChannel {
   void* data = nullptr;
   int64_t stride = 0;
@@ -91,7 +91,7 @@ struct Groups {
   int64_t samples;
   int64_t channels;
   int64_t length;          ///< positions of a line
-  int64_t groups;          ///< groups of the channels
+  int64_t groups;          ///< groups into which the channels are divided
   int64_t group_channels;  ///< channels of a group
   bool joined;
 
@@ -102,7 +102,7 @@ struct Groups {
         groups(group_count),
         group_channels(channels / groups),
         joined(over_samples) {}
-  /// The sizes of x with statistics of the shape of `mean`.
+  /// Takes the sizes from x, and `groups` and `joined` from the shape of the statistics `mean`.
   Groups(const View& x, const View& mean) : Groups(x, mean.size[1], mean.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
   /// Returns the number of statistics.
@@ -154,7 +154,7 @@ bool are_rows(const Views&... views) {
   return (is_contiguous(views) && ...) && std::has_single_bit(misalignments);
 }
 
-/// Returns the form for the views of a formula. f64 has no vector forms, because it serves for checks.
+/// Returns the form for the views of a formula. f64 is meant for checks and has no vector forms.
 template <class T, class... Views>
 Form choose_form(const Views&... views) {
   if (sizeof(T) == 8) return Form::scalar;
@@ -162,22 +162,22 @@ Form choose_form(const Views&... views) {
   return are_rows<T>(views...) ? Form::rows : Form::scalar;
 }
 
-/// with_activations() of ops/detail/norm_activations.h, except that the scalar form has one class for all activations.
-/// `views` are all views that the formulas read and write.
+/// Calls with_activations() of ops/detail/norm_activations.h. For the scalar form, calls f(AnyActivations) instead,
+/// which supports all activations with one compiled kernel. `views` are all views that the formulas read and write.
 template <class T, class F, class... Views>
 void with_vector_activations(const NormActivations& activations, const F& f, const Views&... views) {
   if (choose_form<T>(views...) == Form::scalar) return f(AnyActivations(activations));
   if constexpr (sizeof(T) < 8) with_activations<T>(activations, f);
 }
 
-/// How CTAs and threads share the work. A tile is layout.columns lines, or, in the form `columns`, vectors of lines.
-/// The positions are split into ranges. A CTA handles one range of one tile. The tiling depends on the shape and the
-/// form alone, so that sums are bitwise reproducible.
+/// How CTAs and threads share the work. A tile has layout.columns lines or, in the form `columns`, layout.columns
+/// vectors of neighboring lines. The positions are split into ranges. A CTA handles one range of one tile. The tiling
+/// depends on the shape and the form alone, so that sums are bitwise reproducible.
 struct Tiling {
   BlockLayout layout;
   int64_t length;        ///< positions of a line
   int64_t sample_lines;  ///< lines, or vectors of lines, of a sample
-  int64_t lines;         ///< of all samples
+  int64_t lines;         ///< lines, or vectors of lines, of all samples
   int64_t tiles;
   int64_t ranges;
   int64_t range;  ///< positions of a range
@@ -204,7 +204,7 @@ struct Tiling {
   VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
 };
 
-/// The number of elements that a thread sums in a Run before it adds the sums to sums in double.
+/// Maximum number of elements that a thread adds to a Run before it adds the Run to its totals in double.
 inline constexpr int kMaxRun = 32;
 
 /// Two sums of up to kMaxRun elements.
@@ -222,7 +222,7 @@ __device__ inline double2 add(const double2& a, const double2& b) { return {a.x 
 
 /// A function of one element of each of kInputs tensors of dtype T.
 /// - Channel: constants of a (sample, channel), which a thread keeps in registers.
-/// - channel(n, c, l): computes the constants. l is close to the first position that the thread reads.
+/// - channel(n, c, l): computes the constants. l is a position close to the first position that the thread reads.
 /// - operator()(channel, run, x): returns the result for one element of each input, and may add terms to the run.
 template <class F, class T, int kInputs>
 concept ElementFormula = requires(const F& formula, const typename F::Channel& channel, Run<T>& run,
@@ -231,8 +231,8 @@ concept ElementFormula = requires(const F& formula, const typename F::Channel& c
   formula(channel, run, x);
 };
 
-/// A formula that channels_kernel applies. kInputs: number of input tensors. kWrites: it has results. kSums: it has
-/// sums.
+/// A formula that channels_kernel applies. kInputs is the number of input tensors. kWrites states whether the formula
+/// has results, kSums whether the formula has sums.
 template <class F, class T>
 concept ChannelFormula = requires {
   requires ElementFormula<F, T, F::kInputs>;
@@ -240,29 +240,30 @@ concept ChannelFormula = requires {
   { F::kSums } -> std::convertible_to<bool>;
 };
 
-/// A formula whose sums need a correction: finish(n, c, channel, count, total) changes the sums `total` of a thread
-/// after its last element; `count` is the number of its elements of the channel.
+/// A formula whose sums need a correction. After its last element, each thread calls finish(n, c, channel, count,
+/// total) to correct `total`, the sums of the thread. `count` is the number of elements of the channel in these sums.
 template <class F>
 concept FinishesSums = requires(const F& formula, typename F::Channel channel, int64_t n, int64_t c, int count,
                                 double2& total) {
   formula.finish(n, c, channel, count, total);
 };
 
-/// A formula whose sums of bfloat16 may overflow in float: is_lost(total) detects this, and the kernel then computes
-/// the sums again in double.
+/// A formula whose sums of bfloat16 may overflow in float. is_lost(total) detects an overflow, and the kernel then
+/// computes the sums again in double.
 template <class F>
 concept MayLoseSums = requires(const double2& total) {
   F::is_lost(total);
 };
 
-/// True if a formula has so many constants that fewer CTAs per SM fit into the registers: its optional kHeavy.
+/// The optional member kHeavy of a formula, false by default: true if the formula needs so many registers that fewer
+/// CTAs fit on an SM.
 template <class F>
 inline constexpr bool kIsHeavy = false;
 template <class F>
 requires requires { F::kHeavy; }
 inline constexpr bool kIsHeavy<F> = F::kHeavy;
 
-/// True if a formula is compiled for the scalar form: its optional kScalar, true by default.
+/// The optional member kScalar of a formula, true by default: true if the formula is compiled for the scalar form.
 template <class F>
 inline constexpr bool kHasScalar = true;
 template <class F>
@@ -292,9 +293,9 @@ struct Lane {
     for (int i = 0; i < kChannels; ++i) channel[i] = formula.channel(n, c + i, position);
   }
 
-  /// Processes the vectors of 16 bytes that belong to `thread` of `threads`, among `vectors` vectors from position
-  /// `first` on (fewer than 2^31). For each input, kStages vectors are in flight to this thread's slots of shared
-  /// memory.
+  /// Processes this thread's share of the `vectors` vectors of 16 bytes that begin at position `first`. The thread is
+  /// number `thread` of `threads` threads, and there are fewer than 2^31 vectors. For each input, kStages vectors are
+  /// in flight to the thread's slots of shared memory.
   __device__ void process_pipelined(int64_t first, int64_t vectors, int thread, int threads, Stage (&stages)[kStages]) {
     constexpr int width = kVectorWidth<T>, step = form == Form::columns ? 1 : width;  // positions of a vector
     const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
@@ -339,7 +340,8 @@ struct Lane {
     if constexpr (Formula::kSums) end_runs(run);
   }
 
-  /// Processes vectors of any width without shared memory, with runs summed in `Sum`. kUnroll vectors are in flight.
+  /// Processes the thread's share like process_pipelined(), but supports vectors of any width, loads them to registers
+  /// instead of shared memory, and sums runs in `Sum`. kUnroll vectors are in flight.
   template <int width, int kUnroll, class Sum = typename Run<T>::Sum>
   __device__ void process(int64_t first, int64_t vectors, int thread, int threads) {
     constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
@@ -415,8 +417,8 @@ struct Lane {
 };
 
 /// Returns the sums of channel c over the elements of [begin, end) that belong to `thread`, accumulated in double. The
-/// kernel calls it where is_lost() rejects sums in float. It is not inlined and reads single elements, so that it takes
-/// few registers from the kernel's loop.
+/// kernel calls this function if is_lost() detects an overflow in float. The function is not inlined and reads single
+/// elements, so that the kernel's loop needs no registers for it.
 template <class T, Form form, class Formula>
 __device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volumes<Formula::kInputs>& volumes,
                                               int64_t n, int64_t c, int64_t begin, int64_t end, int thread,
@@ -425,13 +427,13 @@ __device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volu
   if constexpr (form == Form::rows) {
     constexpr int kVector = kVectorWidth<T>;
     const Span<T> span(volumes.in[0].template at<const T>(n, c, begin), end - begin);
-    const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
+    const int64_t first = begin + span.head, tail = first + span.vectors * kVector;
     lane.begin(min(first + thread * kVector, end - 1));
 #pragma unroll 1
     for (int i = 0; i < kVector; ++i)
-      lane.template process<1, 1, double>(first, behind - first, thread * kVector + i, threads * kVector);
+      lane.template process<1, 1, double>(first, tail - first, thread * kVector + i, threads * kVector);
     lane.template process<1, 1, double>(begin, span.head, thread, threads);
-    lane.template process<1, 1, double>(behind, end - behind, thread, threads);
+    lane.template process<1, 1, double>(tail, end - tail, thread, threads);
   } else {
     lane.begin(min(begin + thread, end - 1));
     lane.template process<1, 1, double>(begin, end - begin, thread, threads);
@@ -446,11 +448,11 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
   constexpr int kVector = kVectorWidth<T>;
   if constexpr (form == Form::rows) {
     const Span<T> span(lane.volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
-    const int64_t first = begin + span.head, behind = first + span.vectors * kVector;
+    const int64_t first = begin + span.head, tail = first + span.vectors * kVector;
     lane.begin(min(first + thread * kVector, end - 1));
     lane.process_pipelined(first, span.vectors, thread, threads, stages);
     lane.template process<1, 1>(begin, span.head, thread, threads);
-    lane.template process<1, 1>(behind, end - behind, thread, threads);
+    lane.template process<1, 1>(tail, end - tail, thread, threads);
   } else {
     lane.begin(min(begin + thread, end - 1));
     if constexpr (form == Form::columns)
@@ -467,9 +469,10 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
   lane.finish();
 }
 
-/// Applies a formula to `volumes`: out = formula(in...) if it has results, and partial[range][sample, channel] = its
-/// sums if it has sums and `partial` is not null. Launch: one CTA per (range, tile) in a 1-D grid of any size, kBlock
-/// threads per CTA. Static shared memory: the vectors in flight (8 per thread), and kBlock sums.
+/// Applies a formula to `volumes`. Computes out = formula(in...) if the formula has results. Computes
+/// partial[range][sample, channel] = the sums if the formula has sums and `partial` is not null. Launch: one CTA per
+/// (range, tile) in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
+/// thread), and kBlock sums.
 template <class T, Form form, class Formula>
 __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || kIsHeavy<Formula>) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
@@ -480,8 +483,8 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
-    // A formula that writes starts at the end, where the previous pass finished: part of that data is still in the
-    // cache.
+    // If the formula writes results, process the blocks in reverse order: the previous pass over the tensors read the
+    // last blocks last, so that part of their data is still in the L2 cache.
     const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
     const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);

@@ -1,5 +1,6 @@
-// Group normalization, backward: sums over the positions of every (sample, channel), from which the gradients of the
-// parameters and the means over the groups follow, then the gradient of the input.
+// The backward pass of group normalization. The first kernel computes sums over the positions of every (sample,
+// channel). The gradients of the parameters and the means over the groups are computed from these sums. The last kernel
+// computes the gradient of the input.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -9,8 +10,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The normalization as the forward pass computed it: v = before(x) and y = after(u), with
-/// u = (v - mean) * rstd * gamma + beta. The gradient of u is called g.
+/// The normalization of the forward pass: v = before(x), u = (v - mean) * rstd * gamma + beta, and y = after(u). The
+/// gradient of u is called g.
 template <class T, class Activations>
 struct Normalization {
   using Wide = compute_t<T>;
@@ -40,7 +41,7 @@ struct Normalization {
   }
 };
 
-/// Sums (g, g * (v - mean)). The inputs are dy and x.
+/// Computes the sums of g and g * (v - mean). The inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
   static constexpr int kInputs = 2;
@@ -105,8 +106,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes dx from dy and x: the gradient of v, rstd * (h - mean(h) - xhat * mean(h * xhat)), passed through the
-/// gradient of before().
+/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)); dx follows from it by
+/// the gradient of before().
 template <class T, class Activations>
 struct InputGradient {
   static constexpr int kInputs = 2;
@@ -135,7 +136,7 @@ struct InputGradient {
   }
 };
 
-/// Computes all gradients that `out` has views for.
+/// Computes all gradients for which `out` has a view.
 template <class T, class Activations>
 void backward(const GroupNormGradients& out, const View& dy, const View& x, const View& mean, const View& rstd,
               const View* gamma, const View* beta, const Activations& activations, const GatherStatistics* over_ranks,

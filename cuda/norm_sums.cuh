@@ -1,5 +1,5 @@
-// Sums over samples and positions: the gradients of the parameters of a normalization, and the gradient of a bias that
-// was added to the input, which is computed in the same pass as the gradient of the input.
+// Sums over samples and positions: the gradients of the parameters of a normalization, and the gradient of a bias. The
+// bias was added to the input, so that its gradient is summed in the pass that computes the gradient of the input.
 #pragma once
 
 #include "cuda/norm.cuh"
@@ -7,9 +7,9 @@
 namespace voxgrad::cuda {
 namespace {  // several files instantiate kernels of the same name
 
-/// A formula for a gradient that also sums the rounded results.
+/// The formula `Gradient`, and the sums of its rounded results.
 template <class T, ElementFormula<T, 2> Gradient>
-struct Summed {
+struct SummedGradient {
   static constexpr int kInputs = 2;
   static constexpr bool kWrites = true, kSums = true, kScalar = kHasScalar<Gradient>;
   using Channel = typename Gradient::Channel;
@@ -60,7 +60,7 @@ template <class T, ElementFormula<T, 2> Gradient>
 void apply_with_sums(const char* op, const Groups& shape, const Gradient& gradient, const Launch& launch,
                      const View& dx, const View& sums, const View& dy, const View& x) {
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
-  apply_formula<T>(op, Summed<T, Gradient>{gradient}, launch, total.as<double2>(), &dx, dy, x);
+  apply_formula<T>(op, SummedGradient<T, Gradient>{gradient}, launch, total.as<double2>(), &dx, dy, x);
   parameter_gradients<T>(op, shape, total.as<double2>(), {}, nullptr, &sums, launch);
 }
 

@@ -1,5 +1,5 @@
-// The steps of optimizers (ops/detail/optim_step.h), in one pass over the parameters and their state. A kernel takes a
-// table of up to kMaxParams parameters as its argument, so that small models need one launch.
+// The steps of optimizers (ops/detail/optim_step.h), in one pass over the parameters and their state. The argument of a
+// kernel is a table of up to kMaxParams parameters, so that small models need one launch.
 #include "core/detail/divide.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/kernels.h"
@@ -10,9 +10,9 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Elements that a CTA works on.
+/// Elements of a piece. A CTA updates one piece at a time.
 constexpr int64_t kPiece = 8192;
-/// Parameters of a table. The table stays below the limit of 4 KB for kernel arguments.
+/// Maximum number of parameters in a table. The table stays below the limit of 4 KB for kernel arguments.
 constexpr int kMaxParams = 64;
 
 /// Parameters with their gradients and kStates state tensors each. Parameters are divided into pieces of kPiece
@@ -44,7 +44,7 @@ struct Table {
 };
 static_assert(sizeof(Table<double, 3>) <= 4000);
 
-/// Updates `width` elements of a parameter and its state, from element `at` on.
+/// Updates `width` elements of a parameter and its state, starting at element `at`.
 template <int width, int kStates, class Update, class T, class C>
 __device__ void update_vector(const Update& update, C unscale, T* param, const T* grad, C* const* state, int64_t at) {
   using V = Vector<T, width>;
@@ -66,15 +66,15 @@ __device__ void update_vector(const Update& update, C unscale, T* param, const T
 }
 
 /// Applies an update to all parameters of a table. The update is `*live` in a captured graph, otherwise `given`. Does
-/// nothing if the gate has found an infinite gradient. Launch: one CTA per piece in a 1-D grid of any size, kBlock
-/// threads per CTA. No shared memory.
+/// nothing if gate.found_inf is set, that is, if a gradient is not finite. Launch: one CTA per piece in a 1-D grid of
+/// any size, kBlock threads per CTA. No shared memory.
 template <class Update, class T, int kStates>
 __global__ void __launch_bounds__(kBlock)
     step_kernel(Update given, const Update* live, StepGate gate, const __grid_constant__ Table<T, kStates> table) {
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
-  // The state of halves is in float, so that its vectors have fewer elements.
+  // The state of halves is in float. Parameters with state are read in vectors as short as those of the state.
   constexpr int width = kStates > 0 ? kVectorWidth<compute_t<T>> : kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
     const int i = table.param_of(piece);
@@ -110,7 +110,7 @@ const Number* live_number(const Launch& launch, const Number& number, bool* refr
   return live;
 }
 
-/// Computes the update of a step whose number does not count the skipped steps. Launch: one thread.
+/// Computes *update = the update for the step number minus *skipped, the number of skipped steps. Launch: one thread.
 template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
   Step step = live ? *live : given;

@@ -1,6 +1,7 @@
-// Max pooling over (N, C, D, H, W) and its gradient. A thread computes one voxel of the output, or a vector of channels
-// if the channels are innermost in memory. In the backward pass it adds, in a fixed order, the gradients of all windows
-// whose maximum is the voxel. Windows that do not overlap have faster kernels (cuda/pool_disjoint.cuh).
+// Max pooling over (N, C, D, H, W) and its gradient. A thread computes one element of the output, or a vector of
+// channels if the channels are innermost in memory. In the backward pass, a thread adds the gradients of all windows
+// whose maximum is its element, in a fixed order. Windows that do not overlap have faster kernels
+// (cuda/pool_disjoint.cuh).
 #include <limits>
 
 #include "core/detail/divide.h"
@@ -14,42 +15,43 @@ namespace {
 
 using Indices = Types<int32_t, int64_t>;
 
-/// Returns the longest axis of the output if it has 2^31 voxels or more, otherwise -1.
+/// Returns the longest axis of the output if the output has 2^31 elements or more, otherwise -1.
 int axis_to_split(const PoolViews& views) {
   if (views.out.numel() < int64_t{1} << 31) return -1;
   return static_cast<int>(std::max_element(views.out.size, views.out.size + 5) - views.out.size);
 }
 
-/// Max pooling with any windows. A thread handles `width` channels. Windows of 2 x 2 x 2 (`pairs`) load all taps before
-/// the first comparison; 2 or 3 CTAs per SM then have enough loads in flight. Launch: one thread per item, `count` in
-/// all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// Computes max pooling with any windows. A thread handles `width` channels. For windows of 2 x 2 x 2 (`pairs`), a
+/// thread loads all taps before the first comparison; 2 or 3 CTAs per SM then have enough loads in flight. Launch: one
+/// thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
   using C = compute_t<T>;
   using Number = std::conditional_t<std::is_same_v<Index, NoIndex>, int32_t, Index>;
-  using Place = std::make_unsigned_t<Number>;  // a position before the input wraps around to one after its end
+  // Negative positions wrap around, so that one comparison checks both ends of the input.
+  using Unsigned = std::make_unsigned_t<Number>;
   const PoolGeometry& g = p.geometry;
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
     p.locate(number, width, at);
     const T* volume = element<const T>(p.in, {at[0], at[1]});
-    Place start[3];
+    Unsigned start[3];
     for (int i = 0; i < 3; ++i)
-      start[i] = static_cast<Place>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
+      start[i] = static_cast<Unsigned>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
     Best<C, Index> best[width];
-    // Loads a tap and returns its position in the volume, or -1 if it is outside.
-    const auto fetch = [&](Place kd, Place kh, Place kw, T(&loaded)[width]) -> Number {
-      const Place tap[3] = {kd, kh, kw};
+    // Loads a tap and returns its position in the volume, or -1 if the tap is in the padding.
+    const auto fetch = [&](Unsigned kd, Unsigned kh, Unsigned kw, T(&loaded)[width]) -> Number {
+      const Unsigned tap[3] = {kd, kh, kw};
       int64_t offset = 0;
-      Place position = 0;
+      Unsigned position = 0;
       bool inside = true;
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
-        const Place at_axis = start[i] + tap[i] * static_cast<Place>(g.dilation.values[i]);
-        inside &= at_axis < static_cast<Place>(p.in.size[i + 2]);
+        const Unsigned at_axis = start[i] + tap[i] * static_cast<Unsigned>(g.dilation.values[i]);
+        inside &= at_axis < static_cast<Unsigned>(p.in.size[i + 2]);
         offset += static_cast<int64_t>(at_axis) * p.in.stride[i + 2];
-        position = position * static_cast<Place>(p.in.size[i + 2]) + at_axis;
+        position = position * static_cast<Unsigned>(p.in.size[i + 2]) + at_axis;
       }
       if (inside) load_values<width>(volume + offset, loaded);
       return inside ? static_cast<Number>(position) : Number(-1);
@@ -93,9 +95,9 @@ struct WindowRange {
   }
 };
 
-/// The gradient of max pooling with any windows. A thread handles `width` channels. `whole` is the volume that the
-/// indices refer to, of which p.out may be a part. Launch: one thread per item, `count` in all, in a 1-D grid of any
-/// size, kBlock threads per CTA. No shared memory.
+/// Computes the gradient of max pooling with any windows. A thread handles `width` channels. The indices refer to the
+/// volume `whole`; p.out is this volume or a part of it. Launch: one thread per item, `count` in all, in a 1-D grid of
+/// any size, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_constant__ PoolProblem p,
                                                                    const __grid_constant__ View whole, uint32_t count) {
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_
     int64_t at[5];
     p.locate(number, width, at);
     const int64_t id = p.first[0] + at[2], ih = p.first[1] + at[3], iw = p.first[2] + at[4];
-    const auto place = static_cast<Index>((id * whole.size[3] + ih) * whole.size[4] + iw);
+    const auto position = static_cast<Index>((id * whole.size[3] + ih) * whole.size[4] + iw);
     const WindowRange d(p, 0, id), h(p, 1, ih), w(p, 2, iw);
     compute_t<T> sum[width] = {};
     for (int64_t od = d.begin; od < d.end; ++od)
@@ -118,7 +120,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_
           load_values<width>(gradients, gradient);
 #pragma unroll
           for (int j = 0; j < width; ++j)
-            if (maximum[j] == place) sum[j] += gradient[j];
+            if (maximum[j] == position) sum[j] += gradient[j];
           indices += p.indices.stride[4];
           gradients += p.in.stride[4];
         }
@@ -127,8 +129,8 @@ __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_
   }
 }
 
-/// Calls f<width>(problem, number of items) for every part of the output, with vectors of channels if all views have
-/// them.
+/// Calls f<width>(problem, number of items) for every part of the output. Items are vectors of channels if all views
+/// have aligned vectors of channels, otherwise single elements.
 template <class T, class F>
 void run_pool(const char* op, const PoolViews& views, const F& f) {
   constexpr int width = kVectorWidth<T>;

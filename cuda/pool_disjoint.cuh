@@ -1,6 +1,6 @@
 // Max pooling with windows that do not overlap, and its gradient, with 32-bit offsets. A thread handles windows of a
-// few consecutive rows: vectors of windows along the width if 2 x 2 windows tile the rows, or vectors of channels.
-// Private to cuda/pool.cu.
+// few consecutive rows. In each row, it handles neighboring windows along the width if 2 x 2 windows tile the rows, or
+// a vector of channels. Private to cuda/pool.cu.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -8,7 +8,8 @@
 
 namespace voxgrad::cuda {
 
-/// Windows of a thread along the height, if it handles `width` windows along the width or the channels.
+/// Number of windows along the height that a thread handles if it handles `width` windows along the width, or `width`
+/// channels.
 template <int width>
 inline constexpr int kRun = std::clamp(8 / width, 1, 4);
 
@@ -20,9 +21,9 @@ inline __device__ int offset_in(const View& view, const int64_t (&at)[5]) {
   return offset;
 }
 
-/// Max pooling with windows of 2 x 2 x 2 or 1 x 2 x 2 that are inside the input and tile its contiguous rows. A thread
-/// handles `width` windows along the width and kRun along the height; p.size[3] counts runs. Launch: one thread per
-/// item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// Computes max pooling with windows of 2 x 2 x 2 or 1 x 2 x 2 that are inside the input and tile its contiguous rows.
+/// A thread handles `width` windows along the width and kRun along the height; p.size[3] counts runs. Launch: one
+/// thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__ PoolProblem p, uint32_t count) {
   constexpr int run = kRun<width>;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
     for (int r = 0; r < run; ++r) {
       h[r] = static_cast<int>(min(at[3] + r, p.out.size[3] - 1) * g.stride.values[1]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)  // if windows have one plane, the second plane is the first again and never wins
+      for (int k = 0; k < 4; ++k)  // windows of one plane read this plane twice, which does not change the maximum
         loaded[r][k] =
             load_vector<T, 2 * width>(in + k / 2 * plane + (h[r] + k % 2) * static_cast<int>(p.in.stride[3]));
     }
@@ -62,11 +63,11 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
   }
 }
 
-/// The gradient of max pooling with windows that do not overlap. Each voxel belongs to the cell of one window; a cell
-/// is as large as the stride. A thread fills the cells of `width` windows along `axis` and of kRun windows along the
-/// height. `axis` is the channels (1), or the width (4) if strides of 2 tile it. p.size counts cells, and runs of cells
-/// along the height. Launch: one thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No
-/// shared memory.
+/// Computes the gradient of max pooling with windows that do not overlap. Each voxel belongs to the cell of one window;
+/// a cell is as large as the stride. A thread fills the cells of `width` windows along `axis` and of kRun windows along
+/// the height. `axis` is the channels (1), or the width (4) if strides of 2 tile it. p.size counts cells, and runs of
+/// cells along the height. Launch: one thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per
+/// CTA. No shared memory.
 template <class T, class Index, int width, int axis>
 __global__ void __launch_bounds__(kBlock)
     max_pool_backward_cells(const __grid_constant__ PoolProblem p, uint32_t count) {
@@ -80,16 +81,16 @@ __global__ void __launch_bounds__(kBlock)
     p.locate(number, width, at, axis);
     at[3] *= run;
     const int in = offset_in(p.in, at), index = offset_in(p.indices, at);
-    Index place[run][width];  // the positions of the maxima
+    Index maximum[run][width];  // positions of the maxima
     T gradient[run][width] = {};
 #pragma unroll
     for (int r = 0; r < run; ++r) {
 #pragma unroll
-      for (Index& none : place[r]) none = -1;
-      // Cells after the last window have voxels of gradient 0, or no voxels.
+      for (Index& position : maximum[r]) position = -1;
+      // The voxels of cells after the last window have gradient 0.
       if (at[2] >= p.in.size[2] || at[3] + r >= p.in.size[3] || at[4] >= p.in.size[4]) continue;
       load_values<width>(static_cast<const Index*>(p.indices.data) + index + r * static_cast<int>(p.indices.stride[3]),
-                         place[r]);
+                         maximum[r]);
       load_values<width>(static_cast<const T*>(p.in.data) + in + r * static_cast<int>(p.in.stride[3]), gradient[r]);
     }
     const int d0 = begin(0, at[2]), d1 = min(d0 + stride(0), static_cast<int>(p.out.size[2]));
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kBlock)
             T values[write];
 #pragma unroll
             for (int j = 0; j < write; ++j)
-              values[j] = place[r][j / step] == row + w + (axis == 4 ? j : 0) ? gradient[r][j / step] : T();
+              values[j] = maximum[r][j / step] == row + w + (axis == 4 ? j : 0) ? gradient[r][j / step] : T();
             store_values<write>(to, values);
             to += p.out.stride[4];
           } while (axis == 1 && ++w < w1);
@@ -119,15 +120,15 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// Returns whether all offsets in the view fit into 32 bits.
-inline bool is_spanned(const View& view) {
+inline bool has_32bit_offsets(const View& view) {
   double span = 0;
   for (int axis = 0; axis < 5; ++axis)
     span += static_cast<double>(view.size[axis]) * std::abs(static_cast<double>(view.stride[axis]));
   return span < 0x1p31;
 }
 
-/// Returns whether windows of 2 tile the rows of `large`, the volume before pooling, and `width` neighboring windows
-/// are aligned vectors in all views. `small` is the volume after pooling.
+/// Returns whether windows of 2 along the width tile the rows of `large`, the volume before pooling, and whether
+/// `width` neighboring windows are aligned vectors in all views. `small` is the volume after pooling.
 inline bool has_pairs(const View& large, const View& small, const PoolViews& v, int width) {
   return v.geometry.stride[2] == 2 && v.geometry.padding[2] == 0 && large.size[4] == 2 * small.size[4] &&
          has_vectors(large, 4, 2 * width) && has_vectors(small, 4, width) &&
@@ -138,7 +139,8 @@ inline bool has_pairs(const View& large, const View& small, const PoolViews& v, 
 template <class T, class Index>
 bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
   const PoolGeometry& g = v.geometry;
-  bool pairs = is_spanned(v.out) && is_spanned(v.in) && is_spanned(v.indices) && g.kernel_size[0] <= 2;
+  bool pairs =
+      has_32bit_offsets(v.out) && has_32bit_offsets(v.in) && has_32bit_offsets(v.indices) && g.kernel_size[0] <= 2;
   for (int i = 0; i < 3; ++i) {
     pairs &= (i == 0 || g.kernel_size[i] == 2) && g.dilation[i] == 1 && g.padding[i] == 0;
     pairs &= (v.out.size[i + 2] - 1) * g.stride[i] + g.kernel_size[i] <= v.in.size[i + 2];
@@ -159,7 +161,7 @@ bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
 template <class T, class Index>
 bool launch_cells(const PoolViews& v, cudaStream_t stream) {
   const PoolGeometry& g = v.geometry;
-  if (!is_spanned(v.out) || !is_spanned(v.in) || !is_spanned(v.indices)) return false;
+  if (!has_32bit_offsets(v.out) || !has_32bit_offsets(v.in) || !has_32bit_offsets(v.indices)) return false;
   View cells = v.out;
   for (int i = 0; i < 3; ++i) {
     if (g.stride[i] < (g.kernel_size[i] - 1) * g.dilation[i] + 1) return false;

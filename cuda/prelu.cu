@@ -1,4 +1,4 @@
-// PReLU and its gradients; the gradient of the weight is summed in the same pass as the gradient of the input.
+// PReLU and its gradients. The gradient of the weight is summed in the pass that computes the gradient of the input.
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/norm_sums.cuh"

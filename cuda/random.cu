@@ -11,7 +11,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// A distribution: element() returns the number of a (counter, lane) of the stream with this seed.
+/// A distribution. element() returns the random number at (counter, lane) of the stream with the given seed.
 template <class Draw, class T>
 concept Distribution = requires(uint64_t seed, uint64_t counter, uint64_t lane) {
   { Draw::template element<T>(seed, counter, lane) } -> std::same_as<T>;
@@ -31,8 +31,8 @@ struct NormalDraw {
   }
 };
 
-/// Fills `count` contiguous elements. A thread draws all elements of one counter: their lanes are compile-time
-/// constants, so that the compiler runs the Philox rounds once for all of them. Launch: one thread per counter in a 1-D
+/// Fills `count` contiguous elements. A thread draws all elements of one counter. The lanes are compile-time constants,
+/// so that the Philox rounds are computed only once per counter. Launch: one thread per counter in a 1-D
 /// grid of any size, kBlock threads per CTA. No shared memory.
 template <class Draw, class T>
 requires Distribution<Draw, T> __global__ void __launch_bounds__(kBlock)

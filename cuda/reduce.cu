@@ -1,14 +1,15 @@
 // Sums, extrema and positions of extrema, over any axes.
 //
-// The host sorts the kept and the reduced axes by stride and merges them. Neighboring threads then read neighboring
-// elements of one output if the reduced axes are innermost in memory, otherwise elements of neighboring outputs; both
-// read vectors of 16 bytes where the elements are contiguous. A long reduction with few outputs is split into ranges,
-// whose results a second kernel combines. The number of ranges depends on the shape alone, and every order is fixed, so
-// that results are bitwise reproducible. Sums accumulate in double or int64; of halves, a few elements are first added
-// in float.
+// The host sorts the kept and the reduced axes by stride and merges them. If the reduced axes are innermost in memory,
+// neighboring threads read neighboring elements of one output. Otherwise they read elements of neighboring outputs. In
+// both cases, contiguous elements are read in vectors of 16 bytes.
 //
-// Outline: the operations (Sum, Extremum, Place), Fold, the kernels reduce_rows, reduce_strided and join_ranges, the
-// choice of kernel and layout on the host, and the table entries.
+// A long reduction with few outputs is split into ranges, and a second kernel combines the results of the ranges. The
+// number of ranges depends on the shape alone, and the order of operations is fixed, so that results are bitwise
+// reproducible. Sums accumulate in double or int64. Halves are first added in float, a few at a time.
+//
+// Outline: the operations (Sum, Extremum, ExtremumPosition), Fold, the kernels reduce_rows, reduce_strided and
+// join_ranges, the choice of kernel and layout on the host, and the table entries.
 #include <cmath>
 #include <concepts>
 #include <limits>
@@ -33,25 +34,25 @@ inline constexpr bool kAddsInFloat = std::is_same_v<Accumulator, double> && size
 
 /// Makes an accumulator from an element and its position among the reduced elements.
 template <class Op, class In, class Accumulator>
-concept MakesAccumulator = requires(In x, int64_t place) {
-  { Op::template element<Accumulator>(x, place) } -> std::same_as<Accumulator>;
+concept MakesAccumulator = requires(In x, int64_t position) {
+  { Op::template element<Accumulator>(x, position) } -> std::same_as<Accumulator>;
 };
 
-/// A reduction of elements of type In to a result of type Out. kPlaces states whether it uses the positions of
-/// elements. combine() joins two accumulators, identity() is the neutral accumulator, and result() makes the result
-/// from the last accumulator.
+/// A reduction of elements of type In to a result of type Out. kUsesPosition states whether the reduction uses the
+/// positions of elements. combine() joins two accumulators, identity() is the neutral accumulator, and result() makes
+/// the result from the last accumulator.
 template <class Op, class In, class Accumulator, class Out>
 concept ReduceOperation = requires(Accumulator a, bool largest, double scale) {
   requires kAddsInFloat<In, Accumulator> || MakesAccumulator<Op, In, Accumulator>;
-  { Op::kPlaces } -> std::convertible_to<bool>;
+  { Op::kUsesPosition } -> std::convertible_to<bool>;
   { Op::template identity<Accumulator>(largest) } -> std::same_as<Accumulator>;
   { Op::combine(a, a, largest) } -> std::same_as<Accumulator>;
   { Op::template result<Out>(a, scale) } -> std::same_as<Out>;
 };
 
-/// The parts that reductions of values share.
+/// The members that Sum and Extremum share.
 struct ValueOperation {
-  static constexpr bool kPlaces = false;
+  static constexpr bool kUsesPosition = false;
   template <class Accumulator, class In>
   __device__ static Accumulator element(In x, int64_t) {
     return convert<Accumulator>(x);
@@ -74,7 +75,7 @@ struct Sum : ValueOperation {
   }
 };
 
-/// The larger or the smaller of two values; NaN wins.
+/// The larger or the smaller of two values, or NaN if one of them is NaN.
 struct Extremum : ValueOperation {
   template <class T>
   __device__ static T identity(bool largest) {
@@ -97,49 +98,50 @@ struct Extremum : ValueOperation {
 
 /// An element and its position among the reduced elements.
 template <class C>
-struct Placed {
-  int64_t place;
+struct PositionedValue {
+  int64_t position;
   C value;
 };
 
-/// The position of the first extremum. The identity has the highest position, so that it loses against equal elements.
-struct Place {
-  static constexpr bool kPlaces = true;
+/// The position of the first extremum. The identity has the highest position, so that combine() prefers any element to
+/// it.
+struct ExtremumPosition {
+  static constexpr bool kUsesPosition = true;
   template <class Accumulator>
   __device__ static Accumulator identity(bool largest) {
     return {std::numeric_limits<int64_t>::max(), Extremum::identity<decltype(Accumulator::value)>(largest)};
   }
   template <class Accumulator, class In>
-  __device__ static Accumulator element(In x, int64_t place) {
-    return {place, convert<decltype(Accumulator::value)>(x)};
+  __device__ static Accumulator element(In x, int64_t position) {
+    return {position, convert<decltype(Accumulator::value)>(x)};
   }
   template <class Accumulator>
   __device__ static Accumulator combine(const Accumulator& x, const Accumulator& y, bool largest) {
     const bool x_nan = is_nan(x.value), y_nan = is_nan(y.value);
     const bool equal = x.value == y.value || (x_nan && y_nan);
     const bool y_more = largest ? y.value > x.value : y.value < x.value;
-    return (equal ? y.place < x.place : y_more || (y_nan && !x_nan)) ? y : x;
+    return (equal ? y.position < x.position : y_more || (y_nan && !x_nan)) ? y : x;
   }
   template <class Out, class Accumulator>
   __device__ static Out result(const Accumulator& x, double) {
-    return x.place;
+    return x.position;
   }
 };
 
 /// Accumulates elements. Adding every half to a double would take longer than reading the halves, so halves are added
-/// in float between two calls of flush(). These are a few elements apart, so that the rounding of the float sum stays
-/// far below the rounding of a half.
+/// in float between two calls of flush(). The calls are a few elements apart, so that the rounding of the float sum
+/// stays far below the rounding of a half.
 template <class Operation, class In, class Accumulator>
 struct Fold {
   bool largest = false;
   Accumulator value = Operation::template identity<Accumulator>(largest);
-  float part = 0;  ///< sum since the last flush(); used if kAddsInFloat
+  float part = 0;  ///< sum of the elements since the last flush(); used only if kAddsInFloat
 
-  __device__ void accumulate(In x, int64_t place = 0) {
+  __device__ void accumulate(In x, int64_t position = 0) {
     if constexpr (kAddsInFloat<In, Accumulator>)
       part += convert<float>(x);
     else
-      value = Operation::combine(value, Operation::template element<Accumulator>(x, place), largest);
+      value = Operation::combine(value, Operation::template element<Accumulator>(x, position), largest);
   }
   __device__ void flush() {
     if constexpr (kAddsInFloat<In, Accumulator>) value += part;
@@ -189,21 +191,21 @@ __device__ void store_results(const ReduceProblem& problem, int64_t output, int6
   for (int j = 0; j < width; ++j) to[j * step] = result[j];
 }
 
-/// Vectors, or elements, that a thread keeps in flight. The kernels request few CTAs per SM in __launch_bounds__;
-/// without that the compiler would use fewer registers and wait for each load.
+/// Loads (of vectors or single elements) that a thread keeps in flight. The kernels request few CTAs per SM in
+/// __launch_bounds__, because the compiler would otherwise use fewer registers and wait for each load.
 inline constexpr int kRowUnroll = 4;
 inline constexpr int kStridedUnroll = 8;
 
-/// Returns the element that does not change a result.
+/// Returns the neutral element of an operation: an element that does not change the result.
 template <class Operation, class In>
 __device__ In neutral_element(bool largest) {
-  using Values = std::conditional_t<Operation::kPlaces, Extremum, Operation>;
+  using Values = std::conditional_t<Operation::kUsesPosition, Extremum, Operation>;
   return convert<In>(Values::template identity<compute_t<In>>(largest));
 }
 
-/// Reduces outputs whose elements are runs of contiguous memory along the inner reduced axis. The runs are read as
-/// vectors. Launch: one CTA per tile of layout.columns outputs and range, in a 1-D grid of any size, kBlock threads per
-/// CTA. Static shared memory: kBlock accumulators.
+/// Reduces elements that lie in contiguous runs along the innermost reduced axis. Each run is read in vectors. Launch:
+/// one CTA per (tile of layout.columns outputs, range) in a 1-D grid of any size, kBlock threads per CTA. Static shared
+/// memory: kBlock accumulators.
 template <class Operation, class In, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock, 4)
     reduce_rows(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(kBlock, 4)
 }
 
 /// Reduces elements of any strides. A thread handles `width` neighboring outputs, whose elements are aligned vectors.
-/// Launch: one CTA per tile of layout.columns * width outputs and range, in a 1-D grid of any size, kBlock threads per
+/// Launch: one CTA per (tile of layout.columns * width outputs, range) in a 1-D grid of any size, kBlock threads per
 /// CTA. Static shared memory: kBlock * width accumulators.
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
   }
 }
 
-/// Combines `from`, the results of the ranges, (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
+/// Combines the results of the ranges, `from` (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
 /// a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock accumulators.
 template <class Operation, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock)
@@ -316,7 +318,7 @@ ReduceProblem make_problem(const View& out, const View& in, bool largest) {
   problem.kept = make_nest<2>({select_axes(in, is_kept), select_axes(out, is_kept)});
   problem.reduced = make_nest<1>({select_axes(in, is_reduced)});
   problem.length = problem.range = problem.reduced.numel();
-  if (problem.length == 0) problem.reduced = make_nest<1>({View()});  // kernels divide by its sizes
+  if (problem.length == 0) problem.reduced = make_nest<1>({View()});  // kernels divide by the sizes of `reduced`
   problem.outputs = out.numel();
   problem.ranges = 1;
   problem.largest = largest;
@@ -359,10 +361,10 @@ BlockLayout strided_layout(const ReduceProblem& problem, int width) {
   return {columns, kBlock / columns, true};
 }
 
-/// Splits the reduced elements into ranges for about kBlocks CTAs, as long as every thread has at least
-/// `thread_elements`.
+/// Splits the reduced elements into ranges, so that there are about kBlocks CTAs. A thread has at least
+/// `thread_elements` elements of a range.
 void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t thread_elements) {
-  constexpr int64_t kBlocks = 2112;  // twice the CTAs that an H200 holds at a time
+  constexpr int64_t kBlocks = 2112;  // twice the number of CTAs of kBlock threads that fit on an H200
   const int64_t min_range = problem.layout.reducers * thread_elements;
   const int64_t max_ranges = std::max<int64_t>(kBlocks / std::max<int64_t>(output_tiles, 1), 1);
   const int64_t ranges = std::clamp<int64_t>(divide_up(problem.length, min_range), 1, max_ranges);
@@ -382,9 +384,9 @@ void reduce_as(const View& out, const View& in, bool mean, bool largest, const L
   int width = 1;
   auto kernel = reduce_strided<Operation, In, Accumulator, Out, 1>;
   int64_t thread_elements = 2 * kStridedUnroll;
-  const bool rows = !Operation::kPlaces && has_rows(problem, kVectorWidth<In>);
+  const bool rows = !Operation::kUsesPosition && has_rows(problem, kVectorWidth<In>);
   if (rows) {
-    if constexpr (!Operation::kPlaces) kernel = reduce_rows<Operation, In, Accumulator, Out>;
+    if constexpr (!Operation::kUsesPosition) kernel = reduce_rows<Operation, In, Accumulator, Out>;
     const int64_t vectors = problem.reduced.size[0] / kVectorWidth<In>;
     const int reducers = vectors <= 32 ? 8 : vectors <= 256 ? 32 : kBlock;
     problem.layout = {kBlock / reducers, reducers, false};
@@ -440,7 +442,7 @@ void argmax(const View& index, const View& in, int, bool largest) {
   if (index.numel() == 0) return;
   const Launch launch(index);
   dispatch_cuda(Numbers(), in.dtype == b8 ? u8 : in.dtype, "argmax", [&]<class T>() {
-    reduce_as<Place, T, Placed<ExtremumOf<T>>, int64_t>(index, in, false, largest, launch);
+    reduce_as<ExtremumPosition, T, PositionedValue<ExtremumOf<T>>, int64_t>(index, in, false, largest, launch);
   });
 }
 

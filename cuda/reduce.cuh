@@ -1,5 +1,5 @@
-// Building blocks of kernels that reduce: how the threads of a CTA share outputs and their elements, the reduction over
-// threads in a fixed order, and the walk through strided elements.
+// Building blocks of reduction kernels: the assignment of outputs and elements to the threads of a CTA, the reduction
+// over threads in a fixed order, and the iteration over strided elements.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,16 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 
 /// The arrangement of a CTA's threads: `columns` outputs at a time, each reduced by `reducers` threads.
 ///
-/// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column;
-/// kernels choose the one that makes neighboring threads read neighboring addresses. The default is one column, which
-/// all kBlock threads reduce. Both numbers are powers of two whose product is kBlock. With `columns_adjacent` they may
-/// be any numbers whose product is at most kBlock; threads whose reducer() is not below `reducers` are idle.
+/// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column.
+/// Kernels choose the arrangement in which neighboring threads read neighboring addresses. The default is one column,
+/// which all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock. With
+/// `columns_adjacent`, they may be any numbers whose product is at most kBlock; threads whose reducer() is not below
+/// `reducers` are idle.
 struct BlockLayout {
   int columns = 1;
   int reducers = kBlock;
   bool columns_adjacent = false;
+  /// Number of consecutive threads with the same outer().
   unsigned neighbors = static_cast<unsigned>(columns_adjacent ? columns : reducers);
   unsigned inverse = 65536 / neighbors + 1;  ///< x * inverse / 65536 is x / neighbors for x < 256
 
@@ -46,7 +48,7 @@ struct BlockLayout {
   __device__ int inner() const { return static_cast<int>(threadIdx.x) - outer() * static_cast<int>(neighbors); }
 };
 
-/// Returns `value` of lane `source` of this warp. All lanes must call it together.
+/// Returns `value` of lane `source` of this warp. All lanes of the warp must call this function together.
 template <class V>
 __device__ V from_lane(const V& value, int source) {
   static_assert(sizeof(V) % sizeof(uint32_t) == 0);
@@ -59,7 +61,7 @@ __device__ V from_lane(const V& value, int source) {
 }
 
 /// Reduces the values of a column's reducers with combine(), in a tree of fixed shape, and returns the result to every
-/// thread of the column. `shared` has kBlock elements. All threads of the CTA must call it together.
+/// thread of the column. `shared` has kBlock elements. All threads of the CTA must call this function together.
 template <class V, class Combine>
 __device__ V combine_reducers(V value, const BlockLayout& layout, V* shared, Combine combine) {
   constexpr int kWarp = 32;
@@ -98,7 +100,7 @@ __device__ V block_sum(V value, V* shared) {
   return combine_reducers(value, BlockLayout(), shared, [](V a, V b) { return a + b; });
 }
 
-/// Steps through the elements of a view in even steps. Divides only when it leaves a row.
+/// Steps through the elements of a view in steps of equal length. Divides only at the end of a row.
 class Cursor {
  public:
   __device__ Cursor(const Nest<1>& nest, int64_t index)
@@ -118,7 +120,7 @@ class Cursor {
 
  private:
   const Nest<1>& nest_;
-  const int64_t length_;  ///< of a row
+  const int64_t length_;  ///< elements of a row; unlimited if there is one row
   int64_t row_;
   int64_t inner_ = 0;  ///< index within the row
   int64_t offset_ = 0;

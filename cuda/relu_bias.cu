@@ -7,7 +7,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes dz from dy and y.
+/// Computes dz, an element of the gradient, from elements of dy and y.
 template <class T>
 struct ReluGradient {
   struct Channel {};

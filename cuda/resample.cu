@@ -1,13 +1,14 @@
-// Resampling along three axes at once, and the transposed map. Every output gathers its inputs.
+// Resampling along three axes at once, and the transposed map, which computes gradients. In both, a thread reads all
+// inputs of its outputs, so that no atomic operations are needed.
 //
 // A small kernel first writes a table of terms for each axis: the inputs of every output position, and their weights
 // (ops/detail/resample_taps.h). Then one of two kernels runs:
-// - resample_rows, for dense rows: a CTA sums rows of the input over depth and height into shared memory, in vectors
-//   along the width, and then resamples these sums along the width.
-// - resample_runs, for channels innermost in memory and for any other layout: a thread computes a vector of channels,
-// or
-//   one element, at a few neighboring positions along the width. It keeps the last two sums over depth and height,
-//   which the next position may use again.
+// - resample_rows, if the rows of the input and the whole output are contiguous: a CTA sums rows of the input over
+// depth
+//   and height into shared memory, in vectors along the width. Then it resamples these sums along the width.
+// - resample_runs, for all other layouts: a thread computes a vector of channels (or one element) at a few neighboring
+//   positions along the width. The thread keeps the last two sums over depth and height, because the next position may
+//   use the same sums.
 //
 // Resampling by a factor of two has faster kernels without a table (cuda/resample_by_two.cuh).
 #include "core/detail/divide.h"
@@ -26,7 +27,7 @@ namespace {
 template <class C>
 struct alignas(2 * sizeof(C)) Term {
   C weight;
-  int place;  ///< index along the axis of the input
+  int position;  ///< index along the axis of the input
 };
 
 /// The map of one axis.
@@ -34,8 +35,8 @@ struct AxisMap {
   Resample map;
   bool transposed;
   int64_t first;    ///< first output position of this part of the result
-  int64_t inputs;   ///< input size of the map: the size of the result if it is transposed
-  int64_t outputs;  ///< output size of the map: the size of the input tensor if it is transposed
+  int64_t inputs;   ///< input size of the map; if `transposed`, the size of the result
+  int64_t outputs;  ///< output size of the map; if `transposed`, the size of the input tensor
 };
 
 /// The terms of the output positions of one axis.
@@ -64,7 +65,7 @@ __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height
   const int planes = depth.count[od], rows = height.count[oh];
   for (int kd = 0; kd < planes; ++kd) {
     const Term<C> plane = depth.get(od, kd);
-    const T* from = in + plane.place * stride[2];
+    const T* from = in + plane.position * stride[2];
     for (int kh = 0; kh < rows; kh += kRowsInFlight) {
       Vector<T, width> loaded[kRowsInFlight];
       C weight[kRowsInFlight];
@@ -72,7 +73,7 @@ __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height
       for (int k = 0; k < kRowsInFlight; ++k) {
         const Term<C> row = height.get(oh, min(kh + k, rows - 1));
         weight[k] = plane.weight * row.weight;
-        if (kh + k < rows) loaded[k] = load_vector<T, width>(from + row.place * stride[3]);
+        if (kh + k < rows) loaded[k] = load_vector<T, width>(from + row.position * stride[3]);
       }
 #pragma unroll
       for (int k = 0; k < kRowsInFlight; ++k)
@@ -93,18 +94,18 @@ struct ResampleProblem {
   Divisor height;
   Divisor depth;
 
-  // resample_runs: runs of neighboring positions along the width
-  uint32_t length;      ///< positions of a run
+  // For resample_runs:
+  uint32_t length;      ///< positions of a run; a run lies along the width
   Divisor runs;         ///< runs of a row
-  bool channels_inner;  ///< neighboring threads take neighboring channels
-  uint32_t items;       ///< number of runs in all
+  bool channels_inner;  ///< neighboring threads compute neighboring channels
+  uint32_t items;       ///< total number of runs
 
-  // resample_rows: tiles of rows
-  uint32_t rows;        ///< rows of the result
-  uint32_t tile_rows;   ///< rows of a tile
+  // For resample_rows:
+  uint32_t rows;        ///< rows of the output
+  uint32_t tile_rows;   ///< rows of a tile, at most kMaxTileRows
   uint32_t in_width;    ///< elements of a row of the input
   Divisor row_vectors;  ///< vectors of a row of the input
-  Divisor out_vectors;  ///< vectors of a row of the result
+  Divisor out_vectors;  ///< vectors of a row of the output
 };
 
 /// Writes the tables of terms of all three axes. Launch: one thread per output position of the longest axis, in a 1-D
@@ -115,8 +116,8 @@ __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ Re
     const AxisMap& m = to.from;
     for (int64_t o = thread_index(); o < to.size; o += thread_count()) {
       int count = 0;
-      for_terms(m.map, m.transposed, m.first + o, m.inputs, m.outputs, [&](int64_t place, double weight) {
-        to.terms[int64_t{count++} * to.size + o] = {static_cast<C>(weight), static_cast<int>(place)};
+      for_terms(m.map, m.transposed, m.first + o, m.inputs, m.outputs, [&](int64_t position, double weight) {
+        to.terms[int64_t{count++} * to.size + o] = {static_cast<C>(weight), static_cast<int>(position)};
       });
       to.count[o] = count;
     }
@@ -137,23 +138,23 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
     const T* in = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
     T* out = static_cast<T*>(p.out.data) + number * p.out.stride[0] + channel * p.out.stride[1] + od * p.out.stride[2] +
              oh * p.out.stride[3];
-    int places[2] = {-1, -1};
-    C columns[2][width];  // sums over depth and height at these places, the newer first
+    int positions_held[2] = {-1, -1};
+    C columns[2][width];  // sums over depth and height at these positions, the newer first
     const int end = min(begin + static_cast<int>(p.length), p.terms[2].size);
     for (int ow = begin; ow < end; ++ow) {
       C sum[width] = {};
       const int count = p.terms[2].count[ow];
       for (int k = 0; k < count; ++k) {
         const Term<C> term = p.terms[2].get(ow, k);
-        if (term.place != places[0] && term.place != places[1]) {
-          places[1] = places[0];
-          places[0] = term.place;
+        if (term.position != positions_held[0] && term.position != positions_held[1]) {
+          positions_held[1] = positions_held[0];
+          positions_held[0] = term.position;
 #pragma unroll
           for (int j = 0; j < width; ++j) columns[1][j] = columns[0][j];
-          sum_column<T, width>(p.terms[0], p.terms[1], od, oh, in + term.place * p.in.stride[4], p.in.stride,
+          sum_column<T, width>(p.terms[0], p.terms[1], od, oh, in + term.position * p.in.stride[4], p.in.stride,
                                columns[0]);
         }
-        const bool newer = term.place == places[0];
+        const bool newer = term.position == positions_held[0];
 #pragma unroll
         for (int j = 0; j < width; ++j) sum[j] += term.weight * (newer ? columns[0][j] : columns[1][j]);
       }
@@ -162,22 +163,21 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
   }
 }
 
-/// Rows for which a thread computes results together.
+/// Number of rows for which a thread of resample_rows computes outputs together.
 constexpr int kRows = 8;
 constexpr int kMaxTileRows = 128;
-/// Upper bound of the dynamic shared memory of a CTA.
-constexpr int kSumBytes = 32 << 10;
+constexpr int kMaxSumBytes = 32 << 10;  // of the dynamic shared memory of a CTA of resample_rows
 
-/// Resamples tiles of dense rows. Rows of the input are read in vectors of `width`; `out_width` neighboring results are
-/// stored together. Launch: one CTA per tile in a 1-D grid of any size, kBlock threads per CTA. Dynamic shared memory:
-/// a row of sums in compute_t<T> for each row of the tile. Static shared memory: the position of each row.
+/// Resamples tiles of rows. Reads rows of the input in vectors of `width` elements and stores vectors of `out_width`
+/// outputs. Launch: one CTA per tile in a 1-D grid of any size, kBlock threads per CTA. Dynamic shared memory: a row of
+/// sums in compute_t<T> for each row of the tile. Static shared memory: the input and the position of each row.
 template <class T, int width, int out_width>
 __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;
   extern __shared__ uint4 shared[];  // aligned for vectors
   C* const sums = reinterpret_cast<C*>(shared);
-  __shared__ const T* volume[kMaxTileRows];
-  __shared__ int2 place[kMaxTileRows];  // output positions along depth and height
+  __shared__ const T* channel_data[kMaxTileRows];
+  __shared__ int2 position[kMaxTileRows];  // output positions along depth and height
   const AxisTerms<C>& along = p.terms[2];
   for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
     const uint32_t rows = min(p.tile_rows, p.rows - first);
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
       uint32_t number = first + r;
       const auto h = static_cast<int>(p.height.take_digit(number)), d = static_cast<int>(p.depth.take_digit(number));
       const uint32_t channel = p.channels.take_digit(number);
-      place[r] = {d, h};
-      volume[r] = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
+      position[r] = {d, h};
+      channel_data[r] = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
     }
     __syncthreads();
 
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
       uint32_t r = item;
       const uint32_t w = p.row_vectors.take_digit(r) * width;
       C sum[width];
-      sum_column<T, width>(p.terms[0], p.terms[1], place[r].x, place[r].y, volume[r] + w, p.in.stride, sum);
+      sum_column<T, width>(p.terms[0], p.terms[1], position[r].x, position[r].y, channel_data[r] + w, p.in.stride, sum);
       store_values<width>(sums + r * p.in_width + w, sum);
     }
     __syncthreads();
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
         for (int k = 0; k < count; ++k) {
           const Term<C> term = along.get(ow + j, k);
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.in_width + term.place];
+          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.in_width + term.position];
         }
       }
       T* out = static_cast<T*>(p.out.data) + (first + group * kRows) * p.out.stride[3] + ow;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ 
   }
 }
 
-/// A call of resample(), or a part of one.
+/// The arguments of a call of resample(), or of a part of its output.
 struct ResampleCall {
   View out;
   View in;
@@ -269,7 +269,8 @@ void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   p.channels_inner = vectors || std::abs(call.out.stride[1]) < std::abs(call.out.stride[4]);
   const int64_t items = call.out.numel() / (vectors ? width : 1);
   constexpr int64_t kEnoughThreads = int64_t{1} << 19;
-  p.length = 1;  // neighboring threads along the width compute neighboring elements
+  // If the width is innermost, keep runs of length 1, so that neighboring threads compute neighboring elements.
+  p.length = 1;
   while (p.channels_inner && p.length < 8 && p.length < size[4] && items / p.length > kEnoughThreads) p.length *= 2;
   const int64_t runs = divide_up(size[4], p.length);
   p.runs = Divisor(runs);
@@ -278,15 +279,15 @@ void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   kernel<<<grid_size(p.items), kBlock, 0, stream>>>(p);
 }
 
-/// Returns whether resample_rows supports the call: input rows are contiguous, the output is dense, and kRows rows of
-/// sums fit into shared memory.
+/// Returns whether resample_rows supports the call: input rows are contiguous, the output is contiguous, and kRows rows
+/// of sums fit into shared memory.
 template <class C>
 bool fits_rows(const ResampleCall& call) {
   const View &out = call.out, &in = call.in;
-  bool dense = in.stride[4] == 1;
+  bool contiguous = in.stride[4] == 1;
   int64_t step = 1;
-  for (int axis = 4; axis >= 0; step *= out.size[axis--]) dense &= out.size[axis] == 1 || out.stride[axis] == step;
-  return dense && (in.size[4] + 8) * kRows * static_cast<int64_t>(sizeof(C)) <= kSumBytes;
+  for (int axis = 4; axis >= 0; step *= out.size[axis--]) contiguous &= out.size[axis] == 1 || out.stride[axis] == step;
+  return contiguous && (in.size[4] + 8) * kRows * static_cast<int64_t>(sizeof(C)) <= kMaxSumBytes;
 }
 
 template <class T>
@@ -297,10 +298,12 @@ void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
   p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
   p.out.stride[3] = out_width;  // an axis of size 1 may have any stride
+  p.channels = Divisor(call.out.size[1]);
   p.row_vectors = Divisor(in_width / (vectors ? width : 1));
   p.out_vectors = Divisor(out_width / (pairs ? pair : 1));
   p.in_width = static_cast<uint32_t>(in_width);
-  const int64_t fitting = kSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
+  // Use the fewest rows that give every thread work in the last phase, if their sums fit.
+  const int64_t fitting = kMaxSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
   const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.value());
   const int64_t wanted = std::min({fitting, busy, int64_t{kMaxTileRows}}) / kRows * kRows;
   p.tile_rows = static_cast<uint32_t>(std::max<int64_t>(wanted, kRows));
@@ -333,7 +336,6 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   }
   write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(p);
   check_launch("resample");
-  p.channels = Divisor(call.out.size[1]);
   p.depth = Divisor(call.out.size[2]);
   p.height = Divisor(call.out.size[3]);
   if (fits_rows<C>(call))

@@ -1,10 +1,10 @@
-// Resampling by a factor of two along height and width, and along depth or not: nearest and linear upsampling, average
+// Resampling by a factor of two along height, width and, optionally, depth: nearest and linear upsampling, average
 // pooling of 2, and their gradients. Private to cuda/resample.cu.
 //
-// The taps follow from the position, so that no table of terms is needed. A thread steps along one axis: the width if
-// the channels are innermost in memory, otherwise the height. For each step it sums the inputs over the two axes
-// outside of that axis into slabs. A slab is a vector of channels or a few columns of the width. The thread keeps the
-// slabs that the next step reads too.
+// The kernel computes the taps from the output position, so that no table of terms is needed. A thread steps along one
+// axis: the width if the channels are innermost in memory, otherwise the height. For each step, the thread sums the
+// inputs over the resampled axes outside of this axis. Such a sum is a slab: a vector of channels, or a few columns
+// along the width. The thread keeps the slabs that the next step also reads.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -15,8 +15,8 @@
 
 namespace voxgrad::cuda {
 
-/// The arguments of by_two_kernel. Axes are in memory order, innermost first: 0 is read in vectors, a thread steps
-/// along 1, 2 and 3 are outside of it, and 4 is the outermost.
+/// The arguments of by_two_kernel. The axes are in memory order, innermost first. Axis 0 is read in vectors, a thread
+/// steps along axis 1, axes 2 and 3 are the outside axes, and axis 4 is the samples.
 struct ByTwoProblem {
   const void* in;
   void* out;
@@ -27,20 +27,20 @@ struct ByTwoProblem {
   Divisor vectors;     ///< vectors along axis 0
   Divisor runs;        ///< runs along axis 1
   Divisor outside[2];  ///< output sizes of axes 2 and 3
-  int steps;           ///< along axis 1
+  int steps;           ///< steps along axis 1
   int length;          ///< steps of a run
-  uint32_t items;      ///< number of runs in all
-  double scale;        ///< factor of the results of nearest maps
+  uint32_t items;      ///< total number of runs
+  double scale;        ///< factor of all results of nearest maps
 };
 
-/// One step along an axis: reads `fresh` new inputs, and `lead` more at both ends, and makes `made` outputs. Linear
-/// maps read the border's input for positions outside of the input.
+/// One step along an axis. A step reads `fresh` new inputs, and `lead` inputs before and after them, and computes
+/// `made` outputs. Linear maps clamp positions outside of the input to its border.
 template <bool up, bool linear>
 struct ByTwoStep {
   static constexpr int fresh = up ? 1 : 2;
   static constexpr int made = up ? 2 : 1;
   static constexpr int lead = linear ? 1 : 0;
-  static constexpr int taps = up ? fresh + lead : fresh + 2 * lead;  ///< of one output
+  static constexpr int taps = up ? fresh + lead : fresh + 2 * lead;  ///< inputs of one output along the axis
 
   /// Returns output j of a step whose k-th input is x(k).
   template <class F>
@@ -53,9 +53,9 @@ struct ByTwoStep {
   }
 };
 
-/// Offsets and weights of the inputs of output o along an axis that the thread does not step along. If the axis is not
-/// resampled, all taps read input o, with weights whose sums are exact. Nearest maps do not use weights;
-/// ByTwoProblem::scale accounts for them.
+/// Offsets and weights of the inputs of output o along axis 2 or 3. If the axis is not resampled, all taps read input
+/// o, with powers of two as weights, so that their sum is the input without rounding errors. Nearest maps do not use
+/// the weights, because ByTwoProblem::scale includes them.
 template <class Step, int taps, class C>
 struct ByTwoTaps {
   int offset[taps];
@@ -66,21 +66,21 @@ struct ByTwoTaps {
     const int first = Step::made == 2 ? (o + Step::lead) / 2 - Step::lead : 2 * o - Step::lead;
 #pragma unroll
     for (int k = 0; k < taps; ++k) {
-      const int place = resampled ? min(max(first + k, 0), p.in_size[axis] - 1) : o;
-      offset[k] = place * static_cast<int>(p.in_stride[axis]);
-      const C part = C(0.5) / (1 << max(0, min(taps - 1 - k, taps - 2)));  // 1/2, 1/2; 1/8, 1/8, 1/4, 1/2
-      weight[k] = !resampled ? part : (taps == 2 ? k == o % 2 : k % 3 == 0) ? C(0.25) : C(0.75);
+      const int position = resampled ? min(max(first + k, 0), p.in_size[axis] - 1) : o;
+      offset[k] = position * static_cast<int>(p.in_stride[axis]);
+      const C same = C(0.5) / (1 << max(0, min(taps - 1 - k, taps - 2)));  // 1/2, 1/2; 1/8, 1/8, 1/4, 1/2
+      weight[k] = !resampled ? same : (taps == 2 ? k == o % 2 : k % 3 == 0) ? C(0.25) : C(0.75);
     }
   }
 };
 
 /// The run of one thread.
 struct ByTwoItem {
-  int vector;  ///< along axis 0
-  int run;     ///< along axis 1
-  int o2;      ///< outputs along axes 2 and 3
-  int o3;
-  uint32_t sample;  ///< along axis 4
+  int vector;       ///< index of the vector along axis 0
+  int run;          ///< index of the run along axis 1
+  int o2;           ///< output position along axis 2
+  int o3;           ///< output position along axis 3
+  uint32_t sample;  ///< index along axis 4
 
   __device__ ByTwoItem(const ByTwoProblem& p, uint32_t item, bool rows) : run(0) {
     vector = static_cast<int>(p.vectors.take_digit(item));
@@ -92,8 +92,8 @@ struct ByTwoItem {
   }
 };
 
-/// The work of one thread on a run. `channels` is the width of a vector of channels; if it is 0, the innermost axis is
-/// the width of the volume, of which a thread makes `columns` steps.
+/// The work of one thread on a run. `channels` is the number of channels of a vector. If `channels` is 0, the innermost
+/// axis is the width of the volume, and a thread also makes `columns` steps along the width.
 template <class T, bool up, bool linear, int channels, int columns>
 struct ByTwoRun {
   using C = compute_t<T>;
@@ -103,8 +103,8 @@ struct ByTwoRun {
   static constexpr int taps3 = rows ? 1 : Step::taps;             ///< taps along axis 3
   static constexpr int read = rows ? columns * fresh : channels;  ///< elements of a vector of the input
   static constexpr int write = rows ? columns * made : channels;  ///< elements of a vector of the output
-  static constexpr int border = rows ? lead : 0;                  ///< columns beside a vector
-  static constexpr int slab = read + 2 * border;                  ///< elements of a slab
+  static constexpr int border = rows ? lead : 0;  ///< additional columns of a slab on each side of a vector
+  static constexpr int slab = read + 2 * border;  ///< elements of a slab
   /// Steps whose loads are in flight together.
   static constexpr int batch = std::clamp((rows && columns == 1 ? 16 : 8) / (fresh * Step::taps * taps3), 1, 4);
   static constexpr int slabs = batch * fresh + 2 * lead;  ///< slabs that a batch reads
@@ -112,8 +112,8 @@ struct ByTwoRun {
   const ByTwoProblem& p;
   const T* in;
   T* out;
-  const T* left;  ///< the columns beside a vector
-  const T* right;
+  const T* left;   ///< the column to the left of a vector
+  const T* right;  ///< the column to the right of a vector
   ByTwoTaps<Step, Step::taps, C> axis2;
   ByTwoTaps<Step, taps3, C> axis3;
 
@@ -127,9 +127,9 @@ struct ByTwoRun {
     right = in + ((item.vector + 1) * read < p.in_size[0] ? read : read - 1);
   }
 
-  /// Sums the inputs at `place` of axis 1 over axes 2 and 3.
-  __device__ void sum_slab(int place, C (&sum)[slab]) const {
-    const int along = min(max(place, 0), p.in_size[1] - 1) * static_cast<int>(p.in_stride[1]);
+  /// Sums the inputs at position `position` along axis 1 over axes 2 and 3.
+  __device__ void sum_slab(int position, C (&sum)[slab]) const {
+    const int along = min(max(position, 0), p.in_size[1] - 1) * static_cast<int>(p.in_stride[1]);
 #pragma unroll
     for (int j = 0; j < slab; ++j) sum[j] = 0;
 #pragma unroll
@@ -221,7 +221,7 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
   const int64_t vectors = p.in_size[0] / (rows ? columns * ByTwoStep<up, linear>::fresh : channels);
   p.vectors = Divisor(vectors);
   p.steps = p.in_size[1] / ByTwoStep<up, linear>::fresh;
-  // Long runs share slabs and address arithmetic; shorten them only until there are enough threads.
+  // In long runs, more steps share slabs and address arithmetic. Use shorter runs only if there are too few threads.
   const int64_t lines = vectors * p.outside[0].value() * p.outside[1].value() * out.size[0];
   int64_t runs = divide_up(p.steps, 16);
   while (lines * runs < int64_t{1} << 19 && p.steps / runs > 4) ++runs;
@@ -233,30 +233,30 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
   check_launch("resample");
 }
 
-/// The effect of a map on an axis.
-enum class ByTwo : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
+/// The kind of the map along one axis.
+enum class ByTwoKind : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
 
 /// Classifies a map from `from` to `to` elements, where `transposed` selects the transposed map.
-inline ByTwo classify_by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
+inline ByTwoKind classify_by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
   using enum Resample::Mode;
   const bool tiles = m.mode == box && m.kernel == m.stride && m.padding == 0;
-  if (from == to && ((m.mode == nearest && m.scale == 1) || (tiles && m.kernel == 1))) return ByTwo::same;
+  if (from == to && ((m.mode == nearest && m.scale == 1) || (tiles && m.kernel == 1))) return ByTwoKind::same;
   const bool halves = tiles && m.kernel == 2 && from == 2 * to;
   const bool doubles = m.mode <= linear && m.scale == 0.5 && !m.align_corners && to == 2 * from;
-  if (!halves && !doubles) return ByTwo::other;
-  if (m.mode == linear) return transposed ? ByTwo::linear_down : ByTwo::linear_up;
-  return halves == transposed ? ByTwo::nearest_up : ByTwo::nearest_down;
+  if (!halves && !doubles) return ByTwoKind::other;
+  if (m.mode == linear) return transposed ? ByTwoKind::linear_down : ByTwoKind::linear_up;
+  return halves == transposed ? ByTwoKind::nearest_up : ByTwoKind::nearest_down;
 }
 
-/// Resamples with by_two_kernel and returns true if the maps and the layout allow it, and if offsets within a sample
-/// fit into 32 bits. Otherwise returns false.
+/// Resamples with by_two_kernel and returns true if the kernel supports the maps and the layout, and if offsets within
+/// a sample fit into 32 bits. Otherwise returns false.
 template <class T>
 bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, bool transposed, cudaStream_t stream) {
   ByTwoProblem p{};
   p.in = in.data;
   p.out = out.data;
   p.scale = 1;
-  ByTwo kinds[3];
+  ByTwoKind kinds[3];
   bool fits = out.numel() < int64_t{1} << 31;
   for (size_t i = 0; i < 3; ++i) {
     kinds[i] =
@@ -266,11 +266,12 @@ bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, 
     for (const View* view : {&out, &in})
       fits &= static_cast<double>(view->size[i + 2]) * std::abs(static_cast<double>(view->stride[i + 2])) < 0x1p29;
   }
-  const ByTwo kind = kinds[2];
-  p.resampled[0] = kinds[0] != ByTwo::same;
+  const ByTwoKind kind = kinds[2];
+  p.resampled[0] = kinds[0] != ByTwoKind::same;
   if (!fits || kinds[1] != kind || (kinds[0] != kind && p.resampled[0])) return false;
-  if (kind >= ByTwo::linear_up && p.scale != 1) return false;
-  if (kind == ByTwo::nearest_down && !p.resampled[0]) p.scale /= 2;  // both taps along the depth read the same input
+  if (kind >= ByTwoKind::linear_up && p.scale != 1) return false;
+  if (kind == ByTwoKind::nearest_down && !p.resampled[0])
+    p.scale /= 2;  // both taps along the depth read the same input
   const auto launch = [&]<bool up, bool linear>() {
     constexpr int width = kVectorWidth<T>;
     using Step = ByTwoStep<up, linear>;
@@ -282,10 +283,10 @@ bool resample_by_two(const View& out, const View& in, const ResampleMaps& maps, 
         [&](int n) { return has_vectors(in, 4, n * Step::fresh) && has_vectors(out, 4, n * Step::made); },
         [&]<int columns>() { launch_by_two<T, up, linear, 0, columns>(out, in, p, stream); });
   };
-  if (kind == ByTwo::nearest_up) return launch.template operator()<true, false>();
-  if (kind == ByTwo::nearest_down) return launch.template operator()<false, false>();
-  if (kind == ByTwo::linear_up) return launch.template operator()<true, true>();
-  return kind == ByTwo::linear_down && launch.template operator()<false, true>();
+  if (kind == ByTwoKind::nearest_up) return launch.template operator()<true, false>();
+  if (kind == ByTwoKind::nearest_down) return launch.template operator()<false, false>();
+  if (kind == ByTwoKind::linear_up) return launch.template operator()<true, true>();
+  return kind == ByTwoKind::linear_down && launch.template operator()<false, true>();
 }
 
 }  // namespace voxgrad::cuda

@@ -1,4 +1,4 @@
-// The runtime table of the GPUs, CUDA error checks, device guards, and errors that kernels report.
+// The table of the runtime functions for GPUs, CUDA error checks, device guards, and errors that kernels report.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -22,10 +22,10 @@ namespace {
 
 struct Devices {
   int count = 0;
-  std::string why_none = "no CUDA device found";  ///< the reason if count is 0
+  std::string error = "no CUDA device found";  ///< the reason why count is 0; otherwise unused
 };
 
-/// Returns the GPUs that the driver reported on the first call.
+/// Returns the GPUs. Queries the driver only on the first call.
 const Devices& devices() {
   static const Devices* found = [] {
     auto* result = new Devices;
@@ -40,7 +40,7 @@ const Devices& devices() {
     cudaDriverGetVersion(&driver);
     // If there is a driver, add its error to the reason.
     if (status != cudaErrorNoDevice && driver != 0)
-      result->why_none += concat(" (", cudaGetErrorName(status), ": ", cudaGetErrorString(status), ")");
+      result->error += concat(" (", cudaGetErrorName(status), ": ", cudaGetErrorString(status), ")");
     return result;
   }();
   return *found;
@@ -51,8 +51,8 @@ void require(int index) {
   const Devices& found = devices();
   if (index >= 0 && index < found.count) return;
   const std::string message = concat(Device::cuda(index), " is not available: ");
-  if (found.count == 0) throw Error(message + found.why_none);
-  throw Error(concat(message, "only ", found.count, " present"));
+  if (found.count == 0) throw Error(message + found.error);
+  throw Error(concat(message, "the number of GPUs is ", found.count));
 }
 
 void* allocate(size_t bytes, int index) { return Allocator::of(index).allocate(bytes, current_stream(index)); }
@@ -60,11 +60,12 @@ void deallocate(void* data, size_t, int index) noexcept {
   Allocator::of(index).deallocate(data, current_stream(index));
 }
 
-/// Queues a copy between two GPUs, ordered with the current streams of both.
+/// Queues a copy between two GPUs. The copy follows the queued work of the current streams of both GPUs, and precedes
+/// their later work.
 void copy_between_devices(void* to, int to_device, const void* from, int from_device, size_t bytes) {
-  cuda::Event free(to_device, /*enable_timing=*/false), done(from_device, /*enable_timing=*/false);
-  free.record();  // after the last users of the target
-  free.wait(from_device);
+  cuda::Event writable(to_device, /*enable_timing=*/false), done(from_device, /*enable_timing=*/false);
+  writable.record();  // the target may be overwritten after the work that is queued now
+  writable.wait(from_device);
   {
     const DeviceGuard guard(from_device);
     check_cuda(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, current_stream(from_device)), "copy");
@@ -79,15 +80,15 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
     if (device.is_cuda() && to_device != from_device)
       refuse_in_capture("copy", device.index,
                         to_device.is_cpu() ? "results cannot be read by the CPU (item(), to(cpu), printing)"
-                                           : "nothing can be copied from another device");
+                                           : "data cannot be copied between devices");
   if (to_device.is_cuda() && from_device.is_cuda() && to_device != from_device)
     return copy_between_devices(to, to_device.index, from, from_device.index, bytes);
   const int device = to_device.is_cuda() ? to_device.index : from_device.index;
   const cudaStream_t stream = current_stream(device);
   if (from_device.is_cpu()) return upload(to, from, bytes, device, stream);
   const DeviceGuard guard(device);
-  // A copy to pageable memory waits while it holds a lock of the driver, which would block event queries of other
-  // threads. Wait without the lock first.
+  // A copy to pageable memory holds a lock of the driver while it waits for the stream. The lock would block event
+  // queries of other threads, so wait without the lock first.
   if (to_device.is_cpu()) check_cuda(cudaStreamSynchronize(stream), "copy");
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy");
   if (!to_device.is_cpu()) return;
@@ -133,7 +134,7 @@ IndexError* index_errors(int device) {
   auto* created = new (memory) IndexError{};
   IndexError* existing = nullptr;
   if (report.compare_exchange_strong(existing, created)) return created;
-  cudaFreeHost(memory);  // another thread was faster
+  cudaFreeHost(memory);  // another thread has meanwhile stored its allocation
   return existing;
 }
 
@@ -142,7 +143,7 @@ void check_indices(int device) {
   if (report == nullptr) return;
   const char* op = std::atomic_ref(report->op).exchange(nullptr);
   check(op == nullptr, op, "index ", report->index, " is out of range for an axis of size ", report->size, " (on ",
-        Device::cuda(device), "; results computed with it are invalid)");
+        Device::cuda(device), "; results computed with this index are invalid)");
 }
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {

@@ -1,8 +1,8 @@
-// softmax and log_softmax along one axis, in one kernel: maximum, sum of exponentials, result.
+// softmax and log_softmax along one axis. One kernel computes the maximum, the sum of the exponentials and the result.
 //
-// Threads keep their elements in registers, so that a row is read once. Rows are read as vectors along the contiguous
-// axis, which is the softmax axis or the axis of neighboring rows. Rows that are too long for the registers of a CTA
-// are read three times, and their exponentials are summed in double.
+// Threads keep their elements in registers, so that a row is read once. Elements are read in vectors along the
+// contiguous axis, which is the softmax axis or the axis of neighboring rows. Rows that are too long for the registers
+// of a CTA are read three times, and their exponentials are summed in double.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -23,19 +23,19 @@ struct SoftmaxProblem {
   Nest<2> rows;      ///< the axes other than the softmax axis: x, y
   int64_t count;     ///< number of rows
   int64_t length;    ///< elements of a row
-  int64_t x_stride;  ///< of the softmax axis
-  int64_t y_stride;
+  int64_t x_stride;  ///< stride of the softmax axis in x
+  int64_t y_stride;  ///< stride of the softmax axis in y
   BlockLayout layout;
   bool same_rows;  ///< rows have the same offsets in x and y
   bool logarithm;
 };
 
-/// The maximum number of vectors that a thread holds: 32 registers of elements.
+/// Maximum number of vectors that a thread holds in registers. Their elements occupy at most 32 registers.
 template <class T, int width>
 inline constexpr int kMaxHeld = width == 1 ? 8 : 128 / (width * static_cast<int>(sizeof(compute_t<T>)));
 
-/// Returns e^x. For halves, uses the GPU's power of two, whose error (2^-22, plus |x| 2^-24 from the product) is far
-/// below the rounding of a half. It returns 0 for results below 2^-126.
+/// Returns e^x. For halves, uses the GPU's instruction for powers of two. Its relative error (2^-22, plus |x| 2^-24
+/// from the product) is far below the rounding of a half, and results below 2^-126 are 0.
 template <class T>
 __device__ compute_t<T> exponential(compute_t<T> x) {
   if constexpr (sizeof(T) > 2) return exp(x);
@@ -64,17 +64,17 @@ struct SoftmaxSlice {
 
   const T* x;       ///< start of the row
   int64_t x_step;   ///< elements from one vector of the row to the next
-  int64_t vectors;  ///< of the row
+  int64_t vectors;  ///< number of vectors of the row
   int reducer;
   int reducers;
   int left;  ///< vectors of the row from this thread's first vector on
   C kept[held > 0 ? held : 1][width];
 
-  /// The row of which element j of a vector is a part.
+  /// Returns the row to which element j of a vector belongs.
   static __device__ int row_of(int j) { return along ? 0 : j; }
 
-  /// Loads the vectors that the thread holds. All loads are in flight before the first is used. Vectors beyond the end
-  /// of the row are minus infinity, whose exponential is 0.
+  /// Loads the vectors that the thread holds. Starts all loads before the first value is used. Sets vectors beyond the
+  /// end of the row to minus infinity, whose exponential is 0.
   __device__ void load() {
     PackedVector<T, width> loaded[held > 0 ? held : 1];
     left = static_cast<int>(vectors) - reducer;
@@ -103,7 +103,7 @@ struct SoftmaxSlice {
     }
   }
 
-  /// Returns the maxima of this thread's elements. They ignore NaN, which reaches the result through the sum.
+  /// Returns the maxima of this thread's elements. The maxima ignore NaN; the sum of the exponentials propagates it.
   __device__ Maximum maximum() {
     Maximum highest;
     unrolled<kRows>([&](int r) { highest.v[r] = kMinusInfinity; });
@@ -200,7 +200,7 @@ bool has_row_vectors(const SoftmaxProblem& p, bool along, int width, size_t item
   return (along ? p.length : p.rows.size[0]) % width == 0 && suits(p.x, p.x_stride, 0) && suits(p.y, p.y_stride, 1);
 }
 
-/// Returns the kernel whose threads hold at least `vectors` vectors, at most kMaxHeld: the smallest power of two.
+/// Returns the kernel whose threads hold `vectors` vectors, rounded up to a power of two and limited to kMaxHeld.
 template <class T, int width, bool along, int held = 1>
 auto kernel_that_holds(int64_t vectors) {
   if constexpr (held < kMaxHeld<T, width>)
@@ -211,15 +211,15 @@ auto kernel_that_holds(int64_t vectors) {
 template <class T, int width, bool along>
 void launch_softmax(SoftmaxProblem problem, bool rows_adjacent, const Launch& launch) {
   constexpr int max_held = kMaxHeld<T, width>, kWarp = 32;
-  const int64_t vectors = problem.length / (along ? width : 1), slots = divide_up(vectors, max_held);
+  const int64_t vectors = problem.length / (along ? width : 1), min_reducers = divide_up(vectors, max_held);
   auto kernel = softmax_kernel<T, 1, true, 0>;
-  if (slots > (rows_adjacent ? kBlock / 8 : kBlock)) {
+  if (min_reducers > (rows_adjacent ? kBlock / 8 : kBlock)) {
     problem.layout = BlockLayout::choose(problem.length, rows_adjacent);
   } else {
-    // A thread takes as many elements as it can hold if rows are adjacent, or if elements are halves, whose rate is
-    // bound by instructions. Otherwise it takes half as many, unless that would need more than a warp.
-    const int64_t share = rows_adjacent || sizeof(T) == 2 ? slots : std::min<int64_t>(2 * slots, kWarp);
-    const int64_t threads = !rows_adjacent && slots > kWarp ? kBlock : share;
+    // A thread takes as many elements as it can hold if rows are adjacent, or if elements are halves, whose softmax is
+    // bound by instructions. Otherwise a thread takes half as many, unless a row would then need more than a warp.
+    const int64_t share = rows_adjacent || sizeof(T) == 2 ? min_reducers : std::min<int64_t>(2 * min_reducers, kWarp);
+    const int64_t threads = !rows_adjacent && min_reducers > kWarp ? kBlock : share;
     const int reducers = static_cast<int>(std::bit_ceil(static_cast<uint64_t>(threads)));
     problem.layout = {kBlock / reducers, reducers, rows_adjacent};
     kernel = kernel_that_holds<T, width, along>(divide_up(vectors, reducers));
@@ -253,8 +253,8 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   dispatch_cuda(Floats(), y.dtype, logarithm ? "log_softmax" : "softmax", [&]<class T>() {
     constexpr int width = kVectorWidth<T>;
     if (has_row_vectors(problem, true, width, sizeof(T))) return launch_softmax<T, width, true>(problem, false, launch);
-    // If a thread cannot hold its share of a wide vector of rows, several threads share a narrow vector of two rows,
-    // because they then exchange less.
+    // If one thread cannot hold all elements of a full-width vector of rows, several threads share vectors of two rows,
+    // because the threads then exchange fewer values.
     if (problem.length <= kMaxHeld<T, width> && has_row_vectors(problem, false, width, sizeof(T)))
       return launch_softmax<T, width, false>(problem, true, launch);
     if (has_row_vectors(problem, false, 2, sizeof(T))) return launch_softmax<T, 2, false>(problem, true, launch);

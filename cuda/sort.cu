@@ -1,5 +1,5 @@
-// Stable sort along an axis, by CUB's radix sort. All lines are sorted at once: first all positions by their elements,
-// then, stably, by their lines.
+// Stable sort along an axis with CUB's radix sort. All lines are sorted at once: a first sort orders the positions of
+// all elements by value, and a second, stable sort orders these positions by line.
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -32,7 +32,8 @@ View with_axis_last(View view, int axis) {
   return view;
 }
 
-/// Writes to `index` the positions along the last axis of `in` in sorted order, as many as `index` has.
+/// Sorts the lines of `in` along the last axis and writes the positions in sorted order to `index`. Writes only the
+/// first positions if the lines of `index` are shorter.
 template <class T>
 void sort_lines(const View& index, const View& in, bool descending, const Launch& launch) {
   using Key = SortKey<T>;
@@ -69,7 +70,7 @@ void sort_lines(const View& index, const View& in, bool descending, const Launch
 void sort(const View& index, const View& in, int axis, bool descending) {
   if (index.numel() == 0) return;
   const Launch launch(index);
-  View bytes = in;  // a bool sorts like its byte
+  View bytes = in;  // the order of bool is the order of the bytes
   if (in.dtype == b8) bytes.dtype = u8;
   dispatch_cuda(Numbers(), bytes.dtype, "sort", [&]<class T>() {
     sort_lines<T>(with_axis_last(index, axis), with_axis_last(bytes, axis), descending, launch);

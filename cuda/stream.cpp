@@ -1,8 +1,8 @@
 // Streams and events.
 //
-// By default the current stream of a device is CUDA's legacy default stream. Kernels and cudaMemcpy calls of the
-// program and of other libraries that name no stream are then ordered with voxgrad's work. Streams that voxgrad creates
-// are non-blocking, so that they overlap with the default stream.
+// By default, the current stream of a device is CUDA's legacy default stream. Programs and other libraries use this
+// stream for kernels and cudaMemcpy calls without a stream argument, so that their work is ordered with voxgrad's work.
+// Streams that voxgrad creates are non-blocking: their work overlaps with the default stream.
 #include <array>
 #include <mutex>
 #include <new>
@@ -16,14 +16,15 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Trivially destructible, so that a tensor that is freed at the end of a thread or after main() can still read it.
+// The value of the innermost StreamGuard of each device. The array is trivially destructible, so that a tensor that is
+// freed at the end of a thread or after main() can still read the current stream.
 thread_local std::array<ScopedValue<void*>*, kMaxDevices> current_streams{};
 
 cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
-/// CUDA streams that no Stream owns at the moment. They are never destroyed, because the allocator's blocks belong to
-/// them.
+/// CUDA streams that no Stream object owns at present. CUDA streams are never destroyed, because the allocator's blocks
+/// belong to them.
 struct Pool {
   std::mutex mutex;
   std::array<std::vector<cudaStream_t>, kMaxDevices> idle;
@@ -37,8 +38,8 @@ Pool& pool() {
 }  // namespace
 
 cudaStream_t current_stream(int device) noexcept {
-  const ScopedValue<void*>* newest = current_streams[static_cast<size_t>(device)];
-  return newest ? as_stream(newest->value()) : nullptr;
+  const ScopedValue<void*>* innermost = current_streams[static_cast<size_t>(device)];
+  return innermost ? as_stream(innermost->value()) : nullptr;
 }
 
 Stream::Stream(int device) : device_(device) {

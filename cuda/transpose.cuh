@@ -10,13 +10,14 @@
 
 namespace voxgrad::cuda {
 
-/// The rows of a tile in one operand. Rows lie along the operand's innermost axis and consist of slots, which begin at
-/// aligned addresses. Rows that are adjacent in memory but not whole vectors are joined to one long row.
+/// The rows of a tile in the input or the output. A row lies along the innermost axis of this tensor and consists of
+/// slots, which begin at aligned addresses. If rows are adjacent in memory but their length is not a multiple of a
+/// vector, all rows of the tile are joined to one long row.
 struct TileSide {
   int64_t step;    ///< elements from one row to the next
   uint32_t width;  ///< elements of a slot: a vector, or 1 if rows are shorter than a vector
   bool joined;     ///< all rows of the tile are one row
-  Divisor wrap;    ///< elements of an original row if rows are joined, otherwise a number above any index
+  Divisor wrap;    ///< elements of an original row if rows are joined, otherwise larger than any index
   Divisor slots;   ///< slots of a row
 };
 
@@ -39,10 +40,10 @@ struct Transpose {
 template <class T>
 struct TileSlot {
   uint32_t row;
-  int first;  ///< index in the row of the slot's first element; negative elements do not exist
-  int end;    ///< index in the row after the slot's last element
+  int first;  ///< index in the row of the slot's first element; negative if the slot begins before the row
+  int end;    ///< one past the index in the row of the slot's last element
 
-  /// Slot `number` of a tile whose rows have `length` elements.
+  /// Computes slot `number` of a tile whose rows have `length` elements.
   __device__ TileSlot(const TileSide& side, const T* tile, uint32_t number, uint32_t length) : row(number) {
     const uint32_t slot = side.slots.take_digit(row);
     const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile + row * side.step) / sizeof(T));
@@ -70,8 +71,8 @@ struct TileSlot {
   }
 };
 
-/// A tile in shared memory. Every `group` rows, `skew` elements are left out, so that threads that read the same column
-/// `group` rows apart access different banks.
+/// A tile in shared memory. After every `group` rows, `skew` elements are unused, so that threads that read the same
+/// column of rows that are `group` apart access different banks.
 template <class T, int group>
 struct SharedTile {
   T* data;
@@ -171,7 +172,7 @@ __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint
   }
 }
 
-/// The type of elements in shared memory: the smaller of the two.
+/// The type of the elements in shared memory: the smaller of To and From.
 template <class To, class From>
 using SharedElement = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
 
@@ -211,8 +212,8 @@ inline int64_t tile_length(int64_t size, int64_t max_length, int64_t width) {
   return divide_up(size, parts * width) * width;
 }
 
-/// Returns the side of view k of the nest. The view is contiguous along axis `own`; `across` is the other axis of the
-/// tile. `length` and `rows` are the elements of the tile along these axes.
+/// Returns the TileSide of view k of the nest. The view is contiguous along axis `own`; `across` is the other axis of
+/// the tile. The tile has `length` elements along `own` and `rows` elements along `across`.
 template <class T>
 TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int across, int64_t length, int64_t rows) {
   constexpr int64_t width = kVectorWidth<T>;

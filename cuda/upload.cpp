@@ -30,7 +30,7 @@ struct Slot {
   }
 };
 
-/// The buffers of a stream. As many threads as there are slots can copy at the same time.
+/// The buffers of a stream. Up to four threads, one per slot, can copy at the same time.
 struct Ring {
   std::array<Slot, 4> slots;
   std::atomic<size_t> next = 0;

@@ -12,16 +12,17 @@
 
 namespace voxgrad::cuda {
 
-/// Elements of a vector of 16 bytes; of several types, the widest decides.
+/// Number of elements of a 16-byte vector. With several types, the widest type determines the number.
 template <class... Ts>
 inline constexpr int kVectorWidth = 16 / static_cast<int>(std::max({sizeof(Ts)...}));
 
+/// `width` contiguous elements, aligned to their total size.
 template <class T, int width>
 struct alignas(sizeof(T) * width) Vector {
   T v[width];
 };
 
-/// The type of `bytes` bytes that the GPU loads and stores with one instruction.
+/// A type of `bytes` bytes that the GPU loads and stores with one instruction.
 template <size_t bytes>
 using Word = std::conditional_t<
     bytes == 16, uint4,
@@ -41,8 +42,8 @@ __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
 }
 
-/// A vector held as one machine word. Kernels keep loads in flight in this form: selecting between the elements of two
-/// vectors would wait for each load separately.
+/// A vector held as one machine word, for loads in flight. If a kernel selected between the elements of two vectors, it
+/// would wait for each load separately.
 template <class T, int width>
 struct PackedVector {
   Word<sizeof(T) * width> word;
@@ -60,7 +61,8 @@ struct PackedVector {
   __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
 };
 
-/// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` is aligned to the vectors.
+/// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` must be aligned to 16 bytes, or to the
+/// size of all elements if that is smaller.
 template <int width, class T>
 __device__ void load_values(const T* from, T (&to)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
@@ -72,7 +74,8 @@ __device__ void load_values(const T* from, T (&to)[width]) {
   }
 }
 
-/// Rounds `width` elements to T and stores them, at most 16 bytes per instruction. `to` is aligned to the vectors.
+/// Rounds `width` elements to T and stores them, at most 16 bytes per instruction. `to` must be aligned to 16 bytes, or
+/// to the size of all elements if that is smaller.
 template <int width, class T, class C>
 __device__ void store_values(T* to, const C (&from)[width]) {
   constexpr int part = std::min(width, kVectorWidth<T>);
@@ -112,8 +115,9 @@ concept SpanConsumer = requires(Consumer& consumer, const T& x) {
   consumer.flush();
 };
 
-/// Passes the elements of `data` in [0, count) that belong to `thread` of `threads` to the consumer, in a fixed order.
-/// Each thread keeps `kUnroll` vectors in flight; vectors beyond the end are passed as `neutral` elements.
+/// Passes elements of `data` in [0, count) to the consumer, in a fixed order. `threads` threads share the elements;
+/// `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight and passes `neutral` elements
+/// for vectors beyond the end.
 template <int kUnroll, class T, SpanConsumer<T> Consumer>
 __device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Consumer& consumer) {
   constexpr int width = Span<T>::kWidth;
@@ -122,8 +126,8 @@ __device__ void read_span(const T* data, int64_t count, T neutral, int thread, i
     PackedVector<T, width> loaded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t place = v + u * threads;
-      loaded[u] = {data + span.head + place * width, place < span.vectors, neutral};
+      const int64_t index = v + u * threads;
+      loaded[u] = {data + span.head + index * width, index < span.vectors, neutral};
     }
 #pragma unroll
     for (const auto& vector : loaded) {
@@ -148,7 +152,7 @@ inline bool has_vectors(const View& view, int axis, int width) {
 }
 
 /// Calls f<width>() with the largest width of `max_width`, `max_width` / 2, ..., 1 for which fits(width) is true.
-/// Returns false if there is none.
+/// Returns false if there is no such width.
 template <int max_width, class Fits, class F>
 bool with_widest(const Fits& fits, const F& f) {
   if (!fits(max_width)) {

@@ -35,7 +35,7 @@ void add_address(const Module* module, const Tensor* tensor);
 /// Removes the record of an address. Thread-safe.
 void remove_address(const void* address);
 
-/// Base class of T, a class derived from Tensor. Records the address of every T.
+/// Second base class of a class T that derives from Tensor. Records the address of every T.
 template <class T>
 struct Addressed {
   Addressed() { add_address(nullptr, static_cast<const T*>(this)); }
@@ -79,7 +79,7 @@ struct Member {
 };
 using Members = std::vector<Member>;
 
-/// Tensors with their names, in order of declaration.
+/// Tensors with their names, in the order in which VG_MODULE lists them.
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 /// Modules with their names. The pointers are valid until a module is moved or destroyed.
 using NamedModules = std::vector<std::pair<std::string, Module*>>;
@@ -112,8 +112,8 @@ class Module {
   /// Returns the direct members, in the order in which VG_MODULE lists them. VG_MODULE overrides this function.
   virtual Members members() { return {}; }
 
-  /// Returns the parameters of this module and of all modules below it, in order of declaration. A parameter that
-  /// several modules share appears once.
+  /// Returns the parameters of this module and of all modules below it, in the order in which VG_MODULE lists
+  /// them. A parameter that several modules share appears once.
   Tensors parameters() const;
   /// Returns the buffers in the same way.
   Tensors buffers() const;
@@ -149,8 +149,8 @@ class Module {
   bool is_training() const { return training_; }
   /// Returns whether forward() depends on is_training(), as in Dropout.
   virtual bool depends_on_training() const { return false; }
-  /// Returns the class name that is printed, without namespaces: "Conv3d" for Conv<3>, "WeightNorm" for other
-  /// templates.
+  /// Returns the class name for printing, without namespaces and template arguments. A single digit as the template
+  /// argument is the number of axes and becomes a suffix: "Conv3d" for Conv<3>.
   virtual std::string class_name() const;
   /// Returns the options that are printed after the class name: "1, 8, kernel_size=[3, 3, 3]".
   virtual std::string extra_repr() const { return {}; }
@@ -239,9 +239,9 @@ struct Bytes {
     return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin) < size;
   }
 };
-/// Checks the memory `object` of `module` for unlisted members. Throws if `object` contains a Module, Parameter or
-/// Buffer outside of the ranges `listed` whose state `members` does not include. State means tensors, and layers that
-/// depend on is_training().
+/// Throws if the memory `object` of `module` contains an unlisted member. An unlisted member is a Module, Parameter or
+/// Buffer that lies outside the ranges `listed` and has state that `members` does not contain. State means tensors, and
+/// layers that depend on is_training().
 void check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
                   const Members& members);
 
@@ -277,7 +277,7 @@ void add_member(Members& members, const std::string& name, T& value) {
   } else {  // a pointer or an optional
     static_assert(
         requires { static_cast<bool>(value), *value; },
-        "VG_MODULE takes Tensors, Buffers, Modules, and containers of or pointers to them");
+        "VG_MODULE takes Tensors, Buffers and Modules, containers of these, and pointers to these");
     if (value) add_member(members, name, *value);
   }
 }

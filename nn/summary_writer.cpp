@@ -1,5 +1,6 @@
-// Each record has the TFRecord framing (length, checksum of the length, bytes, checksum of the bytes) and contains a
-// protobuf message Event. Comments at the calls name the fields (tensorboard/compat/proto and plugins/hparams).
+// Writes records with TFRecord framing (length, checksum of the length, bytes, checksum of the bytes). Each record
+// contains a protobuf message Event. The fields are written by number; comments give their names, which TensorBoard
+// defines in tensorboard/compat/proto and plugins/hparams.
 #include "nn/summary_writer.h"
 
 #include <fcntl.h>
@@ -139,8 +140,8 @@ Message histogram(const std::vector<double>& values) {
   }
   if (count == 0) low = high = 0;
   const auto some = [](double n) { return n > 0; };
-  // Keeps the buckets from the first to the last one with values, and the empty bucket before them. Its upper limit is
-  // the lower limit of the first bucket with values.
+  // Keep the buckets from the first to the last one with values, and the empty bucket before them: the upper limit of
+  // the empty bucket is the lower limit of the first bucket with values.
   auto first = std::find_if(counts.begin(), counts.end(), some) - counts.begin();
   auto last = counts.rend() - std::find_if(counts.rbegin(), counts.rend(), some);
   if (count == 0) first = 0, last = 1;

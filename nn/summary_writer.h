@@ -36,8 +36,8 @@ class SummaryWriter {
   /// Adds a number, stored as f32. NaN and infinities are allowed.
   void add_scalar(const std::string& tag, double value, int64_t step = 0, WallTime wall_time = {});
   /// Adds an image (H, W) or (C, H, W) with 1 (gray), 3 (RGB) or 4 (RGBA) channels, on any device, stored as a PNG.
-  /// Floating values are clamped to [0, 1], and NaN becomes 0. u8 values range from 0 to 255. bool is also allowed.
-  /// Throws Error for other shapes and dtypes, and for more than 2^30 elements.
+  /// Floating-point values are clamped to [0, 1], and NaN becomes 0. u8 values range from 0 to 255. bool is also
+  /// allowed. Throws Error for other shapes and dtypes, and for more than 2^30 elements.
   void add_image(const std::string& tag, const Tensor& image, int64_t step = 0, WallTime wall_time = {});
   /// Adds a histogram of all elements. The buckets start at +-1e-12 and grow by 10 %, as in TensorBoard. NaN and
   /// infinities are skipped. Throws Error for a tensor without elements.

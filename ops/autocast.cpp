@@ -13,7 +13,8 @@ namespace {
 
 // ---- the operators that convert their operands; the exceptions to torch.autocast are listed below
 
-/// Operators that compute in the autocast dtype: matrix products and convolutions, whose kernels sum in float32.
+/// Operators that compute in the autocast dtype: matrix products and convolutions, whose kernels sum in float32, and
+/// prelu, as in PyTorch.
 constexpr std::string_view kLow[] = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "matmul", "linear", "prelu",
@@ -46,7 +47,8 @@ constexpr std::string_view kFloat32[] = {
 //   autocast (result_type in ops/elementwise.h).
 // - Normalization, activations including softplus, pooling, resampling, grid_sample, dropout, mean and var return the
 //   dtype of the input, because their kernels compute in float32 or double and round once. Parameters and statistics of
-//   norms stay float32, and so may the grid of grid_sample. PyTorch computes norms, softplus and resampling in float32.
+//   norms stay float32. The grid of grid_sample may stay float32, too. PyTorch computes norms, softplus and resampling
+//   in float32.
 // - cross_entropy and dice_loss read bf16 and f16 directly and return float32.
 
 enum class Cast : uint8_t { low, float32 };

@@ -138,7 +138,7 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
   if (r.transposed) {
     check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0), " input channels, input has ", channels,
           operands, hint);
-    check(channels % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", channels, " input channels",
+    check(channels % r.groups == 0, r.op, "groups ", r.groups, " does not divide the ", channels, " input channels",
           operands);
   } else {
     int64_t expected = 0;
@@ -146,7 +146,7 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
     check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
     check(expected == channels, r.op, "weight expects ", expected, " input channels",
           r.groups == 1 ? "" : " in all groups", ", input has ", channels, operands, hint);
-    check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " do not divide the ", weight.size(0),
+    check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the ", weight.size(0),
           " output channels", operands);
   }
   if (!bias.defined()) return;

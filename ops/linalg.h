@@ -8,7 +8,8 @@
 namespace voxgrad {
 
 /// Returns the product of vectors, of matrices, or of batches of matrices (..., m, k) and (..., k, n), which broadcast.
-/// Axes of vectors are handled as in PyTorch. Throws Error if the inner sizes differ.
+/// A vector `a` is a matrix with one row, and a vector `b` is a matrix with one column; the axis of size 1 is removed
+/// from the result. Throws Error if the inner sizes differ.
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// Returns x (..., in) times the transpose of weight (out, in), plus bias (out) if defined.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});

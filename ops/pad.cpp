@@ -16,7 +16,7 @@ Resample padded_axis(PadMode mode, int64_t in, int64_t before, int64_t after, in
   check(before <= max_amount && after <= max_amount, "pad", "an axis of ", in, " elements can be padded by at most ",
         max_amount, ", got ", before, " and ", after);
   check(before > -in && after > -in && in + before + after > 0, "pad", "amounts ", before, " and ", after,
-        " remove all of an axis of ", in, " elements");
+        " remove all ", in, " elements of an axis");
   size = in + before + after;
   Resample map{.mode = modes[static_cast<int>(mode)]};
   map.padding = before;

@@ -36,7 +36,7 @@ Tensors gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
 Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
   Shape shape = Dims::filled(x.dim(), 1);
   shape[1] = weight.numel();
-  // Clamp x: a product with 0 would give NaN in the gradient of the weight where x is infinite.
+  // Clamp x instead of multiplying it by a mask: infinity * 0 would make the gradient of the weight NaN.
   const Tensor negative = clamp(x, -std::numeric_limits<double>::infinity(), 0);
   return {where(gt(x, 0.0), grad, grad * reshape(weight, shape)), sum(grad * negative, all_but_channels(x))};
 }

@@ -35,8 +35,9 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   return resolved;
 }
 
-/// Returns the strides of a view of x with `shape`, or nothing if the reshape needs a copy. It divides the axes of x
-/// into runs whose elements are evenly spaced; each run can be divided into any sizes.
+/// Returns the strides of a view of x with `shape`, or nothing if the reshape needs a copy. Groups neighboring axes of
+/// x into runs with evenly spaced elements. A view exists if the axes of `shape` can be grouped into runs of equal
+/// size.
 std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
   if (x.numel() == 0) return contiguous_strides(shape);
   Strides strides = Dims::filled(shape.size(), 0);
@@ -183,7 +184,7 @@ Tensor narrow(const Tensor& x, int64_t axis, int64_t start, int64_t length) {
   axis = normalize_axis(axis, x.dim(), "narrow");
   const int64_t size = x.shape()[axis];
   if (start < 0) start += size;
-  check(start >= 0 && length >= 0 && start <= size - length, "narrow", "start ", start, ", length ", length,
+  check(start >= 0 && length >= 0 && start <= size - length, "narrow", "start ", start, " and length ", length,
         " do not fit axis ", axis, " of ", x.shape());
   return slice(x, axis, start, start + length);
 }
@@ -296,8 +297,8 @@ Tensor cat(const Tensors& given, int64_t axis) {
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);
     sizes.push_back(tensor.shape()[axis]);
-    check(!__builtin_add_overflow(shape[axis], sizes.back(), &shape[axis]), "cat", "the sizes along axis ", axis,
-          " add up to more than fits in 64 bits");
+    check(!__builtin_add_overflow(shape[axis], sizes.back(), &shape[axis]), "cat", "the sum of the sizes along axis ",
+          axis, " does not fit in 64 bits");
   }
   Tensor out = empty(shape, first.options(), first.suggest_memory_format());
   int64_t start = 0;
@@ -324,7 +325,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
   check_within_slab("pad", !x.defined() || x.dim() < 4 || amounts.size() < 6 || (amounts[4] == 0 && amounts[5] == 0));
   check_defined("pad", "input", x);
   check(amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * x.dim(), "pad", amounts.size(),
-        " amounts do not fit shape ", x.shape());
+        " amounts do not fit shape ", x.shape(), ": expected two for each padded axis");
   Shape shape = x.shape();
   Tensor inside = x;  // x without the cropped elements
   Dims start = Dims::filled(x.dim(), 0);

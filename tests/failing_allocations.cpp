@@ -30,8 +30,8 @@ long FailingAllocations::failed() const { return failures.failed; }
 
 }  // namespace voxgrad
 
-// The other forms of operator new and delete call these four. noinline keeps GCC from warning of a mismatch between
-// operator new and free().
+// The other forms of operator new and delete call these four, except for the forms with std::align_val_t, which this
+// file does not replace. noinline keeps GCC from warning of a mismatch between operator new and free().
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* data = voxgrad::fail_now() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
   return data ? data : throw std::bad_alloc();

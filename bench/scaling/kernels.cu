@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kInFlight = 4;  // loads of 16 bytes that each thread has in flight
-// Approximately the shared memory of NCCL's CTAs. No CTA of a convolution fits on the same SM.
+// Shared memory per CTA, similar to NCCL's. A convolution with one CTA per SM cannot use an SM that runs such a CTA.
 constexpr int kSharedBytes = 64 * 1024;
 
 void check_cuda(cudaError_t code) { voxgrad::check(code == cudaSuccess, "scaling", cudaGetErrorString(code)); }

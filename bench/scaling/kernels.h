@@ -8,8 +8,8 @@
 
 namespace scaling {
 
-/// Queues a kernel of `blocks` CTAs that multiplies a tensor by `factor` and runs for at least `microseconds`. Tensors
-/// of dtypes other than f32 and bf16 keep their values.
+/// Queues a kernel of `blocks` CTAs that multiplies a tensor by `factor` and runs for at least `microseconds`.
+/// Multiplies only whole groups of 16 bytes. Tensors of dtypes other than f32 and bf16 keep their values.
 void queue_reduction(const voxgrad::Tensor& tensor, float factor, double microseconds, int blocks,
                      const voxgrad::cuda::Stream& stream);
 /// Returns the name of a GPU: "NVIDIA H100 80GB HBM3".

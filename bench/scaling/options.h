@@ -1,4 +1,4 @@
-// Command-line options of scaling.
+// Command-line options of the benchmark bench/scaling.cpp.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Options {
   std::string wire = "f32";
   double bucket_mb = 25;
   int64_t batch = 2, size = 128;
-  int64_t depth = 0;  ///< voxels along D of the volume of --what spatial; 0: same as size
+  int64_t depth = 0;  ///< depth of the volume of --what spatial, in voxels; 0: same as size
   int warmup = 3, rounds = 3, steps = 20;
   std::string trace;
 

@@ -13,7 +13,7 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-/// wait() makes the current stream wait for the reduction; the host does not wait.
+/// A simulated collective. wait() makes the current stream wait for the collective; the host does not wait.
 class SimulatedWork final : public vg::distributed::Work {
  public:
   SimulatedWork(const vg::Tensor& tensor, int device) : done(device), tensor_(tensor) {}

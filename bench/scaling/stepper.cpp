@@ -92,7 +92,7 @@ Execution::Execution(const Bench& bench, bool graph, std::function<void()> step)
     graph_.emplace(bench.device().index).capture(step_);
     bench.world.barrier();
   }
-  (*this)();  // also without a graph, so that both kinds of execution take the same number of steps
+  (*this)();  // one step in both cases, so that the eager and the captured run take the same number of steps
 }
 
 void each_execution(const Bench& bench, const std::function<void(bool graph)>& f) {

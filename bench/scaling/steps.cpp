@@ -26,7 +26,8 @@ double jitter_of(const Bench& bench, Execution& step) {
     step();
     events[static_cast<size_t>(i)].record();
   }
-  std::vector<double> ms;  // without the first step, which the host did not queue in advance
+  // The first step is excluded: its duration includes the time that the host takes to queue it.
+  std::vector<double> ms;
   for (size_t i = 2; i < events.size(); ++i) ms.push_back(events[i].elapsed_ms_since(events[i - 1]));
   if (ms.size() < 2) return 0;
   const double mean = std::accumulate(ms.begin(), ms.end(), 0.0) / static_cast<double>(ms.size());
@@ -44,7 +45,7 @@ bool same_on_all_ranks(const Bench& bench, uint64_t value) {
   return true;
 }
 
-/// Writes a trace of three steps of all ranks that are threads of this process.
+/// Writes a trace of three steps. The trace contains all ranks that run as threads of this process.
 void write_trace(const Bench& bench, Stepper& stepper) {
   // stop() waits for the GPUs of all ranks. Until stop() returns, the mutex keeps the other ranks from starting a
   // collective.
@@ -185,7 +186,8 @@ void measure_buckets(const Bench& bench) {
     world.take();
     ordered_json sizes;
     std::vector<Timeline> timelines = observe(bench, stepper, world, sizes);
-    if (timelines.size() > 1) timelines.erase(timelines.begin());  // the host did not queue the first step in advance
+    // Exclude the first step: its duration includes the time that the host takes to queue it.
+    if (timelines.size() > 1) timelines.erase(timelines.begin());
     ordered_json ready = ordered_json::array();
     for (size_t b = 0; b < sizes.size(); ++b)
       ready.push_back(median_of(timelines, [b](const Timeline& t) { return t.ready[b]; }));

@@ -55,7 +55,7 @@ VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
     return uniform_float(r.v[j]);
 }
 
-/// Rounds a uniform number to T. Returns the largest value below 1 if it would round to 1.
+/// Rounds the uniform number `u` to T. Returns the largest T below 1 if `u` would round to 1.
 template <class T>
 VG_HOST_DEVICE T rounded_uniform(compute_t<T> u) {
   constexpr compute_t<T> kMaxBelowOne = std::is_same_v<T, Float16> ? 1 - 0x1p-11f : 1 - 0x1p-8f;

@@ -11,7 +11,8 @@ namespace {
 
 constexpr size_t kChunk = 1 << 16;
 
-/// Returns zlib's error message without its prefix, the file descriptor: "<fd:5>: incorrect data check".
+/// Removes the file descriptor from an error message of zlib: "<fd:5>: incorrect data check" becomes "incorrect data
+/// check".
 std::string_view without_source(std::string_view message) {
   const size_t end = message.starts_with("<fd:") ? message.find(": ") : std::string_view::npos;
   return end == std::string_view::npos ? message : message.substr(end + 2);
@@ -38,7 +39,7 @@ size_t UnpackedFile::read(void* to, size_t bytes) {
     const int got = gzread(handle_.get(), static_cast<char*>(to) + done, want);
     int error = Z_OK;
     const char* message = gzerror(handle_.get(), &error);
-    file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream has no end");
+    file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream is incomplete");
     file_.check(got >= 0 && error == Z_OK, "damaged: ", without_source(message));
     if (got == 0) break;
     done += static_cast<size_t>(got);

@@ -92,7 +92,7 @@ int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shap
     empty |= size == 0;
     overflow |= __builtin_mul_overflow(bits, std::max<int64_t>(size, 1), &bits);
   }
-  file.check(!overflow, what, "the bits of shape ", shape, ' ', dtype, " do not fit in 64 bits");
+  file.check(!overflow, what, "the number of bits of ", shape, ' ', dtype, " does not fit in 64 bits");
   file.check(empty || bits % 8 == 0, what, shape, ' ', dtype, " takes ", bits, " bits, not a whole number of bytes");
   return empty ? 0 : bits / 8;
 }

@@ -37,7 +37,8 @@ class NpyFile {
   std::shared_ptr<const Body> body_;
 };
 
-/// Writes a tensor on any device atomically, as version 1.0 in C order. Throws for bf16, which NumPy does not support.
+/// Writes a tensor as version 1.0 in C order, atomically. The tensor may be on any device. Throws for bf16, which NumPy
+/// does not support.
 void save_npy(const std::filesystem::path& path, const Tensor& tensor);
 
 }  // namespace voxgrad

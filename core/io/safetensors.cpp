@@ -1,5 +1,7 @@
-// The header is parsed value by value. A JSON document would keep only the last of two equal keys, so repeated keys,
-// which other readers may interpret differently, could not be detected.
+// Reads and writes safetensors files.
+//
+// The header is parsed value by value, so that repeated keys are detected; other readers may interpret them
+// differently. A parsed JSON document would keep only the last of two equal keys.
 #include "core/io/safetensors.h"
 
 #include <zlib.h>
@@ -73,7 +75,7 @@ class Checksum {
   }
 
  private:
-  std::map<std::string, std::string> tensors_;  ///< JSON by name
+  std::map<std::string, std::string> tensors_;  ///< tensor name -> JSON array of dtype, shape and CRC-32
 };
 
 /// The description of a tensor in the header, before the description is checked.
@@ -106,9 +108,9 @@ class HeaderReader {
 
  private:
   void take_entry(const std::string& name, const JsonValue& value) {
-    file_.check(names_.insert(name).second, "tensor ", in_quotes(name), " occurs twice");
-    const bool no_metadata =
-        name == kMetadataKey && value.type == "null";  // accepted by the reference implementation, too
+    file_.check(names_.insert(name).second, "header entry ", in_quotes(name), " occurs twice");
+    // The reference implementation also accepts null instead of metadata.
+    const bool no_metadata = name == kMetadataKey && value.type == "null";
     file_.check(no_metadata || value.type == "an object", "header entry ", in_quotes(name),
                 " must be an object, found ", value.type);
     if (name != kMetadataKey) claim_ = &claims[name];
@@ -164,14 +166,14 @@ std::string read_header(InputFile& file) {
   std::string header(length, '\0');
   file.read(header.data(), header.size());
   file.check(header.starts_with('{'), "the header must begin with '{'", format);
-  // The JSON lexer treats a zero byte as the end of the text.
   file.check(header[header.find_last_not_of(" \t\r\n")] == '}',
              "the header must end with '}', optionally followed by white space");
+  // The JSON lexer would ignore everything after a zero byte.
   file.check(header.find('\0') == std::string::npos, "the header contains a zero byte");
   return header;
 }
 
-/// Converts the descriptions to entries. Throws unless their ranges cover `bytes` bytes without gaps and overlaps.
+/// Converts the descriptions to entries. Throws unless their ranges cover `bytes` bytes without gaps or overlaps.
 std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
                                                        const std::map<std::string, Claim>& claims, int64_t bytes) {
   using Item = std::pair<const std::string, Claim>;

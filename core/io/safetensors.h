@@ -22,8 +22,8 @@ struct LoadSafetensorsOptions {
   /// Skips tensors of dtypes that voxgrad does not support (I8, I16, U16, U32, U64, C64, F8_*, F6_*, F4) instead of
   /// throwing Error.
   bool skip_unsupported = false;
-  /// Maximum size of the header, and of all tensors that one call loads. If it is exceeded, Error is thrown before
-  /// anything is loaded.
+  /// Limits the size of the header, and the total size of the tensors that one call loads, in bytes. If a limit is
+  /// exceeded, throws Error before anything is loaded.
   int64_t max_bytes = INT64_MAX;
 };
 
@@ -42,13 +42,13 @@ class SafetensorsFile {
  public:
   /// Reads the header. `op` is the prefix of error messages. Throws Error if the file cannot be read or violates the
   /// format: a header of more than 100 MB or beyond the end of the file, invalid JSON, unknown or repeated keys, an
-  /// unknown dtype, more than 8 axes, sizes that overflow, or byte ranges that differ from shape and dtype, overlap,
+  /// unknown dtype, more than 8 axes, sizes that overflow, or byte ranges that do not match shape and dtype, overlap,
   /// leave gaps or do not end with the file.
   explicit SafetensorsFile(const std::filesystem::path& path, const LoadSafetensorsOptions& options = {},
                            const char* op = "SafetensorsFile");
   ~SafetensorsFile();
 
-  /// Returns all tensors of the file, including those that cannot be loaded.
+  /// Returns the descriptions of all tensors of the file, including tensors of unsupported dtypes.
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const Metadata& metadata() const { return metadata_; }
   /// Returns whether the file was saved with a checksum.
@@ -85,8 +85,9 @@ struct SaveSafetensorsOptions {
   bool checksum = false;
 };
 
-/// Writes at least one tensor atomically. Tensors may be on any device and have any strides. Throws Error if a name is
-/// not UTF-8, if a tensor is called "__metadata__", or if a key of `metadata` is "voxgrad.crc32".
+/// Writes tensors atomically. They may be on any device and have any strides. Throws Error if `tensors` is empty, if a
+/// tensor is undefined or named "__metadata__", if a name or an entry of `metadata` is not UTF-8, or if a key of
+/// `metadata` is "voxgrad.crc32".
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata = {},
                       const SaveSafetensorsOptions& options = {});
 

@@ -2,7 +2,8 @@
 // results read neighboring inputs for any stride and dilation (ops/detail/conv_geometry.h):
 //
 //   fprop, wgrad: y[q] reads x[q * stride + k * dilation - padding]
-//   dgrad:        x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride] if that is an integer
+//   dgrad:        x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride],
+//                 if the index of y is an integer
 //
 // Dgrad has one phase for each residue of the *results* modulo the stride. Fprop has one phase for each residue of the
 // *inputs*; the result is the sum over the phases. The inputs of a phase, residue, residue + stride, ..., form a dense

@@ -18,7 +18,7 @@ void convolve(const ConvCall& call) {
   const bool transposed = call.pass == ConvPass::dgrad;
   check_positions(call.op, transposed ? out : in, w, transposed ? in : out, call.geometry);
   check(w.numel() / std::max<int64_t>(out.size[1] / call.geometry.groups, 1) < INT32_MAX - 256, call.op,
-        "the CUDA kernels take fewer than 2^31 weights an output channel");
+        "the CUDA kernels support fewer than 2^31 weights per output channel, summed over the groups");
   const Launch launch(result);
   const ConvProblem problem = conv_problem(call.pass, in, out, w, call.geometry);
   const auto plan = choose(problem);

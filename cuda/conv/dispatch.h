@@ -1,4 +1,4 @@
-// The call of a convolution, and the host functions of the kernel families.
+// The arguments of a convolution, and the host functions that launch each kernel family.
 #pragma once
 
 #include "cuda/conv/choose.h"

@@ -1,3 +1,4 @@
+// The list of the compiled tiles.
 #include "cuda/conv/instances.h"
 
 namespace voxgrad::cuda {
@@ -10,9 +11,14 @@ std::vector<ConvInstance*>& list() {
 
 }  // namespace
 
-ConvInstance::ConvInstance(ConvPass of_pass, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
-                           int of_multiprocessor)
-    : pass(of_pass), kernel(which), arithmetic(of), width(tile_width), rows(tile_rows), blocks(of_multiprocessor) {
+ConvInstance::ConvInstance(ConvPass conv_pass, ConvKernel conv_kernel, ConvArithmetic conv_arithmetic, int tile_width,
+                           int tile_rows, int tile_blocks)
+    : pass(conv_pass),
+      kernel(conv_kernel),
+      arithmetic(conv_arithmetic),
+      width(tile_width),
+      rows(tile_rows),
+      blocks(tile_blocks) {
   list().push_back(this);
 }
 

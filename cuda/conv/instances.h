@@ -14,16 +14,20 @@ namespace voxgrad::cuda {
 /// One compiled tile of a kernel. Objects are never destroyed.
 struct ConvInstance {
   /// Adds the instance to conv_instances().
-  ConvInstance(ConvPass of_pass, ConvKernel which, ConvArithmetic of, int tile_width, int tile_rows,
-               int of_multiprocessor);
+  ConvInstance(ConvPass conv_pass, ConvKernel conv_kernel, ConvArithmetic conv_arithmetic, int tile_width,
+               int tile_rows, int tile_blocks);
 
   ConvPass pass;  ///< wgrad, or fprop for kernels that compute fprop and dgrad
   ConvKernel kernel;
   ConvArithmetic arithmetic;
-  int width;   ///< columns of the tile; for wgmma kernels, columns of the product
-  int rows;    ///< fprop_dgrad and wgrad: m64 tiles of a warpgroup; small_channel: rows; mma_sync: 0
-  int blocks;  ///< fprop_dgrad: bytes of a row in shared memory; wgrad: channels of a row of x; small_channel: CTAs per
-               ///< SM; mma_sync: 0
+  /// fprop_dgrad and wgrad: columns of the product. mma_sync for the weight gradient: rows of the tile. Otherwise
+  /// columns of the tile.
+  int width;
+  /// fprop_dgrad and wgrad: m64 tiles of a warpgroup. small_channel for fprop and dgrad: rows of the tile. Otherwise 0.
+  int rows;
+  /// fprop_dgrad: bytes of a row in shared memory. wgrad: input channels of a row of x. small_channel for fprop and
+  /// dgrad: CTAs per SM. Otherwise 0.
+  int blocks;
   std::atomic<int64_t> launches = 0;
 };
 

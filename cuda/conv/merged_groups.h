@@ -1,8 +1,8 @@
 // Computes several groups of few channels as one group, because tensor cores multiply blocks of at least 16 channels.
 //
-// The weights become those of a convolution with fewer groups. They are zero where the input channel and the output
-// channel belong to different groups; a weight gradient of such a pair is discarded. An infinity or NaN in one group
-// therefore causes NaN in the groups that are merged with it.
+// The weights of all groups form one larger weight tensor. Its elements are zero where the input channel and the output
+// channel belong to different groups, and the gradients of these elements are discarded. Because the kernels multiply
+// the zeros by inputs, an infinity or NaN in one group causes NaN in the groups that are merged with it.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// The description of a convolution from which plans are made, and of the GPU. Plans are pure functions of the problem
-// and are tested on the host.
+// The descriptions of a convolution and of a GPU from which planners choose kernels and tiles. A plan depends only on
+// the problem, so that tests can check plans without a GPU.
 #pragma once
 
 #include <string>

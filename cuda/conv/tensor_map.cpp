@@ -23,7 +23,7 @@ auto encoder(const char* op) {
 #endif
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
-  check(encode, op, "the driver does not know tensor maps");
+  check(encode, op, "the CUDA driver does not provide cuTensorMapEncodeTiled");
   return encode;
 }
 
@@ -70,9 +70,9 @@ CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
   const CUresult status = encoder(op)(&map, type, static_cast<cuuint32_t>(tensor.rank), tensor.data, sizes, strides,
                                       box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, op, "the driver does not describe boxes of ", tensor.box[0], " channels x ",
+  check(status == CUDA_SUCCESS, op, "cuTensorMapEncodeTiled rejected boxes of ", tensor.box[0], " channels x ",
         tensor.box[1], " x ", tensor.box[2], " of a tensor of ", tensor.size[0], " x ", tensor.size[1], " x ",
-        tensor.size[2], " to its copy engine: CUresult ", static_cast<int>(status));
+        tensor.size[2], ": CUresult ", static_cast<int>(status));
   return map;
 }
 

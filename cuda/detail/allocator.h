@@ -14,8 +14,8 @@
 namespace voxgrad::cuda {
 
 /// The memory of one GPU. Allocation is stream-ordered: a block belongs to the stream for which it was allocated, and
-/// is reused only for that stream. Work that the next owner queues there runs after the work of the previous owner, so
-/// that no wait is needed. All members may be called from any thread.
+/// is reused only for that stream. Work of the block's next owner is queued after the work of the previous owner in the
+/// same stream, so that no wait is needed. All members may be called from any thread.
 ///
 /// The allocator takes segments from the driver: 2 MiB for requests up to 1 MiB, 20 MiB for requests below 10 MiB,
 /// otherwise multiples of 2 MiB. A segment is a chain of blocks. Blocks are split for smaller requests and merged with
@@ -27,7 +27,7 @@ class Allocator {
   static Allocator& of(int device);
 
   /// Returns at least `bytes` bytes, aligned to 512 bytes, for use on `stream`; null for 0 bytes. If the driver has no
-  /// memory left, returns the cache to the driver and tries again. Throws OutOfMemoryError.
+  /// memory left, returns the cache to the driver and tries again. Throws OutOfMemoryError if this fails, too.
   void* allocate(size_t bytes, cudaStream_t stream);
   /// Frees a block that was last used on `stream`. If the block belongs to another stream, that stream waits for
   /// `stream`.
@@ -47,7 +47,8 @@ class Allocator {
 
  private:
   struct Block;
-  /// Orders by kind and stream, then by size and address: the first block that is not below a request is its best fit.
+  /// Orders blocks by `small` and stream, then by size and address. The first block that is not less than a request is
+  /// the best fit.
   struct BestFit {
     bool operator()(const Block* a, const Block* b) const;
   };
@@ -55,13 +56,13 @@ class Allocator {
   struct Block {
     char* data;
     size_t bytes;
-    size_t requested;  ///< bytes that the caller requested; of a live block
+    size_t requested;  ///< bytes that the caller requested; valid for live blocks
     cudaStream_t stream;
-    bool small;  ///< in a segment for small requests
+    bool small;  ///< the block is in a segment for small requests
     bool free;
     Block* previous;  ///< neighbors in the segment
     Block* next;
-    FreeBlocks::node_type entry;  ///< node of a live block, so that freeing the block needs no memory
+    FreeBlocks::node_type entry;  ///< node of free_, kept while the block is live, so that freeing cannot fail
   };
 
   explicit Allocator(int device) : device_(device) {}

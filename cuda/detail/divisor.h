@@ -8,8 +8,8 @@
 namespace voxgrad::cuda {
 
 /// A divisor whose magic number is computed on the host, so that a kernel divides with one multiplication, one addition
-/// and one shift instead of an integer division. Dividends are non-negative and below 2^31, as 32-bit integers of
-/// either signedness. The divisor is in [1, 2^31).
+/// and one shift instead of an integer division. Dividends are int or unsigned and in [0, 2^31). The divisor is in
+/// [1, 2^31).
 /// T. Granlund, P. L. Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994.
 class Divisor {
  public:
@@ -35,7 +35,7 @@ class Divisor {
     return static_cast<T>((high + n) >> shift_);
   }
 
-  /// Returns number % value() and replaces `number` by number / value(): removes the last digit of a number in a mixed
+  /// Returns number % value() and replaces `number` by number / value(): removes the last digit of `number` in a mixed
   /// radix.
   template <class T>
   VG_HOST_DEVICE T take_digit(T& number) const {
@@ -51,8 +51,8 @@ class Divisor {
   uint32_t shift_ = 0;
 };
 
-/// Returns number % base and replaces `number` by number / base. For bases that are compile-time constants or used
-/// once.
+/// Returns number % base and replaces `number` by number / base. Use Divisor::take_digit() instead if the base is a
+/// run-time value that is used more than once.
 template <class T>
 VG_HOST_DEVICE T take_digit(T& number, int base) {
   const T digit = number % static_cast<T>(base);

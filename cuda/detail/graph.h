@@ -1,4 +1,4 @@
-// CUDA graph capture, as the rest of cuda/ uses it. Private to cuda/.
+// Functions for kernels and allocations that may run during the capture of a CUDA graph. Private to cuda/.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,18 +7,19 @@
 
 namespace voxgrad::cuda {
 
-/// Returns whether any thread captures work of this device. No thread may wait for the whole device during a capture.
+/// Returns whether any thread is capturing work of this device. During a capture, no thread may wait for the whole
+/// device.
 bool capture_under_way(int device) noexcept;
 
-/// Throws Error "<op>: <why> while a CUDA graph is being captured" if this thread captures work of the device.
+/// Throws Error "<op>: <why> while a CUDA graph is being captured" if this thread is capturing work of the device.
 void refuse_in_capture(const char* op, int device, const char* why);
 
 /// GPU memory for numbers that change from replay to replay, such as a learning rate.
 struct ReplayNumbers {
   void* data = nullptr;  ///< null outside of a capture: the numbers are then kernel arguments
-  bool refresh = false;  ///< a replay is about to begin: write `data` and launch nothing else
+  bool refresh = false;  ///< true before a replay: the caller must write `data` and launch nothing else
 };
-/// Returns `bytes` bytes for the next kernel that has such numbers.
+/// Returns `bytes` bytes of memory for the numbers of the next kernel.
 ReplayNumbers replay_numbers(size_t bytes);
 
 }  // namespace voxgrad::cuda

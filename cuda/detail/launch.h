@@ -31,7 +31,8 @@ inline constexpr int kMaxDevices = 64;
 /// Returns the current stream of `device` on this thread; null is CUDA's default stream.
 cudaStream_t current_stream(int device) noexcept;
 
-/// The device and the stream of one call's kernels. Makes the device of the view current for its lifetime.
+/// The device and the stream on which an operation launches its kernels. Makes the device of `view` CUDA's current
+/// device as long as the object exists.
 struct Launch {
   explicit Launch(const View& view) : device(view.device), guard(view.device), stream(current_stream(view.device)) {}
 
@@ -40,8 +41,8 @@ struct Launch {
   cudaStream_t stream;
 };
 
-/// Scratch memory of one call, from the caching allocator. It may be destroyed as soon as the kernels that use it are
-/// queued, because the next owner of the memory is ordered after them in the same stream. Throws OutOfMemoryError.
+/// Scratch memory of one call, from the caching allocator. A Workspace may be destroyed as soon as the kernels that use
+/// it are queued: the memory is reused only by later work in the same stream. Throws OutOfMemoryError.
 class Workspace {
  public:
   Workspace(const Launch& launch, size_t bytes);
@@ -59,8 +60,8 @@ class Workspace {
   cudaStream_t stream_;
 };
 
-/// The last out-of-range index that a kernel found. Kernels write it to page-locked host memory. The next host wait for
-/// the GPU throws the error; no wait is added for it.
+/// The last out-of-range index that a kernel found. Kernels write this report to page-locked host memory, so that the
+/// check itself never waits. The next operation that waits for the GPU throws the error.
 struct IndexError {
   int64_t index;
   int64_t size;    ///< size of the axis
@@ -76,12 +77,12 @@ void check_indices(int device);
 
 /// Default number of threads per CTA.
 inline constexpr int kBlock = 256;
-/// Upper bound of grid sizes: with at most 1024 threads per CTA, an index below 2^31 plus the stride of the grid stays
-/// below 2^32.
+/// Upper bound of grid sizes. A grid then has at most 2^30 threads, so that kernels can add the number of threads to an
+/// index below 2^31 in uint32_t without overflow.
 inline constexpr int64_t kMaxGrid = int64_t{1} << 20;
 
-/// Returns the number of CTAs for a grid-stride loop over `count` items, `per_block` of which a CTA handles in one
-/// iteration: at least 1 and at most kMaxGrid.
+/// Returns the number of CTAs for a grid-stride loop over `count` items: at least 1 and at most kMaxGrid. A CTA handles
+/// `per_block` items in one iteration.
 inline unsigned grid_size(int64_t count, int per_block = kBlock) {
   return static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, per_block), 1, kMaxGrid));
 }
@@ -90,7 +91,7 @@ inline unsigned grid_size(int64_t count, int per_block = kBlock) {
 /// limit, so that threads that launch the same kernel do not interfere.
 void allow_shared(const void* kernel, int bytes);
 
-/// dispatch() of core/dtype.h for kernels on CUDA.
+/// Calls dispatch() of core/dtype.h, with "CUDA" as the name of the device in error messages.
 template <class... Ts, class F>
 void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
   dispatch(types, dtype, op, "CUDA", std::forward<F>(f));
@@ -121,7 +122,7 @@ struct IndexCheck {
   }
 };
 
-/// Index of this thread in the grid, and the number of threads in the grid. The loop
+/// Return the index of this thread in the grid, and the number of threads in the grid. The loop
 /// for (int64_t i = thread_index(); i < count; i += thread_count()) covers any count.
 __device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 __device__ inline int64_t thread_count() { return int64_t{gridDim.x} * blockDim.x; }

@@ -8,8 +8,8 @@
 namespace voxgrad::cuda {
 
 /// Queues a copy of `bytes` bytes from host memory to `to` on `device`. `from` may be reused when the call returns. The
-/// bytes pass through a ring of page-locked buffers of 16 MiB per stream; the call waits only if earlier copies of the
-/// stream fill the ring.
+/// bytes pass through page-locked buffers, 16 MiB per stream. The call waits only if earlier copies of the stream still
+/// occupy all buffers.
 void upload(void* to, const void* from, size_t bytes, int device, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda

@@ -79,7 +79,7 @@ std::vector<std::string> read_names(const InputFile& file, const Values& values,
     const JsonValue& right = is_list ? values.find({key, left, ""})->second : entry->second;
     const bool is_name = right.type == "a string";
     const std::optional<int64_t> number = is_name ? parse_integer(left) : right.integer;
-    file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no number");
+    file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no integer number");
     file.check(names.emplace(*number, is_name ? right.text : left).second, in_quotes(key), ": number ", *number,
                " occurs twice");
   }
@@ -146,7 +146,7 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
 /// Throws if dataset.json contains a key that changes nnU-Net's treatment of the dataset and is not supported.
 void check_supported(const InputFile& file, const Values& values) {
   file.check(!values.contains({"regions_class_order"}),
-             "'regions_class_order' belongs to labels that are regions, which are not supported");
+             "'regions_class_order' requires regions, which are not supported");
   file.check(!values.contains({"dataset"}),
              "'dataset', a list of cases, is not supported; put the cases into imagesTr and labelsTr");
   const auto reader = values.find({"overwrite_image_reader_writer"});
@@ -167,8 +167,8 @@ DatasetFolder::DatasetFolder(const fs::path& path) : folder(path) {
   classes = read_names(file, values, "labels", 2, 256);
   for (size_t i = 0; i < classes.size(); ++i) {
     file.check(classes[i] != "background" || i == 0, "'labels': 'background' must be 0, is ", i);
-    file.check(classes[i] != "ignore" || i + 1 == classes.size(), "'labels': 'ignore' must be the highest label, is ",
-               i, " of 0 .. ", classes.size() - 1);
+    file.check(classes[i] != "ignore" || i + 1 == classes.size(), "'labels': 'ignore' must be the highest label, ",
+               classes.size() - 1, ", is ", i);
   }
   if (classes.back() == "ignore") {
     classes.pop_back();

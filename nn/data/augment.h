@@ -16,7 +16,9 @@ namespace voxgrad::data {
 struct AugmentStep {
   double p;  ///< probability that the step applies to a sample
   double low, high;
-  double channel_p = 1;  ///< probability that the step then applies to a channel; used by steps with channel parameters
+  /// Probability that a channel is changed if the step applies to the sample. Only the steps with parameters in
+  /// AugmentParams::Channel use it.
+  double channel_p = 1;
 };
 
 /// Options of Augmentation, in the order in which the steps run. The defaults are those of nnU-Net v2
@@ -106,11 +108,11 @@ class Augmentation {
   std::vector<AugmentParams> draw(int64_t samples, int64_t channels, Generator& random) const;
 
   /// Applies the steps to a batch and returns new tensors. The input is (N, C, D, H, W) of a floating dtype; the result
-  /// has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target contains class
-  /// indices below 2^24 of an integer dtype, (N, 1, D, H, W) or (N, D, H, W), and is resampled with the input by
-  /// nearest-neighbor interpolation. The target may be undefined. Records no graph. Throws Error for other shapes,
-  /// dtypes or devices, for a result larger than the input, and if the parameters are for another number of samples or
-  /// channels.
+  /// has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target is
+  /// (N, 1, D, H, W) or (N, D, H, W) of an integer dtype and contains class indices below 2^24. It is rotated, scaled,
+  /// deformed and mirrored like the input, with nearest-neighbor interpolation. The target may be undefined. Records no
+  /// graph. Throws Error for other shapes, dtypes or devices, for a result larger than the input, and if the parameters
+  /// are for another number of samples or channels.
   Sample apply(const Sample& batch, const std::vector<AugmentParams>& params) const;
 
   /// Draws parameters and applies them: apply(batch, draw(N, C, random)).

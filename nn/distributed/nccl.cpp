@@ -76,7 +76,7 @@ class NcclCommunicator : public Communicator {
     std::shared_ptr<Event> over;  // recorded after the collective
     Clock::time_point begun;      // when the host queued it
   };
-  /// Calls NCCL.
+  /// Queues a collective on `stream`. Returns the status of NCCL.
   ncclResult_t queue(const Collective& c, cudaStream_t stream) const;
   Progress progress();
 
@@ -93,7 +93,7 @@ class NcclCommunicator : public Communicator {
 class NcclCommunicator::NcclWork : public Work {
  public:
   NcclWork(std::shared_ptr<Event> over, Tensors tensors) : over_(std::move(over)), tensors_(std::move(tensors)) {}
-  ~NcclWork() override {  // waits before the memory of the tensors returns to the current stream
+  ~NcclWork() override {  // the current stream must wait before it reuses the memory of the tensors
     try {
       wait();
     } catch (const Error&) {  // the device is lost
@@ -102,7 +102,7 @@ class NcclCommunicator::NcclWork : public Work {
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
-  bool test() override { return false; }  // NCCL makes progress without calls
+  bool test() override { return false; }  // does not poll, because NCCL makes progress without calls
   void wait() override {
     if (const auto over = std::exchange(over_, nullptr)) over->wait();
   }
@@ -155,7 +155,7 @@ Progress NcclCommunicator::progress() {
 }
 
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
-  // Records the call before NCCL is called, because NCCL may not return if the ranks' calls differ.
+  // Record the call before NCCL is called, because NCCL may not return if the ranks' calls differ.
   ++calls_;
   if (rendezvous_) rendezvous_->add_call(collective.call(rank()));
   const DeviceGuard guard(device().index);
@@ -278,7 +278,7 @@ bool nccl_available() { return true; }
 void set_environment() {
   // NCCL does not guarantee that sums in NVLink switches have the same order in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // With eight hardware queues, a queue that waits for an event delays launches on the others:
+  // With eight hardware queues, a queue that waits for an event delays launches on the others; see
   // docs/how-distributed-works.md.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
 }

@@ -125,7 +125,7 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
         fields.size() + 1);
   validate(options);
   check(tracker >= 0 && tracker < options.growth_interval, kOp, "growth_tracker must lie in [0, growth_interval), got ",
-        tracker, " of ", options.growth_interval);
+        tracker, " with growth_interval ", options.growth_interval);
   if (!keep) return;
   options_ = options;
   initial_tracker_ = tracker;

@@ -1,9 +1,10 @@
 // The weight gradient of convolutions on the CPU: dw(co, ci, tap) = sum over n and o of y(n, co, o) * x(n, ci, i),
 // with i = o * stride - padding + tap * dilation.
 //
-// Tiles of x and y are packed with pieces of their channels innermost. For each tap, the register tile multiplies rows
-// of y by rows of x, shifted by the tap, and sums over voxels. Each thread computes the sums of some (channels, tap)
-// combinations, so no sum is split between threads.
+// Tiles of x and y are packed with pieces of their channels innermost. For each tap, the register tile multiplies the
+// channels of one operand (the rows of the product) by the channels of the other (the columns) and sums over voxels,
+// with x shifted by the tap. Each thread computes the sums of some (channels, tap) combinations, so no sum is split
+// between threads.
 #include <algorithm>
 #include <numeric>
 
@@ -21,8 +22,8 @@ namespace {
 constexpr int64_t kBatchBytes = 16 << 20;
 constexpr int64_t kSumBytes = 16 << 20;
 constexpr int64_t kTileBytes = 2 << 20;
-// Largest number of voxels per tile. A product over a tile is summed in registers. Adding it to memory must cost little
-// in comparison, and the rounding error of the sum must stay small.
+// Largest number of voxels per tile. The product of a tile is summed in registers and then added to memory. Larger
+// tiles need fewer of these additions; smaller tiles have smaller rounding errors.
 constexpr int64_t kTileVoxels = 1024;
 
 /// Channels that are packed next to each other.
@@ -240,8 +241,8 @@ class WeightGradient {
     }
   }
 
-  /// Lists a segment for each row of voxels for which `tap` is inside x along d and h. Returns the length of the
-  /// segments: the number of voxels for which the tap is inside along w.
+  /// Lists the rows of voxels whose `tap` lies inside x along d and h, one segment per row. Returns the length of all
+  /// segments: the number of voxels per row whose tap lies inside x along w.
   int64_t fill_segments(int64_t rows_width, int64_t columns_width, int64_t tap, const std::array<int64_t, 3>& origin,
                         std::vector<TileSegment>& segments) const {
     const auto k = tap_index(tap);

@@ -1,4 +1,4 @@
-// class_sums, the sums over voxels from which losses are computed, and its gradient.
+// Computes class_sums and its gradient. Losses are computed from these sums over the voxels of each class.
 #include <algorithm>
 #include <vector>
 
@@ -11,7 +11,7 @@
 namespace voxgrad::cpu {
 
 void class_sums(const char* op, const View& sums, const View& x, const View& target, const ClassSums& options) {
-  constexpr int64_t kPart = 4096;  // voxels whose sums one thread computes
+  constexpr int64_t kPart = 4096;  // voxels per part; one thread adds up a part
   const int64_t length = x.size[2], classes = x.size[1], sums_per_part = classes * kClassSums;
   const int64_t parts = divide_up(length, kPart), count = x.size[0] * parts;
   std::vector<double> partial(static_cast<size_t>(count * sums_per_part));

@@ -1,4 +1,4 @@
-// Max pooling over (N, C, D, H, W).
+// Max pooling of tensors (N, C, D, H, W) and its gradient.
 #include <limits>
 #include <vector>
 
@@ -19,8 +19,8 @@ struct RowMaxima {
   std::vector<T> values;
   std::vector<int64_t> indices;  // positions of the maxima; -1 for a window that contains only padding
 
-  /// Updates the maxima with one tap. The tap of window o is x[o * stride + shift] if this is inside the input row,
-  /// whose first element has the index `position`.
+  /// Updates the maxima with one tap of each window. The tap of window o is element o * stride + shift of the input row
+  /// x; taps outside the row are skipped. `position` is the index of the row's first element within the channel.
   void update(const T* x, int64_t x_step, int64_t width, int64_t stride, int64_t shift, int64_t position) {
     const int64_t begin = shift < 0 ? divide_up(-shift, stride) : 0;
     const int64_t end = std::min(static_cast<int64_t>(values.size()), (width - 1 - shift + stride) / stride);

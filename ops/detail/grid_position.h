@@ -45,7 +45,7 @@ VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOpt
     at = how.align_corners ? reflect(at, C(0), last, slope) : reflect(at, C(-0.5), size, slope);
   if (how.padding_mode != GridSampleOptions::Padding::zeros) {
     if (!(at > 0 && at < last)) slope = 0;
-    at = at > 0 ? at : 0;  // also for NaN
+    at = at > 0 ? at : 0;  // NaN becomes 0
     at = at < last ? at : last;
   }
   // Clamp to positions just outside of the axis, where all voxels count as zero, so that the index does not overflow.

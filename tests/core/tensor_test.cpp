@@ -115,8 +115,8 @@ TEST(Tensor, HandlesStridesNearThe64BitLimit) {
   const Tensor x = ones({4}, {.dtype = u8});
   const int64_t huge = int64_t{1} << 62;
   EXPECT_ERROR(as_strided(x, {2}, {INT64_MIN}, 3),
-               "as_strided: shape [2] with strides [-9223372036854775808] does not");
-  EXPECT_ERROR(as_strided(x, {2, 2}, {-huge, -huge}, 3), "does not fit in 64 bits");
+               "as_strided: the offsets of shape [2] with strides [-9223372036854775808] do not");
+  EXPECT_ERROR(as_strided(x, {2, 2}, {-huge, -huge}, 3), "do not fit in 64 bits");
   EXPECT_ERROR(as_strided(x, {2}, {INT64_MIN + 1}, 3), "reaches outside a storage of 4 elements");
   EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MAX), "reaches outside");
   EXPECT_ERROR(as_strided(x, {2}, {1}, INT64_MIN), "reaches outside");
@@ -135,7 +135,7 @@ TEST(Tensor, HandlesSizesNearThe64BitLimit) {
   const Tensor x = empty({0, huge});
   EXPECT_ERROR(pad(x, {huge, huge}), "pad: amounts 4611686018427387904 and 4611686018427387904 are too large");
   EXPECT_ERROR(pad(zeros({2}), {INT64_MIN, 0}), "are too large");
-  EXPECT_ERROR(cat({x, x}, 1), "cat: the sizes along axis 1 add up to more than fits in 64 bits");
+  EXPECT_ERROR(cat({x, x}, 1), "cat: the sum of the sizes along axis 1 does not fit in 64 bits");
   EXPECT_ERROR(flatten(empty({0, huge, 4}), 1), "flatten: the number of elements of [4611686018427387904, 4]");
   EXPECT_EQ(flatten(empty({0, huge, 4})).numel(), 0);
   const Tensor wide = empty({huge, 4, 0});

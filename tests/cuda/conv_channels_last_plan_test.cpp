@@ -1,5 +1,5 @@
-// Tests the plans of the channels-last convolutions (cuda/conv/fprop_dgrad, cuda/conv/wgrad) without a GPU: every
-// output, tap and channel is computed once, and tiles and shared memory are within the limits.
+// Tests the plans of the channels-last convolutions (cuda/conv/fprop_dgrad, cuda/conv/wgrad) without a GPU. Tiles must
+// cover every output, boxes must contain each tap and channel once, and shared memory must be within the limits.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -141,8 +141,8 @@ TEST(ConvChannelsLastPlan, RejectsVoxelCountsBeyondInt) {
   EXPECT_FALSE(plan_wgrad(p).has_value());
 }
 
-/// Checks the utilization that the planner's cost model predicts for layers of nnU-Net, so that a change of the planner
-/// that makes them slower is detected.
+/// Checks the utilization that the planner's cost model predicts for layers of nnU-Net. Detects changes of the planner
+/// that make these layers slower.
 TEST(ConvChannelsLastPlan, PredictsHighUtilizationOfNnUNetLayers) {
   const ConvGeometry same_size{{1}, {1}, {1}, 1};
   for (const int64_t channels : {32, 64, 128, 256}) {

@@ -133,7 +133,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
     const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
     if (instance.kernel < cuda::ConvKernel::fprop_dgrad || instance.arithmetic != mode.arithmetic()) continue;
     EXPECT_GT(instance.launches, before[i]) << "never launched: " << instance.width << " columns, " << instance.rows
-                                            << " row tiles, rows of " << instance.blocks << " bytes";
+                                            << " row tiles, blocks " << instance.blocks;
   }
 }
 

@@ -23,7 +23,8 @@ ConvProblem random_problem(Random& random) {
                 .in_channels = up_to(2000),
                 .out_channels = up_to(2000)};
   const bool large = random.chance(0.2);
-  const int long_axis = static_cast<int>(random.integer(0, 2));  // only one, so that the tensors have below 2^63 bytes
+  // Only one axis is long, so that the tensors have fewer than 2^63 bytes.
+  const int long_axis = static_cast<int>(random.integer(0, 2));
   for (int a = 0; a < 3; ++a) {
     ConvGeometry& g = p.geometry;
     const int64_t x = up_to(large && a == long_axis ? 1 << 18 : 200);

@@ -213,7 +213,7 @@ TEST_F(CudaGraph, MemoryIsExclusiveUntilReset) {
   y = {};
   memory::empty_cache(Device::cuda());
   EXPECT_EQ(stats().reserved, reserved);
-  EXPECT_ERROR(graph.replay(), "CUDAGraph: nothing was captured");
+  EXPECT_ERROR(graph.replay(), "CUDAGraph: no graph was captured");
 }
 
 TEST_F(CudaGraph, KeepsMemoryOfDestroyedModel) {
@@ -262,13 +262,13 @@ TEST_F(CudaGraph, RejectsUncapturableOperationsAndRecovers) {
   } cases[] = {
       {[&] { sum(x).item(); }, "copy: results cannot be read by the CPU (item(), to(cpu), printing) while"},
       {[&] { x.to_vector(); }, "copy: results cannot be read by the CPU"},
-      {[&] { x.copy_(host); }, "copy: nothing can be copied from another device while a CUDA graph"},
-      {[&] { host.to(Device::cuda()); }, "copy: nothing can be copied from another device"},
+      {[&] { x.copy_(host); }, "copy: data cannot be copied between devices while a CUDA graph"},
+      {[&] { host.to(Device::cuda()); }, "copy: data cannot be copied between devices"},
       {[&] { synchronize(Device::cuda()); }, "synchronize: cannot wait for the device while"},
       {[&] { memory::empty_cache(Device::cuda()); }, "empty_cache: cannot wait for the device while"},
       {[&] { dropout(x, 0.5, true); }, "uniform: random numbers, which replays would repeat, cannot be drawn while"},
       {[&] { randn({4}, kGpu); }, "normal: random numbers"},
-      {[&] { other.replay(); }, "CUDAGraph: this thread is capturing a graph; a replay cannot be part of it"},
+      {[&] { other.replay(); }, "CUDAGraph: a replay cannot be captured, but this thread is capturing a graph"},
       {[&] { other.capture([] {}); }, "CUDAGraph: this thread is already capturing a graph"},
       {[&] { fail("function", "custom error"); }, "function: custom error"},
   };
@@ -278,7 +278,7 @@ TEST_F(CudaGraph, RejectsUncapturableOperationsAndRecovers) {
       c.function();
     }),
                  c.message);
-    EXPECT_ERROR(graph.replay(), "CUDAGraph: nothing was captured");
+    EXPECT_ERROR(graph.replay(), "CUDAGraph: no graph was captured");
     EXPECT_EQ((x * 0.0).to_vector(), std::vector<double>(64, 0));
   }
   EXPECT_ERROR(graph.capture({}), "CUDAGraph: the function is empty");

@@ -1,5 +1,6 @@
 // Tests the CUDA kernels of group normalization, and of gradients through a preceding ReLU, against the CPU kernels in
-// double: all floating dtypes, contiguous tensors, channels innermost and any strides, between guard bands.
+// double. Covers all floating dtypes and contiguous, channels-last and strided tensors. Guard bands around the tensors
+// detect writes outside of them.
 #include <functional>
 
 #include "ops/create.h"
@@ -51,8 +52,8 @@ double largest(const RandomView& view) {
   return result;
 }
 
-/// Succeeds if each GPU element is within `tolerance` plus one rounding to its dtype of `expected`, and the guards are
-/// unchanged.
+/// Succeeds if the guards are unchanged and each element on the GPU differs from `expected` by at most `tolerance` plus
+/// one rounding to the dtype of the result.
 testing::AssertionResult rounds_to(const RandomView& result, const RandomView& expected, double tolerance) {
   const auto got = result.gpu.to_vector<double>(), want = expected.cpu.to_vector<double>();
   for (size_t i = 0; i < got.size(); ++i) {
@@ -60,7 +61,7 @@ testing::AssertionResult rounds_to(const RandomView& result, const RandomView& e
     const double bound = half_rounding(result.view.dtype) * std::abs(want[i]) + tolerance;
     if (result.inside[i] && std::abs(got[i] - want[i]) <= bound) continue;
     return testing::AssertionFailure() << (result.inside[i] ? "element " : "guard ") << i << " of the buffer is "
-                                       << got[i] << ", expected " << want[i] << " to " << bound;
+                                       << got[i] << ", expected " << want[i] << " +- " << bound;
   }
   return testing::AssertionSuccess();
 }
@@ -71,11 +72,11 @@ enum class Alignment {
   vector        // all tensors are aligned for vector loads
 };
 
-/// Compares the forward and the backward pass with the CPU in double. `center` is the mean of x.
+/// Compares the forward and the backward pass on the GPU with the CPU kernels in double. `center` is the mean of x.
 void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t groups, Layout layout, double center,
                       Alignment alignment) {
   const bool affine = random.chance(0.7);
-  // Use activations only near zero. For large x, rounding in float would move elements across the kink.
+  // Use activations only if `center` is 0. For large x, rounding in float would move elements across the kink.
   const auto random_activation = [&] {
     return ActivationArguments{static_cast<ActivationKind>(random.integer(0, 4)), 0.3};
   };
@@ -84,7 +85,7 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     (random.chance(0.5) ? activations.before : activations.after) = random_activation();
   if (center == 0 && random.chance(0.1)) activations = {random_activation(), random_activation()};
   const DType parameters = random.chance(0.5) ? dtype : wide(dtype);
-  SCOPED_TRACE(concat(dtype, " ", shape, ", ", groups, " groups about ", center, affine ? ", affine in " : ", ",
+  SCOPED_TRACE(concat(dtype, " ", shape, ", ", groups, " groups, center ", center, affine ? ", affine in " : ", ",
                       parameters, ", alignment ", static_cast<int>(alignment), ", activations ",
                       static_cast<int>(activations.before.kind), " and ", static_cast<int>(activations.after.kind)));
   auto volume = [&, seed = static_cast<unsigned>(random.integer(0, 1000))]() mutable {
@@ -113,7 +114,8 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
                           affine ? &v[beta] : nullptr, activations, nullptr);
   }
-  // The backward pass uses the mean and rstd of its device, including their rounding errors.
+  // Each device uses its own mean and rstd in the backward pass. A large `center` makes
+  // their rounding errors large.
   const double tolerance = 2 * rounding(dtype), coarse = center == 0 ? 5 * tolerance : 1000 * tolerance;
   const double terms = std::sqrt(static_cast<double>(shape[0] * shape[2]));
   const auto expect = [&](int i, double bound) {
@@ -190,7 +192,7 @@ Tensor columns(const Shape& shape, DType dtype, double center) {
   return t.to(dtype).permute({0, 2, 1});
 }
 
-// Gaps between samples, positions and channels must not change the results, and repeated runs must agree bitwise.
+// Gaps between samples and between positions must not change the results, and repeated runs must agree bitwise.
 TEST_F(CudaNorm, GroupNormOfSlicesIsBitwiseReproducible) {
   const Shape shape{2, 48, 5001};
   for (const DType dtype : kFloats) {

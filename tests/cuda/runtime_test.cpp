@@ -40,7 +40,7 @@ TEST(CudaDevices, RejectsMissingDeviceWithReason) {
   const std::string prefix = "cuda:" + std::to_string(count) + " is not available: ";
   const std::string allocation = error_of([&] { empty({2}, {.device = missing}); });
   if (count > 0) {
-    EXPECT_EQ(allocation, prefix + "only " + std::to_string(count) + " present");
+    EXPECT_EQ(allocation, prefix + "the number of GPUs is " + std::to_string(count));
   } else {
     const std::string reason = allocation.substr(std::min(allocation.size(), prefix.size()));
     EXPECT_EQ(allocation.substr(0, prefix.size()), prefix);

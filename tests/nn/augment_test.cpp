@@ -124,8 +124,8 @@ Point rotated(Point p, int axis, double degrees) {
   return p;
 }
 
-/// Returns the input position whose value a voxel of the result gets. `from` is the size of the input and `size` is the
-/// size of the result.
+/// Returns the position in the input at which `voxel` of the result is sampled. `from` is the size of the input and
+/// `size` is the size of the result.
 Point source(const AugmentParams& params, const Triple& from, const Triple& size, const Point& voxel,
              const Point& displacement = {}) {
   Point p;

@@ -194,7 +194,8 @@ TEST(GradScaler, ResumesFromASavedState) {
   }
   bad["scale"] = ones({}, {.dtype = f64});
   bad["growth_tracker"] = full({}, 6, {.dtype = i64});
-  EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: growth_tracker must lie in [0, growth_interval), got 6 of 6");
+  EXPECT_ERROR(scaler->load_state_dict(bad),
+               "GradScaler: growth_tracker must lie in [0, growth_interval), got 6 with growth_interval 6");
   bad.erase("scale");
   EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the state has no scale");
 }

@@ -244,6 +244,18 @@ TEST(Profiler, SessionsNestAndOverlap) {
   EXPECT_FALSE(profiler::active());
 }
 
+TEST(Profiler, MemoryBelongsToTheInnermostOperator) {
+  Session profile;
+  {
+    const profiler::Scope outer(profiler::Kind::op, "outer");
+    { const profiler::Scope inner(profiler::Kind::op, "inner"), sibling(profiler::Kind::op, "sibling"); }
+    const Storage block(1000, Device::cpu());
+  }
+  profile.stop();
+  EXPECT_EQ(find(profile.rows(), "outer", "forward")->memory, 1000);
+  EXPECT_EQ(find(profile.rows(), "inner", "forward")->memory, 0);
+}
+
 TEST(Profiler, RejectsReportsWhileRecording) {
   const Session profile;
   EXPECT_ERROR(profile.table(), "call stop()");
@@ -379,7 +391,7 @@ TEST(MemoryAtPeak, CoversAllThreads) {
   EXPECT_EQ(total(profile.memory_at_peak()), memory::stats().peak) << profile.memory_table();
 }
 
-TEST(Profiler, TimesTheDeviceOnCuda) {
+TEST(Profiler, ReportsDeviceTimesOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU";
   const Tensors plain = step(Device::cuda());
   Session profile;

@@ -303,12 +303,13 @@ void add_indexing(std::vector<OpCase>& cases) {
       [=](const Arrays& a, const Dims& i) {
         return a[0]({i[0], at(a[1]({i[1]})), i[2]});
       }));
-  cases.push_back(element_case(
-      "gather", [](const Tensors& t) { return gather(t[0], 1, t[1]); }, {{{2, 3, 2}}, {{2, 4, 2}, Domain::index, 3}},
-      {2, 4, 2},
-      [=](const Arrays& a, const Dims& i) {
-        return a[0]({i[0], at(a[1](i)), i[2]});
-      }));
+  cases.push_back({"gather",
+                   [](const Tensors& t) { return gather(t[0], 1, t[1]); },
+                   {{{2, 3, 2}}, {{2, 4, 2}, Domain::index, 3}},
+                   [=](const Arrays& a) {
+                     return build(a[1].shape, [&](const Dims& i) { return a[0]({i[0], at(a[1](i)), i[2]}); });
+                   }});
+  cases.back().edges = {{{2, 3, 2}, {2, 0, 2}}, {{0, 3, 2}, {0, 4, 2}}};
   cases.push_back(element_case(
       "one_hot", [](const Tensors& t) { return one_hot(t[0], 4); }, {{{2, 3}, Domain::index, 4}}, {2, 3, 4},
       [](const Arrays& a, const Dims& i) {
@@ -323,6 +324,7 @@ void add_indexing(std::vector<OpCase>& cases) {
                      build(a[0].shape, [&](const Dims& i) { return out({at(a[1](i)), i[1]}) += a[0](i); });
                      return out;
                    }});
+  cases.back().edges = {{{0, 2}, {0, 2}}};
 }
 
 }  // namespace

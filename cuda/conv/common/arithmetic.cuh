@@ -1,4 +1,4 @@
-// From the arithmetic and the width that a planner names to the types that kernels are made of.
+// Converts the arithmetic and the tile width of a plan to template arguments of kernels.
 #pragma once
 
 #include "cuda/conv/common/mma.cuh"

@@ -1,5 +1,5 @@
-// Asynchronous copies between global and shared memory by Hopper's TMA, the mbarriers that count their bytes or
-// threads, and the state of one side of a pipeline of stages. What TMA copies is seen by wgmma without a fence.
+// Asynchronous copies between global and shared memory by Hopper's TMA, mbarriers that count copied bytes or arrived
+// threads, and the state of a producer or consumer of a pipeline. wgmma can read data that TMA copied without a fence.
 #pragma once
 
 #include <cuda.h>

@@ -1,10 +1,12 @@
-// Tensor-core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, both operands in shared
-// memory. The accumulators of each of the four warps are those of its m16n8 products in mma.cuh: a warp holds 16 rows.
+// Tensor core products of a warpgroup (wgmma, sm_90a): 64 rows x 8 * kN8 columns x 8 words, with both operands in
+// shared memory. Each of the four warps holds the accumulators of 16 rows, in the layout of the m16n8 products of
+// mma.cuh.
 //
-// An operand is 8 words of 64 rows or of kN8 * 8 columns, as the kernels' descriptors tell: K-major, or of halves M- or
-// N-major. The products run by themselves: until warpgroup_wait() says that they are done, nobody may touch their
-// registers or operands. What ordinary stores write is seen if the threads that wrote call fence_async_proxy() before
-// the barrier that ends their writing; what TMA copies (tma.cuh) needs nothing.
+// Operand A is 64 rows x 8 words, operand B is 8 words x kN8 * 8 columns. Descriptors define their addresses and
+// layouts: K-major, or, for halves only, M-major or N-major. The products run asynchronously. Until warpgroup_wait()
+// returns, no thread may access their accumulators or write to their operands. Threads that write operands with
+// ordinary stores must call fence_async_proxy() before the barrier that publishes the writes. Copies by TMA (tma.cuh)
+// need no fence.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Second kernel of split-K: adds up the ranges of a weight gradient.
+// The second kernel of split-K, which adds the partial weight gradients of all ranges.
 #pragma once
 
 #include "cuda/detail/launch.h"

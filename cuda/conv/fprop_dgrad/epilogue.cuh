@@ -1,5 +1,5 @@
-// How results leave the accumulators: bias, ReLU, rounding, and stores of 16 bytes of a voxel's channels, of single
-// elements at any strides, or of float partial sums (split-K).
+// The epilogue of fprop and dgrad: adds the bias, applies ReLU, rounds, and stores the results. The results are stored
+// as vectors of a voxel's channels, as single elements at any strides, or as float partial sums (split-K).
 #pragma once
 
 #include "cuda/conv/common/wgmma.cuh"

@@ -1,17 +1,18 @@
-// Persistent, warp-specialised ping-pong implicit GEMM for forward convolution (fprop) and its data gradient (dgrad,
-// which is the transposed convolution) of channels-last tensors, on TMA and wgmma:
+// Persistent, warp-specialized implicit GEMM with TMA and wgmma, for the forward convolution (fprop) and its data
+// gradient (dgrad, which is also the transposed convolution) of channels-last tensors:
 //
-//   D[voxel][output channel] = sum over taps and input channels of A[voxel + tap][channel] * B[tap][channel][output
-//   channel]
+//   D[voxel][output channel] =
+//       sum over taps and input channels of A[voxel + tap][input channel] * B[tap][input channel][output channel]
 //
-// A voxel's channels are contiguous, so that a TMA box (some of the channels, and a CTA tile's voxels, with or without
-// their halo) is a swizzled K-major operand as it lies: one row a voxel. Its zero fill is the padding, its element
-// strides part the residues of a stride. A tap is a shift of the operand's start by rows. Weights are read likewise,
-// from (out, taps, in) or (in, taps, out), whichever is contiguous: K-major or N-major.
+// The channels of a voxel are contiguous. A TMA box of some channels of the voxels of a CTA tile, with or without their
+// halo, is therefore a swizzled K-major operand in shared memory, with one row per voxel. The zero fill of TMA provides
+// the padding, and the element strides of TMA separate the residues of a strided convolution. A tap is a shift of the
+// operand's start address by some rows. Weights are loaded in the same way. They are a K-major operand if the input
+// channels are contiguous in memory, or an N-major operand if the output channels are contiguous.
 //
-// Of a dgrad with strides each stride phase is a GEMM of its own, with its own taps. One producer warp loads boxes of
-// inputs, another weights; two consumer warpgroups take the GEMMs in turn (ping-pong): one's epilogue hides behind the
-// other's products.
+// In dgrad with strides, each stride phase is a separate GEMM with its own taps. One producer warp loads boxes of
+// inputs, and another producer warp loads weights. Two consumer warpgroups compute the GEMMs in turn (ping-pong), so
+// that the epilogue of one GEMM overlaps the products of the next. Cooperative warpgroups share every CTA tile instead.
 #pragma once
 
 #include "core/detail/divide.h"

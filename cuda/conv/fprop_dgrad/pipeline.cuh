@@ -1,4 +1,4 @@
-// A ring of stages in shared memory between a warp that has TMA fill them and the warpgroups that multiply.
+// A ring of stages in shared memory between a producer warp, which issues TMA copies, and the consumer warpgroups.
 #pragma once
 
 #include "cuda/conv/common/tma.cuh"

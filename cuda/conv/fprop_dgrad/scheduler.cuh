@@ -1,4 +1,4 @@
-// Static persistent tile scheduler: which work units a CTA takes, and which k-blocks they consist of.
+// Static persistent tile scheduler: the work units of a CTA, and the k-blocks of a work unit.
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/params.h"

@@ -1,4 +1,4 @@
-// float32 tensors as operands of tf32x3: x = high + low, both TF32.
+// Splits float32 tensors into the operands of tf32x3: x = high + low, where high and low are TF32.
 #pragma once
 
 #include <array>

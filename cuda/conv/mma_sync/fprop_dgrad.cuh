@@ -1,16 +1,16 @@
-// Fprop and dgrad on mma.sync, for every geometry that axis_phases.h can describe: a multistage implicit GEMM, a CTA
-// tile a CTA,
+// Fprop and dgrad with mma.sync, for every geometry that axis_phases.h can describe: a multistage implicit GEMM with
+// one CTA tile per CTA.
 //
-//   A: 256 results (a tile of three axes, of one sample and one phase) x 8 words of input channels (a k-block),
-//   B: a k-block x kColumns output channels, for each tap.
+//   A: 256 results (a tile of three axes, in one sample and one phase) x 8 words of input channels (a k-block)
+//   B: a k-block x kColumns output channels, for each tap
 //
-// Why so: the peers read the input anew for each tap. Here a CTA stages the halo of its tile, what all taps of a
-// k-block need, once, in shared memory; a tap is nothing but an offset in it, the same for every thread. Words t and t
-// + 4 of a voxel lie together, since a lane always wants both, and t lies 8 banks from t + 1, so that neighbouring
-// lanes read neighbouring voxels without bank conflicts. The next halo travels through registers, where it is rounded
-// and halves are paired, while this one is multiplied; the weights, packed in the order in which CTAs and lanes want
-// them (pack.cu), follow in three stages. Residues of strided inputs and phases of strided results are apart
-// (axis_phases.h), so that no tap is multiplied for nothing.
+// Other implicit GEMMs read the input again for each tap. Here, a CTA stages the halo of its tile, which holds the
+// inputs of all taps for a k-block, only once. A tap is then an offset into the halo that is equal for all threads.
+// Words of channels are stored 8 banks apart, so that a warp reads 8 neighboring voxels of 4 words without bank
+// conflicts. While one halo is multiplied, the next halo passes through registers, where elements are rounded and
+// halves are packed in pairs. The weights, packed in the order in which CTAs and lanes read them (pack.cu), are copied
+// to a ring of three stages. Residues of strided inputs and phases of strided results are separate problems
+// (axis_phases.h), so that no product is computed unnecessarily.
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"

@@ -1,4 +1,4 @@
-// What the host tells the fprop and dgrad kernel on mma.sync (fprop_dgrad.cuh), and where a CTA tile is.
+// The parameters of the mma.sync kernel for fprop and dgrad (fprop_dgrad.cuh), and the coordinates of a CTA tile.
 #pragma once
 
 #include "cuda/conv/axis_phases.h"

@@ -1,18 +1,19 @@
-// Wgrad on mma.sync: a multistage implicit GEMM over voxels with split-K,
+// Wgrad with mma.sync: a multistage implicit GEMM over voxels with split-K,
 //
 //   w[cy][cx][tap] = sum over samples n and lattice voxels o of  y[n][cy][o] * x[n][cx][o * stride + tap * dil - pad]
 //
-//   A: 16 * kM16 channels of y x 8 words of voxels (a k-block),
-//   B: a k-block x columns; 8 columns are one tap of 8 channels of x.
+//   A: 16 * kM16 channels of y x 8 words of voxels (a k-block)
+//   B: a k-block x columns; 8 columns are one tap of 8 channels of x
 //
-// A CTA takes one k-tile (some voxels of the lattice) after another and stages y's voxels and the halo of x that all
-// its taps need, both as [channel][voxel], which is how contiguous tensors lie in memory anyway; a tap is an offset in
-// the halo. Channels lie 4 banks apart, so that the 8 channels and 4 words that a warp reads at once do not collide.
-// The next k-tile is copied in the background where both fit, and two CTAs an SM hide what is left. As in
-// fprop_dgrad.cuh, residues of strided inputs are classes of their own, folded on the innermost axis. Two halves are a
-// word along voxels, and an odd tap would straddle words: for them x is staged twice, the second time shifted by one.
+// A CTA processes one k-tile (some voxels of the lattice) after another. It stages the voxels of y and the halo of x
+// that its taps read, both as [channel][voxel], which is also the layout of contiguous tensors. A tap is an offset into
+// the halo. Channels are stored 4 banks apart, so that a warp reads 8 channels of 4 words without bank conflicts. If
+// two k-tiles fit into shared memory, the next k-tile is copied in the background; two CTAs per SM hide the remaining
+// latency. As in fprop_dgrad.cuh, each residue of strided inputs is a separate class, and residues along the innermost
+// axis are folded. For halves, a word holds two voxels, and the voxels of an odd tap would straddle two words.
+// Therefore x is staged twice, the second time shifted by one voxel.
 //
-// Split-K: fixed ranges of k-tiles (from the shape alone), whose sums reduce_ranges() adds up in order.
+// Split-K: the ranges of k-tiles depend on the shape alone. reduce_ranges() adds their sums in a fixed order.
 #pragma once
 
 #include "cuda/conv/axis_phases.h"

@@ -1,5 +1,5 @@
 // Plans of 1x1x1 convolutions between a tensor with many channels (wide) and one with few (narrow), such as the last
-// layer of a segmentation network (pointwise.cu). They run on CUDA cores and are bound by memory.
+// layer of a segmentation network (pointwise.cu). Their kernels run on CUDA cores and are bound by memory.
 #pragma once
 
 #include <optional>

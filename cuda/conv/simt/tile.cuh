@@ -1,11 +1,11 @@
-// The tile that the three convolution kernels share, an implicit matrix product in shared memory:
+// The tile of the plain convolution kernels, an implicit matrix product in shared memory:
 //
-//   C[m][n] = sum over k of A[m][k] * B[k][n],   A[m][k] = a[site(m) + row(k)] inside the volume, 0 outside of it
+//   C[m][n] = sum over k of A[m][k] * B[k][n],   A[m][k] = a[site(m) + row(k)] inside the volume, otherwise 0
 //
-// A position in the volume that is read is always a sum of two: one that belongs to m and stays with a thread (a
-// Site), one that belongs to k and stands in a table in shared memory (a Row). For forward and data gradient m is an
-// output voxel and k a (channel, tap); for the weight gradient m is a (channel, tap) and k a voxel. Nothing else
-// differs, so all of them are this product with other sites and rows. Addresses are 64-bit sums, positions 32-bit.
+// The position of an element of A in the volume is the sum of two terms. One term depends on m and is kept by a thread
+// (a Site). The other term depends on k and is stored in a table in shared memory (a Row). In fprop and dgrad, m is an
+// output voxel and k is a (channel, tap). In wgrad, m is a (channel, tap) and k is a voxel. The three kernels differ
+// only in their sites and rows. Addresses are 64-bit sums, positions are 32-bit sums.
 #pragma once
 
 #include <cstdint>
@@ -218,8 +218,8 @@ inline void check_positions(const char* op, const View& x, const View& w, const 
     const double reach = product(geometry.stride[axis], std::max<int64_t>(y.size[axis + 2] - 1, 0)) +
                          product(geometry.dilation[axis], w.size[axis + 2] - 1) +
                          static_cast<double>(geometry.padding[axis]) + static_cast<double>(x.size[axis + 2]);
-    check(reach < kPositionLimit, op, "the CUDA kernels take axes up to 2^30 voxels with stride, dilation and ",
-          "padding, axis ", axis, " reaches ", reach);
+    check(reach < kPositionLimit, op, "the CUDA kernels support positions below 2^30, including stride, dilation ",
+          "and padding; spatial axis ", axis, " reaches ", reach);
   }
 }
 

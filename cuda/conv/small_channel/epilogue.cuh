@@ -1,4 +1,4 @@
-// Parameters of small_channel/fprop_dgrad.cuh, its weights in shared memory, and its epilogue.
+// The parameters, the weights in shared memory and the epilogue of the kernel of fprop_dgrad.cuh.
 #pragma once
 
 #include "cuda/conv/instances.h"

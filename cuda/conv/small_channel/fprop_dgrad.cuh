@@ -1,21 +1,22 @@
-// Fprop and dgrad of up to 16 channels a group: a warp-specialised implicit GEMM on mma.sync whose CTA tile slides
-// along depth. Memory bounds it, not arithmetic: what counts is that inputs are read once and results written in whole
-// lines of memory, whatever the stride and the alignment.
+// Fprop and dgrad of up to 16 channels per group: a warp-specialized implicit GEMM with mma.sync whose CTA tile slides
+// along the depth. The kernel is memory-bound. For every stride and alignment, it reads inputs only once and writes
+// results as whole lines of the volume.
 //
-// A CTA's tile is lines as wide as the volume. Producer warps stage planes of inputs (producer.cuh), eight consumer
-// warps multiply in TF32 (halves are exact in it), and one warp runs the epilogue (epilogue.cuh):
+// A CTA tile consists of lines as wide as the volume. Producer warps stage planes of inputs (producer.cuh), eight
+// consumer warps multiply in TF32, which represents halves exactly, and one warp runs the epilogue (epilogue.cuh):
 //
-//   A: 16 results of a line x 8 words, which are two units,   a unit: 4 channels of a voxel that taps read
-//   B: two units x 8 columns,                                 a column: a channel of results in a phase of the width
+//   A: 16 results of a line x 8 words, which are two units   a unit is 4 channels of an input voxel of the taps
+//   B: two units x 8 columns                                 a column is an output channel in one phase of the width
 //
-// A unit is an offset in the staged plane, the same for all lanes; the weights of a group stay in shared memory in the
-// order in which lanes want them. Phases of strided results along depth and height are multiplied one after the other
-// from the same planes, those along the width side by side, with zeros for taps that are not theirs: A is read once for
-// all. Results are brought together in shared memory as memory has them, consecutive lines of a channel, from which TMA
-// writes them in one piece a channel (a few elements at its ends, where 16 bytes begin and end, by stores).
+// A unit is an offset into the staged plane that is equal for all lanes. The weights of a group stay in shared memory,
+// in the order in which lanes read them. Phases of strided results along depth and height are computed one after
+// another from the same planes. Phases along the width are computed together: each phase has zero weights for the taps
+// of the other phases, so that A is loaded once for all phases. Results are collected in shared memory as consecutive
+// lines of a channel, as in global memory. TMA writes them in one copy per channel; ordinary stores write the few
+// elements before the first and after the last multiple of 16 bytes.
 //
-// An infinite input times such a zero is NaN: results that read it not, but whose neighbour along the width does, may
-// be NaN, too.
+// An infinite input times a zero weight is NaN. A result may therefore be NaN although only its neighbor along the
+// width reads the infinity.
 #pragma once
 
 #include "cuda/conv/small_channel/epilogue.cuh"

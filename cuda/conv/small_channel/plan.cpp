@@ -23,8 +23,9 @@ bool few_channels(const ConvProblem& p) {
 
 /// Whether the channels of a group are in reach of 32-bit offsets from the first.
 bool are_in_reach(const ConvProblem& p, int64_t channels, int64_t stride) {
-  constexpr int64_t kMost = int64_t{3} << 30;  // bytes; a plane has up to 2^30
-  return channels == 1 || (stride >= 0 && stride <= kMost / static_cast<int64_t>(item_size(p.dtype)) / (channels - 1));
+  constexpr int64_t kMaxBytes = int64_t{3} << 30;  // a plane has up to 2^30 bytes
+  return channels == 1 ||
+         (stride >= 0 && stride <= kMaxBytes / static_cast<int64_t>(item_size(p.dtype)) / (channels - 1));
 }
 
 /// Lines of neighbours in memory, whose planes are in reach of 32-bit offsets.

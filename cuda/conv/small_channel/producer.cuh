@@ -1,7 +1,7 @@
-// Producer warps of the kernels of few channels (fprop_dgrad.cuh, wgrad.cuh): they bring planes of inputs to shared
-// memory, some stages ahead of the consumers. Tensors lie anywhere in memory, at any alignment, and want zeros around
-// them, and rounding: they travel through registers, 8 channels of several voxels at a time, so that enough loads are
-// under way. Halves become floats, which TF32 holds exactly.
+// The producer warps of the kernels for few channels (fprop_dgrad.cuh, wgrad.cuh). They load planes of inputs into
+// shared memory, some stages ahead of the consumers. Tensors may have any layout and alignment, and their elements are
+// rounded and padded with zeros. The elements therefore pass through registers, 8 channels of several voxels at a time,
+// so that enough loads are in flight. Halves are converted to floats, which TF32 represents exactly.
 #pragma once
 
 #include <cuda_fp16.h>

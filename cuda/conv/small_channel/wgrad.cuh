@@ -1,14 +1,15 @@
-// Wgrad of up to 16 channels a group: a warp-specialised implicit GEMM on mma.sync with split-K whose CTA slides along
-// depth. Memory bounds it, not arithmetic: both tensors are read once. Half of the warps stage planes of x, and of the
-// lattice y (producer.cuh), half multiply in TF32 (halves are exact in it):
+// Wgrad of up to 16 channels per group: a warp-specialized implicit GEMM with mma.sync and split-K, whose CTA tile
+// slides along the depth. The kernel is memory-bound and reads both tensors once. Half of the warps stage planes of x
+// and of the lattice y (producer.cuh). The other half multiply in TF32, which represents halves exactly:
 //
-//   A: two units x 8 voxels,                              a unit: a tap of 8 channels of x
+//   A: two units x 8 voxels                                  a unit is one tap of 8 channels of x
 //   B: 8 voxels of a line of the lattice x 8 channels of y
 //
-// A warp has up to 14 units (times 8 channels of y, or 8 times 16) in registers, and takes every so many 8 voxels of
-// the tile; where there are more units, warps share them. What the warps of a CTA have summed is added in shared
-// memory in their order; reduce_ranges() adds up the CTAs. Lines of y are filled up with zeros to a multiple of 8
-// voxels: an infinite x that taps of these would read makes the tap's sum NaN.
+// A warp keeps the sums of up to 14 units by 8 channels of y, or of up to 8 units by 16 channels, in registers. The
+// warps divide the voxels of the tile, in groups of 8 voxels, among themselves; if there are more units, the warps also
+// divide the units. The sums of the warps of a CTA are added in shared memory in a fixed order, and reduce_ranges()
+// adds the sums of the CTAs. Lines of y are padded with zeros to a multiple of 8 voxels. If x is infinite at a voxel
+// that a tap combines with such a zero, the sum of the tap is NaN.
 #pragma once
 
 #include "cuda/conv/instances.h"

@@ -1,18 +1,20 @@
-// Persistent, warp-specialised weight gradient (wgrad) of channels-last halves, on TMA and wgmma; of float32, too, as
-// scaled halves (operand.h), in one product, or three (highest):
+// Persistent, warp-specialized weight gradient (wgrad) of channels-last tensors with TMA and wgmma. Halves are
+// multiplied directly. float32 is converted to scaled halves (operand.h) and computed as one product, or as three
+// products for Float32Precision::highest:
 //
-//   D[tap, input channel][output channel] = sum over voxels of x[voxel * stride + tap][input channel] * y[voxel][output
-//   channel]
+//   D[tap, input channel][output channel] =
+//       sum over voxels of x[voxel * stride + tap][input channel] * y[voxel][output channel]
 //
-// y is the output's gradient. K are the voxels of a tile of y, whose boxes in shared memory hold a voxel a row: both
-// operands are M- or N-major as they lie, and a tap is, again, a shift of where x begins. An m64 tile is one tap of 64
-// input channels or two taps of 32, as far apart as they are. Of few output channels a tile slides along depth: planes
-// of y one behind the other, which are three taps along it, are blocks of columns of one product. A CTA takes a set of
-// taps by 64 (or 32) output channels and a part of the voxels (split-K); one producer warp loads both operands, two
-// consumer warpgroups share the m64 tiles. Partial sums are float32 and added up by a second kernel in a fixed order.
+// y is the gradient of the output. K runs over the voxels of a tile of y. The boxes in shared memory have one row per
+// voxel, so that A is M-major and B is N-major without a transposition. A tap is a shift of the start address of x. An
+// m64 tile is one tap of 64 input channels, or two taps of 32 input channels, whose distance is part of the descriptor.
+// With few output channels, a tile slides along the depth: three consecutive planes of y, which correspond to three
+// taps along the depth, are blocks of columns of one product. A CTA computes a set of taps by 64 (or 32) output
+// channels for a part of the voxels (split-K). One producer warp loads both operands, and two consumer warpgroups share
+// the m64 tiles. Partial sums are float32, and a second kernel adds them in a fixed order.
 //
-// Voxels of a tile beyond y's end are zeros of y, multiplied by what x holds there: an infinity or NaN of x can reach
-// taps that no voxel reads it with.
+// If a tile extends beyond the end of y, the missing voxels of y are zeros, which are multiplied by elements of x. An
+// infinity or NaN in x can therefore reach the gradient of a tap that does not read it.
 #pragma once
 
 #include "cuda/conv/fprop_dgrad/pipeline.cuh"

@@ -1,4 +1,5 @@
-// Operands of the channels-last weight gradient (kernel.cuh): tensors of halves that TMA can read, or copies.
+// Prepares the operands of the channels-last weight gradient (kernel.cuh): the tensors themselves if TMA can read them
+// and their elements are halves, otherwise copies.
 #pragma once
 
 #include <optional>
