@@ -37,12 +37,12 @@ std::string read_entry(const InputFile& file, const ZipFile& zip, const std::str
 std::string find_folder(const InputFile& file, const ZipFile& zip) {
   std::string folder;
   for (const auto& [name, entry] : zip.entries()) {
-    if (name.size() < 10 || !name.ends_with("/data.pkl") || name.find('/') != name.size() - 9) continue;
+    if (!name.ends_with("/data.pkl") || name.find('/') != name.size() - 9) continue;
     file.check(folder.empty(), "the archive contains two files data.pkl");
-    folder = name.substr(0, name.size() - 9);
+    folder = name.substr(0, name.size() - 8);
   }
   file.check(!folder.empty(), "the archive contains no data.pkl; torch.save did not write it");
-  file.check(!zip.entries().contains(folder + "/constants.pkl"),
+  file.check(!zip.entries().contains(folder + "constants.pkl"),
              "TorchScript archives are not supported; save the state_dict() of the model with torch.save");
   return folder;
 }
@@ -67,11 +67,11 @@ PtFile::PtFile(const std::filesystem::path& path, const char* op, const PtOption
     : file(path, op, options.max_bytes) {
   const ZipFile zip(file);
   const std::string folder = find_folder(file, zip);
-  if (zip.entries().contains(folder + "/byteorder")) {
-    const std::string order = read_entry(file, zip, folder + "/byteorder", 100);
+  if (zip.entries().contains(folder + "byteorder")) {
+    const std::string order = read_entry(file, zip, folder + "byteorder", 100);
     file.check(order == "little", "the byte order of the elements must be little, found ", in_quotes(order));
   }
-  const std::string pickle = read_entry(file, zip, folder + "/data.pkl", kMaxPickle);
+  const std::string pickle = read_entry(file, zip, folder + "data.pkl", kMaxPickle);
   graph = unpickle(file, zip, folder, pickle);
   loaded.resize(graph.storages.size());
 }
@@ -123,8 +123,8 @@ std::map<std::string, uint32_t> PtFile::find_tensors(uint32_t root) const {
         const uint32_t index = parent.children[level.next - 2];
         const PickledNode& node = graph.nodes[index];
         file.check(node.kind == Kind::text || node.kind == Kind::integer, "a dict that contains tensors below ",
-                   in_quotes(name), " has a key that is ", describe(graph, index), ", not a text or integer");
-        key = node.kind == Kind::text ? graph.text(node) : std::to_string(node.value);
+                   in_quotes(name), " has a key that is ", graph.describe(index), ", not a text or integer");
+        key = node.kind == Kind::text ? graph.text(index) : std::to_string(node.value);
       }
       name_bytes += key.size() + 1;
       file.check(name_bytes <= kMaxNameBytes, "the names of the tensors take more than ", kMaxNameBytes, " bytes");
@@ -193,7 +193,7 @@ PtValue PtValue::child(uint32_t node, std::string_view key) const {
 /// Throws unless the value has the expected kind.
 void PtValue::expect(bool condition, const char* expected) const {
   if (condition) return;
-  const std::string found = describe(file_->graph, node_);
+  const std::string found = file_->graph.describe(node_);
   if (path_.empty()) file_->file.fail("expected ", expected, ", found ", found);
   file_->file.fail("'", path_, "': expected ", expected, ", found ", found);
 }
@@ -236,33 +236,31 @@ std::vector<std::pair<PtValue, PtValue>> PtValue::members() const {
   const std::vector<uint32_t>& children = graph.nodes[node_].children;
   for (size_t i = 0; i < children.size(); i += 2) {
     const PickledNode& key = graph.nodes[children[i]];
-    const std::string name = key.kind == Kind::text      ? graph.text(key)
+    const std::string name = key.kind == Kind::text      ? graph.text(children[i])
                              : key.kind == Kind::integer ? std::to_string(key.value)
-                                                         : concat('(', describe(graph, children[i]), ')');
+                                                         : concat('(', graph.describe(children[i]), ')');
     members.emplace_back(child(children[i], "key " + name), child(children[i + 1], name));
   }
   return members;
 }
 
-PtValue PtValue::find(std::string_view key) const {
+/// Returns the node of a text key, or nothing if there is none.
+std::optional<uint32_t> PtValue::lookup(std::string_view key) const {
   expect(kind() == Kind::dict, "a dict");
   const PickledGraph& graph = file_->graph;
   const std::vector<uint32_t>& children = graph.nodes[node_].children;
-  for (size_t i = 0; i < children.size(); i += 2)
-    if (graph.nodes[children[i]].kind == Kind::text && graph.text(children[i]) == key)
-      return child(children[i + 1], key);
-  return child(0, key);
+  for (size_t i = children.size(); i > 0; i -= 2)  // backward, because Python uses the last of equal keys
+    if (graph.nodes[children[i - 2]].kind == Kind::text && graph.text(children[i - 2]) == key) return children[i - 1];
+  return {};
 }
 
+PtValue PtValue::find(std::string_view key) const { return child(lookup(key).value_or(0), key); }
+
 PtValue PtValue::at(std::string_view key) const {
-  PtValue value = find(key);
-  const PickledGraph& graph = file_->graph;
-  if (value.node_ != 0) return value;
-  for (size_t i = 0; i < graph.nodes[node_].children.size(); i += 2) {
-    const uint32_t index = graph.nodes[node_].children[i];
-    if (graph.nodes[index].kind == Kind::text && graph.text(index) == key) return value;  // the value is None
-  }
-  file_->file.fail("there is no key '", value.path_, "'");
+  const std::optional<uint32_t> found = lookup(key);
+  PtValue value = child(found.value_or(0), key);
+  file_->file.check(found.has_value(), "there is no key '", value.path_, "'");
+  return value;
 }
 
 Tensor PtValue::tensor() const {
@@ -283,7 +281,7 @@ PtValue open_pt(const std::filesystem::path& path, const PtOptions& options) {
 TensorMap load_pt(const std::filesystem::path& path, Device device, const PtOptions& options) {
   const PtFile file(path, "load_pt", options);
   const uint32_t root = file.graph.root;
-  file.file.check(file.graph.nodes[root].kind != Kind::object, "it contains ", describe(file.graph, root),
+  file.file.check(file.graph.nodes[root].kind != Kind::object, "it contains ", file.graph.describe(root),
                   ", not tensors; save the state_dict() of a module instead");
   return file.load(root, "", device);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -62,6 +63,7 @@ class PtValue {
   PtValue(std::shared_ptr<const PtFile> file, uint32_t node, std::string path)
       : file_(std::move(file)), node_(node), path_(std::move(path)) {}
   PtValue child(uint32_t node, std::string_view key) const;
+  std::optional<uint32_t> lookup(std::string_view key) const;
   void expect(bool condition, const char* expected) const;
 
   std::shared_ptr<const PtFile> file_;
