@@ -32,7 +32,8 @@ using Indices = PickleBuilder::Indices;
 PickleBuilder::PickleBuilder(const InputFile& file, const ZipFile& zip, const std::string& folder, size_t pickle_bytes)
     : file_(file), zip_(zip), folder_(folder), pickle_bytes_(pickle_bytes) {
   graph.nodes.resize(1);
-  graph.texts = {"int", "builtins.set", "builtins.frozenset", "torch.Storage", "numpy.dtype"};  // in the order of ClassName
+  graph.texts = {"int", "builtins.set", "builtins.frozenset", "torch.Storage",
+                 "numpy.dtype"};  // in the order of ClassName
 }
 
 int64_t PickleBuilder::integer(uint32_t index, const char* what) {
