@@ -54,8 +54,8 @@ class PtValue {
   Tensor tensor() const;
   /// Returns all tensors below this value by dotted names: text keys, integer keys and list indices joined by '.'. The
   /// name of a tensor itself is "". A container inside itself is skipped. Throws if tensor() throws for one of the
-  /// tensors, if two names are equal, for other keys above a tensor, for more than 1000 levels, 10^6 tensors, 10^7
-  /// values or 64 MB of names.
+  /// tensors, if two names are equal, if a key above a tensor is neither text nor integer, and for more than 1000
+  /// levels, 10^6 tensors, 10^7 values or 64 MB of names.
   TensorMap tensors() const;
 
  private:
@@ -73,7 +73,7 @@ class PtValue {
 
 /// Returns the value that was passed to torch.save (PyTorch 1.6 or newer, pickle protocols 1 to 5). Tensors are read
 /// later. Throws Error for files of older versions, TorchScript archives, compressed archives, big-endian elements, and
-/// pickles that are malformed or larger than 256 MB, with more than 4 million values or 10^6 tensors. Checksums of the
+/// pickles that are malformed, larger than 256 MB, or have more than 4 million values or 10^6 tensors. Checksums of the
 /// archive are not verified, because PyTorch does not always write them.
 PtValue open_pt(const std::filesystem::path& path, const PtOptions& options = {});
 
