@@ -15,6 +15,7 @@
 #include "ops/detail/halves.h"
 #include "ops/detail/volume.h"
 #include "ops/elementwise.h"
+#include "ops/reduce.h"
 #include "ops/shape.h"
 
 namespace voxgrad::nn {

@@ -23,8 +23,8 @@ struct SlidingWindowOptions {
   std::optional<DType> precision{};    ///< runs the model under autocast to this dtype
   std::optional<Device> device{};      ///< device of the model; by default the volume's
   std::optional<Device> accumulate{};  ///< device of the sums and of the result; by default the volume's
-  /// dtype of the sums and of the result: f32 or f16. f16 rounds where nnU-Net rounds: the weights, which then reach 10,
-  /// the sums after each window, and the quotient. This reproduces the results of nnU-Net, which are less accurate.
+  /// dtype of the sums and of the result: f32 or f16. f16 rounds where nnU-Net rounds: the weights, which then reach
+  /// 10, the sums after each window, and the quotient. This reproduces the results of nnU-Net, which are less accurate.
   DType sum_dtype = f32;
   /// Called after each batch with the number of finished windows and of all windows. Returns false to cancel.
   std::function<bool(int64_t done, int64_t total)> progress{};
@@ -35,9 +35,10 @@ struct SlidingWindowOptions {
 using WindowModel = std::function<Tensor(const Tensor& windows)>;
 
 /// Returns the model's predictions for `volume` (N, C, D, H, W): (N, K, D, H, W) of dtype sum_dtype, or f64 if
-/// the predictions are f64 and sum_dtype is f32. Overlapping predictions are averaged with the weights of `sigma`. As in nnU-Net, windows are
-/// placed at equal distances, rounded to whole voxels, from one end of each axis to the other. A volume smaller than
-/// the window is padded with zeros on both sides (Isensee et al., "nnU-Net", Nature Methods 18, 2021).
+/// the predictions are f64 and sum_dtype is f32. Overlapping predictions are averaged with the weights of `sigma`. As
+/// in nnU-Net, windows are placed at equal distances, rounded to whole voxels, from one end of each axis to the other.
+/// A volume smaller than the window is padded with zeros on both sides (Isensee et al., "nnU-Net", Nature Methods 18,
+/// 2021).
 ///
 /// Records no graph. Windows are added one at a time in a fixed order, so batch_size affects the result only if it
 /// affects the model's predictions. A volume on the CPU is copied to the model's device one batch at a time. With

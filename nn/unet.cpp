@@ -62,7 +62,7 @@ class ResidualBlock : public Layer {
     if (!(stride == 1)) skip.push_back(AvgPool3d(stride, stride));
     if (in != out) skip.push_back(ConvNorm(options, in, out, 1, 1, false, true));
   }
-  Tensor forward(const Tensor& x) const override { 
+  Tensor forward(const Tensor& x) const override {
     return norm_activation(conv2(conv1(x)) + skip(x), {.activation = activation_});
   }
 
@@ -133,9 +133,10 @@ void UNet::make_layers() {
   for (size_t i = stages.size() - 1; i-- > 0;) {
     const Stage &here = stages[i], &below = stages[i + 1];
     const int64_t features = here.features;
-    decoder_.push_back({std::make_shared<ConvTranspose3d>(below.features, features, below.stride, below.stride, 0, 0, 1, options.bias),
-                        stack_of<ConvNorm>(options, here.decoder_convs, 2 * features, features, here.kernel_size, 1),
-                        std::make_shared<Conv3d>(features, options.num_classes, 1)});
+    decoder_.push_back(
+        {std::make_shared<ConvTranspose3d>(below.features, features, below.stride, below.stride, 0, 0, 1, options.bias),
+         stack_of<ConvNorm>(options, here.decoder_convs, 2 * features, features, here.kernel_size, 1),
+         std::make_shared<Conv3d>(features, options.num_classes, 1)});
   }
 }
 

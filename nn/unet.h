@@ -28,21 +28,21 @@ struct UNetStage {
 
 /// The normalization after each convolution of a U-Net.
 struct UNetNorm {
-  bool batch = false;   ///< BatchNorm3d instead of InstanceNorm3d
-  bool affine = true;   ///< adds a trained weight and bias
-  double eps = 1e-5;    ///< added to the variance
+  bool batch = false;  ///< BatchNorm3d instead of InstanceNorm3d
+  bool affine = true;  ///< adds a trained weight and bias
+  double eps = 1e-5;   ///< added to the variance
 };
 
 /// Options of UNet.
 struct UNetOptions {
   int64_t in_channels = 1;
-  int64_t num_classes = 2;          ///< channels of the result
-  std::vector<UNetStage> stages{};  ///< at least two, from the highest resolution; the first has stride 1
-  bool residual = false;            ///< uses the residual encoder
-  bool bias = true;                 ///< adds a bias to convolutions; heads always have one
+  int64_t num_classes = 2;                    ///< channels of the result
+  std::vector<UNetStage> stages{};            ///< at least two, from the highest resolution; the first has stride 1
+  bool residual = false;                      ///< uses the residual encoder
+  bool bias = true;                           ///< adds a bias to convolutions; heads always have one
   std::optional<UNetNorm> norm = UNetNorm{};  ///< nothing: no normalization
   ActivationArguments activation{ActivationKind::leaky_relu};
-  bool recompute = false;           ///< keeps only the results of stages; the backward pass recomputes each stage
+  bool recompute = false;  ///< keeps only the results of stages; the backward pass recomputes each stage
 };
 
 /// nnU-Net's plain convolutional U-Net, or its U-Net with a residual encoder. Each convolution is followed by a
@@ -52,9 +52,9 @@ struct UNetOptions {
 /// has no activation before the sum. The skip connection contains an AvgPool3d if the block is strided, and a
 /// normalized 1x1x1 convolution without bias if the number of channels changes.
 ///
-/// Weights start from the normal distribution with variance 2 / ((1 + a^2) fan_in), where a is the negative slope of the
-/// LeakyReLU and 0 for other activations (He et al. 2015). Biases start at 0. The
-/// weight of a residual block's last normalization starts at 0. The constructor throws Error for invalid options.
+/// Weights start from the normal distribution with variance 2 / ((1 + a^2) fan_in), where a is the negative slope of
+/// the LeakyReLU and 0 for other activations (He et al. 2015). Biases start at 0. The weight of a residual block's last
+/// normalization starts at 0. The constructor throws Error for invalid options.
 class UNet : public Layer {
  public:
   using Stage = UNetStage;

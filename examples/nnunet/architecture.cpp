@@ -164,10 +164,10 @@ UNetOptions read_old_format(const Json& plan, int64_t axes, int64_t in_channels,
   for (const size_t count = plan.at("conv_kernel_sizes").items().size(); features.size() < count;)
     features.push_back(features.empty() ? std::min(base, max) : std::min(2 * features.back(), max));
   plan.at("conv_kernel_sizes").check(features.size() >= 2 && features.size() <= 64, "must have 2 to 64 items");
-  return build({read_class(plan.at("UNet_class_name")), axes, features, plan.at("conv_kernel_sizes"),
-                plan.at("pool_op_kernel_sizes"), plan.at("n_conv_per_stage_encoder"),
-                plan.at("n_conv_per_stage_decoder")},
-               in_channels, num_classes);
+  return build(
+      {read_class(plan.at("UNet_class_name")), axes, features, plan.at("conv_kernel_sizes"),
+       plan.at("pool_op_kernel_sizes"), plan.at("n_conv_per_stage_encoder"), plan.at("n_conv_per_stage_decoder")},
+      in_channels, num_classes);
 }
 
 }  // namespace

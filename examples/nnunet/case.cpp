@@ -21,7 +21,9 @@ Geometry geometry_of(const std::filesystem::path& path, const Shape& shape, cons
     const size_t i = column_of(axis);
     const double length = std::hypot(g.affine[0][i], g.affine[1][i], g.affine[2][i]);
     check(length > 0, kLoad, "'", path.string(), "': the voxel-to-world matrix has a column of zeros");
-    g.spacing[static_cast<size_t>(axis)] = length;
+    // The matrix is rounded to f32. Prefer the spacing of the header if it differs by no more than that.
+    const double spacing = image.spacing[static_cast<size_t>(axis)];
+    g.spacing[static_cast<size_t>(axis)] = std::abs(length - spacing) < 1e-5 * length ? spacing : length;
   }
   return g;
 }

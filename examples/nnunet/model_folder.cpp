@@ -70,8 +70,8 @@ Labels read_labels(const Json& dataset) {
     if (!is_background(name, entry)) labels.names.push_back(name);
   const Json order = dataset.at("regions_class_order");
   for (const Json& item : order.items()) labels.values.push_back(read_label(item));
-  order.check(labels.values.size() == labels.names.size(), "has ", labels.values.size(),
-              " entries, but there are ", labels.names.size(), " regions");
+  order.check(labels.values.size() == labels.names.size(), "has ", labels.values.size(), " entries, but there are ",
+              labels.names.size(), " regions");
   return labels;
 }
 
@@ -169,14 +169,15 @@ std::vector<Json> inheritance(const Json& plans, const std::string& name) {
 ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name) {
   const Json dataset = Json::load(folder / "dataset.json"), plans = Json::load(folder / "plans.json");
   const Json configuration = Json::merged(inheritance(plans, name));
-  configuration.check(configuration.find("previous_stage").is_null(), "is the second stage of a cascade, which is not "
+  configuration.check(configuration.find("previous_stage").is_null(),
+                      "is the second stage of a cascade, which is not "
                       "supported");
   ModelPlan plan;
   plan.configuration = name;
   plan.channels = read_channels(dataset);
   plan.file_ending = dataset.at("file_ending").text();
-  dataset.at("file_ending").check(plan.file_ending == ".nii.gz" || plan.file_ending == ".nii",
-                                  "is not supported (.nii.gz and .nii are)");
+  dataset.at("file_ending")
+      .check(plan.file_ending == ".nii.gz" || plan.file_ending == ".nii", "is not supported (.nii.gz and .nii are)");
   plan.labels = read_labels(dataset);
   plan.orientation = read_orientation(plans);
   plan.transpose_forward = read_transpose(plans);
@@ -188,8 +189,9 @@ ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name
   for (size_t i = 0; i < axes; ++i) {
     const size_t axis = i + 3 - axes;
     configuration.at("spacing").check(spacing[i] > 0, "must be positive");
-    configuration.at("patch_size").check(patch[i] >= 1 && patch[i] <= 32767 && patch[i] == std::floor(patch[i]),
-                                         "must hold integers from 1 to 32767");
+    configuration.at("patch_size")
+        .check(patch[i] >= 1 && patch[i] <= 32767 && patch[i] == std::floor(patch[i]),
+               "must hold integers from 1 to 32767");
     plan.spacing[axis] = spacing[i];
     plan.patch_size[static_cast<int>(axis)] = static_cast<int64_t>(patch[i]);
   }
@@ -242,8 +244,9 @@ std::shared_ptr<nn::UNet> Checkpoint::network(const ModelPlan& plan) const {
   constexpr size_t kShown = 3;
   std::string text;
   for (size_t i = 0; i < std::min(differences.size(), kShown); ++i) text += (i > 0 ? ", " : "") + differences[i];
-  check(differences.empty(), "nnU-Net", "'", path_.string(), "' belongs to another network than plans.json describes: ",
-        text, differences.size() > kShown ? concat(" and ", differences.size() - kShown, " more") : std::string());
+  check(differences.empty(), "nnU-Net", "'", path_.string(),
+        "' belongs to another network than plans.json describes: ", text,
+        differences.size() > kShown ? concat(" and ", differences.size() - kShown, " more") : std::string());
   network->load_state_dict(state);
   return network;
 }

@@ -54,8 +54,8 @@ struct ModelPlan {
   std::array<int64_t, 3> transpose_forward{0, 1, 2};
   bool is_2d = false;  ///< predicts slices along axis 0, with one voxel along axis 0 per patch
   Spacing spacing{};   ///< mm; in 2-D, spacing[0] is 0 and the slices keep their distance
-  voxgrad::Triple patch_size;
-  std::vector<ChannelPlan> normalization;       ///< per channel
+  voxgrad::Triple patch_size = 1;
+  std::vector<ChannelPlan> normalization;  ///< per channel
   ResampleOptions resample_image, resample_logits;
   voxgrad::nn::UNetOptions network;
 };
@@ -74,7 +74,7 @@ class Checkpoint {
   explicit Checkpoint(const std::filesystem::path& path);
 
   std::string configuration;
-  voxgrad::Axes mirror_axes;  ///< axes of the network's input that mirroring at test time may flip
+  voxgrad::Axes mirror_axes;  ///< spatial axes that mirroring at test time may flip; in 2-D, axis 0 is H
   /// Returns the network of `plan` with the weights of the checkpoint, in evaluation mode. Throws Error, with the names
   /// and shapes of the first tensors that differ, if the weights belong to another network.
   std::shared_ptr<voxgrad::nn::UNet> network(const ModelPlan& plan) const;

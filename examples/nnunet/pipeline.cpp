@@ -194,16 +194,19 @@ PreparedImage prepare(const OrientedImage& oriented, const ModelPlan& plan) {
 
 Tensor predict_logits(const Tensor& image, nn::UNet& network, const ModelPlan& plan, const Axes& mirror_axes,
                       const PredictOptions& options) {
+  Axes axes;
+  for (const int64_t axis : mirror_axes) axes.push_back(plan.is_2d ? axis + 1 : axis);
   const nn::SlidingWindowOptions windows{.window = plan.patch_size,
                                          .overlap = 1 - options.step,
                                          .sigma = options.gaussian ? 0.125 : 0,
-                                         .mirror_axes = mirror_axes,
+                                         .mirror_axes = axes,
                                          .precision = options.autocast,
                                          .device = options.device,
                                          .accumulate = options.sums,
                                          .sum_dtype = options.half_accumulation ? f16 : f32,
                                          .progress = options.progress};
-  return nn::sliding_window_inference(image.unsqueeze(0), network, windows).squeeze(0);
+  const auto model = [&network](const Tensor& x) { return network(x); };
+  return nn::sliding_window_inference(image.unsqueeze(0), model, windows).squeeze(0);
 }
 
 Tensor labels_of(const Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan) {
@@ -214,7 +217,7 @@ Tensor labels_of(const Tensor& logits, const PreparedImage& prepared, const Mode
     const Tensor x = full_resolution(logits.select(0, k), prepared, plan);
     const Tensor chosen = labels.regions ? gt(sigmoid(x.to(f32)), 0.5) : k == 0 ? Tensor() : gt(x, best);
     if (chosen.defined())
-      result = where(chosen, static_cast<double>(labels.values[size_t(k)]), result);
+      result = where(chosen, full_like(result, static_cast<double>(labels.values[size_t(k)])), result);
     if (!labels.regions) best = chosen.defined() ? where(chosen, x, best) : x;
   }
   return uncropped(result.to(Device::cpu()), prepared);

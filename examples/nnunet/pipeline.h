@@ -44,11 +44,11 @@ PreparedImage prepare(const OrientedImage& oriented, const ModelPlan& plan);
 
 /// Options of predict_logits.
 struct PredictOptions {
-  double step = 0.5;              ///< distance of neighboring windows, relative to their size, in (0, 1]
-  bool gaussian = true;           ///< weights the voxels of a window by a Gaussian
-  bool half_accumulation = false; ///< rounds sums to f16, as nnU-Net does
-  voxgrad::Device device;         ///< of the network
-  voxgrad::Device sums;           ///< of the sums and of the result
+  double step = 0.5;               ///< distance of neighboring windows, relative to their size, in (0, 1]
+  bool gaussian = true;            ///< weights the voxels of a window by a Gaussian
+  bool half_accumulation = false;  ///< rounds sums to f16, as nnU-Net does
+  voxgrad::Device device{};        ///< of the network
+  voxgrad::Device sums{};          ///< of the sums and of the result
   std::optional<voxgrad::DType> autocast{};
   std::function<bool(int64_t done, int64_t total)> progress{};  ///< see SlidingWindowOptions
 };

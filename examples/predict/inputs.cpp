@@ -78,8 +78,7 @@ std::vector<Job> jobs_of_folder(const fs::path& folder, const fs::path& output, 
 
 std::vector<Job> list_jobs(const std::vector<fs::path>& inputs, const fs::path& output, size_t channels,
                            const std::string& file_ending) {
-  for (const fs::path& input : inputs)
-    vg::check(fs::exists(input), kOp, "'", input.string(), "' does not exist");
+  for (const fs::path& input : inputs) vg::check(fs::exists(input), kOp, "'", input.string(), "' does not exist");
   std::vector<Job> jobs;
   if (inputs.size() == 1 && fs::is_directory(inputs[0])) {
     jobs = jobs_of_folder(inputs[0], output, channels, file_ending);

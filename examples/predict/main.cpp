@@ -23,7 +23,7 @@ using nnunet::ModelPlan;
 struct Options {
   std::vector<std::string> paths;  // the model folder, the inputs, the output
   std::vector<std::string> folds;
-  std::string checkpoint = "checkpoint_final.pth", device = "auto", precision;
+  std::string checkpoint = "checkpoint_final.pth", device = "auto", precision, steps;
   double step = 0.5;
   int threads = 0;
   bool mirroring = true, gaussian = true, probabilities = false, half_accumulation = false;
@@ -52,6 +52,9 @@ int parse(int argc, char** argv, Options& options) {
   app.add_flag("--half-accumulation", options.half_accumulation,
                "round sums to f16 as nnU-Net does, to reproduce its labels exactly");
   app.add_flag("--probabilities", options.probabilities, "also write CASE_probabilities.nii.gz");
+  app.add_option("--intermediate", options.steps,
+                 "folder for CASE_preprocessed.npy and CASE_logits.npy: the network's input and the averaged logits")
+      ->check(examples::not_empty());
   app.add_option("--threads", options.threads, "number of CPU threads (default: one per core)")
       ->check(CLI::Range(1, 1 << 10));
   try {
@@ -146,6 +149,11 @@ void run_job(const predict::Job& job, const Model& model, const Options& options
   } catch (const vg::OutOfMemoryError&) {
     if (settings.device.is_cpu()) throw;
     logits = predict_on(vg::Device::cpu());  // the logits of all classes do not fit on the GPU
+  }
+  if (!options.steps.empty()) {
+    fs::create_directories(options.steps);
+    vg::save_npy(fs::path(options.steps) / (job.name + "_preprocessed.npy"), prepared.image);
+    vg::save_npy(fs::path(options.steps) / (job.name + "_logits.npy"), logits);
   }
   const vg::Tensor labels = nnunet::unorient(nnunet::labels_of(logits, prepared, model.plan), oriented);
   const vg::NiftiImage like{{}, input.geometry.spacing, input.geometry.affine, {}};
