@@ -118,10 +118,9 @@ class Sums {
     for (size_t i = 0; i < places.size(); ++i) {
       const Tensor sum = part(select(sum_, 0, places[i][0]), places[i], options_.window);
       const Tensor prediction = select(predictions, 0, static_cast<int64_t>(i));
-      if (sum.dtype() == f16)  // only the new sum is rounded, not the product
-        sum.copy_(sum.to(f32) + prediction.to(f32) * weights_.to(f32));
-      else
-        sum.add_(prediction.to(sum.dtype()) * weights_);
+      // On the CPU, adding one channel at a time needs less memory. On a GPU, it needs more kernels.
+      const int64_t step = device_.is_cpu() ? 1 : shape_[1];
+      for (int64_t c = 0; c < shape_[1]; c += step) add_weighted(sum.narrow(0, c, step), prediction.narrow(0, c, step));
       if (places[i][0] == 0) part(total_, places[i], options_.window).add_(weights_);
     }
   }
@@ -134,6 +133,13 @@ class Sums {
   }
 
  private:
+  void add_weighted(const Tensor& sum, const Tensor& prediction) const {
+    if (sum.dtype() == f16)  // only the new sum is rounded, not the product
+      sum.copy_(sum.to(f32) + prediction.to(f32) * weights_.to(f32));
+    else
+      sum.add_(prediction.to(sum.dtype()) * weights_);
+  }
+
   const SlidingWindowOptions& options_;
   Shape shape_;
   Device device_;
@@ -141,7 +147,7 @@ class Sums {
 };
 
 /// Runs the model on all windows of a volume that is at least as large as the window. Returns an undefined tensor if
-/// `progress` cancels. The predictions of a batch are added to the sums after the next batch has been queued.
+/// `progress` cancels. On a GPU, the predictions of a batch are added to the sums after the next batch has been queued.
 /// Predictions on a GPU are copied on a separate stream, so that the copy does not wait for the next batch.
 Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
   const Device device = o.device.value_or(volume.device());
@@ -165,6 +171,7 @@ Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWi
       waiting.predictions = waiting.predictions.to(sums.device());
     }
     sums.add(waiting.predictions, waiting.places);
+    waiting.predictions = {};
     const int64_t done = waiting.places.data() + waiting.places.size() - all.data();
     return !o.progress || o.progress(done, static_cast<int64_t>(all.size()));
   };
@@ -174,14 +181,15 @@ Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWi
     Tensors windows;
     for (const Place& place : next.places) windows.push_back(part(select(volume, 0, place[0]), place, o.window));
     next.predictions = predict(stack(windows).to(device), model, o);
-    if (begin > 0 && !add_waiting()) return {};
+    if (waiting.predictions.defined() && !add_waiting()) return {};
     waiting = std::move(next);
+    if (device.is_cpu() && !add_waiting()) return {};
     if (!stream) continue;
     computed->record();
     const cuda::StreamGuard guard(*stream);
     computed->wait();
   }
-  if (!add_waiting()) return {};
+  if (waiting.predictions.defined() && !add_waiting()) return {};
   return sums.mean();
 }
 

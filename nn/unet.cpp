@@ -157,15 +157,15 @@ Triple UNet::total_stride() const {
   return total;
 }
 
-Tensor UNet::run(std::function<Tensor(const Tensors&)> stage, const Tensors& inputs) const {
-  if (!options_.recompute || !grad_enabled()) return stage(inputs);
+Tensor UNet::run(std::function<Tensor(Tensors)> stage, Tensors inputs) const {
+  if (!options_.recompute || !grad_enabled()) return stage(std::move(inputs));
   return autograd::recompute([f = std::move(stage)](const Tensors& in) { return Tensors{f(in)}; }, inputs)[0];
 }
 
 Tensors UNet::encode(const Tensor& x) const {
   Tensors outputs;
   for (size_t i = 0; i < encoder_.size(); ++i) {
-    const auto stage = [convs = encoder_[i], stem = i == 0 ? stem_ : nullptr](const Tensors& in) {
+    const auto stage = [convs = encoder_[i], stem = i == 0 ? stem_ : nullptr](Tensors in) {
       return convs->forward(stem ? stem->forward(in[0]) : in[0]);
     };
     outputs.push_back(run(stage, {i == 0 ? x : outputs.back()}));
@@ -182,12 +182,14 @@ Tensors UNet::decode(const Tensor& x, bool all) const {
           divisor, ", the product of the strides; the input is ", x.shape());
   Tensors features = encode(x), logits;
   for (const Level& level : decoder_) {
-    const auto stage = [level](const Tensors& in) {
-      return level.convs->forward(cat({level.up->forward(in[0]), in[1]}, 1));
+    const auto stage = [level](Tensors in) {
+      const Tensor joined = cat({level.up->forward(in[0]), in[1]}, 1);
+      in.clear();  // without a graph, this frees the features before the convolutions
+      return level.convs->forward(joined);
     };
-    const Tensor below = features.back();
-    features.pop_back();
-    features.back() = run(stage, {below, features.back()});
+    Tensors inputs{features.back(), features[features.size() - 2]};
+    features.erase(features.end() - 2, features.end());
+    features.push_back(run(stage, std::move(inputs)));
     if (all || features.size() == 1) logits.insert(logits.begin(), level.head->forward(features.back()));
   }
   return logits;

@@ -88,8 +88,9 @@ class UNet : public Layer {
   Tensors decode(const Tensor& x, bool all) const;
   /// Returns the features of all stages, from the highest resolution.
   Tensors encode(const Tensor& x) const;
-  /// Computes stage(inputs), with recomputation in the backward pass if the options select it.
-  Tensor run(std::function<Tensor(const Tensors&)> stage, const Tensors& inputs) const;
+  /// Computes stage(inputs), with recomputation in the backward pass if the options select it. The stage owns its
+  /// argument, so that it can release inputs that it no longer needs.
+  Tensor run(std::function<Tensor(Tensors)> stage, Tensors inputs) const;
 
   Options options_;
   std::shared_ptr<Layer> stem_;  // the first convolution of a residual encoder; otherwise null

@@ -45,12 +45,14 @@ constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Option
 /// Returns true if normalize_with_activations supports the norm.
 bool can_fuse(const NormArguments& norm) { return norm.kind != NormKind::none && norm.kind != NormKind::layer; }
 
-/// Computes a norm that can_fuse accepts, together with the activation. `added`: see normalize_with_activations.
-Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& added) {
+/// Computes a norm that can_fuse accepts, together with the activation. `added` and `overwrite`: see
+/// normalize_with_activations.
+Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& added, bool overwrite = false) {
   const ActivationArguments none{};
   const bool first = operations.activation_first;
-  return normalize_with_activations(
-      x, operations.norm, {first ? operations.activation : none, first ? none : operations.activation}, added);
+  return normalize_with_activations(x, operations.norm,
+                                    {first ? operations.activation : none, first ? none : operations.activation}, added,
+                                    overwrite);
 }
 
 Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
@@ -74,7 +76,7 @@ Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor&
   check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
   if (batched && can_fuse(operations.norm))
-    return fused(unrecorded_conv(x, weight, bias, options, false), operations, bias);
+    return fused(unrecorded_conv(x, weight, bias, options, false), operations, bias, true);
   if (batched && operations.activation.kind == ActivationKind::relu &&
       (operations.activation_first || operations.norm.kind == NormKind::none))
     return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), operations.norm);

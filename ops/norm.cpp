@@ -133,9 +133,11 @@ struct NormResult {
 /// share the groups, or null. The ranks may have different numbers of elements.
 NormResult normalize_groups(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight,
                             const Tensor& bias, double eps, const NormActivations& activations = {},
-                            const Tensor& added = {}, distributed::Communicator* ranks = nullptr) {
+                            const Tensor& added = {}, distributed::Communicator* ranks = nullptr,
+                            bool overwrite = false) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
-  const Tensor y = empty_like(x);
+  // The CPU kernel reads each element before it writes the element of the same index. The backward pass needs x.
+  const Tensor y = overwrite && x.device().is_cpu() && !grad_enabled() ? x : empty_like(x);
   const Tensor mean = empty(groups, {widened(x.dtype()), x.device()}), rstd = empty_like(mean);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   Tensor all;
@@ -273,7 +275,7 @@ void track(const Tensor& x, const NormResult& result, const NormArguments& norm)
 }  // namespace
 
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, const NormActivations& activations,
-                                  const Tensor& added) {
+                                  const Tensor& added, bool overwrite) {
   NormArguments norm = given;
   if (norm.ranks && norm.ranks->size() == 1) norm.ranks = nullptr;
   if (!norm.ranks && x.defined()) norm.ranks = sharing_ranks(x.dim());
@@ -295,7 +297,7 @@ Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, c
                    : norm.kind == NormKind::instance ? "instance_norm"
                                                      : "batch_norm";
   const NormResult result =
-      normalize_groups(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks);
+      normalize_groups(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks, overwrite);
   if (norm.kind == NormKind::batch) track(x, result, norm);
   return result.y;
 }

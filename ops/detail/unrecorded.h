@@ -18,9 +18,10 @@ template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
 /// Computes a group, instance or batch norm with activations around it and records all of them. `added`: a bias (C)
-/// that was added to x without being recorded, or undefined. This function records it, too.
+/// that was added to x without being recorded, or undefined. This function records it, too. `overwrite`: nothing else
+/// uses x, so that the result may replace x in memory if no graph is recorded.
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
-                                  const Tensor& added = {});
+                                  const Tensor& added = {}, bool overwrite = false);
 
 /// Computes an activation of x with differentiable operators.
 Tensor activation(const ActivationArguments& a, const Tensor& x);
