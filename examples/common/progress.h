@@ -21,6 +21,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Changes the number of steps, if it is not known at construction.
+  void set_total(int64_t total) { total_ = total; }
   /// Prints the progress after `done` steps, followed by the text `figure`. Skips updates that are too frequent, except
   /// the last one.
   void update(int64_t done, const std::string& figure);

@@ -119,12 +119,15 @@ UNetOptions build(const Fields& fields, int64_t in_channels, int64_t num_classes
   const size_t count = fields.features.size();
   const std::vector<Triple> kernel_sizes = triples(fields.kernel_sizes, count, fields.axes);
   const std::vector<Triple> strides = triples(fields.strides, count, fields.axes);
+  constexpr int64_t kMaxConvs = 256;  // per stage, so that a wrong number does not allocate millions of layers
   const std::vector<int64_t> convs = per_stage(fields.convs, count);
   const std::vector<int64_t> decoder_convs = per_stage(fields.decoder_convs, count - 1);
   UNetOptions options{.in_channels = in_channels, .num_classes = num_classes, .residual = fields.residual};
   for (size_t i = 0; i < count; ++i) {
     // The file lists the decoder from the lowest resolution.
     const int64_t decoder = i + 1 < count ? decoder_convs[count - 2 - i] : 1;
+    fields.convs.check(convs[i] >= 1 && convs[i] <= kMaxConvs, "must hold numbers from 1 to ", kMaxConvs);
+    fields.decoder_convs.check(decoder >= 1 && decoder <= kMaxConvs, "must hold numbers from 1 to ", kMaxConvs);
     options.stages.push_back({fields.features[i], kernel_sizes[i], strides[i], convs[i], decoder});
   }
   return options;

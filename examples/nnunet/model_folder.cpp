@@ -62,12 +62,18 @@ Labels read_labels(const Json& dataset) {
                   " labels, which must be numbered 0, 1, 2, ...");
       labels.names[static_cast<size_t>(entry[0])] = name;
     }
-    for (size_t i = 0; i < labels.names.size(); ++i) labels.values.push_back(static_cast<int64_t>(i));
+    for (size_t i = 0; i < labels.names.size(); ++i) {
+      labels.values.push_back(static_cast<int64_t>(i));
+      labels.parts.push_back({static_cast<int64_t>(i)});
+    }
     dataset.at("labels").check(labels.names.size() >= 2, "must have at least 2 labels besides \"ignore\"");
     return labels;
   }
-  for (const auto& [name, entry] : entries)
-    if (!is_background(name, entry)) labels.names.push_back(name);
+  for (const auto& [name, entry] : entries) {
+    if (is_background(name, entry)) continue;
+    labels.names.push_back(name);
+    labels.parts.push_back(entry);
+  }
   const Json order = dataset.at("regions_class_order");
   for (const Json& item : order.items()) labels.values.push_back(read_label(item));
   order.check(labels.values.size() == labels.names.size(), "has ", labels.values.size(), " entries, but there are ",
@@ -207,8 +213,8 @@ Checkpoint::Checkpoint(const std::filesystem::path& path) : path_(path), content
   const PtValue axes = content_.find("inference_allowed_mirroring_axes");
   if (axes.is_none()) return;
   for (const PtValue& axis : axes.items()) {
-    check(axis.integer() >= 0 && axis.integer() < 3, "nnU-Net", "'", path.string(), "' allows mirroring along axis ",
-          axis.integer(), "; expected 0 to 2");
+    check(axis.integer() >= 0 && axis.integer() < 3 && std::ranges::count(mirror_axes, axis.integer()) == 0, "nnU-Net",
+          "'", path.string(), "' allows mirroring along axis ", axis.integer(), "; expected 0 to 2");
     mirror_axes.push_back(axis.integer());
   }
 }

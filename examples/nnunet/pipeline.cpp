@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include <Eigen/SVD>
 
@@ -45,7 +46,30 @@ Tensor filled_mask(const Tensor& image) {
   return eq(from_span<uint8_t>(outside, mask.shape()), 0);
 }
 
-/// Returns a channel (D, H, W) f32, normalized.
+/// Returns a channel (D, H, W) f32 with mean 0 and standard deviation 1. If `mask`, bool (D, H, W), is defined, uses
+/// and changes only the voxels inside. Sums in double.
+Tensor z_scored(const Tensor& x, const Tensor& mask) {
+  const Tensor result = x.clone();
+  const std::span<float> voxels(result.mutable_data<float>(), static_cast<size_t>(result.numel()));
+  const bool* inside = mask.defined() ? mask.data<bool>() : nullptr;
+  const auto mean_of = [&](auto value) {
+    double sum = 0, count = 0;
+    for (size_t i = 0; i < voxels.size(); ++i) {
+      if (inside && !inside[i]) continue;
+      sum += value(static_cast<double>(voxels[i]));
+      ++count;
+    }
+    return sum / std::max(count, 1.0);
+  };
+  const double mean = mean_of([](double v) { return v; });
+  const double variance = mean_of([=](double v) { return (v - mean) * (v - mean); });
+  const double scale = std::max(std::sqrt(variance), kMinDeviation);
+  for (size_t i = 0; i < voxels.size(); ++i)
+    if (!inside || inside[i]) voxels[i] = static_cast<float>((static_cast<double>(voxels[i]) - mean) / scale);
+  return result;
+}
+
+/// Returns a channel (D, H, W) f32 on the CPU, normalized.
 Tensor normalized(const Tensor& x, const ChannelPlan& plan, const Tensor& mask) {
   switch (plan.kind) {
     case Normalization::none:
@@ -63,16 +87,7 @@ Tensor normalized(const Tensor& x, const ChannelPlan& plan, const Tensor& mask) 
     case Normalization::z_score:
       break;
   }
-  Tensor weight = ones({}, {.dtype = f64, .device = x.device()});
-  double count = static_cast<double>(x.numel());
-  if (plan.use_mask) {
-    weight = mask.to(f64);
-    count = sum(weight).item();
-    if (count == 0) return x;
-  }
-  const Tensor exact = x.to(f64), mean = sum(exact * weight) / count;
-  const Tensor centered = (exact - mean) * weight;
-  return (centered / clamp_min(sqrt(sum(centered * centered) / count), kMinDeviation)).to(f32);
+  return z_scored(x, plan.use_mask ? mask : Tensor());
 }
 
 /// Returns the anatomical axis (0: right, 1: anterior, 2: superior) that is closest to each axis i, j, k of a file, and

@@ -47,11 +47,12 @@ std::map<std::string, std::map<int, fs::path>> scan(const fs::path& folder, cons
   return cases;
 }
 
+/// Throws unless files can be written to the folder, or unless it can be created.
 void check_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  vg::check(!error && fs::is_directory(folder) && access(folder.c_str(), W_OK) == 0, kOp,
-            "cannot write to the folder '", folder.string(), "'");
+  fs::path existing = fs::absolute(folder).lexically_normal();
+  while (!fs::exists(existing) && existing.has_parent_path()) existing = existing.parent_path();
+  vg::check(fs::is_directory(existing) && access(existing.c_str(), W_OK | X_OK) == 0, kOp,
+            "cannot write to the output folder '", folder.string(), "'");
 }
 
 std::vector<Job> jobs_of_folder(const fs::path& folder, const fs::path& output, size_t channels,

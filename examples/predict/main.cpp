@@ -6,7 +6,9 @@
 // MODEL_FOLDER contains dataset.json, plans.json and fold_0/checkpoint_final.pth, which are read without Python. INPUT
 // is a folder, or one NIfTI file per channel.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <span>
 
 #include "examples/common/options.h"
 #include "examples/common/program.h"
@@ -23,10 +25,16 @@ using nnunet::ModelPlan;
 struct Options {
   std::vector<std::string> paths;  // the model folder, the inputs, the output
   std::vector<std::string> folds;
-  std::string checkpoint = "checkpoint_final.pth", device = "auto", precision, steps;
+  std::string checkpoint;
+  std::string device = "auto";
+  std::string precision;
+  std::string intermediate;
   double step = 0.5;
   int threads = 0;
-  bool mirroring = true, gaussian = true, probabilities = false, half_accumulation = false;
+  bool mirroring = true;
+  bool gaussian = true;
+  bool probabilities = false;
+  bool half_accumulation = false;
 };
 
 /// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
@@ -39,7 +47,10 @@ int parse(int argc, char** argv, Options& options) {
       ->expected(3, 1 << 14)
       ->option_text("MODEL_FOLDER INPUT... OUTPUT");
   app.add_option("--folds", options.folds, "folds whose logits are averaged (default: all folds of the model folder)");
-  app.add_option("--checkpoint", options.checkpoint, "file name in the folders of the folds")->capture_default_str();
+  app.add_option(
+      "--checkpoint", options.checkpoint,
+      "file name in the folders of the folds (default: checkpoint_final.pth, or checkpoint_best.pth if it is "
+      "missing)");
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
       ->check(examples::device_name())
       ->capture_default_str();
@@ -52,7 +63,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_flag("--half-accumulation", options.half_accumulation,
                "round sums to f16 as nnU-Net does, to reproduce its labels exactly");
   app.add_flag("--probabilities", options.probabilities, "also write CASE_probabilities.nii.gz");
-  app.add_option("--intermediate", options.steps,
+  app.add_option("--intermediate", options.intermediate,
                  "folder for CASE_preprocessed.npy and CASE_logits.npy: the network's input and the averaged logits")
       ->check(examples::not_empty());
   app.add_option("--threads", options.threads, "number of CPU threads (default: one per core)")
@@ -65,22 +76,36 @@ int parse(int argc, char** argv, Options& options) {
   return -1;
 }
 
-/// Returns the folders of the folds: those of the option, or all folders fold_* that have the checkpoint.
+/// Returns the checkpoint in the folder of a fold, or an empty path if there is none.
+fs::path find_checkpoint(const fs::path& fold, const Options& options) {
+  std::vector<std::string> names{"checkpoint_final.pth", "checkpoint_final.safetensors", "checkpoint_best.pth"};
+  if (!options.checkpoint.empty()) names = {options.checkpoint};
+  for (const std::string& name : names)
+    if (fs::exists(fold / name)) return fold / name;
+  return {};
+}
+
+/// Returns the checkpoints of the selected folds. By default, these are all folds fold_N with a checkpoint or, if there
+/// are none, fold_all.
 std::vector<fs::path> fold_files(const fs::path& model, const Options& options) {
+  vg::check(fs::is_directory(model), "predict", "the model folder '", model.string(), "' does not exist");
+  const std::string missing = options.checkpoint.empty() ? "a checkpoint" : options.checkpoint;
   std::vector<fs::path> files;
   for (const std::string& fold : options.folds) {
-    files.push_back(model / ("fold_" + fold) / options.checkpoint);
-    vg::check(fs::exists(files.back()), "predict", "fold ", fold, ": '", files.back().string(), "' does not exist");
+    const fs::path folder = model / ("fold_" + fold);
+    vg::check(fs::is_directory(folder), "predict", "fold ", fold, ": '", folder.string(), "' does not exist");
+    files.push_back(find_checkpoint(folder, options));
+    vg::check(!files.back().empty(), "predict", "fold ", fold, ": '", folder.string(), "' does not have ", missing);
   }
   if (!files.empty()) return files;
-  vg::check(fs::is_directory(model), "predict", "the model folder '", model.string(), "' does not exist");
   for (const fs::directory_entry& entry : fs::directory_iterator(model)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("fold_") && name != "fold_all" && fs::exists(entry.path() / options.checkpoint))
-      files.push_back(entry.path() / options.checkpoint);
+    if (!name.starts_with("fold_") || name == "fold_all") continue;
+    if (const fs::path file = find_checkpoint(entry.path(), options); !file.empty()) files.push_back(file);
   }
   std::ranges::sort(files);
-  vg::check(!files.empty(), "predict", "'", model.string(), "' has no fold_N/", options.checkpoint);
+  if (files.empty()) files.push_back(find_checkpoint(model / "fold_all", options));
+  vg::check(!files[0].empty(), "predict", "'", model.string(), "' has no folder fold_N with ", missing);
   return files;
 }
 
@@ -111,61 +136,84 @@ vg::Tensor predict_all(const vg::Tensor& image, const Model& model, nnunet::Pred
   vg::Tensor sum;
   int64_t previous = 0;
   const int64_t folds = std::ssize(model.networks);
-  std::optional<examples::Progress> progress;
+  examples::Progress progress(0, 0, "window");
   for (const auto& network : model.networks) {
     options.progress = [&](int64_t done, int64_t total) {
-      if (!progress) progress.emplace(0, folds * total, "window");
-      progress->update(previous * total + done, "");
+      progress.set_total(folds * total);
+      progress.update(previous * total + done, "");
       return true;
     };
     const vg::Tensor logits = nnunet::predict_logits(image, *network, model.plan, model.mirror_axes, options);
-    sum = sum.defined() ? sum + logits : logits;
+    if (sum.defined())
+      sum.add_(logits);
+    else
+      sum = logits;
     ++previous;
   }
   return folds == 1 ? sum : sum / static_cast<double>(folds);
 }
 
-/// Prints the volume of each class.
+/// Returns the averaged logits, on the device of the network. If they do not fit, computes them on the CPU.
+vg::Tensor logits_of(const vg::Tensor& image, const Model& model, nnunet::PredictOptions settings) {
+  const auto predict_on = [&](vg::Device sums) {
+    settings.sums = sums;
+    return predict_all(image.to(sums), model, settings);
+  };
+  try {
+    return predict_on(settings.device);
+  } catch (const vg::OutOfMemoryError&) {
+    if (settings.device.is_cpu()) throw;
+  }
+  vg::memory::empty_cache(settings.device);
+  return predict_on(vg::Device::cpu());
+}
+
+/// Prints the volume of each class or region. `labels` is u8 or i32 on the CPU.
 void print_volumes(const vg::Tensor& labels, const nnunet::Geometry& geometry, const nnunet::Labels& names) {
   const double voxel = geometry.spacing[0] * geometry.spacing[1] * geometry.spacing[2] / 1000;  // ml
+  std::vector<int64_t> counts(1 << 16);
+  const vg::Tensor numbers = labels.to(vg::i32);
+  for (const int32_t label : std::span(numbers.data<int32_t>(), static_cast<size_t>(numbers.numel())))
+    ++counts[static_cast<size_t>(label)];
   for (size_t i = 0; i < names.names.size(); ++i) {
-    if (names.values[i] == 0) continue;
-    const double count = vg::sum(vg::eq(labels, static_cast<double>(names.values[i])).to(vg::i64)).item();
-    std::printf("  %-24s %12.2f ml\n", names.names[i].c_str(), count * voxel);
+    if (!names.regions && i == 0) continue;
+    int64_t count = 0;
+    for (const int64_t label : names.parts[i]) count += counts[static_cast<size_t>(label)];
+    std::printf("  %-24s %12.2f ml\n", names.names[i].c_str(), static_cast<double>(count) * voxel);
   }
 }
 
-void run_job(const predict::Job& job, const Model& model, const Options& options, nnunet::PredictOptions settings) {
-  const nnunet::Case input = nnunet::load_case(job.name, job.images);
-  const nnunet::OrientedImage oriented = nnunet::orient(input.image, input.geometry, model.plan);
-  const nnunet::PreparedImage prepared = nnunet::prepare(oriented, model.plan);
-  const auto predict_on = [&](vg::Device sums) {
-    settings.sums = sums;
-    return predict_all(prepared.image.to(sums), model, settings);
-  };
-  vg::Tensor logits;
-  try {
-    logits = predict_on(settings.device);
-  } catch (const vg::OutOfMemoryError&) {
-    if (settings.device.is_cpu()) throw;
-    logits = predict_on(vg::Device::cpu());  // the logits of all classes do not fit on the GPU
-  }
-  if (!options.steps.empty()) {
-    fs::create_directories(options.steps);
-    vg::save_npy(fs::path(options.steps) / (job.name + "_preprocessed.npy"), prepared.image);
-    vg::save_npy(fs::path(options.steps) / (job.name + "_logits.npy"), logits);
-  }
+/// Writes a result in the geometry of the input.
+void save(const fs::path& path, const vg::Tensor& data, const nnunet::Geometry& geometry) {
+  if (path.has_parent_path()) fs::create_directories(path.parent_path());
+  vg::save_nifti(path, {data, geometry.spacing, geometry.affine, {}});
+}
+
+void save_intermediate(const fs::path& folder, const predict::Job& job, const vg::Tensor& image,
+                       const vg::Tensor& logits) {
+  fs::create_directories(folder);
+  vg::save_npy(folder / (job.name + "_preprocessed.npy"), image);
+  vg::save_npy(folder / (job.name + "_logits.npy"), logits);
+}
+
+void run_job(const predict::Job& job, const Model& model, const Options& options,
+             const nnunet::PredictOptions& settings) {
+  // Each tensor is released when it is no longer needed: a volume can take most of the memory.
+  nnunet::Case input = nnunet::load_case(job.name, job.images);
+  nnunet::OrientedImage oriented = nnunet::orient(input.image, input.geometry, model.plan);
+  input.image = {};
+  nnunet::PreparedImage prepared = nnunet::prepare(oriented, model.plan);
+  oriented.image = {};
+  vg::memory::empty_cache();
+  const vg::Tensor logits = logits_of(prepared.image, model, settings);
+  if (!options.intermediate.empty()) save_intermediate(options.intermediate, job, prepared.image, logits);
+  prepared.image = {};
+  vg::memory::empty_cache();
   const vg::Tensor labels = nnunet::unorient(nnunet::labels_of(logits, prepared, model.plan), oriented);
-  const vg::NiftiImage like{{}, input.geometry.spacing, input.geometry.affine, {}};
-  const auto save = [&](const fs::path& path, const vg::Tensor& data) {
-    vg::NiftiImage image = like;
-    image.data = data;
-    vg::save_nifti(path, image);
-  };
   if (options.probabilities)
     save(predict::probabilities_path(job),
-         nnunet::unorient(nnunet::probabilities_of(logits, prepared, model.plan), oriented));
-  save(job.output, labels);
+         nnunet::unorient(nnunet::probabilities_of(logits, prepared, model.plan), oriented), input.geometry);
+  save(job.output, labels, input.geometry);
   std::printf("%s -> %s\n", job.name.c_str(), job.output.c_str());
   print_volumes(labels, input.geometry, model.plan.labels);
 }
