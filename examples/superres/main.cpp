@@ -1,10 +1,12 @@
 // 3-D super-resolution of brain MRI. Trains on one part of a human head and tests on the rest of the head and on the
 // head of a macaque.
 //
-//   superres                        trains on Debian's mricron-data; results in out/superres
+//   superres                        trains on a scan of Debian's package mricron-data
 //   superres --volume head.nii.gz   trains on another scan
 //   superres --phantom              trains on a synthetic head
 //   superres --resume               continues a stopped run
+//
+// Results are written to out/superres.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
@@ -32,10 +34,10 @@ struct Options {
   TrainOptions train;
 };
 
-/// Returns the `margin` for super_resolve, in low-resolution voxels.
+/// Returns the argument `margin` of super_resolve, in low-resolution voxels.
 int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 
-/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
+/// Reads the command line. Returns -1 if the program should continue, otherwise its exit code.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"3-D super-resolution of brain MRI with voxgrad"};
   app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)")
@@ -131,7 +133,8 @@ void print_tests(const std::vector<TestResult>& tests) {
                 t.network_score.ssim, t.trilinear_score.ssim);
 }
 
-/// Writes the tests to TensorBoard: scores, the middle slices (trilinear, network, truth), and the hyperparameters.
+/// Writes to TensorBoard: the scores and the middle slices (trilinear, network, truth) of the tests, and the
+/// hyperparameters.
 void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, const TrainOptions& o, int64_t step) {
   std::map<std::string, double> metrics;
   for (const TestResult& t : tests) {
