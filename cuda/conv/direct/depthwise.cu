@@ -21,9 +21,9 @@ struct DepthwiseParams {
   int64_t bias_stride;
   int in_depth, out_depth;
   int channels;
-  int padding[3];    ///< of fprop, or of the transposed convolution
-  int output_bytes;  ///< bytes of an output plane in shared memory
-  float floor;       ///< lower bound of the results: 0 with ReLU
+  float floor;           ///< lower bound of the results: 0 with ReLU
+  int padding[3] = {};   ///< of fprop, or of the transposed convolution
+  int output_bytes = 0;  ///< bytes of an output plane in shared memory
 };
 
 /// The fprop form: output q reads the inputs q * S + k - padding. Along the depth, S input planes complete one output
@@ -95,7 +95,8 @@ struct PatchSums {
   static constexpr int K = Form::kernel, kWindow = Form::window;
   float sum[Form::planes][kPatch][kPatch];
 
-  /// Adds one row of taps of every plane. Only the planes in [first, last] belong to the chunk.
+  /// Adds the products with row `ky` of the taps of all planes. `x` holds the window from `row` on. Only the planes in
+  /// [first, last] belong to the chunk.
   template <int kPhase, bool kAll, int kRows>
   __device__ void add_row(const float (&x)[kRows][kWindow], const float* weights, int ky, int row, int first,
                           int last) {
@@ -146,6 +147,15 @@ struct PatchSums {
     }
   }
 
+  /// Writes the results of a plane to shared memory. `out` is the lane's first element of the patch.
+  __device__ void write(int plane, T* out, int pitch, float bias, float floor) const {
+#pragma unroll
+    for (int y = 0; y < kPatch; ++y)
+#pragma unroll
+      for (int i = 0; i < kPatch; ++i)
+        out[y * pitch + i * kChannels] = convert<T>(max_or_nan(sum[plane][y][i] + bias, floor));
+  }
+
   /// Removes the planes that a step completed.
   __device__ void advance() {
 #pragma unroll
@@ -169,6 +179,12 @@ struct PlaneCopies {
   uint32_t outputs;   ///< address of the first output plane
   int first_in[3];    ///< first input position of the tile along each axis
 
+  /// Initializes the barriers and loads the first planes.
+  __device__ void start(int planes) const {
+    for (int s = 0; s < p.tiles.stages; ++s) init_barrier(barriers + 8 * s, 1);
+    fence_barrier_init();
+    for (int plane = 0; plane < min(p.tiles.stages, planes); ++plane) load(plane);
+  }
   __device__ void load(int plane) const {
     const auto stage = static_cast<uint32_t>(plane % p.tiles.stages);
     expect_bytes(barriers + 8 * stage, static_cast<uint32_t>(p.tiles.box_bytes));
@@ -181,7 +197,7 @@ struct PlaneCopies {
   }
 };
 
-/// The kernel's limits: threads per CTA and CTAs per SM, which bound the registers.
+/// The threads per CTA and the CTAs per SM. Together, they bound the registers of a thread.
 template <class Form>
 struct Occupancy {
   static constexpr int threads = 32 * kMaxDepthwiseWarps;
@@ -208,11 +224,7 @@ __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::cta
   const int planes = Form::input_planes(end - begin), steps = Form::steps(end - begin);
   PlaneCopies copies{p, tile, shared_address(shared), shared_address(barriers), shared_address(outputs), {}};
   for (int a = 0; a < 3; ++a) copies.first_in[a] = Form::first_input(tile.begin[a], p.padding[a]);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < stages; ++s) init_barrier(copies.barriers + 8 * s, 1);
-    fence_barrier_init();
-    for (int plane = 0; plane < min(stages, planes); ++plane) copies.load(plane);
-  }
+  if (threadIdx.x == 0) copies.start(planes);
   load_weights<Form::kernel>(p, tile.channel, weights);
   __syncthreads();
 
@@ -254,11 +266,7 @@ __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::cta
       const int plane = Form::first_done + done;
       if (plane < first || plane > last) continue;
       T* const out = reinterpret_cast<T*>(outputs + (buffer + done) * p.output_bytes) + out_offset;
-#pragma unroll
-      for (int y = 0; y < kPatch; ++y)
-#pragma unroll
-        for (int i = 0; i < kPatch; ++i)
-          out[y * out_pitch + i * kChannels] = convert<T>(max_or_nan(sums.sum[plane][y][i] + bias, p.floor));
+      sums.write(plane, out, out_pitch, bias, p.floor);
     }
     sums.advance();
     fence_async_proxy();

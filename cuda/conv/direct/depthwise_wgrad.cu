@@ -19,10 +19,10 @@ struct DepthwiseWgradParams {
   float* partial;  ///< [CTA tile][tap][channel]
   int x_depth, y_depth;
   int channels;
-  int padding[3];
-  int y_stages;
-  int y_bytes;
-  int y_stage_bytes;  ///< y_bytes, rounded up for TMA
+  int padding[3] = {};
+  int y_stages = 0;
+  int y_bytes = 0;
+  int y_stage_bytes = 0;  ///< y_bytes, rounded up for TMA
 };
 
 template <class T, int K, int S>
