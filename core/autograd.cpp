@@ -131,7 +131,7 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
 
   std::function<Tensors(const Tensors&)> function_;
   std::vector<Saved> inputs_;
-  Context context_;
+  Context context_ = Context::current();
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
   std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // tensors of the second run
   size_t next_ = 0;
@@ -171,7 +171,7 @@ void RecomputedCall::run_again() {
   const GradModeGuard mode(true);
   const Restore recomputing(recomputing_, true);
   {
-    const auto as_before = context_.enter();
+    const ContextGuard as_before(context_);
     found_.clear();
     run(inputs);
   }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/autograd.h"
-#include "core/detail/context.h"
 
 namespace voxgrad::distributed {
 namespace {
@@ -15,13 +14,6 @@ namespace {
 using Kind = Collective::Kind;
 
 thread_local ScopedValue<Communicator*>* newest_group = nullptr;
-
-[[maybe_unused]] const bool registered = Context::add({
-    .capture = []() -> std::function<Context::Guard()> {
-      return [group = spatial_group()] { return std::make_shared<SpatialGroupGuard>(group); };
-    },
-    .reset = []() -> Context::Guard { return std::make_shared<SpatialGroupGuard>(nullptr); },
-});
 
 void check_tensor(const Communicator& group, const char* op, const Tensor& tensor) {
   check(tensor.defined(), op, "the tensor is undefined");
