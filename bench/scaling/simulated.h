@@ -28,8 +28,8 @@ class SimulatedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
 
-  /// broadcast, all_gather and reduce_scatter take half the steps and transfer the bytes once. send_receive takes one
-  /// step and receives zeros. Sums of f32 and bf16 are multiplied by the number of ranks; sums of other dtypes keep the
+  /// broadcast and all_gather take half the steps and transfer the bytes once. send_receive takes one step and receives
+  /// zeros. Sums of f32 and bf16 are multiplied by the number of ranks; sums of other dtypes keep the
   /// values of rank 0.
   std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override;
   void abort(int code) override { std::_Exit(code); }
