@@ -14,7 +14,7 @@ import collections
 import gzip
 import json
 
-COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_receive"}
+COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "send_receive"}
 
 
 def covered(event, others):

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/autograd.h"
-#include "core/detail/context.h"
 
 namespace voxgrad::distributed {
 namespace {
@@ -15,13 +14,6 @@ namespace {
 using Kind = Collective::Kind;
 
 thread_local ScopedValue<Communicator*>* newest_group = nullptr;
-
-[[maybe_unused]] const bool registered = Context::add({
-    .capture = []() -> std::function<Context::Guard()> {
-      return [group = spatial_group()] { return std::make_shared<SpatialGroupGuard>(group); };
-    },
-    .reset = []() -> Context::Guard { return std::make_shared<SpatialGroupGuard>(nullptr); },
-});
 
 void check_tensor(const Communicator& group, const char* op, const Tensor& tensor) {
   check(tensor.defined(), op, "the tensor is undefined");
@@ -76,7 +68,7 @@ Call Collective::call(int rank) const {
   constexpr std::array ops{" (sum)", " (max)", " (min)"};
   Call result{.description = name};
   std::string& text = result.description;
-  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += ops[static_cast<size_t>(op)];
+  if (kind == Kind::all_reduce) text += ops[static_cast<size_t>(op)];
   if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
   if (kind != Kind::send_receive) text += " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
   if (!slab.empty()) text += " of planes of " + to_text(slab);
@@ -176,16 +168,6 @@ Tensor Communicator::all_gather(const Tensor& tensor) {
   const Tensor own = tensor.detach().to(device_).contiguous(), all = empty(stacked(size_, own.shape()), own.options());
   start({.kind = Kind::all_gather, .name = kOp, .in = own, .out = all})->wait();
   return all.to(tensor.device());
-}
-
-Tensor Communicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
-  constexpr const char* kOp = "reduce_scatter";
-  check_reduced(*this, kOp, tensor, op);
-  check(tensor.dim() > 0 && tensor.size(0) == size_, kOp, "the first axis must have ", size_,
-        " rows, one for each rank; the tensor is ", describe(tensor));
-  const Tensor all = tensor.detach().to(device_).contiguous(), own = empty(all[0].shape(), all.options());
-  start({.kind = Kind::reduce_scatter, .name = kOp, .in = all, .out = own, .op = op})->wait();
-  return own.to(tensor.device());
 }
 
 void Communicator::barrier() {

@@ -58,7 +58,7 @@ struct Call {
 
 /// The arguments of a collective, which Communicator's functions have checked: contiguous tensors on device().
 struct Collective {
-  enum class Kind : uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, send_receive };
+  enum class Kind : uint8_t { all_reduce, broadcast, all_gather, send_receive };
   Kind kind;
   const char* name;    ///< name of the function, for error messages
   Tensor in{}, out{};  ///< the same tensor for all_reduce and broadcast; undefined for send_receive
@@ -130,8 +130,6 @@ class Communicator {
                                            const Shape& slab = {});
   /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).
   Tensor all_gather(const Tensor& tensor);
-  /// Reduces tensors of shape (size(), shape...) over the ranks and returns row rank() of the result.
-  Tensor reduce_scatter(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Returns once all ranks have called barrier().
   void barrier();
   /// Ends the processes of all ranks, with this exit code.

@@ -76,14 +76,13 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
 }
 
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts) {
-  SafetensorsFile saved(path, {}, "load_checkpoint");
-  const TensorMap file = saved.load_all();
+  const auto [file, metadata, has_checksum] = read_safetensors(path, Device::cpu(), {}, "load_checkpoint");
   visit_parts("load_checkpoint", path, file, parts, false);
-  if (!saved.has_checksum())
+  if (!has_checksum)
     std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, so damaged data would not be detected\n",
                  path.c_str());
   visit_parts("load_checkpoint", path, file, parts, true);
-  return saved.metadata();
+  return metadata;
 }
 
 }  // namespace voxgrad
