@@ -96,7 +96,7 @@ inline constexpr int kMaxClasses = 12;
 struct PoolGeometry {
   Triple kernel_size{1};
   Triple stride{1};
-  Triple padding{0};  ///< before the first element; the size of the output implies the padding after the last
+  Triple padding{0};
   Triple dilation{1};
 };
 
@@ -120,8 +120,7 @@ struct Resample {
   double scale = 1;  ///< input positions per output position
   int64_t kernel = 1;
   int64_t stride = 1;
-  int64_t padding = 0;      ///< before the first input
-  int64_t padding_end = 0;  ///< after the last input
+  int64_t padding = 0;  ///< before the first input; box: also after the last input
   int64_t outputs = 1;
   double weight = 0;  ///< 0 if not given
 };

@@ -47,6 +47,7 @@ struct OpCase {
   /// Additional input shapes to test, with empty axes and axes of size 1. Each entry has one shape per input.
   std::vector<std::vector<Shape>> edges{};
   bool differentiable = true;
+  bool once_differentiable = false;  ///< the gradients cannot be differentiated again
   double tolerance = 1e-5;    ///< f32 error, relative to the largest expected value
   int roundings = 1;          ///< roundings to half precision: the result, and each intermediate tensor
   bool exact = false;         ///< results must equal the reference (integers)
