@@ -1,4 +1,4 @@
-// The kernel that normalizations, prelu and fused bias gradients share. The kernel applies a formula (ChannelFormula)
+// The kernel that normalizations and prelu share. The kernel applies a formula (ChannelFormula)
 // to every element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums
 // terms of the formula over the positions of every (sample, channel), or both.
 //
@@ -72,18 +72,11 @@ struct PerChannel {
   }
 };
 
-/// Statistics (N, groups), or (1, groups) for all samples together.
-struct Matrix {
-  void* data = nullptr;
-  int64_t stride[2] = {};
-
-  Matrix() = default;
-  explicit Matrix(const View& v) : data(v.data), stride{v.size[0] == 1 ? 0 : v.stride[0], v.stride[1]} {}
-  template <class T>
-  __device__ T& at(int64_t n, int64_t group) const {
-    return static_cast<T*>(data)[n * stride[0] + group * stride[1]];
-  }
-};
+/// Returns the rounding error of a mean in compute_t<T>.
+template <class T>
+__device__ double rest_of(double mean) {
+  return mean - static_cast<double>(static_cast<compute_t<T>>(mean));
+}
 
 /// The sizes of a normalization. A group consists of neighboring channels of one sample or, if `joined`, of all
 /// samples. A line is the positions of one (sample, channel); its index is n * channels + c.
@@ -102,8 +95,8 @@ struct Groups {
         groups(group_count),
         group_channels(channels / groups),
         joined(over_samples) {}
-  /// Takes the sizes from x, and `groups` and `joined` from the shape of the statistics `mean`.
-  Groups(const View& x, const View& mean) : Groups(x, mean.size[1], mean.size[0] != x.size[0]) {}
+  /// Takes the sizes from x, and `groups` and `joined` from the shape of the statistics.
+  Groups(const View& x, const View& statistics) : Groups(x, statistics.size[1], statistics.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
   /// Returns the number of statistics.
   VG_HOST_DEVICE int64_t count() const { return joined ? groups : samples * groups; }
@@ -119,20 +112,35 @@ struct Groups {
   }
 };
 
-/// The share of each rank in the elements of a group. `all_ranks` are the statistics of all ranks, (ranks, groups + 1);
-/// the last row of each rank begins with the number of elements that the rank has in a group.
-struct RankShares {
-  const double2* all;
-  int64_t groups;
-  double total = 0;
+/// The normalization of the channels of a sample: v = before(x), u = (v - mean) * rstd * gamma + beta, y = after(u).
+template <class T, class Activations>
+struct Normalization {
+  using Wide = compute_t<T>;
 
-  __device__ RankShares(const double2* all_ranks, int64_t ranks, int64_t group_count)
-      : all(all_ranks), groups(group_count) {
-    for (int64_t rank = 0; rank < ranks; ++rank) total += elements(rank);
-    total = fmax(total, 1.0);
+  Groups shape;
+  const double2* statistics;  ///< (mean, rstd) of each group
+  PerChannel gamma, beta;
+  Activations activations;
+
+  /// Constants of u = (v - mean) * factor + term. The rounding error of the mean is part of the term, so that
+  /// subtracting the mean costs no accuracy even if the mean is large compared with the deviations.
+  struct Channel {
+    Wide mean;
+    Wide factor;
+    Wide term;
+  };
+  __device__ Channel channel(int64_t n, int64_t c) const {
+    const double2 group = statistics[shape.number(n, c)];
+    const double factor = group.y * gamma.at<T>(c, 1);
+    return {static_cast<Wide>(group.x), static_cast<Wide>(factor),
+            static_cast<Wide>(beta.at<T>(c, 0) - rest_of<T>(group.x) * factor)};
   }
-  __device__ double elements(int64_t rank) const { return all[rank * (groups + 1) + groups].x; }
-  __device__ double operator[](int64_t rank) const { return elements(rank) / total; }
+  /// Returns v - mean.
+  __device__ Wide centered(const Channel& channel, Wide x) const { return activations.before.value(x) - channel.mean; }
+  /// Returns u.
+  static __device__ Wide normalized(const Channel& channel, Wide centered) {
+    return centered * channel.factor + channel.term;
+  }
 };
 
 /// How threads read the elements.

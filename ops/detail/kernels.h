@@ -75,12 +75,8 @@ struct GroupNormGradients {
   const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias added to x
 };
 
-/// Gathers the statistics of a normalization whose groups span several ranks. A kernel calls this function after the
-/// reduction over the elements of this rank. The argument is an f64 view (groups + 1, k), whose row g holds the k
-/// statistics of group g. The first element of the last row is the number of elements that this rank has in a group,
-/// which is the weight of the rank. Returns the rows of all ranks as a contiguous view (ranks, groups + 1, k), which
-/// stays valid until the kernel returns. On a GPU, the work is queued on the current stream.
-using GatherStatistics = std::function<View(const View& statistics)>;
+/// Joins the results of a normalization whose groups span several ranks (kernels.def).
+using JoinRanks = std::function<void()>;
 
 /// Options of class_sums.
 struct ClassSums {
