@@ -141,23 +141,22 @@ void forward(const View& y, const View& statistics, const View& x, const View* g
 /// Updates running statistics; see track_statistics in ops/detail/kernels.def. The number of elements in a channel is
 /// `count` plus the sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid of any size, kBlock
 /// threads per CTA. No shared memory.
-template <class R>
+template <class T>
 __global__ void __launch_bounds__(kBlock)
-    track_kernel(R* running_mean, int64_t mean_stride, R* running_var, int64_t var_stride, const double2* statistics,
-                 int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
+    track_kernel(PerChannel running_mean, PerChannel running_var, const double2* statistics, int64_t channels,
+                 double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
   if (count <= 1) return;  // the unbiased variance is undefined
-  const double unbiased = count / (count - 1);
-  const auto move = [momentum](R& running, double value) {
-    const double own = convert<double>(running);
-    running = convert<R>(own + momentum * (value - own));
-  };
   for (int64_t c = thread_index(); c < channels; c += thread_count()) {
+    const auto move = [&](const PerChannel& running, double value) {
+      const double own = running.at<T>(c, 0);
+      running.set<T>(c, own + momentum * (value - own));
+    };
     const double2 own = statistics[c];
-    if (running_mean) move(running_mean[c * mean_stride], own.x);
     const double variance = 1 / (own.y * own.y) - eps;
-    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // NaN stays NaN
+    move(running_mean, own.x);
+    move(running_var, (variance < 0 ? 0 : variance) * (count / (count - 1)));  // NaN stays NaN
   }
 }
 
@@ -168,19 +167,16 @@ namespace kernel {
 void track_statistics(const View* running_mean, const View* running_var, const View& statistics, double eps,
                       double count, const View* counts, double momentum) {
   if (!running_mean && !running_var) return;
-  if (running_mean && running_var && running_mean->dtype != running_var->dtype) {
-    track_statistics(running_mean, nullptr, statistics, eps, count, counts, momentum);
-    return track_statistics(nullptr, running_var, statistics, eps, count, counts, momentum);
-  }
   const Launch launch(statistics);
-  const int64_t channels = statistics.size[1];
-  dispatch_cuda(Floats(), (running_mean ? running_mean : running_var)->dtype, "track_statistics", [&]<class R>() {
-    const View mean_view = running_mean ? *running_mean : View(), var_view = running_var ? *running_var : View();
-    track_kernel<R><<<grid_size(channels), kBlock, 0, launch.stream>>>(
-        mean_view.as<R>(), mean_view.stride[0], var_view.as<R>(), var_view.stride[0], statistics.as<const double2>(),
-        channels, eps, counts ? 0.0 : count, counts ? counts->as<const double>() : nullptr,
-        counts ? counts->stride[0] : 0, counts ? counts->size[0] : 0, momentum);
-  });
+  const PerChannel mean(running_mean), var(running_var);
+  // The dtypes of the two may be a half and f32.
+  dispatch_cuda(Floats(), item_size(mean.dtype) == 2 || !running_var ? mean.dtype : var.dtype, "track_statistics",
+                [&]<class T>() {
+                  track_kernel<T><<<grid_size(statistics.size[1]), kBlock, 0, launch.stream>>>(
+                      mean, var, statistics.as<const double2>(), statistics.size[1], eps, counts ? 0.0 : count,
+                      counts ? counts->as<const double>() : nullptr, counts ? counts->stride[0] : 0,
+                      counts ? counts->size[0] : 0, momentum);
+                });
   check_launch("track_statistics");
 }
 

@@ -5,7 +5,7 @@
 
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
-#include "cuda/norm_sums.cuh"
+#include "cuda/norm.cuh"
 
 namespace voxgrad::cuda {
 namespace {
