@@ -352,12 +352,14 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
     vg::Tensors v;
     for (const vg::Tensor& volume : t) v.push_back(volume.view(rows));
     const vg::TensorOptions parameters{vg::f32, device};
-    const vg::Tensor mean = vg::full({shape[0], 8}, 0.5, parameters), gamma = vg::ones({shape[1]}, parameters);
+    const vg::Tensor statistics = vg::full({shape[0], 8, 2}, 0.5, {vg::f64, device}),
+                     means = vg::empty_like(statistics);
+    const vg::Tensor gamma = vg::ones({shape[1]}, parameters);
     const vg::Tensor dgamma = vg::empty_like(gamma), dbeta = vg::empty_like(gamma);
     return [=, &k] {
       const vg::View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out();
-      k.group_norm_backward({v[0].view_out(), &dg, &db}, v[1].view_in(), v[2].view_in(), mean.view_in(), mean.view_in(),
-                            &g, nullptr, {}, nullptr);
+      k.group_norm_backward({v[0].view_out(), &dg, &db}, means.view_out(), v[1].view_in(), v[2].view_in(),
+                            statistics.view_in(), &g, nullptr, {}, nullptr);
     };
   });
   if (form.dtype != vg::f32 || form.format != vg::MemoryFormat::contiguous) return;

@@ -51,7 +51,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
 void ExponentialMovingAverage::advance(bool count) {
   const auto n = static_cast<double>(updates_);
   const double limit = options_.warmup == 0 ? 1 : (1 + n) / (options_.warmup + n);
-  ema_step(params_, averages_, {.decay = std::min(options_.decay, limit)});
+  optimizer_step(params_, params_, {averages_}, EmaStep{.decay = std::min(options_.decay, limit)});
   if (count) ++updates_;
 }
 

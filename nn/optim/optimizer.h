@@ -54,10 +54,11 @@ struct Update {
   GradScaling given{};                         ///< arguments of Optimizer::step
   Tensor skipped{};  ///< number of earlier steps that the device skipped, an i64 scalar; undefined: 0
 
-  /// Returns the scaling in the form that the functions of ops/optim.h take.
-  StepScaling scaling() const {
+  /// Updates the parameters and the buffers.
+  void run(const AnyStep& options) const {
     const auto if_defined = [](const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; };
-    return {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)};
+    optimizer_step(params, grads, {buffers[0], buffers[1], buffers[2]}, options,
+                   {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)});
   }
 };
 
