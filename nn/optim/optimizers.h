@@ -57,11 +57,7 @@ struct AdamOptionsOf {
     return nn::named_fields("lr, beta1, beta2, eps, weight_decay, amsgrad, maximize",  //
                             lr, betas[0], betas[1], eps, weight_decay, amsgrad, maximize);
   }
-  BufferSpecs buffers() const {
-    return {{"exp_avg", true},
-            {.name = "exp_avg_sq", .used = true, .squares = true},
-            {.name = "max_exp_avg_sq", .used = amsgrad, .squares = true}};
-  }
+  BufferSpecs buffers() const { return {{"exp_avg", true}, {"exp_avg_sq", true}, {"max_exp_avg_sq", amsgrad}}; }
   void step(const Update& u) const {
     adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2],
               {lr, betas[0], betas[1], eps, weight_decay, decoupled, amsgrad, maximize, u.step}, u.scaling());
@@ -95,9 +91,7 @@ struct RmspropOptions {
                             lr, alpha, eps, weight_decay, momentum, centered, maximize);
   }
   BufferSpecs buffers() const {
-    return {{.name = "square_avg", .used = true, .squares = true},
-            {"momentum_buffer", momentum != 0},
-            {"grad_avg", centered}};
+    return {{"square_avg", true}, {"momentum_buffer", momentum != 0}, {"grad_avg", centered}};
   }
   void step(const Update& u) const {
     rmsprop_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2],
@@ -129,9 +123,7 @@ struct AdagradOptions {
     return nn::named_fields("lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize",  //
                             lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize);
   }
-  BufferSpecs buffers() const {
-    return {{.name = "sum", .used = true, .squares = true, .initial = initial_accumulator_value}};
-  }
+  BufferSpecs buffers() const { return {{.name = "sum", .used = true, .initial = initial_accumulator_value}}; }
   void step(const Update& u) const {
     adagrad_step(u.params, u.grads, u.buffers[0], {lr, lr_decay, weight_decay, eps, maximize, u.step}, u.scaling());
   }
