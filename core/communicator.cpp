@@ -85,21 +85,19 @@ Call Collective::call(int rank) const {
   return result;
 }
 
-bool calls_agree(std::span<const Signature> of_ranks) {
+std::string describe_disagreement(const std::vector<Call>& of_ranks) {
   uint64_t messages = 0;
-  for (const Signature& own : of_ranks) messages += own.messages;
-  return messages == 0 && std::ranges::all_of(of_ranks, [&](const Signature& s) { return s.call == of_ranks[0].call; });
-}
-
-std::string describe_disagreement(const std::vector<std::string>& of_ranks) {
+  for (const Call& call : of_ranks) messages += call.signature.messages;
+  const auto is_first = [&](const Call& call) { return call.signature.call == of_ranks[0].signature.call; };
+  if (messages == 0 && std::ranges::all_of(of_ranks, is_first)) return {};
   std::string text = "the ranks' calls differ";
   const char* separator = ": ";
   for (size_t first = 0; first < of_ranks.size(); ++first) {
     std::vector<int> ranks;
     for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-      if (of_ranks[rank] == of_ranks[first]) ranks.push_back(static_cast<int>(rank));
+      if (of_ranks[rank].description == of_ranks[first].description) ranks.push_back(static_cast<int>(rank));
     if (ranks[0] != static_cast<int>(first)) continue;
-    text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first]);
+    text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first].description);
     separator = "; ";
   }
   return text;

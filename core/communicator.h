@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -73,11 +72,9 @@ struct Collective {
   Call call(int rank) const;
 };
 
-/// Returns whether the calls of all ranks match.
-bool calls_agree(std::span<const Signature> of_ranks);
-/// Returns "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", given the
-/// description of each rank's call.
-std::string describe_disagreement(const std::vector<std::string>& of_ranks);
+/// Returns "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", given the call of
+/// each rank. Returns an empty string if the calls of all ranks match.
+std::string describe_disagreement(const std::vector<Call>& of_ranks);
 /// Returns "rank 1" or "ranks 1, 3".
 std::string list_ranks(const std::vector<int>& ranks);
 

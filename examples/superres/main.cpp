@@ -9,7 +9,6 @@
 // Results are written to out/superres.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <map>
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
@@ -133,25 +132,15 @@ void print_tests(const std::vector<TestResult>& tests) {
                 t.network_score.ssim, t.trilinear_score.ssim);
 }
 
-/// Writes to TensorBoard: the scores and the middle slices (trilinear, network, truth) of the tests, and the
-/// hyperparameters.
-void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, const TrainOptions& o, int64_t step) {
-  std::map<std::string, double> metrics;
+/// Writes to TensorBoard: the scores and the middle slices (trilinear, network, truth) of the tests.
+void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, int64_t step) {
   for (const TestResult& t : tests) {
-    metrics[t.label + "/PSNR"] = t.network_score.psnr;
-    metrics[t.label + "/SSIM"] = t.network_score.ssim;
+    writer.add_scalar(t.label + "/PSNR", t.network_score.psnr, step);
+    writer.add_scalar(t.label + "/SSIM", t.network_score.ssim, step);
     const vg::Tensor slices = vg::cat({t.trilinear, t.network, t.truth}, 4);
     // The flip puts the front of the head at the top.
     writer.add_image(t.label, vg::flip(slices.select(2, slices.size(2) / 2)[0], {1}), step);
   }
-  writer.add_hparams({{"steps", o.steps},
-                      {"batch", o.batch},
-                      {"patch", o.patch},
-                      {"lr", o.lr},
-                      {"precision", o.precision},
-                      {"channels", o.model.channels},
-                      {"layers", o.model.layers}},
-                     metrics, step);
 }
 
 /// Halves the resolution of the volume, predicts the original resolution, and writes the prediction as a NIfTI file.
@@ -207,7 +196,7 @@ int run(const Options& options) {
                                  slab(*second, 0, second->data().size(0)), device));
   summary.test_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   print_tests(summary.tests);
-  if (trained.writer) add_tests(*trained.writer, summary.tests, settled.train, trained.steps);
+  if (trained.writer) add_tests(*trained.writer, summary.tests, trained.steps);
 
   summary.title = volume.phantom ? "Super-resolution of the Shepp-Logan phantom (not a scan)"
                                  : "Super-resolution of " + volume.name;

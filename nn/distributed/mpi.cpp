@@ -239,12 +239,11 @@ void MpiCommunicator::compare_calls() {
     int over = 0;
     check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name, &failure_);
     if (!over) return;
-    std::vector<Signature> signatures;
-    for (const FixedCall& call : oldest.all) signatures.push_back(call.signature);
-    if (calls_agree(signatures)) continue;
-    std::vector<std::string> texts;
-    for (const FixedCall& call : oldest.all) texts.emplace_back(call.text.data());
-    failure_ = concat(oldest.name, ": ", describe_disagreement(texts));
+    std::vector<Call> calls;
+    for (const FixedCall& call : oldest.all) calls.push_back({call.signature, call.text.data()});
+    const std::string difference = describe_disagreement(calls);
+    if (difference.empty()) continue;
+    failure_ = concat(oldest.name, ": ", difference);
     throw CollectiveError(0, failure_);
   }
 }

@@ -56,11 +56,7 @@ struct AdamOptionsOf {
     return nn::named_fields("lr, beta1, beta2, eps, weight_decay, amsgrad, maximize",  //
                             lr, betas[0], betas[1], eps, weight_decay, amsgrad, maximize);
   }
-  BufferSpecs buffers() const {
-    return {{"exp_avg", true},
-            {.name = "exp_avg_sq", .used = true, .squares = true},
-            {.name = "max_exp_avg_sq", .used = amsgrad, .squares = true}};
-  }
+  BufferSpecs buffers() const { return {{"exp_avg", true}, {"exp_avg_sq", true}, {"max_exp_avg_sq", amsgrad}}; }
   void step(const Update& u) const {
     u.run(AdamStep{lr, betas[0], betas[1], eps, weight_decay, decoupled, amsgrad, maximize, u.step});
   }
@@ -93,9 +89,7 @@ struct RmspropOptions {
                             lr, alpha, eps, weight_decay, momentum, centered, maximize);
   }
   BufferSpecs buffers() const {
-    return {{.name = "square_avg", .used = true, .squares = true},
-            {"momentum_buffer", momentum != 0},
-            {"grad_avg", centered}};
+    return {{"square_avg", true}, {"momentum_buffer", momentum != 0}, {"grad_avg", centered}};
   }
   void step(const Update& u) const { u.run(RmspropStep{lr, alpha, eps, weight_decay, momentum, centered, maximize}); }
 };
@@ -124,9 +118,7 @@ struct AdagradOptions {
     return nn::named_fields("lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize",  //
                             lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize);
   }
-  BufferSpecs buffers() const {
-    return {{.name = "sum", .used = true, .squares = true, .initial = initial_accumulator_value}};
-  }
+  BufferSpecs buffers() const { return {{.name = "sum", .used = true, .initial = initial_accumulator_value}}; }
   void step(const Update& u) const { u.run(AdagradStep{lr, lr_decay, weight_decay, eps, maximize, u.step}); }
 };
 /// Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization",
