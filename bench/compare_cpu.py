@@ -4,8 +4,8 @@
     bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3] [--busy]
 
 PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). voxgrad and PyTorch run alternately on the same
-inputs. Each cell of the table is the median over the rounds; with --busy, speeds and ratios are computed from the
-minimum times. Exits with 1 if the results of voxgrad and PyTorch differ.
+inputs. Each cell of the table is the median over the rounds. With --busy, GFLOP/s and ratios are computed from the
+minimum times instead. Exits with 1 if the results of voxgrad and PyTorch differ.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def compare(program, torch, name, rounds, busy):
         "torch": (gflop / torch_seconds["forward"], 3 * gflop / torch_seconds["forward_backward"]),
         "ratio": tuple(
             torch_seconds[key] / seconds[key] if busy
-            else median(t[key] * 1e3 / o[key]["real_time"] for o, t in zip(voxgrad_runs, torch_runs))
+            else median(t[key] * 1e3 / v[key]["real_time"] for v, t in zip(voxgrad_runs, torch_runs))
             for key in ("forward", "forward_backward")
         ),
         "gemm": (
@@ -106,9 +106,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "cpu_conv"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--python", default="/usr/bin/python3", help="a Python interpreter with PyTorch")
+    parser.add_argument("--python", default="/usr/bin/python3", help="Python interpreter that can import PyTorch")
     parser.add_argument("--busy", action="store_true",
-                        help="for a machine with other load: use one thread, report the minimum CPU time of a call")
+                        help="for a machine that runs other programs: use one thread, report the minimum CPU time")
     arguments = parser.parse_args()
     if not os.path.isfile(arguments.program):
         parser.error(f"{arguments.program} does not exist; build the target cpu_conv")

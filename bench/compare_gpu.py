@@ -4,20 +4,20 @@
     bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--set nnunet] [--shapes NAME ...] [--layout contiguous]
     bench/compare_gpu.py LIBRARY --set race --seed 7 --count 60 --unchecked --json race.json
 
-LIBRARY is the built libconv_peers.so. voxgrad and PyTorch alternate run by run. Each time is the median over the runs,
-measured by CUDA events; the runs together take about --ms milliseconds. A run of a small problem consists of many
-consecutive calls, which use different copies of the buffers; together, the copies do not fit into the L2 cache. If
-launching a call takes longer than its kernels, the time is that of the launches and is marked "h". voxgrad's tensors
-have the layout --layout. PyTorch is timed in both layouts, and the faster layout counts.
+LIBRARY is the built libconv_peers.so. voxgrad and PyTorch take turns after each run. Each time is the median over the
+runs, measured by CUDA events; the runs together take about --ms milliseconds. A run of a small problem consists of many
+consecutive calls. Consecutive calls use different copies of the buffers; all copies together do not fit into the L2
+cache. If launching a call takes longer than its kernels, the measured time is that of the launches and is marked "h".
+voxgrad's tensors have the layout --layout. PyTorch is timed in both layouts, and the faster layout counts.
 
-In the table, "f+b" is the forward pass plus one call that computes both gradients. "% of floor f/d/w" is the floor
-divided by voxgrad's time, for the forward pass, the data gradient and the weight gradient. The floor is the minimum
-time in which an H200 can compute the FLOP or move the bytes of the problem.
+In the table, "f+b" is the time of the forward pass plus the time of one call that computes both gradients. "% of floor
+f/d/w" is the floor as a percentage of voxgrad's time, for the forward pass, the data gradient and the weight gradient.
+The floor is the minimum time in which an H200 can compute the FLOP or move the bytes of the problem.
 
-voxgrad's results must agree with PyTorch's (in float64; large problems in float32 without TF32), and one call for both
-gradients must give the same bits as two separate calls. The program exits with 1 if a result is wrong, if voxgrad
-fails, or if a time is shorter than the hardware permits. A failure is reported below the table; the program continues
-with the next problem. --alone does not time PyTorch.
+voxgrad's results must agree with PyTorch's results in float64 (for large problems, in float32 without TF32). One call
+for both gradients must give the same bits as two separate calls. The program exits with 1 if a result is wrong, if
+voxgrad fails, or if a time is shorter than the hardware permits. It reports failures below the table and continues with
+the next problem.
 """
 
 import argparse
@@ -35,17 +35,18 @@ import torch
 
 import conv_shapes
 
-# dtype; number of the dtype in the library; 1 for float32 precision "high"; maximum relative error of the forward pass
-# and the data gradient; maximum relative error of the weight gradient; maximum plausible TFLOP/s (wgmma rates measured
-# on an H200, plus a margin)
+# Each value: the dtype; its number in the library; 1 for float32 precision "high"; the maximum relative error of the
+# forward pass and the data gradient; the maximum relative error of the weight gradient; the maximum plausible TFLOP/s
+# (the rate of wgmma measured on an H200, plus a margin).
 MODES = {
     "high": (torch.float32, 0, 1, 5e-4, 5e-4, 500.0),
     "highest": (torch.float32, 0, 0, 2e-6, 4e-6, 170.0),
     "bf16": (torch.bfloat16, 2, 0, 3e-3, 3e-3, 950.0),
     "f16": (torch.float16, 3, 0, 5e-4, 5e-4, 950.0),
 }
-# Rates for the floor: FLOP/s by mode, and bytes per second of a copy (read plus written).
+# Rates of an H200 for the floor: FLOP/s by mode, and bytes per second of a copy (bytes read plus bytes written).
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}
+DEPTHWISE_PEAK = 61e12  # float32 on CUDA cores, in all modes
 COPY = 4.23e12
 PARTS = ("forward", "data", "weight")
 BACKWARD = "backward"  # data and weight gradient in one call
@@ -54,7 +55,7 @@ TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}
 FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
-        "slide")  # members of ConvChoice
+        "slide")  # members of voxgrad::cuda::ConvChoice
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
 ROTATED_BYTES = 400e6  # minimum size of all copies of a problem's buffers together; the L2 cache has 50 MB
 MAX_COPIES = 64
@@ -72,7 +73,7 @@ class Case:
         make = lambda *size: torch.randn(size, device="cuda", generator=generator)
         x, w = make(shape.batch, shape.cin, *conv_shapes.triple(shape.size)), make(*shape.weight_size())
         g = make(shape.batch, shape.cout, *shape.output_size())
-        w /= math.sqrt(max(1, shape.flop() / (2 * g.numel())))  # for outputs with a variance of about 1
+        w /= math.sqrt(max(1, shape.flop() / (2 * g.numel())))  # so that outputs have a variance of about 1
         tensors = [t.to(dtype) for t in (x, w, g)]
         self.bytes = sum(t.numel() * t.element_size() for t in tensors)
         self.copies = max(1, min(MAX_COPIES, math.ceil(ROTATED_BYTES / self.bytes)))
@@ -80,7 +81,7 @@ class Case:
                         for layout, form in LAYOUTS.items()}
 
     def torch(self, part, x, w, g):
-        """Returns a function that runs a part by PyTorch."""
+        """Returns a function that runs a part of PARTS, or BACKWARD, in PyTorch."""
         options = (self.stride, self.padding, self.dilation, self.shape.transposed, self.output_padding,
                    self.shape.groups)
         if part == "forward":
@@ -95,7 +96,7 @@ def raise_error(error, *_):
 
 
 class Voxgrad:
-    """voxgrad's convolutions, with the planner's choice forced to `plan`."""
+    """voxgrad's convolutions. `plan` contains members of ConvChoice, which override choices of the planner."""
 
     def __init__(self, path, plan):
         library = ctypes.CDLL(path)
@@ -104,7 +105,7 @@ class Voxgrad:
         self.function.restype, self.function.errcheck = ctypes.c_char_p, raise_error
 
     def part(self, case, mode, layout, part, copy, result):
-        """Returns a function that runs a part by voxgrad on a copy of the buffers."""
+        """Returns a function that runs a part in voxgrad. `copy` is the number of the copy of the buffers."""
         _, dtype, high, *_ = MODES[mode]
         x, w, g = case.buffers[layout][copy]
         operands = {"forward": (x, w, result), "data": (result, w, g), "weight": (x, result, g)}.get(part, (x, w, g))
@@ -127,15 +128,15 @@ def timed(function):
 
 
 class Side:
-    """Times equivalent functions, one per copy of the buffers. Each run appends to `times` the milliseconds per call on
-    the GPU, and to `host` the milliseconds in which the host queued a call."""
+    """Times functions that do the same work on different copies of the buffers. Each run appends the milliseconds of a
+    call on the GPU to `times`, and the milliseconds that the host took to queue a call to `host`."""
 
     def __init__(self, functions, options):
         self.functions, self.kept, self.next, self.calls = functions, [None] * len(functions), 0, 1
         self.times, self.host = [], []
-        self.run()  # selects algorithms
+        self.run()  # cuDNN selects its algorithms
         self.calls = len(functions)
-        self.run()  # allocates the results, which are kept
+        self.run()  # allocates a result for each copy of the buffers
         self.calls = 1
         self.run()
         once = max(self.times[-1], 1e-3)
@@ -183,12 +184,12 @@ def set_torch(tf32, benchmark):
 
 
 def reference_error(case, part, result):
-    """Returns the relative error of a result against PyTorch and the dtype of the reference. Compares the weight
-    gradient of all samples, and other results for the first sample."""
+    """Returns the relative error of a result and the dtype of PyTorch's reference. A weight gradient, which is a sum
+    over all samples, is compared as a whole; of other results, only the first sample is compared."""
     dtype = torch.float64 if case.shape.flop() < FLOAT64_FLOP else torch.float32
     x, w, g = case.buffers["contiguous"][0]
     exact = 0
-    # Sample by sample, to save workspace and to keep float32 sums short.
+    # Process one sample at a time, to save workspace and to keep float32 sums short.
     for i in range(x.shape[0] if part == "weight" else 1):
         value = case.torch(part, *(t.to(dtype) for t in (x[i:i + 1], w, g[i:i + 1])))()
         exact = exact + (value if part == "forward" else value[PARTS.index(part) - 1]).double()
@@ -222,7 +223,8 @@ def check(row, case, mode, results, options):
 def measure(voxgrad, shape, mode, options, row):
     set_torch(tf32=MODES[mode][2], benchmark=True)
     case = Case(shape, MODES[mode][0])
-    row.update(flop=shape.flop(), bytes=case.bytes, floor=max(shape.flop() / PEAK[mode], case.bytes / COPY) * 1e3)
+    peak = DEPTHWISE_PEAK if shape.groups == shape.cin == shape.cout else PEAK[mode]
+    row.update(flop=shape.flop(), bytes=case.bytes, floor=max(shape.flop() / peak, case.bytes / COPY) * 1e3)
     x, w, g = case.buffers[options.layout][0]
     results = {}
     for part, like in {"forward": (g,), "data": (x,), "weight": (w,), BACKWARD: (x, w)}.items():
@@ -238,7 +240,8 @@ def measure(voxgrad, shape, mode, options, row):
 
 
 def best(row, parts, sides):
-    """Returns the milliseconds of the parts on the fastest side, and "h" if launching took almost as long."""
+    """Returns the milliseconds of the parts on the fastest side, and "h" if the host took almost as long to launch
+    them."""
     figures = []
     for side in sides:
         if all(f"{part}_{side}" in row for part in parts):
@@ -313,11 +316,11 @@ def parse():
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="problems to run (default: all of --set)")
     parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of voxgrad's tensors")
     parser.add_argument("--runs", type=int, default=15, help="maximum number of runs for each median, at least 3")
-    parser.add_argument("--ms", type=float, default=40, help="total GPU time for each median")
+    parser.add_argument("--ms", type=float, default=40, help="milliseconds of GPU time for each median")
     parser.add_argument("--alone", action="store_true", help="do not time PyTorch")
     parser.add_argument("--unchecked", action="store_true", help="do not compare results with PyTorch")
     parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
-                        help=f"force the planner's choice: {', '.join(PLAN)}")
+                        help=f"override choices of the planner; KEY is one of {', '.join(PLAN)}")
     parser.add_argument("--json")
     parser.add_argument("--markdown")
     parser.add_argument("--list", action="store_true", help="print the problems without running them")

@@ -3,15 +3,15 @@
 
     bench/compare_model.py LIBRARY [--runs 15] [--json FILE] [--markdown FILE]
 
-The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on
-(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. PyTorch runs eagerly and with torch.compile, each
-in the memory formats contiguous and channels_last_3d. voxgrad and these four variants are the sides of the comparison.
+The model is KernelBench's level 2 problem 61: ConvTranspose3d(64, 128, 3), ReLU, GroupNorm(8, 128) on an input of shape
+(16, 64, 32, 32, 32), in TF32. LIBRARY is the built libconv_peers.so. The five sides of the comparison are voxgrad and
+four variants of PyTorch: eager and with torch.compile, each in the memory formats contiguous and channels_last_3d.
 
-"forward" runs without recording gradients. "forward + backward" is a training step without the optimizer: given a
-gradient of the output, it computes the gradients of the input and of all parameters. Times are medians of CUDA-event
-times; the sides take turns after each run. "peak" is the peak memory of tensors and workspaces in a step, without the
-input, the parameters and the given gradient. Ratios are relative to voxgrad. voxgrad's results of the last run are
-compared with PyTorch's in float64. Exits with 1 if a relative error is too large.
+"forward" runs without recording gradients. "forward + backward" is a training step without the optimizer: it computes
+the gradients of the input and of all parameters from a given gradient of the output. Times are medians, measured by
+CUDA events; the sides take turns after each run. "peak" is the peak memory of tensors and workspaces in a step, without
+the input, the parameters and the given gradient. Ratios are relative to voxgrad. The program compares voxgrad's results
+of the last run with PyTorch's results in float64. Exits with 1 if a relative error is too large.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PARTS = ("forward", "step")
 
 
 class Voxgrad:
-    """voxgrad's model, which shares the parameters, input and output gradient of the PyTorch model."""
+    """The model in voxgrad. It uses the memory of the PyTorch model's parameters, input and output gradient."""
 
     def __init__(self, path, model, x, g):
         try:
@@ -131,9 +131,9 @@ def sides_of(path, model, x, g, notes):
 def reference(model, x, g, output):
     """Returns all results in float64. Processes one sample at a time, because float64 workspaces are large.
 
-    Rounding can move an activation across zero and so change the gradient of ReLU. To avoid this, the reference uses
-    the ReLU mask of `output`: an activation is 0 where `output` has the minimum of its channel, because GroupNorm's
-    weights are positive.
+    Rounding can move an input of ReLU across zero and thereby change the gradient. To avoid this, the gradients of the
+    reference use the mask of voxgrad's ReLU, which is derived from voxgrad's `output`. GroupNorm's weights are
+    positive, so ReLU returned 0 exactly where `output` has the minimum of its sample and channel.
     """
     exact = copy.deepcopy(model).double()
     conv, relu, norm = exact

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measures training on 1, 2, 4 and 8 GPUs of this host with voxgrad and with PyTorch's DistributedDataParallel: weak
-scaling, and one volume that is divided among all GPUs.
+"""Measures the weak scaling of training on 1, 2, 4 and 8 GPUs of this host, with voxgrad and with PyTorch's
+DistributedDataParallel. For voxgrad, also measures training on one volume that is divided among all GPUs.
 
     bench/compare_scaling.py [--build build/release] [--gpus 1 2] [--minutes 9] [--json FILE] [--quick] [--dry-run]
 
-Runs bench/scaling, bench/scaling_torch.py and examples/superres for at most --minutes, the most important measurements
-first. Prints each result immediately and tables at the end. The efficiency is relative to n times the speed of one GPU.
-If a program fails or takes too long, a line of the output describes the error. superres and the bf16 step of
-bench/scaling run twice on each number of GPUs, and the table of steps shows whether the parameters have the same bits
-after both runs. Reductions in NVLink's switches (NVLS) are off in voxgrad and in PyTorch, unless the environment
-variable NCCL_NVLS_ENABLE is set.
+Runs bench/scaling, bench/scaling_torch.py and examples/superres for at most --minutes, starting with the most important
+measurements. Prints each result immediately and tables at the end. The efficiency on n GPUs is the speed divided by n
+times the speed of one GPU. If a program fails or takes too long, a line of the output describes the error. superres and
+the bf16 step of bench/scaling run twice on each number of GPUs. The table of steps shows whether the parameters have
+the same bits after both runs. Reductions in NVLink's switches (NVLS) are off in voxgrad and in PyTorch, unless the
+environment variable NCCL_NVLS_ENABLE is set.
 """
 
 import argparse
@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Runner:
-    """Runs child processes one after another until the time limit, and collects the rows that they print."""
+    """Runs child processes one after another until the time limit is reached. Collects the rows that they print."""
 
     def __init__(self, options):
         self.options, self.rows = options, []
@@ -158,9 +158,9 @@ def name_of(row):
 
 
 def bits_of(row, steps):
-    """Compares the final parameters of a run with a reference: the first other eager DataParallel run of the same
-    program with the same mode and number of GPUs. Returns "yes" if the bits are equal, otherwise "no". Returns "ranks
-    differ" if the ranks of this run have different parameters, and "" if the run cannot be compared."""
+    """Compares the bits of a run's final parameters with those of another eager DataParallel run of the same program
+    with the same mode and number of GPUs. Returns "yes" if the bits are equal, otherwise "no". Returns "ranks differ"
+    if the ranks of this run have different parameters, and "" if there is no run to compare with."""
     if "checksum" not in row or (row.get("scheme") == "none" and row["ranks"] > 1):
         return ""
     if row.get("same_on_all_ranks") is False:
@@ -234,12 +234,13 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "release"))
     parser.add_argument("--gpus", type=int, nargs="+",
-                        help="numbers of GPUs (default: 1, 2, 4 and 8, as far as available)")
-    parser.add_argument("--minutes", type=float, default=9, help="time limit, which also ends a running program")
+                        help="numbers of GPUs (default: those of 1, 2, 4 and 8 that this host has)")
+    parser.add_argument("--minutes", type=float, default=9,
+                        help="time limit in minutes; a program that is running at this time is stopped")
     parser.add_argument("--superres-steps", type=int, default=600)
     parser.add_argument("--json", help="write all rows to this file")
     parser.add_argument("--quick", action="store_true",
-                        help="bf16 only, without torch.compile and volumes of 384^3 (four minutes on two GPUs)")
+                        help="measure only bf16; skip torch.compile and 384^3 volumes (four minutes on two GPUs)")
     parser.add_argument("--no-torch", action="store_true", help="do not measure PyTorch")
     parser.add_argument("--dry-run", action="store_true", help="only print the commands")
     options = parser.parse_args()

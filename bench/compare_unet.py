@@ -4,20 +4,24 @@
     bench/compare_unet.py LIBRARY [--network six] [--modes bf16 high ...] [--sides voxgrad graph torch compile]
                           [--runs 10] [--steps 20] [--json FILE]
 
-LIBRARY is the built libunet_peers.so. The networks are nnU-Net v2's plain convolutional U-Net with three classes: two
-3^3 convolutions per stage, each followed by InstanceNorm and LeakyReLU, and ConvTranspose3d with kernel and stride 2 in
-the decoder. "six" is nnU-Net's standard network: six stages with 32, 64, 128, 256, 320 and 320 channels (31.2 M
-parameters) and deep supervision with weights 1, 1/2, 1/4, 1/8 and 0, scaled to a sum of 1. "four" has four stages,
-starting with 32 channels (5.6 M parameters), and a loss at full resolution only. Training uses patches of 128^3 voxels,
-batch 2, Dice and cross-entropy loss, gradient clipping at 12, and SGD with Nesterov momentum. For deep supervision,
-PyTorch receives downsampled label maps, as nnU-Net's loader provides them; voxgrad computes them in each step.
+LIBRARY is the built libunet_peers.so. The networks are nnU-Net v2's plain convolutional U-Net with three classes. Each
+stage has two 3^3 convolutions, each followed by InstanceNorm and LeakyReLU. The decoder upsamples by ConvTranspose3d
+with kernel and stride 2. --network selects the size:
+  six   nnU-Net's standard network: six stages with 32, 64, 128, 256, 320 and 320 channels (31.2 M parameters) and deep
+        supervision with weights 1, 1/2, 1/4, 1/8 and 0, scaled to a sum of 1
+  four  four stages, starting with 32 channels (5.6 M parameters), and a loss at full resolution only
+Training uses patches of 128^3 voxels, batch 2, Dice and cross-entropy loss, gradient clipping at 12, and SGD with
+Nesterov momentum. For deep supervision, PyTorch receives downsampled label maps, as nnU-Net's loader provides them.
+voxgrad receives the full label map and downsamples it in each step.
 
-Modes: highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). The layout applies to the
-input and the weights of both sides. Sides: voxgrad, eager and as a CUDA graph; PyTorch, eager and with torch.compile
-for the model and the loss. All sides start from equal weights and take the same steps on the same data. The program
-prints the largest difference of their losses from PyTorch's losses in float32. For each side, it measures the times of
-whole steps and of forward passes without gradients (medians of CUDA-event times), and the peak memory of both. The peak
-of a CUDA graph does not include the memory that its capture allocated. The sides alternate for --rounds rounds.
+The modes are highest (float32), high (TF32), bf16 and f16 (autocast; f16 with a gradient scaler). The sides are
+voxgrad (eager, and as a CUDA graph) and PyTorch (eager, and with torch.compile for the model and the loss). --layouts
+selects the memory format of the input and the weights. All sides start from equal weights and take the same steps on
+the same data. The sides alternate for --rounds rounds.
+
+For each side, the program prints the largest difference of its losses from PyTorch's losses in float32, the median
+times of a step and of a forward pass without gradients (measured by CUDA events), and the peak memory of a step and of
+a forward pass. The peak memory of a CUDA graph does not include the memory that its capture allocated.
 """
 
 import argparse
@@ -35,7 +39,8 @@ from torch.nn import functional as F
 
 from compare_gpu import gpu, timed
 
-MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}  # (1 for TF32, number of autocast's dtype)
+# Each value: 1 for TF32; number of the dtype of autocast in the library, or 0 for no autocast.
+MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}
 NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4, "deep": False}}
 MAX_CHANNELS = 320
 SIDES = {"voxgrad": "voxgrad", "graph": "voxgrad, CUDA graph", "torch": "PyTorch", "compile": "torch.compile"}
@@ -61,10 +66,10 @@ class Convs(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, wide):
+    def __init__(self, channels):
         super().__init__()
-        self.stages = nn.ModuleList(nn.Sequential(Convs(wide[i - 1] if i else 1, wide[i], 2 if i else 1))
-                                    for i in range(len(wide)))
+        self.stages = nn.ModuleList(nn.Sequential(Convs(channels[i - 1] if i else 1, channels[i], 2 if i else 1))
+                                    for i in range(len(channels)))
 
     def forward(self, x):
         skips = []
@@ -74,11 +79,11 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, wide, classes):
+    def __init__(self, channels, classes):
         super().__init__()
-        up = wide[-2::-1]
+        up = channels[-2::-1]
         self.stages = nn.ModuleList(Convs(2 * c, c) for c in up)
-        self.transpconvs = nn.ModuleList(nn.ConvTranspose3d(wide[-1 - i], c, 2, 2) for i, c in enumerate(up))
+        self.transpconvs = nn.ModuleList(nn.ConvTranspose3d(channels[-1 - i], c, 2, 2) for i, c in enumerate(up))
         self.seg_layers = nn.ModuleList(nn.Conv3d(c, classes, 1) for c in up)
 
     def forward(self, skips, deep):
@@ -95,21 +100,22 @@ class UNet(nn.Module):
 
     def __init__(self, options):
         super().__init__()
-        wide = [min(options.channels << i, MAX_CHANNELS) for i in range(options.stages)]
-        self.encoder, self.decoder = Encoder(wide), Decoder(wide, options.classes)
+        channels = [min(options.channels << i, MAX_CHANNELS) for i in range(options.stages)]
+        self.encoder, self.decoder = Encoder(channels), Decoder(channels, options.classes)
         for module in self.modules():
             if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
                 nn.init.kaiming_normal_(module.weight, 0.01)
                 nn.init.zeros_(module.bias)
 
     def forward(self, x, deep=False):
-        """Returns the logits of all levels, starting with full resolution; only full resolution if `deep` is False."""
+        """Returns a list with the logits of all levels, starting with full resolution. If `deep` is False, the list
+        contains only the logits at full resolution."""
         return self.decoder(self.encoder(x), deep)
 
 
 def dice_ce(logits, target):
-    """Returns the Dice loss plus the cross-entropy in float32. Dice treats the batch as one sample and ignores the
-    background class."""
+    """Returns the sum of the Dice loss and the cross-entropy in float32. The Dice loss treats the batch as one sample
+    and ignores the background class."""
     logits = logits.float()
     p = logits.softmax(1)[:, 1:]
     t = F.one_hot(target, logits.shape[1]).movedim(-1, 1)[:, 1:].to(p.dtype)
@@ -124,7 +130,7 @@ def deep_loss(levels, targets):
 
 
 def downsampled(target, deep, stages):
-    """Returns the label maps of the levels that enter the loss, like nnU-Net's DownsampleSegForDSTransform."""
+    """Returns a label map for each level that the loss uses, like nnU-Net's DownsampleSegForDSTransform."""
     levels = max(1, stages - 2) if deep else 1
     sizes = [[n >> i for n in target.shape[1:]] for i in range(levels)]
     return [target if i == 0 else F.interpolate(target[:, None].float(), size, mode="nearest-exact")[:, 0].long()
@@ -199,7 +205,7 @@ class Torch:
             self.model = self.model.to(memory_format=torch.channels_last_3d)
         self.run, self.criterion = self.model, deep_loss
         if compiled:
-            torch.compiler.reset()  # otherwise each mode would recompile, up to a limit
+            torch.compiler.reset()  # each mode compiles again, and torch.compile limits the number of compilations
             self.run, self.criterion = torch.compile(self.model), torch.compile(deep_loss)
         self.x = x.contiguous(memory_format=torch.channels_last_3d) if last else x
         self.deep, self.targets = options.deep, downsampled(target, options.deep, options.stages)
@@ -280,7 +286,8 @@ def measure_alone(side, what, runs):
 
 
 def measure(make, options, exact):
-    """Returns a row with the losses of the first steps, times and peaks, or with the error."""
+    """Returns a row with the losses of the first steps, the times and the peaks. If an exception is raised, returns a
+    row with its message."""
     gc.collect()
     torch.cuda.empty_cache()
     side = None
@@ -312,7 +319,8 @@ def parse():
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of all sides; the fastest time counts")
+    parser.add_argument("--rounds", type=int, default=2,
+                        help="number of times that each side is measured; the fastest time counts")
     parser.add_argument("--stages", type=int, help="number of stages (default: that of --network)")
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--classes", type=int, default=3)
@@ -321,7 +329,7 @@ def parse():
     parser.add_argument("--recompute", action="store_true", help="voxgrad recomputes each stage in the backward pass")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     parser.add_argument("--no-reference", action="store_true",
-                        help="do not compare with PyTorch's losses in float32, which take too long for large patches")
+                        help="do not compute PyTorch's losses in float32, which takes too long for large patches")
     parser.add_argument("--json")
     options = parser.parse_args()
     options.deep = NETWORKS[options.network]["deep"]

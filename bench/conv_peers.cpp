@@ -35,12 +35,12 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
 
 constexpr Device kDevice = Device::cuda();
 
-/// Wraps memory of the caller as a contiguous f32 tensor.
+/// Returns a contiguous f32 tensor that uses memory of the caller.
 Tensor tensor_over(void* data, const Shape& shape, bool requires_grad) {
   return from_blob(data, shape, {f32, kDevice, requires_grad}, {});
 }
 
-/// ConvTranspose3d without bias, ReLU and GroupNorm, with the results of the last run.
+/// The model (ConvTranspose3d without bias, ReLU, GroupNorm) and the results of its last run.
 struct Model {
   nn::Sequential layers;
   Tensor x, output;
@@ -49,8 +49,8 @@ struct Model {
     x = output = {};
     layers.zero_grad();
   }
-  /// Runs the forward pass and then the backward pass, which starts with the output gradient `gradient`. If `gradient`
-  /// is null, runs only the forward pass, without recording.
+  /// Runs the forward pass and then the backward pass from the output gradient `gradient`. If `gradient` is null, runs
+  /// only the forward pass, without recording it.
   void run(void* input, const Shape& shape, void* gradient) {
     drop_results();
     const GradModeGuard recording(gradient != nullptr);
@@ -79,7 +79,7 @@ Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3]
 
 extern "C" {
 
-/// Forces the planner's choice for all later convolutions. The arguments are the members of cuda::ConvChoice.
+/// Overrides the planner's choices for all later convolutions. The arguments are the members of cuda::ConvChoice.
 void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit, int k_blocks, int m_tiles, int pairs,
                         int width, int slide) {
   cuda::force_conv_choice({.plain = plain != 0,
@@ -99,7 +99,7 @@ void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit,
 ///   1  the data gradient: writes x, reads w and the output gradient y
 ///   2  the weight gradient: writes w, reads x and the output gradient y
 ///   3  both gradients: writes dx and dw, reads x, w and the output gradient y
-/// dtype: 0 f32, 2 bf16, 3 f16. high: 1 for TF32. Returns null or an error message.
+/// dtype: 0 f32, 2 bf16, 3 f16. high: 1 for TF32. Returns null on success, otherwise an error message.
 const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int channels_last, void* x, void* w, void* y,
                          void* dx, void* dw, const int64_t* x_size, const int64_t* w_size, const int64_t* y_size,
                          const int64_t* stride, const int64_t* padding, const int64_t* dilation, int64_t groups) {
@@ -115,7 +115,8 @@ const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int chan
     }
     const View xs = view_of(x, type, x_size, channels_last), ys = view_of(y, type, y_size, channels_last),
                ws = view_of(w, type, w_size, channels_last);
-    const View &from = transposed ? ys : xs, &to = transposed ? xs : ys;  // input and output of the plain convolution
+    // A transposed convolution from x to y runs the kernels of the convolution from y to x.
+    const View &from = transposed ? ys : xs, &to = transposed ? xs : ys;
     const Kernels& kernel = cuda_kernels();
     if (pass == 2) return kernel.conv_backward_weight(ws, from, to, geometry);
     if (pass < 2) {
@@ -130,10 +131,11 @@ const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int chan
   });
 }
 
-// The functions of the model return null or an error message. Tensors are contiguous f32; x and g have five axes.
+// The functions below return null on success, otherwise an error message. Tensors are contiguous f32 in GPU memory; x
+// and the output gradient g have five axes.
 
-/// Creates the model, which computes in TF32. The parameters stay in the memory of the caller: the convolution's weight
-/// (Cin, Cout, kernel...), GroupNorm's weight and bias (Cout).
+/// Creates the model, which computes in TF32. The model uses the caller's memory for its parameters: the convolution's
+/// weight (Cin, Cout, kernel, kernel, kernel), GroupNorm's weight (Cout) and GroupNorm's bias (Cout).
 const char* voxgrad_model_make(int64_t in_channels, int64_t out_channels, int64_t kernel_size, int64_t num_groups,
                                void* weight, void* norm_weight, void* norm_bias) {
   return run_caught([&] {
@@ -153,7 +155,7 @@ const char* voxgrad_model_run(void* x, const int64_t* x_size, void* g) {
   return run_caught([&] { get_model().run(x, shape_of(x_size), g); });
 }
 
-/// Runs the forward and the backward pass. `bytes` receives the peak memory minus the memory that was in use before.
+/// Runs the forward and the backward pass. Stores the peak memory minus the memory that was in use before in `bytes`.
 const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t* bytes) {
   return run_caught([&] {
     get_model().drop_results();

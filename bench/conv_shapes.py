@@ -56,12 +56,12 @@ class Shape(NamedTuple):
 
 
 def mirror(shape):
-    """Returns the transposed convolution that maps the output shape of a convolution to its input shape. For a kernel of
-    size 1, the channels are not exchanged."""
+    """Returns the transposed convolution that maps the output shape of a convolution to its input shape. If the kernel
+    has size 1, the channels are not exchanged, so that a transposed head() has few output channels, too."""
     n, k, s, p, _, d = map(triple, shape[3:9])
-    rest = tuple((n[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) % s[a] for a in range(3))
+    remainder = tuple((n[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) % s[a] for a in range(3))
     cin, cout = (shape.cin, shape.cout) if math.prod(k) == 1 else (shape.cout, shape.cin)
-    return shape._replace(cin=cin, cout=cout, size=shape.output_size(), output_padding=rest, transposed=True)
+    return shape._replace(cin=cin, cout=cout, size=shape.output_size(), output_padding=remainder, transposed=True)
 
 
 PEERS = {
@@ -115,9 +115,26 @@ def nnunet():
     return {**shapes, "head": Shape(2, 32, 3, 128, 1, transposed=False)}
 
 
-# ---- --set race: random layers of real models. The functions from encoder() to odd() return a random convolution of one
-# family with batch 1. `pick` returns a random argument. race() selects the batch and converts every other problem to a
-# transposed convolution.
+
+
+def mednext():
+    """Returns the depthwise layers of a MedNeXt with 32 channels for two patches of 128^3 voxels. With kernel sizes 3
+    and 5, there is a layer within each level, from each level to the next, and back. One layer has kernel size 7."""
+    shapes = {}
+    for kernel in (3, 5):
+        for level, size in enumerate((128, 64, 32, 16, 8)):
+            c = 32 << level
+            conv = Shape(2, c, c, size, kernel, 1, kernel // 2, groups=c, transposed=False)
+            shapes[f"k{kernel}-same{size}"] = conv
+            if size > 8:
+                shapes[f"k{kernel}-down{size}"] = conv._replace(stride=2)
+                shapes[f"k{kernel}-up{size}"] = mirror(conv._replace(stride=2))
+    return {**shapes, "k7-same64": Shape(2, 64, 64, 64, 7, 1, 3, groups=64, transposed=False)}
+
+
+# ---- --set race: random layers like those of real models. Each function from encoder() to odd() returns a random
+# convolution of one family, with batch 1. `pick` returns one of its arguments at random. race() selects the batch and
+# converts every other problem to a transposed convolution.
 
 def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
     """Returns a convolution with "same" padding unless `padding` is given."""
@@ -127,8 +144,8 @@ def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
 
 
 def encoder(pick):
-    """Returns a layer of a U-Net's level, optionally with the channels of a skip connection or with stride 2. Deeper
-    levels have more channels and fewer voxels."""
+    """Returns a convolution of a U-Net: with stride 1, with twice as many input channels (after a skip connection), or
+    with stride 2. Deeper levels have more channels and fewer voxels."""
     depth = pick(*range(6))
     c, size = min(512, pick(16, 24, 32, 64) << depth), pick(128, 128, 96) >> depth
     cin, cout, stride = pick((c, c, 1), (2 * c, c, 1), (c, 2 * c, 2))
@@ -136,8 +153,8 @@ def encoder(pick):
 
 
 def resampling(pick):
-    """Returns a downsampling layer with kernel 2 or 4 and stride 2. Transposed, these layers form a decoder from 512
-    channels on 4^3 voxels to one channel on 64^3 voxels."""
+    """Returns a downsampling layer with kernel 2 or 4 and stride 2. race() also converts these layers to the upsampling
+    layers of a decoder."""
     cin, cout, size = pick((256, 512, 8), (128, 256, 16), (64, 128, 32), (32, 64, 64), (pick(1, 2, 16), 32, 64))
     return conv(cin, cout, size, *pick((2, 2, 0), (4, 2, 1)))
 
@@ -169,25 +186,32 @@ def grouped(pick):
     return conv(c, c, pick(8, 16, 32, 45, 64), pick(3, 3, 5), pick(1, 1, 2), groups=pick(2, 4, 8, c))
 
 
+def depthwise(pick):
+    """Returns a depthwise layer of a MedNeXt, with stride 1 within a level or stride 2 between two levels."""
+    depth = pick(*range(5))
+    c, size = pick(16, 32, 48) << depth, pick(128, 96) >> depth
+    return conv(c, c, size, pick(3, 5, 5, 7), pick(1, 1, 2), groups=c)
+
+
 def odd(pick):
     channels = lambda: pick(13, 17, 23, 31, 33, 47, 65, 99, 129)
     axis = lambda: pick(9, 13, 19, 23, 29, 33, 41, 55, 67, 81)
     return conv(channels(), channels(), (axis(), axis(), axis()), pick(3, 3, 5), pick(1, 1, 1, 2, 2, 3))
 
 
-CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, encoder, grouped, odd, head, resampling)
-MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, resampling, odd, dilated, first, head)
+CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, depthwise, grouped, odd, head, resampling)
+MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, depthwise, odd, dilated, first, head)
 MAX_BYTES, MAX_FLOP = 2e9, 2.5e11  # bytes of input and output in float32
 
 
 def race(seed, count):
-    """Returns `count` random problems, every other one transposed. The problems are the same in every version of Python,
-    because they are derived from Random.random() only."""
+    """Returns `count` random problems, every other one transposed. The problems are the same in every version of
+    Python, because they are derived from Random.random() only."""
     generator = random.Random(seed)
     pick = lambda *options: options[int(generator.random() * len(options))]
 
     def fits(shape):
-        slow = 1 if shape.groups == 1 else 8  # cuDNN is slow with groups
+        slow = 1 if shape.groups == 1 else 8  # lower limits, because cuDNN is slow with groups
         return 4 * shape.elements() * slow <= MAX_BYTES and shape.flop() * slow <= MAX_FLOP
 
     drawn = {}
@@ -205,4 +229,4 @@ def race(seed, count):
     return drawn
 
 
-SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet()}
+SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet(), "mednext": mednext()}

@@ -1,11 +1,11 @@
 // Benchmark of convolutions on the CPU: the forward pass, each gradient, and a complete forward and backward pass.
-// Reports GFLOP/s, also as a percentage of the rate of Eigen's 1024^3 float32 matrix product (gemm) in the same run.
+// Reports GFLOP/s, and the percentage of the GFLOP/s of Eigen's 1024^3 float32 matrix product (gemm) in the same run.
 //
 //   cpu_conv --benchmark_filter=forward
 //
-// The forward pass, the data gradient and the weight gradient count 2 * N * Cin * Cout / groups * taps * voxels FLOP
-// each; voxels are those of the output, or of the input of a transposed convolution. bench/compare_cpu.py runs this
-// program and PyTorch alternately.
+// The forward pass, the data gradient and the weight gradient count as 2 * N * Cin * Cout / groups * taps * voxels FLOP
+// each. `voxels` is the number of voxels of the output or, for a transposed convolution, of the input.
+// bench/compare_cpu.py runs this program and PyTorch alternately.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 // The library compiles Eigen without threads; this program compiles Eigen with threads. A different namespace keeps the
 // linker from merging the two versions of a function.
 #define Eigen EigenWithThreads
-// GCC 12 warns of operands in its own AVX-512 intrinsics that are deliberately uninitialized (GCC bug 105593).
+// GCC 12 warns that operands of its AVX-512 intrinsics are uninitialized, which is deliberate (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -59,7 +59,7 @@ struct Problem {
       voxels *= transposed ? size[a] : (size[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) / stride[a] + 1;
     return 2e-9 * static_cast<double>(batch * in * out / groups * taps * voxels);
   }
-  /// Returns all numbers in the order of the members, separated by spaces. cpu_conv_torch.py reads them.
+  /// Returns all numbers in the order of the members, separated by spaces: the input format of cpu_conv_torch.py.
   std::string numbers() const {
     std::string text = vg::concat(batch, ' ', in, ' ', out);
     for (const vg::Triple* triple : {&size, &kernel, &stride, &padding, &output_padding, &dilation})
@@ -86,7 +86,7 @@ const Problem kProblems[] = {
     {"conv (1,32,3,48^3) k1", 1, 32, 3, 48, 1, 1, 0, 0, 1, 1, false},
 };
 
-/// Returns the median GFLOP/s of Eigen's gemm on as many threads as the kernels use.
+/// Returns the median GFLOP/s of Eigen's gemm, which uses the same number of threads as voxgrad's kernels.
 double gemm_rate() {
   constexpr int kSize = 1024;
   static const Eigen::MatrixXf a = Eigen::MatrixXf::Random(kSize, kSize), b = a.transpose();
@@ -130,7 +130,7 @@ struct Tensors {
 
 vg::ConvGeometry geometry(const Problem& p) { return {p.stride, p.padding, p.dilation, p.groups}; }
 
-/// A function that is timed. It returns the output or the gradients.
+/// A function to time. Returns the output or the gradients.
 using Work = vg::Tensors (*)(const Problem&, const Tensors&);
 
 vg::Tensors forward(const Problem& p, const Tensors& t) {

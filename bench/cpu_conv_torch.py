@@ -3,8 +3,9 @@
 
 Reads one problem per line from standard input: batch size, input channels, output channels, then size, kernel, stride,
 padding, output_padding and dilation (three numbers each), groups, and 1 for a transposed convolution, otherwise 0.
-Prints a line of JSON for each problem: the median seconds of the forward pass and of forward + backward, and checksums
-of the results. With --busy, uses one thread and prints the minimum CPU time instead of the median time.
+First prints a line of JSON with the versions. Then prints a line of JSON for each problem: the median seconds of the
+forward pass and of forward + backward, and checksums of the results. With --busy, uses one thread and prints the
+minimum CPU time instead of the median time.
 """
 
 import json
@@ -28,7 +29,8 @@ def checksum(t):
 
 
 def median_seconds(work, min_total=0.3):
-    """Calls `work` for at least `min_total` seconds. Returns the median time or, with --busy, the minimum CPU time."""
+    """Calls `work` at least three times and for at least `min_total` seconds in total. Returns the median time or, with
+    --busy, the minimum CPU time."""
     busy = "--busy" in sys.argv
     clock = time.process_time if busy else time.perf_counter
     work()

@@ -1,6 +1,6 @@
 // Benchmark of training steps on CPUs: one process with several threads, compared with MPI ranks of one thread each
-// that share the batch. Trains a U-Net of three stages on patches of 48^3 voxels in float32. Prints the milliseconds
-// per step, the median of several rounds.
+// that share the batch. Trains a U-Net of three stages on patches of 48^3 voxels in float32. Times several rounds of
+// steps and prints the median of the milliseconds per step.
 //
 //   VOXGRAD_NUM_THREADS=2 build/release/bench/cpu_ranks
 //   mpirun -n 2 -x VOXGRAD_NUM_THREADS=1 build/release/bench/cpu_ranks
@@ -22,12 +22,13 @@ namespace {
 
 using namespace voxgrad;
 
-constexpr int64_t kBatch = 2, kSize = 48;  // batch of all ranks together; voxels per side
+constexpr int64_t kBatch = 2;  // samples per step of all ranks together
+constexpr int64_t kSize = 48;  // voxels per side of a patch
 constexpr int kRounds = 9, kSteps = 4;
 
 void train(distributed::Communicator& world) {
-  check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " is not divisible by ", world.size(),
-        " ranks");
+  check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " samples cannot be divided among ",
+        world.size(), " ranks");
   manual_seed(0);
   nn::UNet model({.num_classes = 3, .stages = {{16}, {32, 3, 2}, {64, 3, 2}}});
   const nn::DataParallel parallel(model, world);

@@ -23,8 +23,8 @@ KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_90a?'\n(.*?)Used 
 
 
 def command_of(entry):
-    """Returns the compiler command of an entry, changed to compile only for sm_90a, print ptxas's statistics and
-    discard the output."""
+    """Returns the compiler command of an entry of compile_commands.json. The command is changed so that it compiles
+    only for sm_90a, prints ptxas's statistics and discards the output."""
     words, call = iter(shlex.split(entry["command"])), []
     for word in words:
         if word in ("-o", "-MF", "-MT"):

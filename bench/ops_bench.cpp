@@ -1,16 +1,17 @@
-// Benchmark of operators on the CPU and, if there is one, a GPU: convolutions, memory-bound operators, kernels of
+// Benchmark of operators on the CPU and, if available, on a GPU: convolutions, memory-bound operators, kernels of
 // optimizers, data loading and augmentation. Reports FLOP/s and B/s.
 //
 //   ops_bench --benchmark_filter=cuda
 //
 // On a GPU, times come from CUDA events around one call, or around several calls of a memory-bound operator, so that
 // they do not include the host. On the CPU, times are wall-clock times. The counters are:
-//   FLOP/s    2 * N * Cin * Cout / groups * taps * voxels per call; voxels are those of the output, or of the input of
-//             a transposed convolution
-//   B/s       minimum traffic per call: each input is read once, each output written once. group_norm reads its
-//             inputs twice, because it needs the sums over a group first.
-//   of_copy   B/s divided by the B/s of a copy of a float32 tensor, which is measured once per device and run
-//   of_floor  minimum time of an H200 for the FLOP and bytes (voxgrad::explain_conv3d), divided by the measured time
+//   FLOP/s    2 * N * Cin * Cout / groups * taps * voxels FLOP per call, divided by the time. `voxels` is the number of
+//             voxels of the output or, for a transposed convolution, of the input.
+//   B/s       minimum memory traffic per call, divided by the time: each input is read once and each output is written
+//             once. The inputs of group_norm count twice, because it must sum over a group before it can normalize.
+//   of_copy   B/s divided by the B/s of copying a float32 tensor. The copy is measured once for each device.
+//   of_floor  minimum time in which an H200 can compute the FLOP or move the bytes (see voxgrad::explain_conv3d),
+//             divided by the measured time
 //
 // On a GPU, convolutions run in float32 ("highest"), TF32 ("high") and bf16.
 #include <benchmark/benchmark.h>
@@ -33,7 +34,7 @@
 namespace {
 namespace vg = voxgrad;
 
-/// Returns the seconds per call of `work`, the mean of `calls` calls. Uses CUDA events on a GPU.
+/// Returns the mean seconds per call of `work` over `calls` calls. Uses CUDA events on a GPU.
 double timed(vg::Device device, const std::function<void()>& work, int calls = 1) {
   if (device.is_cuda()) {
     vg::cuda::Event start(device.index), stop(device.index);
@@ -52,8 +53,8 @@ struct Case {
   double bytes;  // per call
   std::function<void()> work;
   int calls = 1;         // calls that are timed together
-  double copy_rate = 0;  // B/s of a copy, for of_copy; 0: not reported
-  double floor = 0;      // minimum seconds, for of_floor; 0: not reported
+  double copy_rate = 0;  // B/s of a copy, for of_copy; 0: of_copy is not reported
+  double floor = 0;      // minimum seconds, for of_floor; 0: of_floor is not reported
 };
 
 void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
@@ -95,8 +96,8 @@ struct Convolution {
   int64_t groups;
 };
 
-// KernelBench's ConvTranspose3d problems (L<level>-<problem>) and two decoder stages: kLarge for a GPU, kSmall for the
-// CPU.
+// Transposed convolutions. kLarge, for a GPU, contains KernelBench's ConvTranspose3d problems (L<level>-<problem>) and
+// two decoder stages. kSmall, for the CPU, contains smaller problems.
 const Convolution kLarge[] = {
     {"L1-58", 16, 32, 16, {16, 32, 64}, {3, 5, 7}, 1, 0, 0, 1, 1},
     {"L1-61", 8, 48, 48, 64, 3, 1, 0, 0, 1, 1},
@@ -118,7 +119,8 @@ const Convolution kSmall[] = {
     {"dec64", 1, 64, 32, 16, 4, 2, 1, 0, 1, 1},
     {"grouped", 1, 32, 32, {16, 32, 64}, 3, 2, 1, 0, 1, 4},
 };
-// Encoder stages: convolutions with stride 1, with stride 2, and a depthwise convolution.
+// Convolutions of encoders: with stride 1, with stride 2, and depthwise. kLargeForward is for a GPU, kSmallForward for
+// the CPU.
 const Convolution kLargeForward[] = {
     {"enc32", 4, 32, 32, 96, 3, 1, 1, 0, 1, 1},
     {"enc64", 4, 32, 64, 128, 4, 2, 1, 0, 1, 1},
@@ -131,8 +133,8 @@ const Convolution kSmallForward[] = {
     {"depthwise", 1, 64, 64, 32, 3, 1, 1, 0, 1, 64},
 };
 
-/// The tensors of a problem, in the roles that they have in conv3d. A transposed convolution runs the kernels of conv3d
-/// with x and y exchanged: its forward pass is the data gradient of conv3d.
+/// The input x, the weight w and the output y of a conv3d problem. A transposed convolution runs the kernels of conv3d
+/// with x and y exchanged: its input is y, its output is x, and its forward pass is the data gradient of conv3d.
 struct Problem {
   vg::Tensor x, w, y;
   vg::ConvGeometry geometry;
@@ -220,7 +222,7 @@ void add_convolutions(vg::Device device, bool transposed, std::span<const Convol
             [=, &c, &mode] { return convolution(c, transposed, device, mode, pass); });
 }
 
-/// Returns the B/s of copying a float32 tensor: the median of 11 runs. The first call for a device measures it with a
+/// Returns the B/s of copying a float32 tensor. The first call for a device measures the median of 11 copies of a
 /// tensor of `shape`; later calls return the same value.
 double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
   static std::map<bool, double> rates;
@@ -305,7 +307,8 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
       return Case{0, moved * bytes_of({x}), work, calls, copy_rate(device, shape, calls)};
     });
   };
-  // The traffic is 1 + 1/8 tensors. The bytes of max_pool3d's indices are not counted.
+  // Pooling with stride 2 reads the input and writes 1/8 as many elements. The bytes of max_pool3d's indices are not
+  // counted.
   with_gradient("max_pool", 1.125, [](const vg::Tensor& x) { return vg::max_pool3d(x, {.kernel_size = 2}); });
   with_gradient("avg_pool", 1.125, [](const vg::Tensor& x) { return vg::avg_pool3d(x, {.kernel_size = 2}); });
   with_gradient("avg_pool_3", 1.125,
@@ -327,10 +330,10 @@ void add_operators(vg::Device device, const vg::Shape& shape, int calls, const F
       });
 }
 
-/// Registers kernels that are called directly, not by an operator.
+/// Registers kernels that the benchmark calls directly, without an operator.
 void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
-  // Registers a kernel that moves `moves` times the bytes of a tensor. `make` returns the work for `tensors` random
-  // tensors.
+  // Registers a kernel whose memory traffic is `moves` times the bytes of a tensor. `make` receives `tensors` random
+  // tensors and returns the function to time.
   const auto kernel = [&](const char* name, int tensors, int moves,
                           std::function<std::function<void()>(const vg::Tensors&, const vg::Kernels&)> make) {
     add(std::string(name) + form.name, device, [=] {
@@ -349,12 +352,14 @@ void add_kernels(vg::Device device, const vg::Shape& shape, int calls, const For
     vg::Tensors v;
     for (const vg::Tensor& volume : t) v.push_back(volume.view(rows));
     const vg::TensorOptions parameters{vg::f32, device};
-    const vg::Tensor mean = vg::full({shape[0], 8}, 0.5, parameters), gamma = vg::ones({shape[1]}, parameters);
+    const vg::Tensor statistics = vg::full({shape[0], 8, 2}, 0.5, {vg::f64, device}),
+                     means = vg::empty_like(statistics);
+    const vg::Tensor gamma = vg::ones({shape[1]}, parameters);
     const vg::Tensor dgamma = vg::empty_like(gamma), dbeta = vg::empty_like(gamma);
     return [=, &k] {
       const vg::View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out();
-      k.group_norm_backward({v[0].view_out(), &dg, &db}, v[1].view_in(), v[2].view_in(), mean.view_in(), mean.view_in(),
-                            &g, nullptr, {}, nullptr);
+      k.group_norm_backward({v[0].view_out(), &dg, &db}, means.view_out(), v[1].view_in(), v[2].view_in(),
+                            statistics.view_in(), &g, nullptr, {}, nullptr);
     };
   });
   if (form.dtype != vg::f32 || form.format != vg::MemoryFormat::contiguous) return;
@@ -394,9 +399,9 @@ void add_patches(vg::Device device) {
     });
 }
 
-/// Registers data loading for two ranks: two concurrent loaders with `workers` threads each read 64 batches of 32
-/// samples. A sample consists of a patch of 32^3 voxels and the same patch at half the resolution. Batches are copied
-/// to `device`.
+/// Registers data loading for two ranks. Two loaders run concurrently; each loader has `workers` threads and reads 64
+/// batches of 32 samples. A sample consists of a patch of 32^3 voxels and the same patch at half the resolution.
+/// Batches are copied to `device`.
 void add_loaders(vg::Device device, int workers) {
   add("patch/loaders/" + std::to_string(workers), device, [=] {
     constexpr int64_t kPatches = 64 * 32;
@@ -447,7 +452,7 @@ int main(int argc, char** argv) {
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    // Rows of 34 elements are not aligned to vectors; rows of 64 or 128 elements are.
+    // Not all rows of 34 elements start at a multiple of 16 bytes, as vectorized loads need. Rows of 64 or 128 do.
     const vg::Shape odd = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
     const vg::Shape even = gpu ? vg::Shape{8, 32, 64, 64, 128} : vg::Shape{2, 16, 32, 64, 64};
     for (const auto& [shape, suffix] : {std::pair(odd, ""), std::pair(even, "/even")})

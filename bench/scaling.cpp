@@ -1,13 +1,13 @@
-// Benchmark of training on several GPUs: the time of whole steps, the time of reductions, and the part of the
-// reductions that overlaps with the backward pass.
+// Benchmark of training on several GPUs. Measures the time of whole steps, the time of reductions, and the fraction of
+// the reductions that overlaps with the backward pass.
 //
 //   scaling --gpus 2 --what step allreduce overlap --modes bf16 high --graph
 //   mpirun -n 16 scaling --launcher --what step
 //   scaling --simulate 8 64 1024 --latency 8.5 --bandwidth 340 --what buckets step
 //
-// The last command simulates runs on 8, 64 and 1024 GPUs; it uses a single GPU. The network is nnU-Net's standard U-Net
-// of six stages (docs/performance.md). --batch is the batch of each GPU. Prints one line of JSON per measurement,
-// immediately.
+// The last command uses a single GPU and simulates runs on 8, 64 and 1024 GPUs. The network is nnU-Net's standard U-Net
+// of six stages (docs/performance.md). --batch is the number of patches per step on each GPU. The program prints a line
+// of JSON immediately after each measurement.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -36,7 +36,7 @@ void add_simulation(CLI::App& app, Options& options) {
   auto* const simulate =
       app.add_option(
              "--simulate", options.simulate,
-             "numbers of GPUs to simulate on one GPU; simulated reductions take the time that real reductions would")
+             "numbers of GPUs to simulate on one GPU; simulated reductions take as long as real reductions would")
           ->check(CLI::Range(2, 1 << 20));
   app.add_option("--algorithm", options.algorithm,
                  "algorithm of a simulated reduction: tree has 2 ceil(log2 n) steps, ring 2 (n - 1)")
@@ -51,13 +51,13 @@ void add_simulation(CLI::App& app, Options& options) {
       ->check(examples::number_in(1e-6, 1e9))
       ->capture_default_str()
       ->needs(simulate);
-  app.add_option("--blocks", options.blocks, "thread blocks that a simulated reduction occupies")
+  app.add_option("--blocks", options.blocks, "number of thread blocks of a simulated reduction")
       ->check(CLI::Range(1, 132))
       ->capture_default_str()
       ->needs(simulate);
 }
 
-/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
+/// Reads the command line. Returns -1 if the program should continue, otherwise its exit code.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Benchmark of training on several GPUs: steps, reductions, and their overlap"};
   std::vector<std::string> names;

@@ -7,19 +7,21 @@ The model assumes weak scaling: each GPU has its own batch. A step on n GPUs tak
   max(input, alone + copies + exposed(n) + share * hidden(n) + jitter * E(n))
   alone       time of a step on one GPU without DataParallel
   copies      time to copy gradients into the buckets and to divide them by n
-  exposed(n)  time of the reductions after the end of the backward pass. The reduction of bucket b starts when bucket b
-              is full and bucket b - 1 is reduced. It takes latency + 2 (n - 1) / n * bytes / bandwidth, the smaller
-              value of the ring and the tree algorithm.
-  hidden(n)   time of the reductions during the backward pass, when they occupy the fraction `share` of the SMs
+  exposed(n)  part of the time of the reductions that comes after the end of the backward pass. The reduction of bucket
+              b starts when bucket b is full and bucket b - 1 is reduced. A reduction takes
+              latency + 2 (n - 1) / n * bytes / bandwidth, computed for the faster of the ring and the tree algorithm.
+  hidden(n)   part of the time of the reductions that overlaps with the backward pass
+  share       fraction of the SMs that a reduction occupies, and that the backward pass therefore cannot use
   jitter      standard deviation of the time of a step
   E(n)        expected maximum of n standard normal variables
   input       time in which a host provides the next batch of each GPU; 0 if this is not a bottleneck
 
---measured reads JSON lines of bench/scaling: the sizes of the buckets and the times at which they are full (--what
-buckets), and the time and the jitter of a step alone (--what step --schemes none). Without --measured, this program
-computes the sizes of the buckets, and the times from the FLOP and bytes of the layers. --simulated reads JSON lines of
-`scaling --simulate` and compares them with predictions for the same latency and bandwidth. --commands prints the
-commands that simulate the reductions of the table.
+--measured reads JSON lines of bench/scaling. `scaling --what buckets` provides the sizes of the buckets and the times
+at which they are full. `scaling --what step --schemes none` provides the time and the jitter of a step without
+reductions. Without --measured, this program calculates the buckets: their sizes from the parameters, and their times
+from the FLOP and bytes of the layers. --simulated reads JSON lines of `scaling --simulate` and compares them with
+predictions for the same latency and bandwidth. --commands prints the `scaling --simulate` commands whose simulated
+reductions take the times in the table.
 """
 
 import argparse
@@ -30,17 +32,17 @@ import statistics
 STAGES = (32, 64, 128, 256, 320, 320)
 CLASSES, SIZE, BATCH = 3, 128, 2
 MULTIPROCESSORS = 132
-# Parameters of NCCL's cost model (graph/tuning.cc: NVLink, LL128): microseconds of a collective, of a hop within a host
-# and of a hop between hosts; fraction of the bandwidth that is available within a host and between hosts.
+# Parameters of NCCL's cost model (graph/tuning.cc: NVLink, LL128). Latencies in microseconds: of a collective, of a hop
+# within a host, of a hop between hosts. Fractions of the bandwidth that are available: within a host, between hosts.
 ALGORITHMS = {"ring": (14.0, 1.9, 4.0, 1.0, 1.0), "tree": (14.0, 1.25, 8.5, 0.72, 0.86)}
 
 
 def layers():
-    """Returns (name, parameters of each tensor, FLOP of the backward pass, bytes that it moves) of each layer, in the
-    order of nn::UNet's parameters."""
+    """Returns a tuple for each layer, in the order of nn::UNet's parameters: the name, a list with the number of
+    elements of each parameter, and the FLOP and the memory traffic in bytes of the backward pass."""
     def conv(name, level, cin, cout, taps, norm=True):
         voxels = BATCH * (SIZE >> level) ** 3
-        flop = 4 * voxels * taps * cin * cout  # both gradients
+        flop = 4 * voxels * taps * cin * cout  # data gradient and weight gradient
         moved = 2 * voxels * (2 * cin + (6 if norm else 2) * cout)  # bf16
         return name, [taps * cin * cout, cout] + ([cout, cout] if norm else []), flop, moved
 
@@ -51,11 +53,11 @@ def layers():
     for i, c in enumerate(up):
         level = len(up) - 1 - i
         result += [conv(f"decoder.{i}.0", level, 2 * c, c, 27), conv(f"decoder.{i}.1", level, c, c, 27)]
-    for i, c in enumerate(up):  # each tap contributes to 1/8 of the larger volume
+    for i, c in enumerate(up):  # kernel 2, stride 2: one tap for each output voxel, but 8 taps in the weight
         result.append(conv(f"up.{i}", len(up) - 1 - i, STAGES[-1 - i], c, 1, norm=False))
         result[-1][1][0] *= 8
     heads = [conv(f"head.{i}", len(up) - 1 - i, c, CLASSES, 1, norm=False) for i, c in enumerate(up)]
-    return result + heads[1:]  # the lowest head is not in the loss
+    return result + heads[1:]  # the loss does not use the head of the lowest resolution
 
 
 def backward_order():
@@ -68,7 +70,7 @@ def backward_order():
 
 
 def layout(wire_bytes, cap_mb, backward_ms):
-    """Returns the bytes of the buckets, filled as in DataParallel, and the times in ms at which they are full."""
+    """Returns the bytes of each bucket, filled as in DataParallel, and the time in ms at which each bucket is full."""
     table = {name: row for name, *row in layers()}
     cost = {name: max(flop / 500e12, moved / 3e12) for name, (_, flop, moved) in table.items()}
     arrival, clock = {}, 0.0
@@ -87,7 +89,7 @@ def layout(wire_bytes, cap_mb, backward_ms):
 
 
 def reduction_ms(options, n, size):
-    """Returns the time of the faster algorithm, and its name."""
+    """Returns (milliseconds, name) of the faster algorithm for a reduction of `size` bytes over n GPUs."""
     hosts = math.ceil(n / options.gpus_per_host)
     local = min(n, options.gpus_per_host)
     between = options.nics * options.link * options.link_efficiency
@@ -107,7 +109,8 @@ def reduction_ms(options, n, size):
 
 
 def exposed_ms(ready, durations):
-    """Returns the time of the reductions after the backward pass, which ends when the last bucket is full."""
+    """Returns the time from the end of the backward pass to the end of the last reduction. The model assumes that the
+    backward pass ends when the last bucket is full."""
     end = 0.0
     for start, duration in zip(ready, durations):
         end = max(end, start) + duration
@@ -149,7 +152,7 @@ def print_predictions(options, rows):
     measured = find(rows, what="step", mode=options.mode, scheme="none", graph=options.graph)
     alone = measured["ms"] if measured else options.step_ms
     jitter = measured["jitter_ms"] if measured else options.jitter_ms
-    print(f"step alone {alone:.2f} ms, jitter {jitter:.3f} ms ({'measured' if measured else 'as given'}); "
+    print(f"step without reductions {alone:.2f} ms, jitter {jitter:.3f} ms ({'measured' if measured else 'as given'}); "
           f"{options.gpus_per_host} GPUs and {options.nics} links of {options.link:g} GB/s per host, "
           f"NVLink {options.nvlink:g} GB/s\n")
     print("| GPUs | gradients in | algorithm | reductions alone, ms | exposed, ms | wait for the slowest, ms | step, ms | "
@@ -165,7 +168,8 @@ def print_predictions(options, rows):
             print(f"| {n} | {wire}{'' if measured_buckets else ' (calculated buckets)'} | {'/'.join(sorted({a for _, a in times}))} | "
                   f"{sum(durations):.2f} | {exposed:.2f} | {wait:.2f} | {step:.2f} | {100 * alone / step:.1f} % | "
                   f"{n * BATCH / step * 1e3:.0f} |")
-            largest = max(sizes)  # find latency and bandwidth for which a simulated tree takes these times
+            # Choose the latency and the bandwidth so that the simulated tree algorithm takes the same times.
+            largest = max(sizes)
             small, large = reduction_ms(options, n, 0)[0], reduction_ms(options, n, largest)[0]
             bandwidth = 2 * (n - 1) / n * largest / (large - small) * 1e-6
             commands.append(f"scaling --simulate {n} --wire {wire} --latency {small * 1e3 / 2 / math.ceil(math.log2(n)):.2f} "
@@ -182,8 +186,8 @@ def print_buckets(options, rows):
 
 
 def print_simulations(options, measured):
-    """Prints predictions and simulations with the same latency and bandwidth. Jitter is 0, because a single GPU waits
-    for no other GPU."""
+    """Prints simulated step times and predictions for the same latency and bandwidth. The predictions have no jitter,
+    because a simulation runs on a single GPU, which never waits for another GPU."""
     rows = [row for row in rows_of(options.simulated) if row["what"] == "step" and row.get("simulated")]
     both = rows + measured
     print("\n| ranks | wire | algorithm | latency, us | GB/s | graph | alone, ms | simulated, ms | predicted, ms |\n"
@@ -211,7 +215,7 @@ def parse():
     parser.add_argument("--graph", action="store_true", help="use measured steps that ran as a CUDA graph")
     number("--step-ms", 17.3, "milliseconds of a step on one GPU")
     number("--backward-ms", 11.3, "milliseconds of the backward pass of this step")
-    number("--copies-ms", 0.12, "milliseconds for copying gradients into the buckets and dividing them")
+    number("--copies-ms", 0.12, "milliseconds to copy the gradients into the buckets and to divide them")
     number("--jitter-ms", 0.05, "standard deviation of the time of a step, in milliseconds")
     number("--input-ms", 0, "milliseconds in which a host provides the next batch of each GPU")
     number("--bucket-mb", 25, "size of a bucket in MiB")

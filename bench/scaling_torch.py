@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Benchmark of training with PyTorch's DistributedDataParallel, as a counterpart of bench/scaling: the same network,
-batch and training step, with one process per GPU of this host.
+"""Benchmark of training with PyTorch's DistributedDataParallel, for comparison with bench/scaling. Uses the same
+network, batch and training step, and one process per GPU of this host.
 
     bench/scaling_torch.py --gpus 2 [--what step allreduce] [--modes bf16 high] [--sides torch compile]
 
-Prints one line of JSON per measurement, immediately, with the field names of scaling. `ms` is the time per step of the
-slowest rank, the median over the rounds. The network, the loss and the step are those of compare_unet.py, in
-channels_last_3d. A single GPU does not use DistributedDataParallel. The side "compile" applies torch.compile to the
-network, including DistributedDataParallel, and to the loss.
+Immediately after each measurement, prints a line of JSON with the field names of bench/scaling. `ms` is the
+milliseconds per step of the slowest rank (median over the rounds). The network, the loss and the step are those of
+compare_unet.py, in channels_last_3d. With a single GPU, DistributedDataParallel is not used. The side "compile" applies
+torch.compile to the network, including DistributedDataParallel, and to the loss.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def report(options, rank, row):
 
 
 def time_rounds(options, device, calls, call):
-    """Returns the milliseconds per call of the slowest and of the fastest rank, medians over the rounds."""
+    """Returns the milliseconds per call of the slowest rank and of the fastest rank (medians over the rounds)."""
     import torch
     from torch import distributed
 
@@ -57,7 +57,7 @@ def make_side(options, rank, mode, compiled):
     x, target, model = compare_unet.data(network, torch.device("cuda", rank))
     side = compare_unet.Torch(network, mode, "channels_last", model, x, target, compiled)
     run = side.model
-    run.decoder.seg_layers[0].requires_grad_(False)  # not in the loss, so its bucket would never be full
+    run.decoder.seg_layers[0].requires_grad_(False)  # no loss uses it, so its bucket would never be full
     if options.gpus > 1:
         run = DistributedDataParallel(run, device_ids=[rank], gradient_as_bucket_view=True)
     side.run = torch.compile(run) if compiled else run
@@ -90,7 +90,8 @@ def measure_all_reduce(options, rank):
         return
     for dtype, name in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
         size = torch.empty((), dtype=dtype).element_size()
-        # The first count is that of all parameters, plus voxgrad's flags (one per parameter tensor).
+        # The first count is the number of elements that voxgrad reduces: all parameters, and a flag per parameter
+        # tensor.
         for count in (31195542, (25 << 20) // size, (1 << 30) // size):
             values = torch.zeros(count, dtype=dtype, device="cuda")
             call = lambda: distributed.all_reduce(values)
@@ -129,7 +130,8 @@ def parse():
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--cudnn-benchmark", action="store_true", help="let cuDNN benchmark its algorithms, as in nnU-Net")
+    parser.add_argument("--cudnn-benchmark", action="store_true",
+                        help="set torch.backends.cudnn.benchmark, as nnU-Net does")
     return parser.parse_args()
 
 

@@ -4,9 +4,9 @@
     bench/scaling --gpus 2 --what step --steps 5 --rounds 1 --trace trace.json
     bench/scaling_trace.py trace.json
 
-Prints for each collective of each GPU its start and duration in us and the percentage of the duration in which an
-operator ran on another stream of the same GPU. Operators are timed by events around their kernels. The trace may be
-gzipped.
+For each collective of each GPU, prints the start and the duration in us, and the percentage of the duration during
+which an operator ran on another stream of the same GPU. The times of an operator are those of CUDA events around its
+kernels. The trace may be compressed by gzip.
 """
 
 import argparse
@@ -14,12 +14,12 @@ import collections
 import gzip
 import json
 
-COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_receive"}
+COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "send_receive"}
 
 
 def covered(event, others):
-    """Returns the fraction of an event's duration in which one of the others ran. `others` must be sorted by start
-    time."""
+    """Returns the fraction of an event's duration during which at least one event of `others` ran. `others` must be
+    sorted by start time."""
     begin, end, total = event["ts"], event["ts"] + event["dur"], 0.0
     for other in others:
         start, stop = max(begin, other["ts"]), min(end, other["ts"] + other["dur"])

@@ -1,5 +1,5 @@
 // Sliding-window inference for compare_sliding.py. Reads volume.npy and the weights of two convolutions (first.npy,
-// second.npy) from a folder, writes result.npy there, and prints the seconds of each run. The volume is on the CPU.
+// second.npy) from FOLDER, writes result.npy to FOLDER, and prints the seconds of each run. The volume is on the CPU.
 //
 //   sliding_window FOLDER WINDOW BATCH MIRROR_AXES RUNS THREADS DEVICE_OF_MODEL DEVICE_OF_RESULT PRECISION
 #include <chrono>

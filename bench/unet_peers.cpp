@@ -16,7 +16,7 @@ using namespace voxgrad;
 
 constexpr Device kDevice = Device::cuda();
 
-/// A training run, extended by inference and CUDA graphs.
+/// A training run that can also run inference and hold CUDA graphs.
 struct Training : UNetTraining {
   using UNetTraining::UNetTraining;
   Tensor logits{};
@@ -34,10 +34,10 @@ std::unique_ptr<Training> training;
 
 extern "C" {
 
-/// Creates the model. Copies `count` f32 arrays in GPU memory, parameters[i], to the model's parameters names[i]. The
-/// memory of x, (batch, 1, size, size, size) f32, and target, (batch, size, size, size) i64, must stay valid. low:
-/// dtype of autocast (0 none, 2 bf16, 3 f16). deep: 1 for deep supervision. high: 1 for TF32. Like all functions in
-/// this file, returns null on success, otherwise an error message.
+/// Creates the model, which must have `count` parameters. Copies the f32 array parameters[i] in GPU memory to the
+/// parameter with the name names[i]. The memory of x, f32 (batch, 1, size, size, size), and of target, i64 (batch,
+/// size, size, size), must stay valid. deep: 1 for deep supervision. high: 1 for TF32. low: dtype of autocast (0 none,
+/// 2 bf16, 3 f16). Like all functions in this file, returns null on success, otherwise an error message.
 const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t max_channels, int64_t classes, int deep,
                               int recompute, int high, int low, int channels_last, const char** names,
                               void** parameters, int64_t count, void* x, void* target, int64_t batch, int64_t size) {
@@ -73,7 +73,7 @@ const char* voxgrad_unet_forward() {
   return run_caught([] { training->predict(); });
 }
 
-/// Captures a training step or a forward pass in a CUDA graph. The captured function must have run at least once.
+/// Captures a training step or a forward pass in a CUDA graph. Run the step or the pass at least once before.
 const char* voxgrad_unet_capture_step() {
   return run_caught([] { training->step_graph.capture([] { training->step(); }); });
 }
@@ -87,7 +87,7 @@ const char* voxgrad_unet_replay_forward() {
   return run_caught([] { training->forward_graph.replay(); });
 }
 
-/// Stores the loss of the last step in `loss`. Waits for the step.
+/// Waits for the last step and stores its loss in `loss`.
 const char* voxgrad_unet_loss(double* loss) {
   return run_caught([&] { *loss = training->loss.item(); });
 }

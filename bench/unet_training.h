@@ -1,4 +1,4 @@
-// Training steps of nnU-Net's network, for the benchmarks bench/compare_unet.py and bench/scaling.cpp.
+// Training of nnU-Net's network, for the benchmarks bench/compare_unet.py and bench/scaling.cpp.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace voxgrad {
 
-/// Returns the options of a U-Net whose channels double from stage to stage, up to `max_channels`.
+/// Returns the options of a U-Net. The number of channels doubles from stage to stage, up to `max_channels`.
 inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t max_channels, int64_t classes,
                                     bool recompute = false) {
   nn::UNetOptions options{.num_classes = classes, .recompute = recompute};

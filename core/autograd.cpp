@@ -117,7 +117,7 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
   Tensors first(const Tensors& inputs) { return run(inputs); }
   /// Returns the tensor that `entry` describes. Runs the function again if the tensor has not been recomputed yet.
   const Tensor& get(Saved::Recomputed& entry);
-  static bool recomputing() { return current_ && current_->recomputing_; }
+  static bool recomputing() { return second_runs_ > 0; }
   /// Returns the description of a tensor that an operation saves in the first run. Returns null in the second run and
   /// outside of recomputed functions; then Saved keeps the tensor itself.
   static std::shared_ptr<Saved::Recomputed> add_saved(const Tensor& tensor);
@@ -128,10 +128,11 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
   void keep_recomputed(size_t number, const Tensor& tensor);
 
   static inline thread_local RecomputedCall* current_ = nullptr;
+  static inline thread_local int second_runs_ = 0;  // second runs in progress; they may contain first runs of others
 
   std::function<Tensors(const Tensors&)> function_;
   std::vector<Saved> inputs_;
-  Context context_;
+  Context context_ = Context::current();
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
   std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // tensors of the second run
   size_t next_ = 0;
@@ -170,8 +171,9 @@ void RecomputedCall::run_again() {
   for (const Saved& input : inputs_) inputs.push_back(input());
   const GradModeGuard mode(true);
   const Restore recomputing(recomputing_, true);
+  const Restore second_runs(second_runs_, second_runs_ + 1);
   {
-    const auto as_before = context_.enter();
+    const ContextGuard as_before(context_);
     found_.clear();
     run(inputs);
   }

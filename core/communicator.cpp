@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/autograd.h"
-#include "core/detail/context.h"
 
 namespace voxgrad::distributed {
 namespace {
@@ -15,13 +14,6 @@ namespace {
 using Kind = Collective::Kind;
 
 thread_local ScopedValue<Communicator*>* newest_group = nullptr;
-
-[[maybe_unused]] const bool registered = Context::add({
-    .capture = []() -> std::function<Context::Guard()> {
-      return [group = spatial_group()] { return std::make_shared<SpatialGroupGuard>(group); };
-    },
-    .reset = []() -> Context::Guard { return std::make_shared<SpatialGroupGuard>(nullptr); },
-});
 
 void check_tensor(const Communicator& group, const char* op, const Tensor& tensor) {
   check(tensor.defined(), op, "the tensor is undefined");
@@ -76,7 +68,7 @@ Call Collective::call(int rank) const {
   constexpr std::array ops{" (sum)", " (max)", " (min)"};
   Call result{.description = name};
   std::string& text = result.description;
-  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += ops[static_cast<size_t>(op)];
+  if (kind == Kind::all_reduce) text += ops[static_cast<size_t>(op)];
   if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
   if (kind != Kind::send_receive) text += " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
   if (!slab.empty()) text += " of planes of " + to_text(slab);
@@ -93,21 +85,19 @@ Call Collective::call(int rank) const {
   return result;
 }
 
-bool calls_agree(std::span<const Signature> of_ranks) {
+std::string describe_disagreement(const std::vector<Call>& of_ranks) {
   uint64_t messages = 0;
-  for (const Signature& own : of_ranks) messages += own.messages;
-  return messages == 0 && std::ranges::all_of(of_ranks, [&](const Signature& s) { return s.call == of_ranks[0].call; });
-}
-
-std::string describe_disagreement(const std::vector<std::string>& of_ranks) {
+  for (const Call& call : of_ranks) messages += call.signature.messages;
+  const auto is_first = [&](const Call& call) { return call.signature.call == of_ranks[0].signature.call; };
+  if (messages == 0 && std::ranges::all_of(of_ranks, is_first)) return {};
   std::string text = "the ranks' calls differ";
   const char* separator = ": ";
   for (size_t first = 0; first < of_ranks.size(); ++first) {
     std::vector<int> ranks;
     for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-      if (of_ranks[rank] == of_ranks[first]) ranks.push_back(static_cast<int>(rank));
+      if (of_ranks[rank].description == of_ranks[first].description) ranks.push_back(static_cast<int>(rank));
     if (ranks[0] != static_cast<int>(first)) continue;
-    text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first]);
+    text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first].description);
     separator = "; ";
   }
   return text;
@@ -176,16 +166,6 @@ Tensor Communicator::all_gather(const Tensor& tensor) {
   const Tensor own = tensor.detach().to(device_).contiguous(), all = empty(stacked(size_, own.shape()), own.options());
   start({.kind = Kind::all_gather, .name = kOp, .in = own, .out = all})->wait();
   return all.to(tensor.device());
-}
-
-Tensor Communicator::reduce_scatter(const Tensor& tensor, ReduceOp op) {
-  constexpr const char* kOp = "reduce_scatter";
-  check_reduced(*this, kOp, tensor, op);
-  check(tensor.dim() > 0 && tensor.size(0) == size_, kOp, "the first axis must have ", size_,
-        " rows, one for each rank; the tensor is ", describe(tensor));
-  const Tensor all = tensor.detach().to(device_).contiguous(), own = empty(all[0].shape(), all.options());
-  start({.kind = Kind::reduce_scatter, .name = kOp, .in = all, .out = own, .op = op})->wait();
-  return own.to(tensor.device());
 }
 
 void Communicator::barrier() {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -58,7 +57,7 @@ struct Call {
 
 /// The arguments of a collective, which Communicator's functions have checked: contiguous tensors on device().
 struct Collective {
-  enum class Kind : uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, send_receive };
+  enum class Kind : uint8_t { all_reduce, broadcast, all_gather, send_receive };
   Kind kind;
   const char* name;    ///< name of the function, for error messages
   Tensor in{}, out{};  ///< the same tensor for all_reduce and broadcast; undefined for send_receive
@@ -73,11 +72,9 @@ struct Collective {
   Call call(int rank) const;
 };
 
-/// Returns whether the calls of all ranks match.
-bool calls_agree(std::span<const Signature> of_ranks);
-/// Returns "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", given the
-/// description of each rank's call.
-std::string describe_disagreement(const std::vector<std::string>& of_ranks);
+/// Returns "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", given the call of
+/// each rank. Returns an empty string if the calls of all ranks match.
+std::string describe_disagreement(const std::vector<Call>& of_ranks);
 /// Returns "rank 1" or "ranks 1, 3".
 std::string list_ranks(const std::vector<int>& ranks);
 
@@ -130,8 +127,6 @@ class Communicator {
                                            const Shape& slab = {});
   /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).
   Tensor all_gather(const Tensor& tensor);
-  /// Reduces tensors of shape (size(), shape...) over the ranks and returns row rank() of the result.
-  Tensor reduce_scatter(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Returns once all ranks have called barrier().
   void barrier();
   /// Ends the processes of all ranks, with this exit code.

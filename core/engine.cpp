@@ -119,7 +119,7 @@ void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
 
 void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
   GradModeGuard mode(create_);
-  const auto defaults = Context::reset();
+  const ContextGuard defaults{Context()};
   const Run this_run(roots);
   for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the caller");
   while (!ready_.empty()) {

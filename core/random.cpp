@@ -1,9 +1,5 @@
 #include "core/random.h"
 
-#include <memory>
-#include <utility>
-
-#include "core/detail/context.h"
 #include "core/detail/divide.h"
 #include "core/detail/philox.h"
 #include "core/error.h"
@@ -36,30 +32,7 @@ bool Generator::bernoulli(double p) {
 }
 
 namespace {
-
 thread_local ScopedValue<Generator*>* own_generator = nullptr;
-
-/// Changes the state of the default generator during its lifetime.
-class StateGuard {
- public:
-  explicit StateGuard(GeneratorState state) : previous_(default_generator().state()) {
-    default_generator().set_state(state);
-  }
-  ~StateGuard() { default_generator().set_state(previous_); }
-  StateGuard(const StateGuard&) = delete;
-  StateGuard& operator=(const StateGuard&) = delete;
-
- private:
-  GeneratorState previous_;
-};
-
-[[maybe_unused]] const bool registered = Context::add({
-    .capture = []() -> std::function<Context::Guard()> {
-      return [state = default_generator().state()] { return std::make_shared<StateGuard>(state); };
-    },
-    .reset = nullptr,
-});
-
 }  // namespace
 
 Generator& default_generator() {

@@ -31,11 +31,6 @@ struct View {
   }
 };
 
-/// Returns a contiguous view (rows, columns) of the f64 values at `data`, on the device of `like`.
-inline View double_matrix(const View& like, void* data, int64_t rows, int64_t columns) {
-  return {data, DType::f64, like.device, 2, {rows, columns}, {columns, 1}};
-}
-
 /// Returns a contiguous view of the memory at `data` with the shape and device of `like`.
 inline View dense_like(const View& like, void* data, DType dtype) {
   View view = like;

@@ -25,35 +25,21 @@ View hold_axis(const View& view, const View& like, int axis) {
   return held;
 }
 
-/// Computes out[i] = in[index[i]] along an axis, or out[i] = missing where the index is out of range. `stride` is the
+/// Computes out[i] = in[index[i]] along an axis, or NaN or 0 where the index is out of range. `stride` is the
 /// stride of the axis in `in`. `offsets` are the offsets in out, in `in` without the axis, and in index. Launch: one
 /// thread per element of the output, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared
 /// memory.
-template <class Word>
-__global__ void __launch_bounds__(kBlock)
-    gather_elements(Word* out, const Word* in, const int64_t* index, int64_t stride, IndexCheck inside, Word missing,
-                    uint32_t count, Offsets<3> offsets) {
+template <class T>
+__global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, const int64_t* index, int64_t stride,
+                                                          IndexCheck inside, uint32_t count, Offsets<3> offsets) {
+  constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
+  const T missing = convert<T>(floating ? std::numeric_limits<double>::quiet_NaN() : 0);
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
     int64_t at[3];
     offsets.at(i, at);
     const int64_t chosen = index[at[2]];
     out[at[0]] = inside(chosen) ? in[at[1] + chosen * stride] : missing;
   }
-}
-
-template <class Word>
-void gather_words(const char* op, const View& out, const View& in, const View& index, int axis, Word missing) {
-  if (out.numel() == 0) return;
-  const Launch launch(out);
-  const IndexCheck inside(in.size[axis], op, launch);
-  const Nest<3> nest = make_nest<3>({out, hold_axis(in, out, axis), index});
-  for_each_part(nest, [&](const Nest<3>& part, const std::array<int64_t, 3>& base) {
-    const auto count = static_cast<uint32_t>(part.numel());
-    gather_elements<<<grid_size(count), kBlock, 0, launch.stream>>>(
-        out.as<Word>() + base[0], in.as<const Word>() + base[1], index.as<const int64_t>() + base[2], in.stride[axis],
-        inside, missing, count, Offsets<3>(part));
-    check_launch(op);
-  });
 }
 
 /// Adds the elements of `in` to the elements of `out` that the index selects; sums are in compute_t. A thread handles
@@ -125,24 +111,19 @@ void scatter_typed(const char* op, const View& out, const View& in, const View& 
 }  // namespace
 
 void gather(const char* op, const View& out, const View& in, const View& index, int axis) {
-  const auto words = [&]<class Word>(Word missing) { gather_words<Word>(op, out, in, index, axis, missing); };
-  switch (out.dtype) {
-    case DType::f32:
-      return words(std::bit_cast<uint32_t>(std::numeric_limits<float>::quiet_NaN()));
-    case DType::f64:
-      return words(std::bit_cast<uint64_t>(std::numeric_limits<double>::quiet_NaN()));
-    case DType::bf16:
-      return words(BFloat16(std::numeric_limits<float>::quiet_NaN()).bits);
-    case DType::f16:
-      return words(Float16(std::numeric_limits<float>::quiet_NaN()).bits);
-    case DType::i32:
-      return words(uint32_t{0});
-    case DType::i64:
-      return words(uint64_t{0});
-    case DType::u8:
-    case DType::b8:
-      return words(uint8_t{0});
-  }
+  if (out.numel() == 0) return;
+  const Launch launch(out);
+  const IndexCheck inside(in.size[axis], op, launch);
+  const Nest<3> nest = make_nest<3>({out, hold_axis(in, out, axis), index});
+  dispatch_cuda(Anything(), out.dtype, op, [&]<class T>() {
+    for_each_part(nest, [&](const Nest<3>& part, const std::array<int64_t, 3>& base) {
+      const auto count = static_cast<uint32_t>(part.numel());
+      gather_elements<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>() + base[0], in.as<const T>() + base[1],
+                                                                      index.as<const int64_t>() + base[2],
+                                                                      in.stride[axis], inside, count, Offsets<3>(part));
+      check_launch(op);
+    });
+  });
 }
 
 void scatter_add(const char* op, const View& out, const View& in, const View& index, int axis) {

@@ -65,19 +65,16 @@ __device__ Moments join(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-/// Computes the statistics of each group from `total`, the sums of Deviations for every (sample, channel). Writes mean
-/// and rstd in compute_t<T>. Writes (mean, rstd) of each group in double to `exact`, followed by the number of elements
-/// in a group. Launch: one CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static
-/// shared memory: kBlock moments.
+/// Computes the statistics of each group from `total`, the sums of Deviations for every (sample, channel). Launch: one
+/// CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock
+/// moments.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
-                      const __grid_constant__ Deviations<T, Before> deviations, const double2* total, Matrix mean,
-                      Matrix rstd, double2* exact, double eps) {
-  using Wide = compute_t<T>;
+                      const __grid_constant__ Deviations<T, Before> deviations, const double2* total,
+                      double2* statistics, double eps) {
   __shared__ Moments shared[kBlock];
   const double length = static_cast<double>(shape.length);
-  if (thread_index() == 0) exact[shape.count()] = {static_cast<double>(shape.group_lines()) * length, 0};
   for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
     const int64_t number = tile * layout.columns + layout.column();
     const bool inside = number < shape.count();
@@ -95,118 +92,71 @@ __global__ void __launch_bounds__(kBlock)
     // Rounding may make a sum of squares about a pivot slightly negative.
     const double variance = fmax(moments.squares, 0.0) / fmax(moments.count, 1.0);
     const double scale = moments.squares == moments.squares ? 1 / sqrt(variance + eps) : moments.squares;
-    exact[number] = {moments.mean, scale};
-    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
-    mean.at<Wide>(n, group) = static_cast<Wide>(moments.mean);
-    rstd.at<Wide>(n, group) = static_cast<Wide>(scale);
+    statistics[number] = {moments.mean, scale};
   }
 }
 
-/// Joins (mean, rstd) of each group over all ranks. `all` is (ranks, groups + 1): for each rank, (mean, rstd) of the
-/// groups, then the number of elements that the rank has in a group. The variances, which are rstd^-2 and include eps,
-/// are joined about the common mean.
-/// Launch: one thread per group in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
-template <class Wide>
-__global__ void __launch_bounds__(kBlock) join_ranks_kernel(const __grid_constant__ Groups shape, const double2* all,
-                                                            int64_t ranks, Matrix mean, Matrix rstd, double2* exact) {
-  for (int64_t number = thread_index(); number < shape.count(); number += thread_count()) {
-    const int64_t rows = shape.count() + 1;
-    const RankShares shares(all, ranks, shape.count());
-    double center = 0, variance = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank) center += shares[rank] * all[rank * rows + number].x;
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const double2 own = all[rank * rows + number];
-      const double d = own.x - center;
-      if (shares[rank] > 0) variance += shares[rank] * (1 / (own.y * own.y) + d * d);
-    }
-    const double2 joined{center, 1 / sqrt(variance)};
-    exact[number] = joined;
-    const int64_t n = quotient(number, shape.groups), group = number - n * shape.groups;
-    mean.at<Wide>(n, group) = static_cast<Wide>(joined.x);
-    rstd.at<Wide>(n, group) = static_cast<Wide>(joined.y);
-  }
-}
-
-/// Computes y = after((before(x) - mean) * rstd * gamma + beta). `exact` has mean and rstd in double; if it is null,
-/// `mean` and `rstd` are used.
+/// Computes y = after((before(x) - mean) * rstd * gamma + beta).
 template <class T, class Activations>
 struct Normalize {
   static constexpr int kInputs = 1;
   static constexpr bool kWrites = true, kSums = false, kScalar = std::is_same_v<Activations, AnyActivations>;
-  using Wide = compute_t<T>;
+  using Norm = Normalization<T, Activations>;
+  using Channel = typename Norm::Channel;
 
-  Groups shape;
-  const double2* exact;
-  Matrix mean, rstd;
-  PerChannel gamma, beta;
-  Activations activations;
+  Norm norm;
 
-  /// Constants of y = after((before(x) - mean) * factor + term). The rounding error of the mean is part of the term, so
-  /// that subtracting the mean costs no accuracy even if the mean is large compared with the deviations.
-  struct Channel {
-    Wide mean;
-    Wide factor;
-    Wide term;
-  };
-  __device__ Channel channel(int64_t n, int64_t c, int64_t) const {
-    const auto given = [&](const Matrix& m) { return static_cast<double>(m.at<Wide>(n, shape.group(c))); };
-    const double2 group = exact ? exact[shape.number(n, c)] : double2{given(mean), given(rstd)};
-    const double factor = group.y * gamma.at<T>(c, 1);
-    const Wide center = static_cast<Wide>(group.x);
-    const double rest = group.x - static_cast<double>(center);
-    return {center, static_cast<Wide>(factor), static_cast<Wide>(beta.at<T>(c, 0) - rest * factor)};
-  }
-  __device__ T operator()(const Channel& channel, Run<T>&, const Wide (&x)[1]) const {
-    const Wide centered = activations.before.value(x[0]) - channel.mean;
-    return convert<T>(activations.after.value(centered * channel.factor + channel.term));
+  __device__ Channel channel(int64_t n, int64_t c, int64_t) const { return norm.channel(n, c); }
+  __device__ T operator()(const Channel& channel, Run<T>&, const compute_t<T> (&x)[1]) const {
+    return convert<T>(norm.activations.after.value(norm.normalized(channel, norm.centered(channel, x[0]))));
   }
 };
 
-/// Computes the statistics of all groups, joins them over the ranks if `over_ranks` is not null, and normalizes.
+/// Applies Normalize with the given statistics.
 template <class T, class Activations>
-void forward(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-             double eps, const Activations& activations, const GatherStatistics* over_ranks, const Launch& launch) {
+void apply_norm(const char* op, const View& y, const View& x, const View& statistics, const View* gamma,
+                const View* beta, const Activations& activations, const Launch& launch) {
+  const Normalize<T, Activations> formula{
+      {Groups(x, statistics), statistics.as<const double2>(), PerChannel(gamma), PerChannel(beta), activations}};
+  apply_formula<T>(op, formula, launch, nullptr, &y, x);
+}
+
+/// Computes the statistics of all groups, joins them over the ranks if `join` is not null, and normalizes.
+template <class T, class Activations>
+void forward(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta, double eps,
+             const Activations& activations, const JoinRanks* join, const Launch& launch) {
   constexpr const char* kOp = "group_norm";
-  const Groups shape(x, mean);
+  const Groups shape(x, statistics);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
-  const Workspace exact(launch, static_cast<size_t>(shape.count() + 1) * sizeof(double2));
   const Deviations<T, decltype(activations.before)> deviations{Volume(x), activations.before};
   apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
   const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
-      shape, layout, deviations, total.as<double2>(), Matrix(mean), Matrix(rstd), exact.as<double2>(), eps);
+      shape, layout, deviations, total.as<double2>(), statistics.as<double2>(), eps);
   check_launch(kOp);
-  if (over_ranks) {
-    const View all = (*over_ranks)(double_matrix(x, exact.as<double2>(), shape.count() + 1, 2));
-    join_ranks_kernel<compute_t<T>><<<grid_size(shape.count()), kBlock, 0, launch.stream>>>(
-        shape, all.as<const double2>(), all.size[0], Matrix(mean), Matrix(rstd), exact.as<double2>());
-    check_launch(kOp);
-  }
-  const Normalize<T, Activations> formula{
-      shape, exact.as<double2>(), Matrix(mean), Matrix(rstd), PerChannel(gamma), PerChannel(beta), activations};
-  apply_formula<T>(kOp, formula, launch, nullptr, &y, x);
+  if (join) (*join)();
+  apply_norm<T>(kOp, y, x, statistics, gamma, beta, activations, launch);
 }
 
 /// Updates running statistics; see track_statistics in ops/detail/kernels.def. The number of elements in a channel is
 /// `count` plus the sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid of any size, kBlock
 /// threads per CTA. No shared memory.
-template <class T, class R>
+template <class T>
 __global__ void __launch_bounds__(kBlock)
-    track_kernel(R* running_mean, int64_t mean_stride, R* running_var, int64_t var_stride, Matrix mean, Matrix rstd,
-                 int64_t channels, double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
+    track_kernel(PerChannel running_mean, PerChannel running_var, const double2* statistics, int64_t channels,
+                 double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
   if (count <= 1) return;  // the unbiased variance is undefined
-  const double unbiased = count / (count - 1);
-  const auto move = [momentum](R& running, double value) {
-    const double own = convert<double>(running);
-    running = convert<R>(own + momentum * (value - own));
-  };
   for (int64_t c = thread_index(); c < channels; c += thread_count()) {
-    const double scale = static_cast<double>(rstd.at<T>(0, c));
-    if (running_mean) move(running_mean[c * mean_stride], static_cast<double>(mean.at<T>(0, c)));
-    const double variance = 1 / (scale * scale) - eps;
-    if (running_var) move(running_var[c * var_stride], (variance < 0 ? 0 : variance) * unbiased);  // NaN stays NaN
+    const auto move = [&](const PerChannel& running, double value) {
+      const double own = running.at<T>(c, 0);
+      running.set<T>(c, own + momentum * (value - own));
+    };
+    const double2 own = statistics[c];
+    const double variance = 1 / (own.y * own.y) - eps;
+    move(running_mean, own.x);
+    move(running_var, (variance < 0 ? 0 : variance) * (count / (count - 1)));  // NaN stays NaN
   }
 }
 
@@ -214,50 +164,38 @@ __global__ void __launch_bounds__(kBlock)
 
 namespace kernel {
 
-void track_statistics(const View* running_mean, const View* running_var, const View& mean, const View& rstd, double eps,
+void track_statistics(const View* running_mean, const View* running_var, const View& statistics, double eps,
                       double count, const View* counts, double momentum) {
   if (!running_mean && !running_var) return;
-  if (running_mean && running_var && running_mean->dtype != running_var->dtype) {
-    track_statistics(running_mean, nullptr, mean, rstd, eps, count, counts, momentum);
-    return track_statistics(nullptr, running_var, mean, rstd, eps, count, counts, momentum);
-  }
-  const Launch launch(mean);
-  const DType dtype = (running_mean ? running_mean : running_var)->dtype;
-  dispatch_cuda(Types<float, double>(), mean.dtype, "track_statistics", [&]<class T>() {
-    dispatch_cuda(Floats(), dtype, "track_statistics", [&]<class R>() {
-      const View mean_view = running_mean ? *running_mean : View(), var_view = running_var ? *running_var : View();
-      track_kernel<T, R><<<grid_size(mean.size[1]), kBlock, 0, launch.stream>>>(
-          mean_view.as<R>(), mean_view.stride[0], var_view.as<R>(), var_view.stride[0], Matrix(mean), Matrix(rstd),
-          mean.size[1], eps, counts ? 0.0 : count, counts ? counts->as<const double>() : nullptr,
-          counts ? counts->stride[0] : 0, counts ? counts->size[0] : 0, momentum);
-    });
-  });
+  const Launch launch(statistics);
+  const PerChannel mean(running_mean), var(running_var);
+  // The dtypes of the two may be a half and f32.
+  dispatch_cuda(Floats(), item_size(mean.dtype) == 2 || !running_var ? mean.dtype : var.dtype, "track_statistics",
+                [&]<class T>() {
+                  track_kernel<T><<<grid_size(statistics.size[1]), kBlock, 0, launch.stream>>>(
+                      mean, var, statistics.as<const double2>(), statistics.size[1], eps, counts ? 0.0 : count,
+                      counts ? counts->as<const double>() : nullptr, counts ? counts->stride[0] : 0,
+                      counts ? counts->size[0] : 0, momentum);
+                });
   check_launch("track_statistics");
 }
 
-void group_norm(const View& y, const View& mean, const View& rstd, const View& x, const View* gamma, const View* beta,
-                double eps, const NormActivations& activations, const GatherStatistics* over_ranks) {
-  if (x.size[1] == 0 || mean.numel() == 0) return;
+void group_norm(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta, double eps,
+                const NormActivations& activations, const JoinRanks* join) {
+  if (x.size[1] == 0 || statistics.numel() == 0) return;
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "group_norm", [&]<class T>() {
     with_vector_activations<T>(
-        activations, [&](const auto& a) { forward<T>(y, mean, rstd, x, gamma, beta, eps, a, over_ranks, launch); }, y,
-        x);
+        activations, [&](const auto& a) { forward<T>(y, statistics, x, gamma, beta, eps, a, join, launch); }, y, x);
   });
 }
 
-void normalize(const View& y, const View& x, const View& mean, const View& rstd, const View* gamma, const View* beta) {
+void normalize(const View& y, const View& x, const View& statistics, const View* gamma, const View* beta) {
   if (x.numel() == 0) return;
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "normalize", [&]<class T>() {
     with_vector_activations<T>(
-        {},
-        [&]<class Activations>(const Activations& none) {
-          const Normalize<T, Activations> formula{Groups(x, mean),   nullptr,          Matrix(mean), Matrix(rstd),
-                                                  PerChannel(gamma), PerChannel(beta), none};
-          apply_formula<T>("normalize", formula, launch, nullptr, &y, x);
-        },
-        y, x);
+        {}, [&](const auto& none) { apply_norm<T>("normalize", y, x, statistics, gamma, beta, none, launch); }, y, x);
   });
 }
 

@@ -1,13 +1,13 @@
-// The kernel that normalizations, prelu and fused bias gradients share. The kernel applies a formula (ChannelFormula)
-// to every element of tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums
-// terms of the formula over the positions of every (sample, channel), or both.
+// The kernel that normalizations and prelu share. The kernel applies a formula (ChannelFormula) to every element of
+// tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums terms of the formula
+// over the positions of every (sample, channel), or both.
 //
 // The kernel has three forms (Form). Vectors of 16 bytes are copied to shared memory with cp.async, several per thread
 // in flight, so that no registers hold data in flight. Each thread reads only the vectors that it copied itself, so
 // that no barrier is needed.
 //
 // Outline: views and shapes as kernels address them; Form and Tiling; the concept ChannelFormula; Lane, the work of one
-// thread; channels_kernel and its launch, apply_formula().
+// thread; channels_kernel and its launch, apply_formula(); the gradients of parameters per channel.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -17,6 +17,7 @@
 
 #include "core/detail/divide.h"
 #include "core/dtype.h"
+#include "cuda/detail/kernels.h"
 #include "cuda/reduce.cuh"
 #include "cuda/vector.cuh"
 #include "ops/detail/norm_activations.h"
@@ -72,18 +73,11 @@ struct PerChannel {
   }
 };
 
-/// Statistics (N, groups), or (1, groups) for all samples together.
-struct Matrix {
-  void* data = nullptr;
-  int64_t stride[2] = {};
-
-  Matrix() = default;
-  explicit Matrix(const View& v) : data(v.data), stride{v.size[0] == 1 ? 0 : v.stride[0], v.stride[1]} {}
-  template <class T>
-  __device__ T& at(int64_t n, int64_t group) const {
-    return static_cast<T*>(data)[n * stride[0] + group * stride[1]];
-  }
-};
+/// Returns the rounding error of a mean in compute_t<T>.
+template <class T>
+__device__ double rest_of(double mean) {
+  return mean - static_cast<double>(static_cast<compute_t<T>>(mean));
+}
 
 /// The sizes of a normalization. A group consists of neighboring channels of one sample or, if `joined`, of all
 /// samples. A line is the positions of one (sample, channel); its index is n * channels + c.
@@ -102,8 +96,8 @@ struct Groups {
         groups(group_count),
         group_channels(channels / groups),
         joined(over_samples) {}
-  /// Takes the sizes from x, and `groups` and `joined` from the shape of the statistics `mean`.
-  Groups(const View& x, const View& mean) : Groups(x, mean.size[1], mean.size[0] != x.size[0]) {}
+  /// Takes the sizes from x, and `groups` and `joined` from the shape of the statistics.
+  Groups(const View& x, const View& statistics) : Groups(x, statistics.size[1], statistics.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
   /// Returns the number of statistics.
   VG_HOST_DEVICE int64_t count() const { return joined ? groups : samples * groups; }
@@ -119,20 +113,35 @@ struct Groups {
   }
 };
 
-/// The share of each rank in the elements of a group. `all_ranks` are the statistics of all ranks, (ranks, groups + 1);
-/// the last row of each rank begins with the number of elements that the rank has in a group.
-struct RankShares {
-  const double2* all;
-  int64_t groups;
-  double total = 0;
+/// The normalization of the channels of a sample: v = before(x), u = (v - mean) * rstd * gamma + beta, y = after(u).
+template <class T, class Activations>
+struct Normalization {
+  using Wide = compute_t<T>;
 
-  __device__ RankShares(const double2* all_ranks, int64_t ranks, int64_t group_count)
-      : all(all_ranks), groups(group_count) {
-    for (int64_t rank = 0; rank < ranks; ++rank) total += elements(rank);
-    total = fmax(total, 1.0);
+  Groups shape;
+  const double2* statistics;  ///< (mean, rstd) of each group
+  PerChannel gamma, beta;
+  Activations activations;
+
+  /// Constants of u = (v - mean) * factor + term. The rounding error of the mean is part of the term, so that
+  /// subtracting the mean costs no accuracy even if the mean is large compared with the deviations.
+  struct Channel {
+    Wide mean;
+    Wide factor;
+    Wide term;
+  };
+  __device__ Channel channel(int64_t n, int64_t c) const {
+    const double2 group = statistics[shape.number(n, c)];
+    const double factor = group.y * gamma.at<T>(c, 1);
+    return {static_cast<Wide>(group.x), static_cast<Wide>(factor),
+            static_cast<Wide>(beta.at<T>(c, 0) - rest_of<T>(group.x) * factor)};
   }
-  __device__ double elements(int64_t rank) const { return all[rank * (groups + 1) + groups].x; }
-  __device__ double operator[](int64_t rank) const { return elements(rank) / total; }
+  /// Returns v - mean.
+  __device__ Wide centered(const Channel& channel, Wide x) const { return activations.before.value(x) - channel.mean; }
+  /// Returns u.
+  static __device__ Wide normalized(const Channel& channel, Wide centered) {
+    return centered * channel.factor + channel.term;
+  }
 };
 
 /// How threads read the elements.
@@ -220,24 +229,18 @@ using Run = RunOf<std::conditional_t<sizeof(T) == 2, float, double>>;
 
 __device__ inline double2 add(const double2& a, const double2& b) { return {a.x + b.x, a.y + b.y}; }
 
-/// A function of one element of each of kInputs tensors of dtype T.
+/// A formula that channels_kernel applies: a function of one element of each of kInputs tensors of dtype T. kWrites
+/// states whether the formula has results, kSums whether the formula has sums.
 /// - Channel: constants of a (sample, channel), which a thread keeps in registers.
 /// - channel(n, c, l): computes the constants. l is a position close to the first position that the thread reads.
 /// - operator()(channel, run, x): returns the result for one element of each input, and may add terms to the run.
-template <class F, class T, int kInputs>
-concept ElementFormula = requires(const F& formula, const typename F::Channel& channel, Run<T>& run,
-                                  const compute_t<T> (&x)[kInputs], int64_t n, int64_t c, int64_t l) {
-  { formula.channel(n, c, l) } -> std::same_as<typename F::Channel>;
-  formula(channel, run, x);
-};
-
-/// A formula that channels_kernel applies. kInputs is the number of input tensors. kWrites states whether the formula
-/// has results, kSums whether the formula has sums.
 template <class F, class T>
-concept ChannelFormula = requires {
-  requires ElementFormula<F, T, F::kInputs>;
+concept ChannelFormula = requires(const F& formula, const typename F::Channel& channel, Run<T>& run,
+                                  const compute_t<T> (&x)[F::kInputs], int64_t n, int64_t c, int64_t l) {
   { F::kWrites } -> std::convertible_to<bool>;
   { F::kSums } -> std::convertible_to<bool>;
+  { formula.channel(n, c, l) } -> std::same_as<typename F::Channel>;
+  formula(channel, run, x);
 };
 
 /// A formula whose sums need a correction. After its last element, each thread calls finish(n, c, channel, count,
@@ -503,24 +506,6 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   }
 }
 
-/// Computes total[line] = the sum of partial[range][line] over the ranges. Launch: one CTA per 4 lines in a 1-D grid of
-/// any size, kBlock threads per CTA. Static shared memory: kBlock sums.
-__global__ void __launch_bounds__(kBlock)
-    ranges_kernel(int64_t lines, int64_t ranges, const double2* partial, double2* total) {
-  __shared__ double2 shared[kBlock];
-  const BlockLayout layout{4, kBlock / 4, true};
-  for (int64_t tile = blockIdx.x; tile * layout.columns < lines; tile += gridDim.x) {
-    const int64_t line = tile * layout.columns + layout.column();
-    double2 sum{0, 0};
-    if (line < lines)
-#pragma unroll 16
-      for (int64_t range = layout.reducer(); range < ranges; range += layout.reducers)
-        sum = add(sum, partial[range * lines + line]);
-    sum = combine_reducers(sum, layout, shared, add);
-    if (line < lines && layout.reducer() == 0) total[line] = sum;
-  }
-}
-
 /// Computes out = formula(first, in...), unless `out` is null, and total[sample, channel] = the formula's sums, unless
 /// `total` is null. All views are (N, C, L).
 template <class T, ChannelFormula<T> Formula, class... Views>
@@ -542,8 +527,44 @@ void apply_formula(const char* op, const Formula& formula, const Launch& launch,
       joins ? partial.template as<double2>() : total);
   check_launch(op);
   if (!joins) return;
-  ranges_kernel<<<grid_size(lines, 4), kBlock, 0, launch.stream>>>(lines, tiling.ranges, partial.template as<double2>(),
-                                                                   total);
+  const auto pairs = [&](double2* data, int64_t rows) {
+    return View{data, f64, first.device, 2, {rows, 2 * lines}, {2 * lines, 1}};
+  };
+  kernel::reduce(ReduceOp::sum, pairs(total, 1), pairs(partial.template as<double2>(), tiling.ranges));
+}
+
+/// Returns the sum of g * xhat from the sums of g and g * (v - mean) with the rounded mean. `group` is (mean, rstd).
+template <class T>
+__device__ double sum_of_products(const double2& sums, const double2& group) {
+  return (sums.y - rest_of<T>(group.x) * sums.x) * group.y;
+}
+
+/// Computes dbeta[c] = the sum over the samples of total.x, and dgamma[c] = the sum over the samples of
+/// sum_of_products(total). `total` has a pair of sums for every (sample, channel). Launch: one thread per channel in a
+/// 1-D grid of any size, kBlock threads per CTA. No shared memory.
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    parameter_gradients_kernel(const __grid_constant__ Groups shape, const double2* total, const double2* statistics,
+                               PerChannel dgamma, PerChannel dbeta) {
+  for (int64_t c = thread_index(); c < shape.channels; c += thread_count()) {
+    double2 sum{0, 0};
+    for (int64_t n = 0; n < shape.samples; ++n) {
+      const double2 sums = total[n * shape.channels + c];
+      sum.x += sums.x;
+      if (dgamma.data) sum.y += sum_of_products<T>(sums, statistics[shape.number(n, c)]);
+    }
+    dgamma.set<T>(c, sum.y);
+    dbeta.set<T>(c, sum.x);
+  }
+}
+
+/// Launches parameter_gradients_kernel unless both outputs are null.
+template <class T>
+void parameter_gradients(const char* op, const Groups& shape, const double2* total, const double2* statistics,
+                         const View* dgamma, const View* dbeta, const Launch& launch) {
+  if (!dgamma && !dbeta) return;
+  parameter_gradients_kernel<T><<<grid_size(shape.channels), kBlock, 0, launch.stream>>>(
+      shape, total, statistics, PerChannel(dgamma), PerChannel(dbeta));
   check_launch(op);
 }
 

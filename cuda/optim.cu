@@ -183,16 +183,6 @@ __global__ void __launch_bounds__(kBlock) squares_kernel(const __grid_constant__
   if (threadIdx.x == 0) partial[piece] = sum;
 }
 
-/// Computes *out = the sum of `count` partial sums. Launch: one CTA of kBlock threads. Static shared memory: kBlock
-/// doubles.
-__global__ void __launch_bounds__(kBlock) sum_kernel(const double* partial, int64_t count, double* out) {
-  __shared__ double shared[kBlock];
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kBlock) sum += partial[i];
-  sum = block_sum(sum, shared);
-  if (threadIdx.x == 0) *out = sum;
-}
-
 }  // namespace
 
 void step(const char* op, std::span<const StepViews> params, const AnyStep& step, const StepGate& gate) {
@@ -227,8 +217,8 @@ void sum_of_squares(const View& out, std::span<const View> list) {
           sums += table_pieces;
         });
   });
-  sum_kernel<<<1, kBlock, 0, launch.stream>>>(partial.as<double>(), pieces, out.as<double>());
-  check_launch(kOp);
+  const auto vector = [&](double* data, int64_t size) { return View{data, f64, out.device, 1, {size}, {1}}; };
+  reduce(ReduceOp::sum, vector(out.as<double>(), 1), vector(partial.as<double>(), pieces));
 }
 
 }  // namespace voxgrad::cuda::kernel

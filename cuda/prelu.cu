@@ -1,7 +1,7 @@
 // PReLU and its gradients. The gradient of the weight is summed in the pass that computes the gradient of the input.
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
-#include "cuda/norm_sums.cuh"
+#include "cuda/norm.cuh"
 
 namespace voxgrad::cuda {
 namespace {
@@ -60,7 +60,7 @@ void prelu_backward(const View& dx, const View& dweight, const View& dy, const V
     const Groups shape(x, 1);
     const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
     apply_formula<T>("prelu_backward", PReLUGradients<T>{PerChannel(&weight)}, launch, total.as<double2>(), &dx, dy, x);
-    parameter_gradients<T>("prelu_backward", shape, total.as<double2>(), {}, nullptr, &dweight, launch);
+    parameter_gradients<T>("prelu_backward", shape, total.as<double2>(), nullptr, nullptr, &dweight, launch);
   });
 }
 

@@ -1,11 +1,11 @@
-// Trains the models of KernelBench, a collection of GPU benchmarks, that contain ConvTranspose3d: five single layers,
-// and one layer followed by ReLU and GroupNorm. Each step runs a forward pass, a backward pass and an optimizer step.
-// The program prints the time of each part, the loss of the first and the last step, and the peak memory.
+// Trains the models with ConvTranspose3d of KernelBench, a collection of GPU benchmarks: five single layers, and one
+// layer followed by ReLU and GroupNorm. Each step runs a forward pass, a backward pass and an optimizer step. The
+// program prints the time of each part, the loss of the first and the last step, and the peak memory.
 //
-//   kernelbench                          all models; on a CPU, inputs of reduced size
-//   kernelbench --size original          inputs of KernelBench's size
-//   kernelbench --model 70 --steps 20    a single model
-//   kernelbench --precision bf16         mixed precision
+//   kernelbench                          trains all models; on the CPU, with inputs of reduced size
+//   kernelbench --size original          uses inputs of KernelBench's size
+//   kernelbench --model 70 --steps 20    trains a single model
+//   kernelbench --precision bf16         uses mixed precision
 //   kernelbench --model 70 --profile     also prints the time of each operator
 //   kernelbench --cuda-graph             captures a whole step in a CUDA graph and replays it
 #include <voxgrad.h>
@@ -30,7 +30,7 @@ struct ModelCase {
   const char* name;
   const char* description;
   vg::nn::ConvTranspose3d::Options conv;
-  int64_t norm_groups;  // groups of the GroupNorm; 0: no ReLU and GroupNorm after the convolution
+  int64_t norm_groups;  // groups of the GroupNorm; 0: the model has neither ReLU nor GroupNorm
   vg::Shape original;   // input shape in KernelBench
   vg::Shape reduced;    // input shape for a CPU
 };
@@ -112,7 +112,7 @@ int parse(int argc, char** argv, Options& options) {
       ->capture_default_str();
   app.add_option("--dtype", options.dtype, "element type")->check(CLI::IsMember({"f32", "f64"}))->capture_default_str();
   examples::Precision::add_option(app, options.precision);
-  app.add_option("--steps", options.steps, "number of timed steps; one untimed step comes first")
+  app.add_option("--steps", options.steps, "number of timed steps, which follow one untimed step")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   examples::add_tensorboard_option(app, options.tensorboard);
@@ -134,7 +134,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Trains a model and prints a line of the table. If `writer` is not null, writes the loss and the times of each step.
+/// Trains a model and prints a row of the table. If `writer` is not null, writes the loss and the times of each step to
+/// TensorBoard.
 void train(const ModelCase& c, const Options& options, vg::Device device, bool original, vg::SummaryWriter* writer) {
   const vg::DType dtype = options.dtype == "f64" ? vg::f64 : vg::f32;
   vg::manual_seed(0);
@@ -148,7 +149,7 @@ void train(const ModelCase& c, const Options& options, vg::Device device, bool o
   model.to(dtype);
   vg::optim::SGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9});
 
-  // The input requires a gradient, as it would inside a larger model.
+  // The input requires a gradient, as the input of a layer inside a larger model does.
   const vg::Tensor x = vg::randn(original ? c.original : c.reduced, {dtype, device, /*requires_grad=*/true});
   vg::Shape shape;
   {

@@ -1,55 +1,71 @@
 #include "nn/checkpoint.h"
 
+#include <cmath>
 #include <cstdio>
+#include <utility>
+#include <vector>
 
+#include "core/autograd.h"
 #include "nn/fields.h"
+#include "ops/reduce.h"
 
 namespace voxgrad {
 namespace {
 
+constexpr const char* kLoad = "load_checkpoint";
+constexpr const char* kSave = "save_checkpoint";
+
 /// The generator's numbers with their names in the file.
 nn::Fields fields_of(GeneratorState& state) { return {{"seed", &state.seed}, {"offset", &state.offset}}; }
 
-/// Checks the contents of a file against all parts, and restores the parts if `keep`. Saving performs the same check as
-/// loading, so that every saved file can be loaded.
-void visit_parts(const char* op, const std::filesystem::path& path, const TensorMap& file, const CheckpointParts& parts,
-                 bool keep) {
-  const auto part = [&](const char* name) {
-    TensorMap entries = nn::with_prefix(file, concat(name, '.'));
-    check(!entries.empty(), op, path.string(), " has no ", name);
-    return entries;
+/// Returns the parts other than the model, the generator and the step, with their names in the file.
+std::vector<std::pair<const char*, nn::Stateful*>> stateful_parts(const CheckpointParts& parts) {
+  return {{"optimizer", parts.optimizer},
+          {"schedule", parts.schedule},
+          {"loader", parts.loader},
+          {"scaler", parts.scaler},
+          {"average", parts.average}};
+}
+
+/// Throws if a parameter of the model is not finite, or if a buffer contains NaN, in `file`.
+void check_values(const char* op, const nn::Module& model, const TensorMap& file) {
+  const NoGradGuard no_grad;
+  const auto check_tensors = [&](const nn::NamedTensors& tensors, bool finite) {
+    for (const auto& [own_name, tensor] : tensors) {
+      const std::string name = "model." + own_name;
+      const Tensor& values = file.at(name);
+      if (!is_floating(values.dtype()) || values.numel() == 0) continue;
+      const double low = amin(values).item(), high = amax(values).item();  // both are NaN if any element is NaN
+      check(finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
+            finite ? "be finite" : "not contain NaN", ", its values range from ", low, " to ", high);
+    }
   };
-  const auto visit = [&](auto* object, const char* name) {
-    if (!object) return;
-    const TensorMap entries = part(name);
+  check_tensors(model.named_parameters(), true);
+  check_tensors(model.named_buffers(), false);
+}
+
+/// Checks the contents of a file against all parts, and restores the parts if `keep`.
+void visit_parts(const std::filesystem::path& path, const TensorMap& file, const CheckpointParts& parts, bool keep) {
+  const auto entries = [&](const char* name) {
+    TensorMap found = nn::with_prefix(file, concat(name, '.'));
+    check(!found.empty(), kLoad, path.string(), " has no ", name);
+    return found;
+  };
+  const auto visit = [&](const char* name, auto* part) {
+    if (!part) return;
     if (keep)
-      object->load_state_dict(entries);
+      part->load_state_dict(entries(name));
     else
-      object->check_state_dict(entries);
+      part->check_state_dict(entries(name));
   };
-  visit(parts.model, "model");
-  visit(parts.optimizer, "optimizer");
-  visit(parts.schedule, "schedule");
-  visit(parts.loader, "loader");
-  visit(parts.scaler, "scaler");
-  visit(parts.average, "average");
+  visit("model", parts.model);
+  for (const auto& [name, part] : stateful_parts(parts)) visit(name, part);
   if (parts.generator) {
     GeneratorState state;
-    nn::read_fields(part("generator"), "", fields_of(state), op);
+    nn::read_fields(entries("generator"), "", fields_of(state), kLoad);
     if (keep) parts.generator->set_state(state);
   }
-  if (parts.step) {
-    int64_t step = 0;
-    nn::read_fields(file, "", {{"step", &step}}, op);
-    optim::check_count(op, "step", step, 0);
-    if (keep) *parts.step = step;
-  }
-  if (keep || !parts.model) return;
-  const auto check_tensors = [&](const nn::NamedTensors& tensors, bool finite) {
-    for (const auto& [name, tensor] : tensors) nn::check_values(op, "model." + name, file.at("model." + name), finite);
-  };
-  check_tensors(parts.model->named_parameters(), true);
-  check_tensors(parts.model->named_buffers(), false);
+  if (parts.step) nn::read_fields(file, "", {{"step", parts.step}}, kLoad, keep);
 }
 
 }  // namespace
@@ -58,32 +74,29 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
   TensorMap file;
   if (parts.model) {
     const TensorMap state = parts.model->state_dict();
-    check(!state.empty(), "save_checkpoint", "the model has no parameters: does its class list them in VG_MODULE?");
+    check(!state.empty(), kSave, "the model has no parameters: does its class list them in VG_MODULE?");
     nn::add_prefixed(file, "model.", state);
+    check_values(kSave, *parts.model, file);
   }
-  if (parts.optimizer) nn::add_prefixed(file, "optimizer.", parts.optimizer->state_dict());
-  if (parts.schedule) nn::add_prefixed(file, "schedule.", parts.schedule->state_dict());
-  if (parts.loader) nn::add_prefixed(file, "loader.", parts.loader->state_dict());
-  if (parts.scaler) nn::add_prefixed(file, "scaler.", parts.scaler->state_dict());
-  if (parts.average) nn::add_prefixed(file, "average.", parts.average->state_dict());
+  for (const auto& [name, part] : stateful_parts(parts))
+    if (part) nn::add_prefixed(file, concat(name, '.'), part->state_dict());
   if (parts.generator) {
     GeneratorState state = parts.generator->state();
     nn::write_fields(file, "generator.", fields_of(state));
   }
   if (parts.step) nn::write_fields(file, "", {{"step", parts.step}});
-  visit_parts("save_checkpoint", path, file, parts, false);
   save_safetensors(path, file, metadata, {.checksum = true});
 }
 
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts) {
-  SafetensorsFile saved(path, {}, "load_checkpoint");
-  const TensorMap file = saved.load_all();
-  visit_parts("load_checkpoint", path, file, parts, false);
-  if (!saved.has_checksum())
+  const auto [file, metadata, has_checksum] = read_safetensors(path, Device::cpu(), {}, kLoad);
+  visit_parts(path, file, parts, false);
+  if (parts.model) check_values(kLoad, *parts.model, file);
+  if (!has_checksum)
     std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, so damaged data would not be detected\n",
                  path.c_str());
-  visit_parts("load_checkpoint", path, file, parts, true);
-  return saved.metadata();
+  visit_parts(path, file, parts, true);
+  return metadata;
 }
 
 }  // namespace voxgrad

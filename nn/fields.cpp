@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <sstream>
 #include <type_traits>
 
-#include "core/autograd.h"
 #include "ops/create.h"
-#include "ops/reduce.h"
 
 namespace voxgrad::nn {
 namespace {
@@ -60,30 +57,21 @@ void write_fields(TensorMap& state, const std::string& prefix, const Fields& fie
   }
 }
 
-void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op) {
+void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op, bool keep) {
   for (const auto& [name, address] : fields) {
     const std::string key = prefix + name;
     const auto entry = state.find(key);
     check(entry != state.end(), op, "the state has no ", key);
     const Tensor& tensor = entry->second;
-    std::visit(
-        [&]<class T>(T* value) {
-          const bool fits = tensor.defined() && tensor.dim() == 0 && tensor.dtype() == dtype_of<Stored<T>>;
-          check(fits, op, key, " must be a scalar ", dtype_of<Stored<T>>, ", got ", describe(tensor));
-          *value = read_field<T>(tensor);
-        },
-        address);
+    const auto check_field = [&]<class T>(T*) {
+      const bool fits = tensor.defined() && tensor.dim() == 0 && tensor.dtype() == dtype_of<Stored<T>>;
+      check(fits, op, key, " must be a scalar ", dtype_of<Stored<T>>, ", got ", describe(tensor));
+    };
+    std::visit(check_field, address);
   }
-}
-
-void check_values(const char* op, const std::string& name, const Tensor& values, bool must_be_finite,
-                  bool allow_negative) {
-  if (!is_floating(values.dtype()) || values.numel() == 0) return;
-  NoGradGuard no_grad;
-  const double low = amin(values).item(), high = amax(values).item();  // both are NaN if any element is NaN
-  check(must_be_finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
-        must_be_finite ? "be finite" : "not contain NaN", ", its values range from ", low, " to ", high);
-  check(allow_negative || low >= 0, op, name, " must not be negative, its values range from ", low, " to ", high);
+  if (!keep) return;
+  for (const auto& [name, address] : fields)
+    std::visit([&]<class T>(T* value) { *value = read_field<T>(state.at(prefix + name)); }, address);
 }
 
 TensorMap write_state(const char* name, const Fields& fields) {

@@ -44,7 +44,7 @@ class Stateful {
   /// Throws the Error that load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const { const_cast<Stateful*>(this)->read_state(state, false); }
   /// Restores a state. Throws Error, before anything is changed, if entries are missing, unexpected or of the wrong
-  /// shape or dtype, or if they have values that state_dict() cannot return.
+  /// shape or dtype. Values are not checked: a state that state_dict() did not return may contain any numbers.
   void load_state_dict(const TensorMap& state) { read_state(state, true); }
 
  protected:
@@ -54,14 +54,10 @@ class Stateful {
 
 /// Adds each number to `state` under the name prefix + name.
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields);
-/// Sets each number from `state`. Throws an Error that begins with `op` if an entry is missing or has the wrong shape
-/// or dtype. In this case, the numbers before that entry have already been set.
-void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op);
-
-/// Throws an Error that begins with `op` if a floating tensor contains NaN. Also rejects infinities if
-/// `must_be_finite`, and values below 0 unless `allow_negative`. Waits for the device.
-void check_values(const char* op, const std::string& name, const Tensor& values, bool must_be_finite,
-                  bool allow_negative = true);
+/// Sets each number from `state` if `keep`. Throws an Error that begins with `op`, before any number is set, if an
+/// entry is missing or has the wrong shape or dtype.
+void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op,
+                 bool keep = true);
 
 /// Returns a state that contains the fields and an entry "class.<name>", which holds the version of the format.
 TensorMap write_state(const char* name, const Fields& fields);

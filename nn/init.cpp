@@ -1,7 +1,6 @@
 #include "nn/init.h"
 
 #include <cmath>
-#include <numbers>
 #include <utility>
 
 #include "core/autograd.h"
@@ -49,17 +48,6 @@ const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* genera
   return tensor.copy_(transform(from(tensor.shape(), options, &source)));
 }
 
-/// Computes the inverse of the normal distribution function: Winitzki's approximation, refined by Newton's method.
-Tensor normal_quantile(const Tensor& probability) {
-  constexpr double kA = 0.147, kSqrt2 = std::numbers::sqrt2;
-  const Tensor p = clamp(probability, 0x1p-50, 1 - 0x1p-50), logarithm = log(p * affine(p, -4, 4));
-  const Tensor half = affine(logarithm, 0.5, 2 / (std::numbers::pi * kA));
-  Tensor z = sqrt(clamp_min(sqrt(half * half - logarithm / kA) - half, 0)) * sign(p - 0.5) * kSqrt2;
-  for (int i = 0; i < 3; ++i)
-    z = z - (affine(erf(z / kSqrt2), 0.5, 0.5) - p) * exp(z * z / 2) * std::sqrt(2 * std::numbers::pi);
-  return z;
-}
-
 }  // namespace
 
 SkipInit::SkipInit() : skip_(skipping, true) {}
@@ -98,17 +86,6 @@ const Tensor& normal_(const Tensor& tensor, double mean, double std, Generator* 
   check(std::isfinite(mean) && std::isfinite(std) && std >= 0, "normal_",
         "mean and std must be finite and std at least 0, got ", mean, " and ", std);
   return draw(tensor, randn, generator, [&](const Tensor& z) { return affine(z, std, mean); });
-}
-
-const Tensor& trunc_normal_(const Tensor& tensor, double mean, double std, double a, double b, Generator* generator) {
-  require_floating(tensor, "trunc_normal_");
-  const auto distribution = [&](double x) { return std::erfc((mean - x) / (std * std::numbers::sqrt2)) / 2; };
-  const double low = distribution(a), high = distribution(b);
-  check(std > 0 && std::isfinite(mean) && std::isfinite(std) && high > low, "trunc_normal_", "the interval [", a, ", ",
-        b, "] has no probability for mean ", mean, " and std ", std);
-  return draw(tensor, rand, generator, [&](const Tensor& u) {
-    return clamp(affine(normal_quantile(affine(u.to(f64), high - low, low)), std, mean), a, b);
-  });
 }
 
 const Tensor& constant_(const Tensor& tensor, double value) {

@@ -61,10 +61,6 @@ class [[nodiscard]] SkipInit {
 const Tensor& uniform_(const Tensor& tensor, double low = 0, double high = 1, Generator* generator = nullptr);
 /// Draws from a normal distribution. Throws Error unless mean and std are finite and std >= 0.
 const Tensor& normal_(const Tensor& tensor, double mean = 0, double std = 1, Generator* generator = nullptr);
-/// Draws from a normal distribution truncated to [a, b], by inverting its distribution function. Throws Error unless
-/// std > 0 and [a, b] has a positive probability.
-const Tensor& trunc_normal_(const Tensor& tensor, double mean = 0, double std = 1, double a = -2, double b = 2,
-                            Generator* generator = nullptr);
 /// Sets all elements to `value`.
 const Tensor& constant_(const Tensor& tensor, double value);
 /// Sets all elements to 0.

@@ -28,9 +28,7 @@ class GroupNorm : public Layer {
   std::string extra_repr() const override {
     return concat(num_groups_, ", ", num_channels_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
   }
-  int64_t num_groups() const { return num_groups_; }
   int64_t num_channels() const { return num_channels_; }
-  const GroupNormOptions& options() const { return options_; }
   /// Returns the arguments of the normalization, without the input, for norm_activation() in ops/fused.h.
   NormArguments arguments() const { return {NormKind::group, weight, bias, options_.eps, num_groups_}; }
   Tensor weight, bias;
@@ -58,7 +56,6 @@ class InstanceNorm3d : public Layer {
     return concat(num_features_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
   }
   int64_t num_features() const { return num_features_; }
-  const InstanceNormOptions& options() const { return options_; }
   /// Returns the arguments of the normalization, without the input.
   NormArguments arguments() const { return {NormKind::instance, weight, bias, options_.eps}; }
   Tensor weight, bias;
@@ -95,7 +92,6 @@ class BatchNorm : public Layer {
                   options_.track_running_stats ? "" : ", track_running_stats=false");
   }
   int64_t num_features() const { return num_features_; }
-  const Options& options() const { return options_; }
   /// Returns the arguments of the normalization, without the input. Call count_batch() after each use.
   NormArguments arguments() const;
   /// Increments num_batches_tracked in training. forward() calls this function.
@@ -165,8 +161,6 @@ class LayerNorm : public Layer {
     return concat(normalized_shape_, ", eps=", options_.eps,
                   options_.elementwise_affine ? "" : ", elementwise_affine=false", options_.bias ? "" : ", bias=false");
   }
-  const Shape& normalized_shape() const { return normalized_shape_; }
-  const LayerNormOptions& options() const { return options_; }
   /// Returns the arguments of the normalization, without the input.
   NormArguments arguments() const { return {NormKind::layer, weight, bias, options_.eps, 1, normalized_shape_}; }
   Tensor weight, bias;

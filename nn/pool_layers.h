@@ -20,7 +20,7 @@ class Pool : public Layer {
     options_.validate(concat(Options::kLayer, N, 'd').c_str());
   }
   explicit Pool(const Extent<N>& kernel_size) : Pool(Options{.kernel_size = kernel_size}) {}
-  Pool(const Extent<N>& kernel_size, const Extent<N>& stride, const Padding<N>& padding = 0)
+  Pool(const Extent<N>& kernel_size, const Extent<N>& stride, const Extent<N>& padding = 0)
       : Pool(Options{.kernel_size = kernel_size, .stride = stride, .padding = padding}) {}
   /// Takes the other options from `rest` and ignores its kernel_size.
   Pool(const Extent<N>& kernel_size, Options rest) : Pool((rest.kernel_size = kernel_size, rest)) {}

@@ -1,6 +1,6 @@
 // Writes records with TFRecord framing (length, checksum of the length, bytes, checksum of the bytes). Each record
 // contains a protobuf message Event. The fields are written by number; comments give their names, which TensorBoard
-// defines in tensorboard/compat/proto and plugins/hparams.
+// defines in tensorboard/compat/proto.
 #include "nn/summary_writer.h"
 
 #include <fcntl.h>
@@ -12,10 +12,8 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <string_view>
 #include <system_error>
-#include <vector>
 
 #include "ops/elementwise.h"
 
@@ -39,12 +37,9 @@ struct Message {
   /// Appends a double or a float.
   Message& number(int field, double value) { return key(field, 1).append(bytes_of(value)); }
   Message& number(int field, float value) { return key(field, 5).append(bytes_of(value)); }
-  /// Appends a text, a message or packed numbers.
+  /// Appends a text or a message.
   Message& block(int field, std::string_view value) { return key(field, 2).varint(value.size()).append(value); }
   Message& block(int field, const Message& value) { return block(field, value.bytes); }
-  Message& block(int field, const std::vector<double>& values) {
-    return block(field, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)});
-  }
 
  private:
   Message& append(std::string_view text) {
@@ -61,16 +56,11 @@ struct Message {
 
 /// Returns the masked CRC-32C that TFRecord uses. Its polynomial (Castagnoli) differs from zlib's.
 uint32_t masked_crc(std::string_view bytes) {
-  static constexpr auto kTable = [] {
-    std::array<uint32_t, 256> table{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      table[i] = i;
-      for (int bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0x82f63b78u : 0u);
-    }
-    return table;
-  }();
   uint32_t crc = ~0u;
-  for (const char c : bytes) crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 255] ^ crc >> 8;
+  for (const char c : bytes) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0u);
+  }
   return std::rotr(~crc, 15) + 0xa282ead8u;
 }
 
@@ -108,66 +98,6 @@ std::string encode_png(const Tensor& pixels) {
   return "\x89PNG\r\n\x1a\n" + png_chunk("IHDR", header) + png_chunk("IDAT", packed) + png_chunk("IEND", "");
 }
 
-/// Returns a SummaryMetadata message, which assigns a summary to the TensorBoard plugin `name`.
-Message plugin(std::string_view name, const Message& content = {}) {
-  return Message().block(1, Message().block(1, name).block(2, content));
-}
-
-/// Returns the upper limits of a histogram's buckets.
-const std::vector<double>& bucket_limits() {
-  static const std::vector<double> limits = [] {
-    std::vector<double> positive, all;
-    for (double v = 1e-12; v < 1e20; v *= 1.1) positive.push_back(v);
-    for (size_t i = positive.size(); i-- > 0;) all.push_back(-positive[i]);
-    all.push_back(0);
-    all.insert(all.end(), positive.begin(), positive.end());
-    return all;
-  }();
-  return limits;
-}
-
-/// Returns a HistogramProto message of the finite values.
-Message histogram(const std::vector<double>& values) {
-  const std::vector<double>& limits = bucket_limits();
-  std::vector<double> counts(limits.size());
-  double low = INFINITY, high = -INFINITY, count = 0, sum = 0, squares = 0;
-  for (const double v : values) {
-    if (!std::isfinite(v)) continue;
-    const auto bucket = std::upper_bound(limits.begin(), limits.end() - 1, v) - limits.begin();
-    ++counts[static_cast<size_t>(bucket)];
-    low = std::min(low, v), high = std::max(high, v);
-    ++count, sum += v, squares += v * v;
-  }
-  if (count == 0) low = high = 0;
-  const auto some = [](double n) { return n > 0; };
-  // Keep the buckets from the first to the last one with values, and the empty bucket before them: the upper limit of
-  // the empty bucket is the lower limit of the first bucket with values.
-  auto first = std::find_if(counts.begin(), counts.end(), some) - counts.begin();
-  auto last = counts.rend() - std::find_if(counts.rbegin(), counts.rend(), some);
-  if (count == 0) first = 0, last = 1;
-  first = std::max<std::ptrdiff_t>(first - 1, 0);
-  return Message()
-      .number(1, low)
-      .number(2, high)
-      .number(3, count)
-      .number(4, sum)
-      .number(5, squares)
-      .block(6, std::vector<double>(limits.begin() + first, limits.begin() + last))
-      .block(7, std::vector<double>(counts.begin() + first, counts.begin() + last));
-}
-
-/// A google.protobuf.Value message, and its DataType in TensorBoard's hparams plugin.
-struct HParamValue {
-  Message value;
-  int64_t type;
-};
-HParamValue encode(const SummaryWriter::HParams::mapped_type& value) {
-  if (const auto* text = std::get_if<std::string>(&value)) return {Message().block(3, *text), 1};
-  if (const auto* flag = std::get_if<bool>(&value)) return {Message().integer(4, *flag), 2};
-  const auto* whole = std::get_if<int64_t>(&value);
-  return {Message().number(2, whole ? static_cast<double>(*whole) : std::get<double>(value)), 3};
-}
-
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -185,8 +115,8 @@ SummaryWriter::SummaryWriter(const std::filesystem::path& log_dir, std::optional
     if (descriptor_ < 0 && errno != EEXIST && errno != EINTR) fail_with(errno);
   }
   try {
-    write_event(3, "brain.Event:2", 0, {});                                          // file_version
-    if (purge_step) write_event(7, Message().integer(1, 1).bytes, *purge_step, {});  // session_log: START
+    write_event(3, "brain.Event:2", 0);                                          // file_version
+    if (purge_step) write_event(7, Message().integer(1, 1).bytes, *purge_step);  // session_log: START
   } catch (...) {
     close(descriptor_);
     throw;
@@ -199,8 +129,8 @@ void SummaryWriter::fail_with(int error) const {
   fail(kOp, "cannot write '", path_.string(), "': ", std::generic_category().message(error));
 }
 
-void SummaryWriter::write_event(int field, const std::string& bytes, int64_t step, WallTime wall_time) {
-  const Message event = Message().number(1, wall_time.value_or(seconds_now())).integer(2, step).block(field, bytes);
+void SummaryWriter::write_event(int field, const std::string& bytes, int64_t step) {
+  const Message event = Message().number(1, seconds_now()).integer(2, step).block(field, bytes);
   std::string record(bytes_of(uint64_t{event.bytes.size()}));
   record += bytes_of(masked_crc(record));
   record += event.bytes;
@@ -219,16 +149,16 @@ void SummaryWriter::write_event(int field, const std::string& bytes, int64_t ste
   size_ += static_cast<int64_t>(record.size());
 }
 
-void SummaryWriter::write_value(const std::string& tag, const std::string& fields, int64_t step, WallTime wall_time) {
+void SummaryWriter::write_value(const std::string& tag, const std::string& fields, int64_t step) {
   check(!tag.empty(), kOp, "the tag is empty");
-  write_event(5, Message().block(1, Message().block(1, tag).bytes + fields).bytes, step, wall_time);  // summary: value
+  write_event(5, Message().block(1, Message().block(1, tag).bytes + fields).bytes, step);  // summary: value
 }
 
-void SummaryWriter::add_scalar(const std::string& tag, double value, int64_t step, WallTime wall_time) {
-  write_value(tag, Message().number(2, static_cast<float>(value)).bytes, step, wall_time);  // simple_value
+void SummaryWriter::add_scalar(const std::string& tag, double value, int64_t step) {
+  write_value(tag, Message().number(2, static_cast<float>(value)).bytes, step);  // simple_value
 }
 
-void SummaryWriter::add_image(const std::string& tag, const Tensor& image, int64_t step, WallTime wall_time) {
+void SummaryWriter::add_image(const std::string& tag, const Tensor& image, int64_t step) {
   const bool gray = image.defined() && image.dim() == 2;
   const int64_t channels = gray ? 1 : image.defined() && image.dim() == 3 ? image.size(0) : 0;
   check((channels == 1 || channels == 3 || channels == 4) && image.numel() > 0, kOp, "add_image '", tag,
@@ -241,38 +171,7 @@ void SummaryWriter::add_image(const std::string& tag, const Tensor& image, int64
   pixels = (gray ? pixels.unsqueeze(0) : pixels).to(Device::cpu()).permute({1, 2, 0}).contiguous();
   const Message encoded =
       Message().integer(1, pixels.size(0)).integer(2, pixels.size(1)).integer(3, channels).block(4, encode_png(pixels));
-  write_value(tag, Message().block(4, encoded).bytes, step, wall_time);  // image
-}
-
-void SummaryWriter::add_histogram(const std::string& tag, const Tensor& values, int64_t step, WallTime wall_time) {
-  check(values.defined() && values.numel() > 0, kOp, "add_histogram '", tag,
-        "': the tensor has no elements: ", describe(values));
-  write_value(tag, Message().block(5, histogram(values.to_vector())).bytes, step, wall_time);  // histo
-}
-
-void SummaryWriter::add_text(const std::string& tag, const std::string& text, int64_t step, WallTime wall_time) {
-  const Message shape = Message().block(2, Message().integer(1, 1));
-  const Message tensor = Message().integer(1, 7).block(2, shape).block(8, text);  // DT_STRING
-  write_value(tag + "/text_summary", Message().block(8, tensor).block(9, plugin("text")).bytes, step, wall_time);
-}
-
-void SummaryWriter::add_hparams(const HParams& hparams, const std::map<std::string, double>& metrics, int64_t step,
-                                WallTime wall_time) {
-  Message experiment, start;
-  for (const auto& [name, value] : hparams) {
-    const HParamValue encoded = encode(value);
-    experiment.block(4, Message().block(1, name).integer(4, encoded.type));
-    start.block(1, Message().block(1, name).block(2, encoded.value));
-  }
-  for (const auto& [tag, value] : metrics) experiment.block(5, Message().block(1, Message().block(2, tag)));
-  const auto write = [&](const char* tag, int field, const Message& content) {
-    const Message data = Message().integer(1, 0).block(field, content);  // version, and one of the three fields below
-    write_value(tag, Message().block(9, plugin("hparams", data)).bytes, step, wall_time);
-  };
-  write("_hparams_/experiment", 2, experiment);
-  write("_hparams_/session_start_info", 3, start);
-  write("_hparams_/session_end_info", 4, Message().integer(1, 1));  // status: SUCCESS
-  for (const auto& [tag, value] : metrics) add_scalar(tag, value, step, wall_time);
+  write_value(tag, Message().block(4, encoded).bytes, step);  // image
 }
 
 void SummaryWriter::flush() {

@@ -1,12 +1,10 @@
-// Writes event files for TensorBoard (https://www.tensorflow.org/tensorboard): scalars, images, histograms and texts.
+// Writes event files for TensorBoard (https://www.tensorflow.org/tensorboard): scalars and images.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
-#include <variant>
 
 #include "../core/tensor.h"
 
@@ -16,15 +14,11 @@ namespace voxgrad {
 /// watches, and each add_ function appends one or more records to it. Each record is passed to the operating system
 /// immediately, so after a crash of the process the file is readable up to its last complete record.
 ///
-/// Tags are paths such as "loss/train". `step` is the position on the horizontal axis, and `wall_time` is in seconds
-/// since 1970, by default the current time. If a record cannot be written, for example because the disk is full, the
-/// functions throw Error and the file keeps its previous records. Not thread-safe.
+/// Tags are paths such as "loss/train", and `step` is the position on the horizontal axis. If a record cannot be
+/// written, for example because the disk is full, the functions throw Error and the file keeps its previous records.
+/// Not thread-safe.
 class SummaryWriter {
  public:
-  using WallTime = std::optional<double>;
-  /// Hyperparameters by name.
-  using HParams = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
-
   /// Creates the folder if necessary, and the file events.out.tfevents.<seconds>.<process>.<number> in it. If
   /// `purge_step` is given, as for a resumed run, TensorBoard hides earlier records of this and later steps. Throws
   /// Error if the folder or the file cannot be created.
@@ -34,20 +28,11 @@ class SummaryWriter {
   SummaryWriter& operator=(const SummaryWriter&) = delete;
 
   /// Adds a number, stored as f32. NaN and infinities are allowed.
-  void add_scalar(const std::string& tag, double value, int64_t step = 0, WallTime wall_time = {});
+  void add_scalar(const std::string& tag, double value, int64_t step = 0);
   /// Adds an image (H, W) or (C, H, W) with 1 (gray), 3 (RGB) or 4 (RGBA) channels, on any device, stored as a PNG.
   /// Floating-point values are clamped to [0, 1], and NaN becomes 0. u8 values range from 0 to 255. bool is also
   /// allowed. Throws Error for other shapes and dtypes, and for more than 2^30 elements.
-  void add_image(const std::string& tag, const Tensor& image, int64_t step = 0, WallTime wall_time = {});
-  /// Adds a histogram of all elements. The buckets start at +-1e-12 and grow by 10 %, as in TensorBoard. NaN and
-  /// infinities are skipped. Throws Error for a tensor without elements.
-  void add_histogram(const std::string& tag, const Tensor& values, int64_t step = 0, WallTime wall_time = {});
-  /// Adds a text, which TensorBoard renders as Markdown.
-  void add_text(const std::string& tag, const std::string& text, int64_t step = 0, WallTime wall_time = {});
-  /// Adds the hyperparameters and final metrics of the run to TensorBoard's table of runs. The metrics become scalars
-  /// of this run; PyTorch creates another folder for them.
-  void add_hparams(const HParams& hparams, const std::map<std::string, double>& metrics, int64_t step = 0,
-                   WallTime wall_time = {});
+  void add_image(const std::string& tag, const Tensor& image, int64_t step = 0);
   /// Waits until all records have been written to the disk.
   void flush();
 
@@ -56,9 +41,9 @@ class SummaryWriter {
 
  private:
   /// Writes an event with one field, given by its number and bytes.
-  void write_event(int field, const std::string& bytes, int64_t step, WallTime wall_time);
+  void write_event(int field, const std::string& bytes, int64_t step);
   /// Writes a summary with one value, given by the bytes of its fields.
-  void write_value(const std::string& tag, const std::string& fields, int64_t step, WallTime wall_time);
+  void write_value(const std::string& tag, const std::string& fields, int64_t step);
   [[noreturn]] void fail_with(int error) const;
 
   std::filesystem::path path_;

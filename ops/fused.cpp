@@ -1,10 +1,7 @@
 #include "ops/fused.h"
 
 #include "core/autograd.h"
-#include "ops/create.h"
 #include "ops/detail/checks.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/kernels.h"
 #include "ops/detail/unrecorded.h"
 #include "ops/detail/volume.h"
 #include "ops/elementwise.h"
@@ -15,23 +12,11 @@
 namespace voxgrad {
 namespace {
 
-/// Computes the gradients of z and of the bias for y = relu(z + bias) in one pass.
-Tensors fused_gradients(const Tensor& grad, const Tensor& y, DType bias_dtype) {
-  const Tensor dy = grad.contiguous(y.suggest_memory_format());
-  Tensors grads{empty_like(y), empty({y.size(1)}, {widened(y.dtype()), y.device()})};
-  kernels(y.device())
-      .relu_bias_backward(as_rows(y, grads[0].view_out()), grads[1].view_out(), as_rows(y, dy.view_in()),
-                          as_rows(y, y.view_in()));
-  grads[1] = grads[1].to(bias_dtype);
-  return grads;
-}
-
 /// Records the bias and the ReLU that unrecorded_conv applied to its result y. `bias` (C) may be undefined.
 Tensor record_relu(const Tensor& y, const Tensor& bias) {
   const bool with_bias = needs_gradient(bias);
   return record("relu", y.detach(), {y, bias},
                 [y = Saved(y), with_bias, dtype = with_bias ? bias.dtype() : f32](const Tensor& grad) -> Tensors {
-                  if (with_bias && !grad_enabled() && is_dense_volume(y())) return fused_gradients(grad, y(), dtype);
                   const Tensor dz = activation_gradient({ActivationKind::relu}, grad, y());
                   if (!with_bias) return {dz, Tensor()};
                   return {dz, sum(dz, all_but_channels(dz)).to(dtype)};

@@ -1,26 +1,25 @@
 // Checks of gradients against central differences.
 //
-// Check::compare() takes the derivatives of all measured values along one direction, computed by the backward pass. It
-// compares them with the differences of the values after small steps in both directions. By default, each direction is
-// one element of an input and the measured values are the elements of the outputs. With projections, a direction is a
-// random vector over all inputs, and the measured value is a random linear combination of all outputs. gradgradcheck
-// applies the same check to the function that computes the gradients.
+// The checked function has one value, the projection: a random linear combination of all elements of all outputs. One
+// backward pass computes its gradient. Check::compare() compares the derivative along one direction with the
+// differences of the projection after small steps in both directions. By default, each direction is one element of an
+// input; otherwise, it is a random vector over all inputs. gradgradcheck applies the same check to the function that
+// computes the gradients.
 #include "ops/gradcheck.h"
 
 #include <cmath>
-#include <optional>
+#include <sstream>
 
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/detail/checks.h"
 #include "ops/elementwise.h"
+#include "ops/reduce.h"
 
 namespace voxgrad {
 namespace {
 
 using Function = std::function<Tensors(const Tensors&)>;
-using Values = std::vector<double>;
-using Names = std::function<std::string(size_t number)>;
 
 /// Converts the row-major position `flat` in `shape` to an index.
 Dims unravel(int64_t flat, const Shape& shape) {
@@ -32,18 +31,35 @@ Dims unravel(int64_t flat, const Shape& shape) {
   return index;
 }
 
-double dot(const Values& a, const Values& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 /// Returns the tensors that are defined and have a floating dtype.
 Tensors floating(const Tensors& tensors) {
   Tensors kept;
   for (const Tensor& t : tensors)
     if (t.defined() && is_floating(t.dtype())) kept.push_back(t);
   return kept;
+}
+
+/// Returns the indices of the inputs that require grad. Throws if there are none.
+std::vector<size_t> active_inputs(const char* op, const Tensors& inputs) {
+  std::vector<size_t> active;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined() && inputs[i].requires_grad()) active.push_back(i);
+  check(!active.empty(), op, "none of the inputs requires grad");
+  return active;
+}
+
+/// Draws an f64 tensor with the shape and device of `like`.
+Tensor draw(const Tensor& like, Generator& generator) {
+  return randn(like.shape(), {.dtype = f64}, &generator).to(like.device());
+}
+
+/// Returns grad(), with zeros for inputs on which no output depends.
+Tensors defined_grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs, bool create_graph) {
+  Tensors grads(inputs.size());
+  if (!outputs.empty()) grads = autograd::grad(outputs, inputs, grad_outputs, false, create_graph, true);
+  for (size_t i = 0; i < grads.size(); ++i)
+    if (!grads[i].defined()) grads[i] = zeros(inputs[i].shape(), inputs[i].options());
+  return grads;
 }
 
 /// The one-sided difference quotients at a point.
@@ -53,110 +69,110 @@ struct Quotients {
   double jump() const { return std::abs(right - left); }
 };
 
-/// One run of gradcheck.
+/// One run of gradcheck. The inputs from index `count` on are grad_outputs.
 class Check {
  public:
-  Check(const char* op, Function function, const Tensors& inputs, const GradcheckOptions& options, Names input_name,
-        Names output_name);
+  Check(const char* op, const Function& function, const Tensors& inputs, const GradcheckOptions& options, size_t count);
   GradcheckReport run();
 
  private:
-  /// Moves the points by `step` along a direction. A step of 0 restores them.
-  using Shift = std::function<void(double step)>;
-
-  Values measure() const;
-  void require_determinism() const;
-  void record_graph();
-  Tensors gradients(const Tensors& outputs, const Tensors& grad_outputs) const;
-  void check_elements();
-  void check_projection(int number, Generator& generator);
-  void compare(const Shift& shift, const Values& analytic, const Names& place);
-  Values measure_at(const Shift& shift, double step) const;
-  void check_derivative(double analytic, double numeric, const std::function<std::string()>& place);
+  std::string name(size_t input) const;
+  Tensor projection(const Tensors& inputs) const;
+  double measure_at(const Tensors& directions, double step) const;
+  void compare(const Tensors& directions, const std::string& place);
 
   const char* op_;
-  Function function_;
-  GradcheckOptions options_;
-  Names input_name_, output_name_;
-  Tensors points_;              // inputs for the differences; Shift modifies them
-  Tensors leaves_;              // inputs for the backward pass, with the original values
+  const Function& function_;
+  const GradcheckOptions& options_;
+  size_t count_;
+  Tensors inputs_;              // detached copies of the inputs, which require grad as the inputs do
   std::vector<size_t> active_;  // indices of the inputs that require grad
-  Tensors outputs_;             // function(leaves), recorded
-  Values weights_;              // weights of the output elements in a projection; empty: measure each element
+  Tensors gradients_;           // of the projection with respect to the active inputs
+  Tensors weights_;             // weights of the elements of each output in the projection
+  double center_ = 0;           // the projection at the inputs
   GradcheckReport report_;
   double max_excess_ = 0;
   int64_t failures_ = 0;
 };
 
-Check::Check(const char* op, Function function, const Tensors& inputs, const GradcheckOptions& options,
-             Names input_name, Names output_name)
-    : op_(op),
-      function_(std::move(function)),
-      options_(options),
-      input_name_(std::move(input_name)),
-      output_name_(std::move(output_name)) {
-  check(static_cast<bool>(function_), op, "the function is empty");
+Check::Check(const char* op, const Function& function, const Tensors& inputs, const GradcheckOptions& options,
+             size_t count)
+    : op_(op), function_(function), options_(options), count_(count) {
+  check(static_cast<bool>(function), op, "the function is empty");
   check(std::isfinite(options.eps) && options.eps > 0, op, "eps must be finite and positive, got ", options.eps);
   check(options.atol >= 0 && options.rtol >= 0, op, "tolerances must not be negative, got atol ", options.atol,
         " and rtol ", options.rtol);
   check(options.projections >= 0, op, "projections must not be negative, got ", options.projections);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& input = inputs[i];
-    const bool differentiated = input.defined() && input.requires_grad();
-    check(!input.defined() || !is_floating(input.dtype()) || input.dtype() == f64, op, input_name_(i),
-          " must be f64, got ", describe(input));
-    points_.push_back(input.defined() ? input.detach().clone() : input);
-    leaves_.push_back(input.defined() ? input.detach().clone() : input);
-    if (!differentiated) continue;
-    leaves_.back().requires_grad_();
-    active_.push_back(i);
+    check(!input.defined() || !is_floating(input.dtype()) || input.dtype() == f64, op, name(i), " must be f64, got ",
+          describe(input));
+    inputs_.push_back(input.defined() ? input.detach().clone().requires_grad_(input.requires_grad()) : input);
   }
-  check(!active_.empty(), op, "none of the inputs requires grad");
+  active_ = active_inputs(op, inputs);
 }
 
-/// Returns the elements of all outputs, concatenated, or their projection.
-Values Check::measure() const {
-  NoGradGuard no_grad;
-  const Tensors outputs = floating(function_(points_));
-  check(!outputs.empty(), op_, "the function returned no floating tensor");
-  Values values;
-  for (size_t k = 0; k < outputs.size(); ++k) {
-    check(outputs[k].dtype() == f64, op_, output_name_(k), " must be f64, got ", describe(outputs[k]));
-    const Values more = outputs[k].to_vector<double>();
-    values.insert(values.end(), more.begin(), more.end());
+std::string Check::name(size_t input) const {
+  return input < count_ ? concat("input ", input) : concat("grad_output ", input - count_);
+}
+
+/// Returns the sum of all elements of the outputs, multiplied by their weights.
+Tensor Check::projection(const Tensors& inputs) const {
+  const Tensors outputs = floating(function_(inputs));
+  Tensor total = zeros({}, {.dtype = f64});
+  for (size_t k = 0; k < weights_.size(); ++k) {
+    check(k < outputs.size() && outputs[k].shape() == weights_[k].shape(), op_,
+          "the function's outputs changed in size between two identical calls");
+    total = total + sum(outputs[k] * weights_[k]).to(total.device());
   }
-  return weights_.empty() ? values : Values{dot(values, weights_)};
+  return total;
 }
 
-void Check::require_determinism() const {
-  const Values first = measure(), second = measure();
-  check(first.size() == second.size(), op_, "the function's outputs changed in size between two identical calls");
-  for (size_t i = 0; i < first.size(); ++i)
-    check(first[i] == second[i] || (std::isnan(first[i]) && std::isnan(second[i])), op_,
-          "the outputs changed between two identical calls: element ", i, " was ", first[i], ", then ", second[i]);
-}
-
-void Check::record_graph() {
-  GradModeGuard recording(true);
-  outputs_ = floating(function_(leaves_));
-}
-
-/// Returns the gradients of the active inputs. The gradient of an input on which no output depends is zero.
-Tensors Check::gradients(const Tensors& outputs, const Tensors& grad_outputs) const {
-  Tensors inputs, found(active_.size());
-  for (size_t i : active_) inputs.push_back(leaves_[i]);
-  if (!outputs.empty()) found = autograd::grad(outputs, inputs, grad_outputs, true, false, true);
-  for (size_t i = 0; i < found.size(); ++i)
-    if (!found[i].defined()) found[i] = zeros(inputs[i].shape(), inputs[i].options());
-  return found;
+/// Returns the projection after a step from the inputs. An input with an undefined direction stays.
+double Check::measure_at(const Tensors& directions, double step) const {
+  const NoGradGuard no_grad;
+  Tensors points;
+  for (const Tensor& input : inputs_) points.push_back(input.defined() ? input.detach().clone() : input);
+  for (size_t a = 0; a < directions.size(); ++a)
+    if (directions[a].defined()) points[active_[a]].add_(directions[a], step);
+  return projection(points).item();
 }
 
 GradcheckReport Check::run() {
-  require_determinism();
-  record_graph();
-  if (options_.projections == 0) check_elements();
   Generator generator(options_.seed);
-  for (int k = 0; k < options_.projections; ++k) check_projection(k, generator);
+  Tensors inputs, outputs;
+  {
+    const GradModeGuard recording(true);
+    outputs = floating(function_(inputs_));
+    check(!outputs.empty(), op_, "the function returned no floating tensor");
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      check(outputs[k].dtype() == f64, op_, "output ", k, " must be f64, got ", describe(outputs[k]));
+      const Tensor weight = draw(outputs[k], generator);
+      weights_.push_back(weight + sign(weight) * 0.5);  // no weight is close to 0
+    }
+    outputs = {projection(inputs_)};
+  }
+  center_ = measure_at({}, 0);
+  const double again = measure_at({}, 0);
+  check(center_ == again || (std::isnan(center_) && std::isnan(again)), op_,
+        "the outputs changed between two identical calls: a linear combination of their elements was ", center_,
+        ", then ", again);
+  for (size_t i : active_) inputs.push_back(inputs_[i]);
+  if (!outputs[0].requires_grad()) outputs.clear();
+  gradients_ = defined_grad(outputs, inputs, {}, false);
+  for (size_t a = 0; options_.projections == 0 && a < active_.size(); ++a)
+    for (int64_t i = 0; i < inputs[a].numel(); ++i) {
+      const Dims index = unravel(i, inputs[a].shape());
+      Tensors unit(active_.size());
+      unit[a] = zeros_like(inputs[a]);
+      unit[a].set(index, 1);
+      compare(unit, concat(name(active_[a]), " at ", index));
+    }
+  for (int k = 0; k < options_.projections; ++k) {
+    Tensors directions;
+    for (const Tensor& input : inputs) directions.push_back(draw(input, generator));
+    compare(directions, concat("projection ", k, " of all inputs and outputs"));
+  }
   if (report_.passed && report_.checked == 0 && report_.kinks > 0) {
     report_.passed = false;
     report_.message = concat(op_, ": all ", report_.kinks, " derivatives were skipped as kinks; nothing was checked");
@@ -165,122 +181,35 @@ GradcheckReport Check::run() {
   return report_;
 }
 
-void Check::check_elements() {
-  // Compute the Jacobian: jacobian[input][output element] is the gradient of the output element in that input.
-  std::vector<std::vector<Values>> jacobian(active_.size());
-  std::vector<std::pair<size_t, int64_t>> measured;  // output and position of each measured value
-  for (size_t k = 0; k < outputs_.size(); ++k) {
-    const Tensor& output = outputs_[k];
-    const Tensor unit = zeros(output.shape(), output.options());
-    for (int64_t j = 0; j < output.numel(); ++j) {
-      const Dims index = unravel(j, output.shape());
-      unit.set(index, 1);
-      const Tensors grads = output.requires_grad() ? gradients({output}, {unit}) : gradients({}, {});
-      for (size_t a = 0; a < grads.size(); ++a) jacobian[a].push_back(grads[a].to_vector<double>());
-      unit.set(index, 0);
-      measured.push_back({k, j});
+/// Compares the derivative along a direction, normalized to length 1, with differences and updates the report. The
+/// message describes the largest failure so far, at `place`.
+void Check::compare(const Tensors& directions, const std::string& place) {
+  double square = 0, analytic = 0;
+  for (size_t a = 0; a < directions.size(); ++a)
+    if (directions[a].defined()) {
+      square += sum(directions[a] * directions[a]).item();
+      analytic += sum(directions[a] * gradients_[a]).item();
     }
-  }
-  // Compare each column with the differences that a step in one element of the input gives.
-  for (size_t a = 0; a < active_.size(); ++a) {
-    const Tensor& point = points_[active_[a]];
-    for (int64_t i = 0; i < point.numel(); ++i) {
-      const Dims index = unravel(i, point.shape());
-      const double center = point.at(index);
-      Values analytic;
-      for (const Values& row : jacobian[a]) analytic.push_back(row[static_cast<size_t>(i)]);
-      compare([&](double step) { point.set(index, center + step); }, analytic,
-              [&](size_t m) {
-                const auto [k, j] = measured[m];
-                return concat(input_name_(active_[a]), " at ", index, ", ", output_name_(k), " at ",
-                              unravel(j, outputs_[k].shape()));
-              });
-    }
-  }
-}
-
-void Check::check_projection(int number, Generator& generator) {
-  const auto draw = [&](const Tensor& like) { return randn(like.shape(), {.dtype = f64}, &generator); };
-  // Draw the weights of the outputs.
-  Tensors grad_outputs, recorded;
-  weights_.clear();
-  for (const Tensor& output : outputs_) {
-    const Tensor weight = draw(output);
-    const Values values = weight.to_vector<double>();
-    weights_.insert(weights_.end(), values.begin(), values.end());
-    if (!output.requires_grad()) continue;
-    recorded.push_back(output);
-    grad_outputs.push_back(weight.to(output.device()));
-  }
-  // Draw a direction in the space of all inputs.
-  Tensors directions, centers;
-  double square = 0;
-  for (size_t i : active_) {
-    directions.push_back(draw(points_[i]));
-    centers.push_back(points_[i].clone());
-    const Values values = directions.back().to_vector<double>();
-    square += dot(values, values);
-  }
   const double length = square > 0 ? std::sqrt(square) : 1;
-  // Compare the derivative along the direction, normalized to length 1.
-  const Tensors grads = gradients(recorded, grad_outputs);
-  double analytic = 0;
-  for (size_t a = 0; a < active_.size(); ++a) {
-    analytic += dot(grads[a].to_vector<double>(), directions[a].to_vector<double>()) / length;
-    directions[a] = directions[a].to(points_[active_[a]].device());
-  }
-  if (weights_.empty()) return;  // the outputs have no elements
-  NoGradGuard no_grad;
-  compare(
-      [&](double step) {
-        for (size_t a = 0; a < active_.size(); ++a)
-          points_[active_[a]].copy_(step == 0 ? centers[a] : centers[a] + directions[a] * (step / length));
-      },
-      {analytic}, [&](size_t) { return concat("projection ", number, " of all inputs and outputs"); });
-}
-
-Values Check::measure_at(const Shift& shift, double step) const {
-  shift(step);
-  Values values = measure();
-  shift(0);
-  return values;
-}
-
-/// Compares `analytic`, the derivatives of all measured values along the direction of `shift`, with differences.
-/// place(m) describes measured value m in a message.
-void Check::compare(const Shift& shift, const Values& analytic, const Names& place) {
-  NoGradGuard no_grad;
-  const Values center = measure();
-  const auto sides = [&](double eps) { return std::pair(measure_at(shift, -eps), measure_at(shift, eps)); };
-  const auto quotients = [&](const std::pair<Values, Values>& values, size_t m, double eps) {
-    return Quotients{(center[m] - values.first[m]) / eps, (values.second[m] - center[m]) / eps};
+  analytic /= length;
+  const auto quotients = [&](double eps) {
+    return Quotients{(center_ - measure_at(directions, -eps / length)) / eps,
+                     (measure_at(directions, eps / length) - center_) / eps};
   };
-  // If the one-sided quotients differ because of curvature, a smaller step reduces the difference. At a kink, the
-  // difference stays.
-  const double near_eps = options_.eps / 4;
-  const auto wide = sides(options_.eps);
-  std::optional<std::pair<Values, Values>> near;
-  for (size_t m = 0; m < analytic.size(); ++m) {
-    Quotients found = quotients(wide, m, options_.eps);
-    if (options_.skip_kinks && found.jump() > options_.atol + options_.rtol * std::abs(found.central())) {
-      if (!near) near = sides(near_eps);
-      const Quotients closer = quotients(*near, m, near_eps);
-      if (closer.jump() > 0.5 * found.jump()) {
-        ++report_.kinks;
-        continue;
-      }
-      found = closer;
+  Quotients found = quotients(options_.eps);
+  if (options_.skip_kinks && found.jump() > options_.atol + options_.rtol * std::abs(found.central())) {
+    // If the one-sided quotients differ because of curvature, a smaller step reduces the difference. At a kink, the
+    // difference stays.
+    const Quotients closer = quotients(options_.eps / 4);
+    if (closer.jump() > 0.5 * found.jump()) {
+      ++report_.kinks;
+      return;
     }
-    check_derivative(analytic[m], found.central(), [&] { return place(m); });
+    found = closer;
   }
-}
-
-/// Compares a derivative with its numeric value and updates the report. The message describes the largest failure so
-/// far.
-void Check::check_derivative(double analytic, double numeric, const std::function<std::string()>& place) {
-  ++report_.checked;
-  const double error = std::abs(analytic - numeric);
+  const double numeric = found.central(), error = std::abs(analytic - numeric);
   const double excess = error / (options_.atol + options_.rtol * std::abs(numeric));
+  ++report_.checked;
   if (!(error <= report_.max_error)) report_.max_error = error;
   if (error == 0 || excess <= 1) return;
   report_.passed = false;
@@ -288,28 +217,20 @@ void Check::check_derivative(double analytic, double numeric, const std::functio
   max_excess_ = excess;
   std::ostringstream out;
   out.precision(10);
-  out << op_ << ": " << place() << ": analytic " << analytic << ", numeric " << numeric;
+  out << op_ << ": " << place << ": analytic " << analytic << ", numeric " << numeric;
   report_.message = out.str();
-}
-
-Names numbered(const char* what) {
-  return [what](size_t number) { return concat(what, ' ', number); };
 }
 
 }  // namespace
 
 GradcheckReport gradcheck(const Function& function, const Tensors& inputs, const GradcheckOptions& options) {
-  return Check("gradcheck", function, inputs, options, numbered("input"), numbered("output")).run();
+  return Check("gradcheck", function, inputs, options, inputs.size()).run();
 }
 
 GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, const GradcheckOptions& options) {
   constexpr const char* kOp = "gradgradcheck";
   check(static_cast<bool>(function), kOp, "the function is empty");
-  std::vector<size_t> active;
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined() && inputs[i].requires_grad()) active.push_back(i);
-  check(!active.empty(), kOp, "none of the inputs requires grad");
-
+  const std::vector<size_t> active = active_inputs(kOp, inputs);
   const auto differentiable = [function](const Tensors& points) {
     Tensors kept;
     for (const Tensor& output : floating(function(points)))
@@ -318,12 +239,9 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
   };
   Tensors arguments = inputs;
   {
-    GradModeGuard recording(true);
+    const GradModeGuard recording(true);
     Generator generator(options.seed + 1);
-    for (const Tensor& output : differentiable(inputs)) {
-      const Tensor grad = randn(output.shape(), {.dtype = f64}, &generator).to(output.device());
-      arguments.push_back(grad.detach().requires_grad_());
-    }
+    for (const Tensor& output : differentiable(inputs)) arguments.push_back(draw(output, generator).requires_grad_());
   }
   const size_t count = inputs.size();
   check(arguments.size() > count, kOp, "no output requires grad");
@@ -333,24 +251,16 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
   // of two gradients is linear in the grad_outputs, so that it appears in the derivatives with respect to them.)
   const Function gradients = [=](const Tensors& points) {
     const bool create_graph = grad_enabled();
-    GradModeGuard recording(true);
+    const GradModeGuard recording(true);
     const auto middle = points.begin() + static_cast<std::ptrdiff_t>(count);
     Tensors leaves(points.begin(), middle), differentiated;
     for (size_t i : active) {
       if (!leaves[i].requires_grad()) leaves[i] = leaves[i].detach().requires_grad_();
       differentiated.push_back(leaves[i]);
     }
-    Tensors grads = autograd::grad(differentiable(leaves), differentiated, Tensors(middle, points.end()), false,
-                                   create_graph, true);
-    for (size_t i = 0; i < grads.size(); ++i)
-      if (!grads[i].defined()) grads[i] = zeros(differentiated[i].shape(), differentiated[i].options());
-    return grads;
+    return defined_grad(differentiable(leaves), differentiated, Tensors(middle, points.end()), create_graph);
   };
-  const Names argument = [count](size_t i) {
-    return i < count ? concat("input ", i) : concat("grad_output ", i - count);
-  };
-  const Names gradient = [active](size_t k) { return concat("gradient of input ", active[k]); };
-  return Check(kOp, gradients, arguments, options, argument, gradient).run();
+  return Check(kOp, gradients, arguments, options, count).run();
 }
 
 }  // namespace voxgrad

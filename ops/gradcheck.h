@@ -12,8 +12,8 @@ struct GradcheckOptions {
   double eps = 1e-6;   ///< the function is evaluated at x - eps and x + eps
   double atol = 1e-5;  ///< absolute tolerance
   double rtol = 1e-3;  ///< tolerance relative to the numeric derivative
-  /// 0: check the derivative in every element of every input. k > 0: check the derivatives along k random directions
-  /// through all inputs, which is faster for large inputs.
+  /// 0: check the derivative of a random linear combination of all outputs in every element of every input. k > 0:
+  /// check its derivatives along k random directions through all inputs, which is faster for large inputs.
   int projections = 0;
   /// Skip and count derivatives at points where the function seems to have a kink, which means that the one-sided
   /// differences disagree. If false, compare these derivatives too.
@@ -26,7 +26,7 @@ struct GradcheckReport {
   int64_t checked = 0;   ///< number of derivatives that were compared
   int64_t kinks = 0;     ///< number of derivatives that were skipped because of a kink
   double max_error = 0;  ///< largest |analytic - numeric|
-  std::string message;   ///< the largest failure: input, index, output, analytic and numeric value
+  std::string message;   ///< the largest failure: input, index, analytic and numeric value
   explicit operator bool() const { return passed; }
 };
 

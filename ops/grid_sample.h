@@ -19,11 +19,10 @@ struct GridSampleOptions {
 /// the grid may be f32, which keeps the precision of the positions. With `nearest`, the gradient with respect to the
 /// grid is zero.
 ///
-/// Can be differentiated any number of times. Second and higher derivatives are composed of other operators: they are
-/// slower and need a few tensors of the size of the result for each of the eight corners. On CUDA, the gradient with
-/// respect to x is summed in 64-bit integers, so that it does not depend on the order of summation. The unit of the
-/// integers is a power of two, at most max|dy| * D'H'W' * 2^-59, and they need 8 bytes per element of x. If an element
-/// of the gradient dy of the result is not finite, the whole gradient with respect to x is NaN.
+/// The gradients cannot be differentiated again. On CUDA, the gradient with respect to x is summed in 64-bit integers,
+/// so that it does not depend on the order of summation. The unit of the integers is a power of two, at most max|dy| *
+/// D'H'W' * 2^-59, and they need 8 bytes per element of x. If an element of the gradient dy of the result is not
+/// finite, the whole gradient with respect to x is NaN.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
 /// Returns the grid (N, D, H, W, 3) of the affine maps theta (N, 3, 4) for a volume of `size` (N, C, D, H, W), or the

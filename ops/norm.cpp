@@ -73,18 +73,51 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return grads;
 }
 
-/// Returns the function with which a kernel gathers the statistics of all ranks. `all` owns the gathered tensor.
-GatherStatistics gather_from(distributed::Communicator& ranks, Tensor& all) {
-  return [&](const View& local) {
-    const NoGradGuard no_grad;
-    all = ranks.all_gather(from_blob(local.data, {local.size[0], local.size[1]}, {f64, device_of(local)}, {}));
-    return all.view_in();
-  };
+/// Values (n, groups, 2) of all ranks, and the share of each rank in the elements of a group. f64.
+struct OfRanks {
+  Tensor values;  // (ranks, n, groups, 2)
+  Tensor counts;  // (ranks): the number of elements of a group on each rank
+  Tensor shares;  // (ranks, 1, 1)
+};
+
+/// Gathers the values of all ranks. The ranks may have different numbers of elements.
+OfRanks gather(distributed::Communicator& ranks, const Tensor& values, int64_t elements) {
+  const double count = static_cast<double>(elements * 2) / static_cast<double>(std::max<int64_t>(values.numel(), 1));
+  const Tensor all = ranks.all_gather(cat({flatten(values), full({1}, count, values.options())}, 0));
+  const Tensor counts = select(all, 1, values.numel());
+  Shape shape = values.shape();
+  shape.insert(0, all.size(0));
+  return {reshape(narrow(all, 1, 0, values.numel()), shape), counts,
+          reshape(counts / clamp_min(sum(counts), 1), {-1, 1, 1})};
+}
+
+void set_statistics(const Tensor& statistics, const Tensor& mean, const Tensor& rstd) {
+  select(statistics, 2, 0).copy_(mean);
+  select(statistics, 2, 1).copy_(rstd);
+}
+
+/// Replaces the statistics of this rank by those of all ranks. Joins the variances, which are rstd^-2 and include eps,
+/// around the common mean. Returns the number of elements of a group on each rank.
+Tensor join_statistics(distributed::Communicator& ranks, const Tensor& statistics, int64_t elements) {
+  const NoGradGuard no_grad;
+  const auto [values, counts, shares] = gather(ranks, statistics, elements);
+  const Tensor means = select(values, 3, 0), rstds = select(values, 3, 1), mean = sum(shares * means, 0);
+  const Tensor distance = means - mean, square = reciprocal(rstds * rstds) + distance * distance;
+  const Tensor variance = sum(where(gt(shares, 0), shares * square, 0.0), 0);
+  set_statistics(statistics, mean, rsqrt(variance));
+  return counts;
+}
+
+/// Replaces means over the elements of this rank by the means over the elements of all ranks.
+void join_means(distributed::Communicator& ranks, const Tensor& means, int64_t elements) {
+  const NoGradGuard no_grad;
+  const OfRanks all = gather(ranks, means, elements);
+  means.copy_(sum(all.values * unsqueeze(all.shares, 3), 0));
 }
 
 /// Computes the gradients of x, weight, bias and the added bias with one kernel.
-Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                        const Tensor& weight, const Tensor& bias, const GradientRequest& r) {
+Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& statistics, const Tensor& weight,
+                        const Tensor& bias, const GradientRequest& r) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   const Tensor dx = empty_like(x);
   Tensors grads{r.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
@@ -105,12 +138,12 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& mean,
     sums.reset();
   }
   const auto gamma = optional_view(weight), beta = optional_view(bias);
-  Tensor all;
-  const GatherStatistics over_ranks = r.ranks ? gather_from(*r.ranks, all) : GatherStatistics();
+  const Tensor means = empty_like(statistics);
+  const JoinRanks join = [&] { join_means(*r.ranks, means, x.numel()); };
   kernels(x.device())
       .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
-                           as_rows(x, dy.view_in()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(),
-                           pointer(gamma), pointer(beta), r.activations, r.ranks ? &over_ranks : nullptr);
+                           means.view_out(), as_rows(x, dy.view_in()), as_rows(x, x.view_in()), statistics.view_in(),
+                           pointer(gamma), pointer(beta), r.activations, r.ranks ? &join : nullptr);
   if (r.added) grads[3] = grads[3].to(*r.added);
   return grads;
 }
@@ -124,8 +157,9 @@ void check_eps(const char* op, double eps) {
 }
 
 struct NormResult {
-  Tensor y, mean, rstd;
-  Tensor counts;  // (ranks), f64: number of elements of a group on each rank; undefined without ranks
+  Tensor y;
+  Tensor statistics;  // (groups..., 2), f64: mean and rstd
+  Tensor counts;      // (ranks), f64: number of elements of a group on each rank; undefined without ranks
 };
 
 /// Normalizes with the statistics of the input, and records the operation. `groups` is the shape of the statistics:
@@ -138,26 +172,26 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   // The CPU kernel reads each element before it writes the element of the same index. The backward pass needs x.
   const Tensor y = overwrite && x.device().is_cpu() && !grad_enabled() ? x : empty_like(x);
-  const Tensor mean = empty(groups, {widened(x.dtype()), x.device()}), rstd = empty_like(mean);
+  const Tensor statistics = empty({groups[0], groups[1], 2}, {f64, x.device()});
   const auto gamma = optional_view(weight), beta = optional_view(bias);
-  Tensor all;
-  const GatherStatistics over_ranks = ranks ? gather_from(*ranks, all) : GatherStatistics();
+  Tensor counts;
+  const JoinRanks join = [&] { counts = join_statistics(*ranks, statistics, x.numel()); };
   kernels(x.device())
-      .group_norm(as_rows(x, y.view_out()), mean.view_out(), rstd.view_out(), as_rows(x, x.view_in()), pointer(gamma),
-                  pointer(beta), eps, activations, ranks ? &over_ranks : nullptr);
+      .group_norm(as_rows(x, y.view_out()), statistics.view_out(), as_rows(x, x.view_in()), pointer(gamma),
+                  pointer(beta), eps, activations, ranks ? &join : nullptr);
   const GradientRequest r{
       groups, eps, activations, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), gradient_dtype(added),
       ranks};
   record(op, y, {x, weight, bias, added},
-         [op, r, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight), bias = Saved(bias),
+         [op, r, x = Saved(x), statistics = Saved(statistics), weight = Saved(weight), bias = Saved(bias),
           added = Saved(added)](const Tensor& grad) {
            if (r.ranks) autograd::once_differentiable(op);
            // Use the kernel for empty tensors: it defines their sums as 0, whereas a mean would be NaN.
            if (!grad_enabled() || x().numel() == 0)
-             return fused_gradients(grad, x(), mean(), rstd(), weight(), bias(), r);
+             return fused_gradients(grad, x(), statistics(), weight(), bias(), r);
            return composed_gradients(grad, x(), weight(), bias(), added(), r);
          });
-  return {y, mean, rstd, all.defined() ? select(select(all, 1, all.size(1) - 1), 1, 0) : Tensor()};
+  return {y, statistics, counts};
 }
 
 /// Normalizes with the given mean and rstd (1, C), which are constants. Differentiable with respect to the input,
@@ -165,10 +199,11 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
 Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
                       const Tensor& bias) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
-  const Tensor y = empty_like(x);
+  const Tensor y = empty_like(x), statistics = empty({1, x.size(1), 2}, {f64, x.device()});
+  set_statistics(statistics, mean, rstd);
   const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
-      .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), mean.view_in(), rstd.view_in(), pointer(gamma),
+      .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), statistics.view_in(), pointer(gamma),
                  pointer(beta));
   const GradientRequest r{{}, 0, {}, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), {}};
   return record("batch_norm", y, {x, weight, bias},
@@ -268,7 +303,7 @@ void track(const Tensor& x, const NormResult& result, const NormArguments& norm)
   if (norm.running_var.defined()) var = norm.running_var.view_out();
   const auto counts = optional_view(result.counts);
   kernels(x.device())
-      .track_statistics(pointer(mean), pointer(var), result.mean.view_in(), result.rstd.view_in(), norm.eps,
+      .track_statistics(pointer(mean), pointer(var), result.statistics.view_in(), norm.eps,
                         static_cast<double>(x.numel() / x.size(1)), pointer(counts), norm.momentum);
 }
 

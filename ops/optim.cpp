@@ -1,5 +1,7 @@
 #include "ops/optim.h"
 
+#include <algorithm>
+
 #include "core/autograd.h"
 #include "ops/detail/checks.h"
 #include "ops/detail/halves.h"
@@ -12,9 +14,30 @@ namespace {
 /// A list of tensors with one entry for each parameter.
 struct List {
   const char* what;  // name in error messages
-  TensorSpan tensors;
   bool used = true;  // false: the list must be empty
+  TensorSpan tensors{};
 };
+using Lists = std::vector<List>;
+
+/// The name of a step and the lists of its states.
+struct Form {
+  const char* op;
+  Lists states;
+};
+Form form_of(const SgdStep& s) { return {"sgd_step", {{"momentum_buffers", s.momentum != 0}}}; }
+Form form_of(const AdamStep& s) {
+  return {"adam_step", {{"exp_avgs"}, {"exp_avg_sqs"}, {"max_exp_avg_sqs", s.amsgrad}}};
+}
+Form form_of(const RmspropStep& s) {
+  return {"rmsprop_step", {{"square_avgs"}, {"momentum_buffers", s.momentum != 0}, {"grad_avgs", s.centered}}};
+}
+Form form_of(const AdagradStep&) { return {"adagrad_step", {{"sums"}}}; }
+Form form_of(const LionStep&) { return {"lion_step", {{"exp_avgs"}}}; }
+Form form_of(const EmaStep&) { return {"ema_step", {{"averages"}}}; }
+template <class Step>
+Form form_of(const Step&) {
+  return {"optimizer_step", {}};
+}
 
 /// Checks that a list of gradients or of states matches the parameters.
 void check_list(const char* op, TensorSpan params, const List& list, bool is_state) {
@@ -59,7 +82,7 @@ bool is_followed_by_same_kind(TensorSpan list, size_t i) {
 
 /// Checks all arguments, then calls the kernel for each run of consecutive parameters with the same device and dtype.
 /// `read_only`: the step does not modify the parameters.
-void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_list<List> states, const AnyStep& step,
+void run(const char* op, TensorSpan params, TensorSpan grads, const Lists& states, const AnyStep& step,
          const StepScaling& scaling = {}, bool read_only = false) {
   const auto check_number = [&](const auto& options) {
     if constexpr (requires { options.step; })
@@ -67,7 +90,7 @@ void run(const char* op, TensorSpan params, TensorSpan grads, std::initializer_l
   };
   std::visit(check_number, step);
   check_params(op, params);
-  check_list(op, params, {"gradients", grads}, false);
+  check_list(op, params, {"gradients", true, grads}, false);
   for (const List& list : states) check_list(op, params, list, true);
   NoGradGuard no_grad;
   StepGate gate;
@@ -112,39 +135,12 @@ void in_place(TensorSpan tensors, const F& step) {
 
 }  // namespace
 
-void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
-              const StepScaling& scaling) {
-  run("sgd_step", params, grads, {{"momentum_buffers", momentum_buffers, step.momentum != 0}}, step, scaling);
-}
-
-void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
-               TensorSpan max_exp_avg_sqs, const AdamStep& step, const StepScaling& scaling) {
-  run("adam_step", params, grads,
-      {{"exp_avgs", exp_avgs}, {"exp_avg_sqs", exp_avg_sqs}, {"max_exp_avg_sqs", max_exp_avg_sqs, step.amsgrad}}, step,
-      scaling);
-}
-
-void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
-                  TensorSpan grad_avgs, const RmspropStep& step, const StepScaling& scaling) {
-  run("rmsprop_step", params, grads,
-      {{"square_avgs", square_avgs},
-       {"momentum_buffers", momentum_buffers, step.momentum != 0},
-       {"grad_avgs", grad_avgs, step.centered}},
-      step, scaling);
-}
-
-void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const AdagradStep& step,
-                  const StepScaling& scaling) {
-  run("adagrad_step", params, grads, {{"sums", sums}}, step, scaling);
-}
-
-void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
-               const StepScaling& scaling) {
-  run("lion_step", params, grads, {{"exp_avgs", exp_avgs}}, step, scaling);
-}
-
-void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step) {
-  run("ema_step", params, params, {{"averages", averages}}, step, {}, true);
+void optimizer_step(TensorSpan params, TensorSpan grads, std::initializer_list<TensorSpan> states, const AnyStep& step,
+                    const StepScaling& scaling) {
+  Form form = std::visit([](const auto& options) { return form_of(options); }, step);
+  form.states.resize(std::max(form.states.size(), states.size()), {"further states", false});
+  for (size_t i = 0; const TensorSpan list : states) form.states[i++].tensors = list;
+  run(form.op, params, grads, form.states, step, scaling, std::holds_alternative<EmaStep>(step));
 }
 
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& scale, bool write) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <variant>
 
@@ -75,23 +76,13 @@ struct StepScaling {
 
 using TensorSpan = std::span<const Tensor>;
 
-/// Performs one step of stochastic gradient descent. Uses momentum_buffers if step.momentum is not 0.
-void sgd_step(TensorSpan params, TensorSpan grads, TensorSpan momentum_buffers, const SgdStep& step,
-              const StepScaling& scaling = {});
-/// Performs one step of Adam or AdamW. Uses max_exp_avg_sqs if step.amsgrad.
-void adam_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, TensorSpan exp_avg_sqs,
-               TensorSpan max_exp_avg_sqs, const AdamStep& step, const StepScaling& scaling = {});
-/// Performs one step of RMSprop. Uses momentum_buffers if step.momentum is not 0, and grad_avgs if step.centered.
-void rmsprop_step(TensorSpan params, TensorSpan grads, TensorSpan square_avgs, TensorSpan momentum_buffers,
-                  TensorSpan grad_avgs, const RmspropStep& step, const StepScaling& scaling = {});
-/// Performs one step of Adagrad.
-void adagrad_step(TensorSpan params, TensorSpan grads, TensorSpan sums, const AdagradStep& step,
-                  const StepScaling& scaling = {});
-/// Performs one step of Lion.
-void lion_step(TensorSpan params, TensorSpan grads, TensorSpan exp_avgs, const LionStep& step,
-               const StepScaling& scaling = {});
-/// Updates the exponential moving averages of parameters.
-void ema_step(TensorSpan params, TensorSpan averages, const EmaStep& step);
+/// Performs one step of an optimizer. `states` are momentum_buffers (SgdStep), exp_avgs, exp_avg_sqs and
+/// max_exp_avg_sqs (AdamStep), square_avgs, momentum_buffers and grad_avgs (RmspropStep), sums (AdagradStep), exp_avgs
+/// (LionStep) or averages (EmaStep). Lists that the options do not use are empty; empty lists at the end may be
+/// omitted. EmaStep reads no gradients, so that any list of matching tensors, such as the parameters, may be passed as
+/// `grads`.
+void optimizer_step(TensorSpan params, TensorSpan grads, std::initializer_list<TensorSpan> states, const AnyStep& step,
+                    const StepScaling& scaling = {});
 /// Divides `grads` by `scale` (f32, one element) and sets found_inf (i64, one element) to 1 if a quotient is not
 /// finite. Writes the quotients to the gradients if `write`. All tensors must be on the same device; gradients may have
 /// any strides.

@@ -30,8 +30,7 @@ void check_input(const char* op, const Tensor& x, int64_t axes) {
 /// The options of a pooling function for any number of spatial axes.
 struct Windows {
   Dims kernel_size, stride;
-  Dims padding;      // at the beginning of each axis
-  Dims padding_end;  // at the end
+  Dims padding;
   bool ceil_mode;
   Dims dilation = Dims::filled(kernel_size.size(), 1);
 
@@ -42,17 +41,16 @@ void check_windows(const char* op, const Windows& w) {
   check_extent(op, "kernel_size", w.kernel_size, 1);
   check_extent(op, "stride", w.stride, 1);
   check_extent(op, "dilation", w.dilation, 1);
-  for (const Dims& padding : {w.padding, w.padding_end})
-    for (int64_t i = 0; i < w.axes(); ++i)
-      check(padding[i] >= 0 && padding[i] <= w.kernel_size[i] / 2, op,
-            "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", padding);
+  for (int64_t i = 0; i < w.axes(); ++i)
+    check(w.padding[i] >= 0 && w.padding[i] <= w.kernel_size[i] / 2, op,
+          "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", w.padding);
 }
 
 /// Throws if a window of spatial axis i contains only padding. A dilated window can step over a small input; its
 /// maximum would be undefined. `axis`: the axis of the input; `in` and `out`: the sizes of the input and the result.
 void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, int64_t in, int64_t out) {
   const int64_t k = w.kernel_size[i], d = w.dilation[i], p = w.padding[i];
-  if (d == 1 || (p == 0 && w.padding_end[i] == 0)) return;
+  if (d == 1 || p == 0) return;
   for (int64_t o = 0; o < out; ++o) {
     const int64_t start = o * w.stride[i] - p;
     const int64_t first = start < 0 ? start + round_up(-start, d) : start;
@@ -69,9 +67,8 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
   Dims size;
   for (int64_t i = 0; i < w.axes(); ++i) {
     const int64_t axis = x.dim() - w.axes() + i, in = x.size(axis), stride = w.stride[i];
-    const int64_t padded = in + w.padding[i] + w.padding_end[i];
     size.push_back(
-        conv_output_size(padded + (w.ceil_mode ? stride - 1 : 0), w.kernel_size[i], stride, 0, w.dilation[i]));
+        conv_output_size(in + (w.ceil_mode ? stride - 1 : 0), w.kernel_size[i], stride, w.padding[i], w.dilation[i]));
     check(size[i] > 0, op, "the window is larger than the padded input ", x.shape(), ": the result would have ",
           size[i], " elements along axis ", axis, " with kernel_size ", w.kernel_size, ", stride ", w.stride,
           ", padding ", w.padding, ", dilation ", w.dilation);
@@ -81,7 +78,7 @@ Triple pooled_size(const char* op, const Windows& w, const Tensor& x) {
   }
   if (w.axes() == 3)
     check_within_slab(op, w.dilation[0] * (w.kernel_size[0] - 1) < w.stride[0] && w.padding[0] == 0 &&
-                              w.padding_end[0] == 0 && x.size(x.dim() - 3) % w.stride[0] == 0);
+                              x.size(x.dim() - 3) % w.stride[0] == 0);
   return to_triple(size, 1);
 }
 
@@ -127,8 +124,8 @@ MaxPoolResult max_pool(const char* op, const Windows& w, const Tensor& x, bool r
 
 template <class Options>
 Windows windows_of(const Options& o) {
-  Windows w{Dims(o.kernel_size.values), Dims(o.stride.value_or(o.kernel_size).values), Dims(o.padding.begin.values),
-            Dims(o.padding.end.values), o.ceil_mode};
+  Windows w{Dims(o.kernel_size.values), Dims(o.stride.value_or(o.kernel_size).values), Dims(o.padding.values),
+            o.ceil_mode};
   if constexpr (requires { o.dilation; }) w.dilation = Dims(o.dilation.values);
   return w;
 }
@@ -146,7 +143,6 @@ Tensor avg_pool(const char* op, const Tensor& x, const AvgPoolOptions<N>& o) {
     box.kernel = w.kernel_size[i];
     box.stride = w.stride[i];
     box.padding = w.padding[i];
-    box.padding_end = w.padding_end[i];
     if (divisor) box.weight = i == 0 ? 1 / static_cast<double>(*divisor) : 1;
   }
   return resample_axes(x, N, maps, size);
@@ -192,7 +188,7 @@ Tensor adaptive_max_pool(const char* op, const Tensor& x, const Dims& size) {
     padded = index_select(padded, axis, from_span<int64_t>(taken, {static_cast<int64_t>(taken.size())}, x.device()));
   }
   const Dims none = Dims::filled(size.size(), 0);
-  return max_pool(op, {kernel, kernel, none, none, false}, padded, false).output;
+  return max_pool(op, {kernel, kernel, none, false}, padded, false).output;
 }
 
 }  // namespace

@@ -13,31 +13,12 @@
 
 namespace voxgrad {
 
-/// Padding before and after each spatial axis. One number, such as 1, applies to all axes and both sides. One number
-/// per axis, such as {1, 1, 0}, applies to both sides of the axis. {Triple(0), Triple(1)} pads by 0 before and by 1
-/// after each axis.
-template <int N>
-struct Padding {
-  constexpr Padding(int64_t all) : begin(all), end(all) {}
-  constexpr Padding(int all) : begin(all), end(all) {}
-  constexpr Padding(const Extent<N>& both) : begin(both), end(both) {}
-  constexpr Padding(const Extent<N>& before, const Extent<N>& after) : begin(before), end(after) {}
-  template <class... Ints>
-  requires(N > 1 && sizeof...(Ints) == N && (std::is_integral_v<Ints> && ...)) constexpr Padding(Ints... both)
-      : begin(both...), end(both...) {}
-  friend std::ostream& operator<<(std::ostream& out, const Padding& p) {
-    return p.begin == p.end ? out << p.begin : out << p.begin << " and " << p.end;
-  }
-
-  Extent<N> begin, end;
-};
-
 /// Options of maximum pooling with N spatial axes, with the names and defaults of PyTorch.
 template <int N>
 struct MaxPoolOptions {
   Extent<N> kernel_size{1};
   std::optional<Extent<N>> stride{};  ///< default: kernel_size
-  Padding<N> padding{0};              ///< at most half of kernel_size
+  Extent<N> padding{0};               ///< on both sides of each axis, at most half of kernel_size
   Extent<N> dilation{1};
   bool ceil_mode = false;  ///< rounds the size of the result up instead of down
 
@@ -53,7 +34,7 @@ template <int N>
 struct AvgPoolOptions {
   Extent<N> kernel_size{1};
   std::optional<Extent<N>> stride{};          ///< default: kernel_size
-  Padding<N> padding{0};                      ///< at most half of kernel_size
+  Extent<N> padding{0};                       ///< on both sides of each axis, at most half of kernel_size
   bool ceil_mode = false;                     ///< rounds the size of the result up instead of down
   bool count_include_pad = true;              ///< counts the padding in the divisor
   std::optional<int64_t> divisor_override{};  ///< divisor of the sums; default: the number of elements of the window
@@ -64,7 +45,7 @@ struct AvgPoolOptions {
 };
 
 /// Return the maximum of each window. The size of the result is
-/// D' = (D + padding before and after - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in ceil_mode.
+/// D' = (D + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up in ceil_mode.
 /// If a window contains NaN, its maximum is NaN.
 Tensor max_pool3d(const Tensor& x, const MaxPoolOptions<3>& options);
 Tensor max_pool2d(const Tensor& x, const MaxPoolOptions<2>& options);

@@ -15,20 +15,21 @@ namespace scaling {
 
 using nlohmann::ordered_json;
 
-/// The options, the ranks, and the fields that all reports share.
+/// The options, the ranks, and the fields that are part of every report.
 struct Bench {
   const Options& options;
   voxgrad::distributed::Communicator& world;
-  ordered_json about;  ///< fields of every row: the GPU, the number of ranks, the simulation
+  ordered_json about;  ///< fields of every report: the GPU, the number of ranks, the parameters of a simulation
 
   voxgrad::Device device() const { return world.device(); }
-  /// Prints a line of JSON on rank 0. Flushes the output, so that an aborted run keeps the rows that it completed.
+  /// Prints `row` as a line of JSON on rank 0. Flushes the output, so that no completed row is lost if the run is
+  /// aborted.
   void report(const char* what, const ordered_json& row) const;
   /// Returns the values of all ranks.
   std::vector<double> gather(double value) const;
 };
 
-/// Milliseconds per call, medians over the rounds.
+/// Milliseconds per call. Both members are medians over the rounds.
 struct Times {
   double slowest = 0;  ///< time of the slowest rank
   double fastest = 0;  ///< time of the fastest rank
@@ -40,8 +41,8 @@ inline double median(std::vector<double> values) {
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Times rounds of `calls` calls. All ranks start a round together. At the end of the round, each rank waits for its
-/// device.
+/// Times --rounds rounds of `calls` calls. All ranks start a round together. At the end of a round, each rank waits for
+/// its device.
 template <class F>
 Times time_rounds(const Bench& bench, int calls, F&& call) {
   std::vector<double> slowest, fastest;
@@ -65,10 +66,10 @@ void measure_buckets(const Bench& bench);
 void measure_all_reduce(const Bench& bench);
 void measure_spatial(const Bench& bench);
 
-/// Allocates tensors with the sizes and dtypes of the reductions in a step of DataParallel, in the order of the
-/// reductions: a tensor of flags (one per parameter) and the buckets.
+/// Allocates a tensor for each reduction in a step of DataParallel, with its size and dtype and in its order: a tensor
+/// of flags (one per parameter) and the buckets.
 voxgrad::Tensors make_buckets(const Bench& bench);
-/// Times the reduction of the buckets one after another, with no other work running.
+/// Times the reductions of these tensors, which run one after another while no other work runs.
 Times time_buckets(const Bench& bench, const voxgrad::Tensors& buckets);
 
 }  // namespace scaling

@@ -1,4 +1,5 @@
-// Measurements of all-reduces while no other work runs: voxgrad's, NCCL's without voxgrad, and those of a step.
+// Measurements of all-reduces while no other work runs. Times voxgrad's all-reduce, NCCL's all-reduce without voxgrad,
+// and all the reductions of a training step.
 #include "bench/scaling/observed.h"
 #include "bench/scaling/raw_nccl.h"
 #include "bench/scaling/stepper.h"

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kInFlight = 4;  // loads of 16 bytes that each thread has in flight
-// Shared memory per CTA, similar to NCCL's. A convolution with one CTA per SM cannot use an SM that runs such a CTA.
+// Shared memory per CTA, about as much as NCCL uses. A convolution kernel that uses all the shared memory of an SM
+// cannot run on an SM that runs such a CTA.
 constexpr int kSharedBytes = 64 * 1024;
 
 void check_cuda(cudaError_t code) { voxgrad::check(code == cudaSuccess, "scaling", cudaGetErrorString(code)); }
@@ -47,8 +48,8 @@ __device__ void scale(Wide<T>* groups, int64_t count, float factor) {
   }
 }
 
-/// Multiplies `values` by `factor`, except for the remainder after the last group of 16 bytes, and runs for at least
-/// `time` nanoseconds.
+/// Multiplies `count` values by `factor` and runs for at least `time` nanoseconds. Does not change the last values if
+/// they do not fill a group of 16 bytes. The grid may have any size. Each CTA has kThreads threads.
 template <class T>
 __global__ void __launch_bounds__(kThreads) reduce(T* values, int64_t count, float factor, uint64_t time) {
   const uint64_t begin = nanoseconds();

@@ -8,11 +8,12 @@
 
 namespace scaling {
 
-/// Queues a kernel of `blocks` CTAs that multiplies a tensor by `factor` and runs for at least `microseconds`.
-/// Multiplies only whole groups of 16 bytes. Tensors of dtypes other than f32 and bf16 keep their values.
+/// Queues a kernel of `blocks` CTAs that multiplies a tensor by `factor` and runs for at least `microseconds`. The
+/// kernel does not change the last elements if they do not fill 16 bytes, nor tensors of dtypes other than f32 and
+/// bf16.
 void queue_reduction(const voxgrad::Tensor& tensor, float factor, double microseconds, int blocks,
                      const voxgrad::cuda::Stream& stream);
-/// Returns the name of a GPU: "NVIDIA H100 80GB HBM3".
+/// Returns the name of a GPU, for example "NVIDIA H100 80GB HBM3".
 std::string gpu_name(int device);
 
 }  // namespace scaling

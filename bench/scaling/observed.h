@@ -1,4 +1,4 @@
-// A communicator that records the size of each reduction and the time at which its values were ready.
+// A communicator that records the size of each all-reduce and the time at which its input was ready.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,18 @@
 
 namespace scaling {
 
-/// Forwards all collectives to another communicator and records the all-reduces.
+/// Passes all collectives to another communicator and records the all-reduces.
 class ObservedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   struct Reduction {
     int64_t numel = 0;
     voxgrad::DType dtype{};
-    std::unique_ptr<voxgrad::cuda::Event> ready;  ///< recorded on the stream that computes the values
+    std::unique_ptr<voxgrad::cuda::Event> ready;  ///< recorded on the stream that computes the input
   };
 
   explicit ObservedCommunicator(voxgrad::distributed::Communicator& base)
       : Communicator(base.rank(), base.size(), base.local_rank(), base.device()), base_(base) {}
-  /// Returns the reductions since the last call.
+  /// Returns the all-reduces since the last call.
   std::vector<Reduction> take() { return std::exchange(reductions_, {}); }
 
   std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override {

@@ -11,7 +11,7 @@ namespace scaling {
 struct Options {
   std::vector<std::string> what{"step"};
   int gpus = 1;
-  bool launcher = false;  ///< ranks are processes that mpirun or torchrun started
+  bool launcher = false;  ///< true if the ranks are processes that mpirun or torchrun started
   std::vector<std::string> modes{"bf16"}, schemes{"ddp"};
   bool graph = false;  ///< also measure the step as a CUDA graph
   std::string wire = "f32";

@@ -33,8 +33,9 @@ class Raw final : public RawNccl {
     vg::check(cudaSetDevice(world.device().index) == cudaSuccess, "scaling", "cudaSetDevice failed");
     check_nccl(ncclCommInitRank(&comm_, world.size(), id, world.rank()));
   }
-  /// Does not destroy the NCCL communicator, because this can deadlock: NCCL destroys the communicators of all ranks of
-  /// a process in one thread, which waits for GPUs that may wait for other ranks.
+  /// Waits for the stream. Does not destroy the NCCL communicator, because this can cause a deadlock: one thread of
+  /// NCCL destroys the communicators of all ranks of a process and waits for their GPUs, which may wait for other
+  /// ranks.
   ~Raw() override { cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle())); }
   Raw(const Raw&) = delete;
   Raw& operator=(const Raw&) = delete;

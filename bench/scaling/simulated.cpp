@@ -74,9 +74,6 @@ std::unique_ptr<vg::distributed::Work> SimulatedCommunicator::start(const vg::di
     case all_gather:
       c.out.copy_(c.in.unsqueeze(0).expand(c.out.shape()));
       return queue(c.out, latency_us() / 2 + bytes_of(c.out) * us_of_byte, 1);
-    case reduce_scatter:
-      c.out.copy_(c.in.select(0, 0));
-      return queue(c.out, latency_us() / 2 + bytes_of(c.in) * us_of_byte, sum);
     default:
       break;
   }

@@ -1,5 +1,5 @@
-// Simulation of many ranks on one GPU: real training steps with simulated collectives, which take the time that real
-// collectives would take.
+// Simulation of many ranks on one GPU. Training steps are real. Collectives are simulated: they transfer no data
+// between GPUs, but take as long as real collectives would.
 #pragma once
 
 #include <cstdlib>
@@ -21,16 +21,16 @@ struct Simulation {
   int blocks = 16;         ///< CTAs that a reduction occupies
 };
 
-/// A communicator that acts as rank 0 of many ranks that all hold equal values. As with NCCL, a collective runs on a
-/// separate stream, which waits for the current stream. A kernel multiplies the values by the number of ranks and ends
-/// after the simulated time.
+/// A communicator that acts as rank 0 of a group in which all ranks hold equal values. As with NCCL, a collective runs
+/// on a separate stream, which waits for the current stream. The kernel of a collective runs for the simulated time;
+/// for a sum, it multiplies the values by the number of ranks.
 class SimulatedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
 
-  /// broadcast, all_gather and reduce_scatter take half the steps and transfer the bytes once. send_receive takes one
-  /// step and receives zeros. Sums of f32 and bf16 are multiplied by the number of ranks; sums of other dtypes keep the
-  /// values of rank 0.
+  /// broadcast and all_gather take half the steps of a reduction and transfer the bytes once. send_receive takes one step
+  /// and receives zeros. The sum of f32 or bf16 values is this rank's values times the number of ranks; values of other
+  /// dtypes are not changed.
   std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override;
   void abort(int code) override { std::_Exit(code); }
 

@@ -1,5 +1,5 @@
-// Measures time, memory and losses of training steps on a volume that is divided among all ranks. For comparison, the
-// same steps also run on the whole volume on each rank.
+// Measures the time, the memory and the losses of training steps on a volume that is divided among all ranks. For
+// comparison, also measures the same steps with the whole volume on each rank.
 #include "ops/spatial.h"
 #include "bench/scaling/stepper.h"
 #include "core/random.h"
@@ -9,8 +9,8 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-/// Returns the whole volume, which is the same on all ranks. If `shared` is true, returns this rank's slab of the
-/// volume.
+/// Creates a random volume that is the same on all ranks. Returns the whole volume or, if `shared` is true, this rank's
+/// slab of the volume.
 vg::Tensor volume_of(const Bench& bench, bool shared) {
   const int64_t size = bench.options.size, depth = bench.options.depth > 0 ? bench.options.depth : size;
   vg::Generator random(1);
@@ -21,7 +21,8 @@ vg::Tensor volume_of(const Bench& bench, bool shared) {
 void measure(const Bench& bench, const std::string& mode, bool shared, bool graph) {
   ordered_json row{{"mode", mode}, {"graph", graph}, {"shared", shared}, {"depth", bench.options.depth}};
   try {
-    // The constructor of Stepper runs a step, for which a small patch is enough. set_volumes() replaces the patch.
+    // The constructor of Stepper creates a patch and runs a step on it; a small patch is enough. set_volumes() then
+    // replaces the patch by the volume.
     Options small = bench.options;
     small.batch = 1;
     small.size = 64;
@@ -45,7 +46,7 @@ void measure(const Bench& bench, const std::string& mode, bool shared, bool grap
     row.update(
         {{"ms", times.slowest}, {"peak_gb", *std::max_element(peaks.begin(), peaks.end()) / 1e9}, {"losses", losses}});
   } catch (const vg::OutOfMemoryError& error) {
-    if (shared) throw;  // ranks with enough memory would wait forever for this rank
+    if (shared) throw;  // otherwise, ranks with enough memory would wait forever for this rank
     row["error"] = "does not fit on one GPU";
   }
   bench.report("spatial", row);

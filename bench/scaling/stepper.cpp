@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kStages = 6, kChannels = 32, kMaxChannels = 320, kClasses = 3;
 
-/// Sets the precision of all ranks of this process. The barriers ensure that no rank runs a step while the
-/// precision changes.
+/// Sets the float32 precision, which all ranks of this process share. The barriers ensure that no rank runs a step
+/// while the precision changes.
 void set_precision(const Bench& bench, const std::string& mode) {
   bench.world.barrier();
   vg::set_float32_precision(mode == "highest" ? vg::Float32Precision::highest : vg::Float32Precision::high);
@@ -33,8 +33,8 @@ std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::s
   return training;
 }
 
-/// Runs a step without other ranks, to load all kernels. CUDA loads a kernel at its first call and may then wait for
-/// the device, which would deadlock while a collective on this device waits for other ranks.
+/// Runs a step with simulated collectives, to load all kernels. CUDA loads a kernel at its first launch and may then
+/// wait for the device. If a real collective on this device were waiting for other ranks, this would cause a deadlock.
 void load_kernels(const Bench& bench, const std::string& mode, const vg::nn::DataParallelOptions& parallel_options) {
   SimulatedCommunicator alone(bench.device(), {.ranks = 2});
   const auto training = make_training(bench, mode);
@@ -87,12 +87,12 @@ uint64_t Stepper::checksum() const {
 
 Execution::Execution(const Bench& bench, bool graph, std::function<void()> step) : step_(std::move(step)) {
   for (int i = 0; i < bench.options.warmup; ++i) step_();
-  if (graph) {  // a capture frees memory and so waits for the device; a pending collective would cause a deadlock
+  if (graph) {  // a capture frees memory, which waits for the device; a pending collective would cause a deadlock
     bench.world.barrier();
     graph_.emplace(bench.device().index).capture(step_);
     bench.world.barrier();
   }
-  (*this)();  // one step in both cases, so that the eager and the captured run take the same number of steps
+  (*this)();  // one more step, eager or replayed, so that both kinds of execution take the same number of steps
 }
 
 void each_execution(const Bench& bench, const std::function<void(bool graph)>& f) {

@@ -14,12 +14,13 @@
 
 namespace scaling {
 
-/// Sets the input of later steps to `x` (N, 1, D, H, W). Derives the labels from `x`.
+/// Sets the input of later steps to `x` (N, 1, D, H, W) and computes the labels from `x`.
 void set_volumes(voxgrad::UNetTraining& training, const voxgrad::Tensor& x);
 
 /// A training run with the same initial parameters and different data on each rank.
 struct Stepper {
-  /// scheme: "ddp" (DataParallel), "zero" (DataParallel with ZeroRedundancy) or "none" (independent ranks).
+  /// mode: "bf16" (autocast), "high" (TF32) or "highest" (float32). scheme: "ddp" (DataParallel), "zero" (DataParallel
+  /// with ZeroRedundancy) or "none" (independent ranks).
   Stepper(const Bench& bench, voxgrad::distributed::Communicator& world, const std::string& mode,
           const std::string& scheme);
   /// Runs a step. If `reduce` is false, does not reduce the gradients.
@@ -34,7 +35,8 @@ struct Stepper {
   std::optional<voxgrad::nn::ZeroRedundancy> zero;
 };
 
-/// A callable step after its warm-up: either the eager step, or replays of a CUDA graph of the step.
+/// A training step. The constructor runs the step a few times as a warm-up. Afterwards, a call runs the step eagerly
+/// or, if `graph` is true, replays a CUDA graph of the step.
 class Execution {
  public:
   Execution(const Bench& bench, bool graph, std::function<void()> step);

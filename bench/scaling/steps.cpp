@@ -1,5 +1,5 @@
-// Measurements of whole training steps: time, overlap of reductions with the backward pass, and times at which buckets
-// are ready.
+// Measurements of whole training steps: their time, the overlap of reductions with the backward pass, and the times at
+// which buckets are full.
 #include <cmath>
 #include <cstdio>
 #include <deque>
@@ -17,7 +17,7 @@ namespace {
 
 using Events = std::deque<vg::cuda::Event>;  // a deque, because events cannot be moved
 
-/// Returns the standard deviation of the duration of single steps on this rank, in ms.
+/// Times single steps on this rank. Returns the standard deviation of their durations in ms.
 double jitter_of(const Bench& bench, Execution& step) {
   Events events;
   for (int i = 0; i <= bench.options.steps; ++i) events.emplace_back(bench.device().index);
@@ -45,10 +45,10 @@ bool same_on_all_ranks(const Bench& bench, uint64_t value) {
   return true;
 }
 
-/// Writes a trace of three steps. The trace contains all ranks that run as threads of this process.
+/// Writes a profiler trace of three steps. The trace contains all ranks that run as threads of this process.
 void write_trace(const Bench& bench, Stepper& stepper) {
-  // stop() waits for the GPUs of all ranks. Until stop() returns, the mutex keeps the other ranks from starting a
-  // collective.
+  // stop() waits for the GPUs of all ranks. The mutex keeps the other ranks from starting a collective until stop()
+  // returns.
   static std::mutex stopping;
   std::unique_lock lock(stopping, std::defer_lock);
   std::optional<vg::profiler::Session> session;
@@ -98,7 +98,7 @@ void measure_step(const Bench& bench, const std::string& mode, const std::string
 struct Timeline {
   std::vector<double> ready;  ///< per bucket: from the start of the backward pass until the bucket is full
   double forward = 0;         ///< duration of the forward pass
-  double wait = 0;            ///< from the last full bucket to the end of the backward pass
+  double wait = 0;            ///< from the time at which the last bucket is full to the end of the backward pass
   double update = 0;          ///< duration of the optimizer step
 };
 
@@ -109,8 +109,8 @@ ordered_json describe(const std::vector<ObservedCommunicator::Reduction>& reduct
   return sizes;
 }
 
-/// Runs steps without waiting between them, as in training, and returns their timelines. `sizes` receives the bytes of
-/// the buckets.
+/// Queues steps one after another, as in training, and returns their timelines. The host waits only after the last
+/// step. `sizes` receives the bytes of the buckets.
 std::vector<Timeline> observe(const Bench& bench, Stepper& stepper, ObservedCommunicator& world, ordered_json& sizes) {
   std::vector<std::vector<ObservedCommunicator::Reduction>> reductions;
   std::deque<Events> marks;
@@ -162,17 +162,17 @@ void measure_overlap(const Bench& bench) {
   for (const std::string& mode : bench.options.modes)
     each_execution(bench, [&](bool graph) {
       Stepper stepper(bench, bench.world, mode, "ddp");
-      Execution separate(bench, graph, [&] { stepper.step(false); });
-      const double without = time_rounds(bench, bench.options.steps, separate).slowest;
-      Execution together(bench, graph, [&] { stepper.step(); });
-      const double with = time_rounds(bench, bench.options.steps, together).slowest;
+      Execution local_step(bench, graph, [&] { stepper.step(false); });
+      const double ms_without = time_rounds(bench, bench.options.steps, local_step).slowest;
+      Execution reduced_step(bench, graph, [&] { stepper.step(); });
+      const double ms_with = time_rounds(bench, bench.options.steps, reduced_step).slowest;
       bench.report("overlap", {{"mode", mode},
                                {"graph", graph},
                                {"wire", bench.options.wire},
-                               {"ms_with", with},
-                               {"ms_without", without},
+                               {"ms_with", ms_with},
+                               {"ms_without", ms_without},
                                {"ms_buckets_alone", alone},
-                               {"hidden", 1 - (with - without) / alone}});
+                               {"hidden", 1 - (ms_with - ms_without) / alone}});
     });
 }
 

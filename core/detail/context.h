@@ -1,40 +1,46 @@
 // Settings of a thread that a recorded graph depends on.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <vector>
+#include <optional>
+
+#include "../autocast.h"
+#include "../communicator.h"
+#include "../random.h"
 
 namespace voxgrad {
 
-/// The settings of one thread, such as the dtype of autocast. The engine resets them during a backward pass, because
-/// gradients must not depend on the settings of the thread that calls backward(). recompute() restores the settings of
-/// the forward pass.
-///
-/// The files that define a setting register it, so that autograd does not depend on them.
-class Context {
+/// The settings of one thread, such as the dtype of autocast. The engine sets the defaults during a backward pass,
+/// because gradients must not depend on the settings of the thread that calls backward(). recompute() restores the
+/// settings of the forward pass.
+struct Context {
+  std::optional<DType> autocast_dtype{};
+  distributed::Communicator* spatial_group = nullptr;
+  std::optional<GeneratorState> random{};  ///< state of the default generator; empty: the state does not change
+
+  /// Returns the settings of this thread.
+  static Context current() { return {autocast::dtype(), distributed::spatial_group(), default_generator().state()}; }
+};
+
+/// Sets `context` on this thread during its lifetime.
+class [[nodiscard]] ContextGuard {
  public:
-  /// Keeps a setting changed during its lifetime. The thread that made the guard must destroy it.
-  using Guard = std::shared_ptr<void>;
-  struct Setting {
-    /// Captures the current value of this thread. Returns a function that sets this value again.
-    std::function<Guard()> (*capture)();
-    /// Sets the default value; null if backward passes keep the thread's value.
-    Guard (*reset)();
-  };
-
-  /// Registers a setting for all threads. Called while static objects are initialized; returns true.
-  static bool add(const Setting& setting);
-  /// Sets the defaults on this thread during the lifetime of the returned guards.
-  [[nodiscard]] static std::vector<Guard> reset();
-
-  /// Captures all settings of this thread.
-  Context();
-  /// Sets the captured values on this thread during the lifetime of the returned guards.
-  [[nodiscard]] std::vector<Guard> enter() const;
+  [[nodiscard]] explicit ContextGuard(const Context& context)
+      : autocast_(context.autocast_dtype.value_or(f32), context.autocast_dtype.has_value()),
+        spatial_group_(context.spatial_group) {
+    if (!context.random) return;
+    previous_ = default_generator().state();
+    default_generator().set_state(*context.random);
+  }
+  ~ContextGuard() {
+    if (previous_) default_generator().set_state(*previous_);
+  }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
-  std::vector<std::function<Guard()>> captured_;
+  autocast autocast_;
+  distributed::SpatialGroupGuard spatial_group_;
+  std::optional<GeneratorState> previous_;
 };
 
 }  // namespace voxgrad

@@ -97,14 +97,6 @@ int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shap
   return empty ? 0 : bits / 8;
 }
 
-Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype) {
-  Tensor tensor = empty_strided(shape, strides, {.dtype = dtype});
-  const auto bytes = static_cast<size_t>(tensor.numel() * item_size(dtype));
-  file.read(tensor.mutable_raw_data(), bytes);
-  if (dtype == b8) check_bools(file, what, tensor);
-  return tensor;
-}
-
 void check_bools(const InputFile& file, const std::string& what, const Tensor& tensor) {
   const auto* data = static_cast<const unsigned char*>(tensor.raw_data());
   const auto* end = data + tensor.numel();

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <optional>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -256,34 +255,6 @@ void read_voxels(const InputFile& file, const Layout& layout, bool swapped, floa
   }
 }
 
-/// An open file with a valid header.
-struct OpenNifti {
-  OpenNifti(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
-      : file(path, op, options.max_bytes), unpacked(file), header(read_header(file, *unpacked)) {
-    layout = read_layout(file, header);
-    read_geometry(file, header, image);
-    const char* descrip = header.bytes.data() + field::kDescrip;
-    image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
-  }
-  void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
-  Tensor read_all() {
-    check_limit(layout.shape);
-    check_voxels(file, *unpacked, layout);
-    Tensor tensor = empty(layout.shape);
-    unpacked->seek(layout.offset);
-    read_voxels(
-        file, layout, header.swapped, tensor.mutable_data<float>(), tensor.numel(),
-        [&](char* to, size_t bytes) { file.check(unpacked->read(to, bytes) == bytes, "truncated while it was read"); });
-    return tensor;
-  }
-
-  InputFile file;
-  std::optional<UnpackedFile> unpacked;
-  RawHeader header;
-  Layout layout;
-  NiftiImage image;
-};
-
 bool ends_with(const std::filesystem::path& path, std::string_view suffix) {
   return path.filename().string().ends_with(suffix);
 }
@@ -340,63 +311,74 @@ RawHeader make_header(const NiftiImage& image) {
   return header;
 }
 
-/// Calls `write` with the parts of the file in order.
-template <class Write>
-void write_parts(const RawHeader& header, const Tensor& voxels, Write write) {
-  write(header.bytes.data(), kHeaderBytes);
-  const char no_extensions[kDataStart - kHeaderBytes] = {};
-  write(no_extensions, sizeof(no_extensions));
-  const auto* data = static_cast<const char*>(voxels.raw_data());
-  const auto bytes = static_cast<size_t>(voxels.numel() * item_size(voxels.dtype()));
-  for (size_t done = 0; done < bytes; done += kChunk) write(data + done, std::min(kChunk, bytes - done));
-}
-
 }  // namespace
 
-NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options) {
-  runtime(device).require(device.index);
-  OpenNifti open(path, "load_nifti", options);
-  NiftiImage image = open.image;
-  image.data = open.read_all();
-  if (!device.is_cpu()) image.data = image.data.to(device);
-  return image;
-}
-
-struct NiftiFile::Body : OpenNifti {
-  Body(const std::filesystem::path& path, const NiftiOptions& options) : OpenNifti(path, "NiftiFile", options) {
-    if (unpacked->is_packed())
-      whole = read_all();
-    else
-      check_voxels(file, *unpacked, layout);
-    unpacked.reset();  // files without compression are read through `file`
+/// An open file whose size matches its valid header.
+struct NiftiFile::Body {
+  Body(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
+      : file(path, op, options.max_bytes) {
+    UnpackedFile unpacked(file);
+    header = read_header(file, unpacked);
+    layout = read_layout(file, header);
+    read_geometry(file, header, image);
+    const char* descrip = header.bytes.data() + field::kDescrip;
+    image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
+    if (unpacked.is_packed()) check_limit(layout.shape);
+    check_voxels(file, unpacked, layout);
+    if (!unpacked.is_packed()) return;
+    whole = empty(layout.shape);
+    unpacked.seek(layout.offset);
+    read_voxels(file, layout, header.swapped, whole.mutable_data<float>(), whole.numel(), [&](char* to, size_t bytes) {
+      file.check(unpacked.read(to, bytes) == bytes, "truncated while it was read");
+    });
   }
+  void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
+  Tensor read(const Dims& start, const Shape& size) const;
+
+  InputFile file;
+  RawHeader header;
+  Layout layout;
+  NiftiImage image;
   Tensor whole;  ///< the volume, if the file is packed
 };
 
+Tensor NiftiFile::Body::read(const Dims& start, const Shape& size) const {
+  check_limit(size);
+  Tensor tensor = empty(size);
+  float* data = tensor.mutable_data<float>();
+  for_each_run(layout.shape, start, size, [&](int64_t from, int64_t to, int64_t count) {
+    if (whole.defined()) {
+      std::copy_n(whole.data<float>() + from, count, data + to);
+      return;
+    }
+    int64_t position = layout.offset + from * layout.type->bytes;
+    read_voxels(file, layout, header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
+      file.read_at(position, chunk, bytes);
+      position += static_cast<int64_t>(bytes);
+    });
+  });
+  return tensor;
+}
+
+NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options) {
+  runtime(device).require(device.index);
+  const NiftiFile::Body body(path, "load_nifti", options);
+  const Shape& shape = body.layout.shape;
+  NiftiImage image = body.image;
+  image.data = body.whole.defined() ? body.whole : body.read(Dims::filled(shape.size(), 0), shape);
+  image.data = image.data.to(device);
+  return image;
+}
+
 NiftiFile::NiftiFile(const std::filesystem::path& path, const NiftiOptions& options)
-    : body_(std::make_shared<const Body>(path, options)) {}
+    : body_(std::make_shared<const Body>(path, "NiftiFile", options)) {}
 
 const Shape& NiftiFile::shape() const { return body_->layout.shape; }
 const NiftiImage& NiftiFile::header() const { return body_->image; }
 
 Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
-  const Body& body = *body_;
-  check_part(body.file, shape(), start, size);
-  body.check_limit(size);
-  Tensor tensor = empty(size);
-  float* data = tensor.mutable_data<float>();
-  for_each_run(shape(), start, size, [&](int64_t from, int64_t to, int64_t count) {
-    if (body.whole.defined()) {
-      std::copy_n(body.whole.data<float>() + from, count, data + to);
-      return;
-    }
-    int64_t position = body.layout.offset + from * body.layout.type->bytes;
-    read_voxels(body.file, body.layout, body.header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
-      body.file.read_at(position, chunk, bytes);
-      position += static_cast<int64_t>(bytes);
-    });
-  });
-  return tensor;
+  check_part(body_->file, shape(), start, size);
+  return body_->read(start, size);
 }
 
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
@@ -404,19 +386,24 @@ void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
   const RawHeader header = make_header(image);
   const Tensor voxels = image.data.detach().to(Device::cpu(), voxel_type_for(image.data.dtype()).first).contiguous();
   AtomicFile file(path, "save_nifti");
-  if (ends_with(path, ".nii")) {
-    write_parts(header, voxels, [&](const char* data, size_t bytes) { file.write(data, bytes); });
-  } else {
-    GzHandle gz = open_gz(file.descriptor(), "wb6");
-    check(gz != nullptr, "save_nifti", "zlib cannot write '", path.string(), "'");
-    const auto check_gz = [&](bool written) {
-      check(written, "save_nifti", "cannot write '", path.string(), "': ", std::generic_category().message(errno));
-    };
-    write_parts(header, voxels, [&](const char* data, size_t bytes) {
-      check_gz(gzwrite(gz.get(), data, static_cast<unsigned>(bytes)) == static_cast<int>(bytes));
-    });
-    check_gz(gzclose(gz.release()) == Z_OK);
-  }
+  GzHandle gz = open_gz(file.descriptor(), ends_with(path, ".gz") ? "wb6" : "wbT");  // T: without compression
+  check(gz != nullptr, "save_nifti", "zlib cannot write '", path.string(), "'");
+  const auto check_gz = [&](bool written) {
+    check(written, "save_nifti", "cannot write '", path.string(), "': ", std::generic_category().message(errno));
+  };
+  const auto write = [&](const void* data, size_t bytes) {
+    for (const auto* from = static_cast<const char*>(data); bytes > 0;) {
+      const size_t now = std::min(kChunk, bytes);
+      check_gz(gzwrite(gz.get(), from, static_cast<unsigned>(now)) == static_cast<int>(now));
+      from += now;
+      bytes -= now;
+    }
+  };
+  const char no_extensions[kDataStart - kHeaderBytes] = {};
+  write(header.bytes.data(), kHeaderBytes);
+  write(no_extensions, sizeof(no_extensions));
+  write(voxels.raw_data(), static_cast<size_t>(voxels.numel() * item_size(voxels.dtype())));
+  check_gz(gzclose(gz.release()) == Z_OK);
   file.commit();
 }
 

@@ -53,6 +53,7 @@ class NiftiFile {
   Tensor read(const Dims& start, const Shape& size) const;
 
  private:
+  friend NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options);
   struct Body;
   std::shared_ptr<const Body> body_;
 };

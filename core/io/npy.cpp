@@ -195,14 +195,6 @@ void swap_bytes(Tensor& tensor) {
   for (int64_t i = 0; i < tensor.numel(); ++i) std::reverse(data + i * size, data + (i + 1) * size);
 }
 
-Strides fortran_strides(const Shape& shape) {
-  Shape reversed = shape;
-  std::reverse(reversed.begin(), reversed.end());
-  Strides strides = contiguous_strides(reversed);
-  std::reverse(strides.begin(), strides.end());
-  return strides;
-}
-
 const char* type_code(DType dtype) {
   const auto* known =
       std::find_if(std::begin(kTypeCodes), std::end(kTypeCodes), [&](auto& entry) { return entry.dtype == dtype; });
@@ -233,54 +225,59 @@ Layout read_layout(InputFile& file) {
   return {type, shape, *header.fortran_order, file.size() - held};
 }
 
-}  // namespace
+/// An open file with a valid header.
+struct OpenNpy {
+  OpenNpy(const std::filesystem::path& path, const char* op, const NpyOptions& options)
+      : file(path, op, options.max_bytes), layout(read_layout(file)) {}
+  Tensor read(const Dims& start, const Shape& size) const;
 
-Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
-  runtime(device).require(device.index);
-  InputFile file(path, "load_npy", options.max_bytes);
-  const auto [type, shape, fortran_order, offset] = read_layout(file);
-  const auto [dtype, swapped] = type;
-  file.check_limit(file.remaining(), shape, ' ', dtype);
-  const Strides strides = fortran_order ? fortran_strides(shape) : contiguous_strides(shape);
-  Tensor tensor = read_tensor(file, "", shape, strides, dtype);
-  if (swapped) swap_bytes(tensor);
-  if (!tensor.is_contiguous()) tensor = tensor.contiguous();
-  return device.is_cpu() ? tensor : tensor.to(device);
-}
-
-struct NpyFile::Body {
-  Body(const std::filesystem::path& path, const NpyOptions& options)
-      : file(path, "NpyFile", options.max_bytes), layout(read_layout(file)) {}
   InputFile file;
   Layout layout;
 };
 
-NpyFile::NpyFile(const std::filesystem::path& path, const NpyOptions& options)
-    : body_(std::make_shared<const Body>(path, options)) {}
-
-const Shape& NpyFile::shape() const { return body_->layout.shape; }
-DType NpyFile::dtype() const { return body_->layout.type.dtype; }
-
-Tensor NpyFile::read(const Dims& start, const Shape& size) const {
-  const InputFile& file = body_->file;
-  const Layout& layout = body_->layout;
-  check_part(file, shape(), start, size);
-  const int64_t item = item_size(dtype());
-  file.check_limit(numel(size) * item, size, ' ', dtype());
-  Shape whole = shape(), part = size;
+/// Returns the elements start .. start + size, which must lie within the shape, contiguous.
+Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
+  const DType dtype = layout.type.dtype;
+  const int64_t item = item_size(dtype);
+  file.check_limit(numel(size) * item, size, ' ', dtype);
+  Shape whole = layout.shape, part = size;
   Dims first = start, order;
   if (layout.fortran_order)  // equivalent to row-major order with reversed axes
     for (Dims* dims : {&whole, &part, &first}) std::reverse(dims->begin(), dims->end());
-  Tensor tensor = empty(part, {.dtype = dtype()});
+  Tensor tensor = empty(part, {.dtype = dtype});
   auto* data = static_cast<char*>(tensor.mutable_raw_data());
   for_each_run(whole, first, part, [&](int64_t from, int64_t to, int64_t count) {
     file.read_at(layout.offset + from * item, data + to * item, static_cast<size_t>(count * item));
   });
   if (layout.type.swapped) swap_bytes(tensor);
-  if (dtype() == b8) check_bools(file, "", tensor);
+  if (dtype == b8) check_bools(file, "", tensor);
   if (!layout.fortran_order) return tensor;
   for (int64_t axis = size.size(); axis-- > 0;) order.push_back(axis);
   return tensor.permute(order).contiguous();
+}
+
+}  // namespace
+
+Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
+  runtime(device).require(device.index);
+  const OpenNpy open(path, "load_npy", options);
+  const Shape& shape = open.layout.shape;
+  return open.read(Dims::filled(shape.size(), 0), shape).to(device);
+}
+
+struct NpyFile::Body : OpenNpy {
+  using OpenNpy::OpenNpy;
+};
+
+NpyFile::NpyFile(const std::filesystem::path& path, const NpyOptions& options)
+    : body_(std::make_shared<const Body>(path, "NpyFile", options)) {}
+
+const Shape& NpyFile::shape() const { return body_->layout.shape; }
+DType NpyFile::dtype() const { return body_->layout.type.dtype; }
+
+Tensor NpyFile::read(const Dims& start, const Shape& size) const {
+  check_part(body_->file, shape(), start, size);
+  return body_->read(start, size);
 }
 
 void save_npy(const std::filesystem::path& path, const Tensor& tensor) {

@@ -173,9 +173,16 @@ std::string read_header(InputFile& file) {
   return header;
 }
 
+/// The checked description of a tensor.
+struct Entry {
+  const DTypeName* dtype;
+  Shape shape;
+  int64_t begin, end;  ///< byte range, relative to the end of the header
+};
+
 /// Converts the descriptions to entries. Throws unless their ranges cover `bytes` bytes without gaps or overlaps.
-std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
-                                                       const std::map<std::string, Claim>& claims, int64_t bytes) {
+std::map<std::string, Entry> checked_layout(const InputFile& file, const std::map<std::string, Claim>& claims,
+                                            int64_t bytes) {
   using Item = std::pair<const std::string, Claim>;
   std::vector<const Item*> order;
   for (const Item& item : claims) {
@@ -186,7 +193,7 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
   }
   std::stable_sort(order.begin(), order.end(),
                    [](const Item* a, const Item* b) { return *a->second.offsets < *b->second.offsets; });
-  std::map<std::string, SafetensorsEntry> entries;
+  std::map<std::string, Entry> entries;
   int64_t position = 0;
   for (const Item* item : order) {
     const auto& [name, claim] = *item;
@@ -200,7 +207,7 @@ std::map<std::string, SafetensorsEntry> checked_layout(const InputFile& file,
     file.check(begin >= position, what, range, " overlap those of another tensor");
     file.check(begin == position, what, "the data has a gap at bytes ", position, " to ", begin,
                ", before this tensor");
-    entries[name] = {claim.dtype->name, *claim.shape, begin, end, claim.dtype->dtype};
+    entries[name] = {claim.dtype, *claim.shape, begin, end};
     position = end;
   }
   file.check(position == bytes, "trailing bytes: tensors take ", position, " bytes, but the file has ", bytes);
@@ -232,69 +239,51 @@ std::string write_header(const std::vector<std::pair<std::string, Tensor>>& tens
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, const LoadSafetensorsOptions& options,
-                                 const char* op)
-    : options_(options), file_(std::make_unique<InputFile>(path, op, options.max_bytes)) {
-  const std::string header = read_header(*file_);
-  HeaderReader reader(*file_);
-  read_json(*file_, "the header ", header, [&](auto& keys, auto& value) { reader.take(keys, value); });
-  data_begin_ = file_->size() - file_->remaining();
-  entries_ = checked_layout(*file_, reader.claims, file_->remaining());
-  metadata_ = std::move(reader.metadata);
-  if (auto checksum = metadata_.extract(kChecksumKey)) checksum_ = checksum.mapped();
-}
-
-SafetensorsFile::~SafetensorsFile() = default;
-
-Tensor SafetensorsFile::read(const std::string& name, const SafetensorsEntry& entry) {
-  file_->seek(data_begin_ + entry.begin);
-  return read_tensor(*file_, tensor_named(name), entry.shape, contiguous_strides(entry.shape), *entry.loads_as);
-}
-
-Tensor SafetensorsFile::load(const std::string& name, Device device) {
+SafetensorsContents read_safetensors(const std::filesystem::path& path, Device device,
+                                     const LoadSafetensorsOptions& options, const char* op) {
   runtime(device).require(device.index);
-  const auto found = entries_.find(name);
-  file_->check(found != entries_.end(), "there is no tensor ", in_quotes(name));
-  const SafetensorsEntry& entry = found->second;
-  file_->check(entry.loads_as.has_value(), tensor_named(name), "dtype ", entry.dtype, " is not supported");
-  file_->check_limit(entry.end - entry.begin, tensor_named(name), entry.shape, ' ', entry.dtype);
-  return read(name, entry).to(device);
-}
+  InputFile file(path, op, options.max_bytes);
+  const std::string header = read_header(file);
+  HeaderReader reader(file);
+  read_json(file, "the header ", header, [&](auto& keys, auto& value) { reader.take(keys, value); });
+  const int64_t data_begin = file.size() - file.remaining();
+  const std::map<std::string, Entry> entries = checked_layout(file, reader.claims, file.remaining());
+  const auto stored_checksum = reader.metadata.extract(kChecksumKey);
 
-TensorMap SafetensorsFile::load_all(Device device) {
-  runtime(device).require(device.index);
   int64_t bytes = 0;
   bool skipped = false;
-  for (const auto& [name, entry] : entries_) {
-    file_->check(entry.loads_as || options_.skip_unsupported, tensor_named(name), "dtype ", entry.dtype,
-                 " is not supported; the option skip_unsupported skips such tensors");
-    if (entry.loads_as) bytes += entry.end - entry.begin;
-    skipped |= !entry.loads_as;
+  for (const auto& [name, entry] : entries) {
+    const std::optional<DType> dtype = entry.dtype->dtype;
+    file.check(dtype || options.skip_unsupported, tensor_named(name), "dtype ", entry.dtype->name,
+               " is not supported; the option skip_unsupported skips such tensors");
+    if (dtype) bytes += entry.end - entry.begin;
+    skipped |= !dtype;
   }
-  file_->check_limit(bytes, "loading all tensors");
-  const bool verify = checksum_ && !skipped;
+  file.check_limit(bytes, "loading all tensors");
+  const bool verify = stored_checksum && !skipped;
   Checksum checksum;
   TensorMap tensors;
-  for (const auto& [name, entry] : entries_) {
-    if (!entry.loads_as) continue;
-    const Tensor tensor = read(name, entry);
+  for (const auto& [name, entry] : entries) {
+    if (!entry.dtype->dtype) continue;
+    Tensor tensor = empty(entry.shape, {.dtype = *entry.dtype->dtype});
+    file.read_at(data_begin + entry.begin, tensor.mutable_raw_data(), static_cast<size_t>(entry.end - entry.begin));
+    if (tensor.dtype() == b8) check_bools(file, tensor_named(name), tensor);
     if (verify) checksum.add(name, tensor);
     tensors[name] = tensor.to(device);
   }
   if (verify) {
-    const std::string found = checksum.text(metadata_);
-    file_->check(found == *checksum_, "the file is damaged: its contents have the checksum ", found,
-                 ", but it was saved with ", in_quotes(*checksum_));
+    const std::string found = checksum.text(reader.metadata);
+    file.check(found == stored_checksum.mapped(), "the file is damaged: its contents have the checksum ", found,
+               ", but it was saved with ", in_quotes(stored_checksum.mapped()));
   }
-  return tensors;
+  return {std::move(tensors), std::move(reader.metadata), !stored_checksum.empty()};
 }
 
 TensorMap load_safetensors(const std::filesystem::path& path, Device device, Metadata* metadata,
                            const LoadSafetensorsOptions& options) {
-  SafetensorsFile file(path, options, "load_safetensors");
-  TensorMap tensors = file.load_all(device);
-  if (metadata != nullptr) *metadata = file.metadata();
-  return tensors;
+  SafetensorsContents contents = read_safetensors(path, device, options, "load_safetensors");
+  if (metadata != nullptr) *metadata = std::move(contents.metadata);
+  return std::move(contents.tensors);
 }
 
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata,

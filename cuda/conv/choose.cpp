@@ -55,7 +55,8 @@ ConvPlan make_plan(const ConvProblem& p) {
     plan.family = (wgrad ? try_plan<plan_wgrad> : try_plan<plan_fprop_dgrad>)(plan.problem);
     if (has_plan(plan.family)) return plan;
   }
-  plan = {p, false, 1, {}};
+  plan = {p, false, 1, try_plan<plan_depthwise>(p)};
+  if (has_plan(plan.family)) return plan;
   if (p.groups > 1 && is_channels_last(p))
     (wgrad ? choose_merged_groups<plan_wgrad> : choose_merged_groups<plan_fprop_dgrad>)(p, plan);
   if (has_plan(plan.family)) return plan;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <variant>
 
+#include "cuda/conv/direct/depthwise_plan.h"
 #include "cuda/conv/fprop_dgrad/plan.h"
 #include "cuda/conv/mma_sync/plan.h"
 #include "cuda/conv/pointwise/plan.h"
@@ -13,8 +14,8 @@
 namespace voxgrad::cuda {
 
 /// The plan of a kernel family. std::monostate selects the plain kernels, which compute halves with float32 copies.
-using FamilyPlan = std::variant<std::monostate, PointwisePlan, FpropDgradPlan, WgradPlan, SmallChannelPlan,
-                                SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan>;
+using FamilyPlan = std::variant<std::monostate, DepthwisePlan, PointwisePlan, FpropDgradPlan, WgradPlan,
+                                SmallChannelPlan, SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan>;
 
 /// The plan of a convolution.
 struct ConvPlan {

@@ -23,6 +23,7 @@ void convolve(const ConvCall& call);
 
 /// Launch the kernels of one family. `problem` is ConvPlan::problem. The overload for std::monostate runs the plain
 /// kernels, with float32 copies of halves.
+void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan& plan, const Launch& launch);

@@ -12,6 +12,7 @@ namespace {
 
 // Of one H200, where nothing else limits: measured (TF32 at the clock that it keeps, halves, memory).
 constexpr double kTf32Rate = 402e12, kHalfRate = 797e12, kDoubleRate = 67e12, kByteRate = 4.23e12;
+constexpr double kFmaRate = 61e12;  // float32 on CUDA cores
 
 /// FLOP of a multiprocessor a clock, of dense products; ascending. f64 of CUDA cores where tensor cores have none.
 struct TensorCores {
@@ -61,6 +62,12 @@ std::string describe(const ConvProblem& p, const SmallChannelWgradPlan& plan) {
                 ", ", plan.units, " taps of 8 channels by ", plan.columns, " channels, input planes of ", plan.x.lines,
                 " x ", plan.x.positions, ", ", plan.x.stages, " stages, ", plan.ranges * p.groups, " CTAs, workspace ",
                 in_mib(workspace_bytes(p, plan)));
+}
+
+std::string describe(const ConvProblem& p, const DepthwisePlan& plan) {
+  return concat("CUDA cores, float32, depthwise: CTA tile of ", plan.chunk, " x ", plan.tile[0], " x ", plan.tile[1],
+                " positions x ", kDepthwiseChannels, " channels, input planes of ", plan.box[0], " x ", plan.box[1],
+                ", ", plan.stages, " stages, ", plan.ctas, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
@@ -123,6 +130,8 @@ double peak_flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
 
 /// What an H200 does, times what the GPU's peak is of an H200's.
 double flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
+  if (std::holds_alternative<DepthwisePlan>(choose(p)->family))
+    return kFmaRate * (gpu.multiprocessors * gpu.clock) / (ConvGpu().multiprocessors * ConvGpu().clock);
   const double measured = p.dtype == DType::f64 ? kDoubleRate : is_half(p.dtype) ? kHalfRate : kTf32Rate;
   const int products = p.dtype == DType::f32 && three_products(p) ? 3 : 1;
   return measured / products * (peak_flop_rate(p, gpu) / peak_flop_rate(p, {}));

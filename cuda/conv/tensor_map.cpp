@@ -52,10 +52,12 @@ TmaTensor::TmaTensor(const View& view, const Launch& launch) : view_(view) {
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
   const CUtensorMapDataType type = tensor.dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                    : tensor.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                   : tensor.row_bytes == 0      ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                                 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-  const CUtensorMapSwizzle swizzle = tensor.row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                                     : tensor.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                              : CU_TENSOR_MAP_SWIZZLE_32B;
+  const CUtensorMapSwizzle swizzle = tensor.row_bytes == 0     ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : tensor.row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : tensor.row_bytes == 64  ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                               : CU_TENSOR_MAP_SWIZZLE_32B;
   cuuint64_t sizes[5], strides[5];
   cuuint32_t box[5], steps[5];
   for (int a = 0; a < tensor.rank; ++a) {

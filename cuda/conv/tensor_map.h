@@ -14,7 +14,8 @@
 namespace voxgrad::cuda {
 
 /// A channels-last tensor for a TMA tensor map. Axes are listed from the innermost, which is contiguous. In shared
-/// memory, a box consists of rows along the innermost axis, swizzled over `row_bytes`. TMA rounds float32 to TF32.
+/// memory, a box consists of rows along the innermost axis. If `row_bytes` is not 0, the rows are operands of tensor
+/// cores: they are swizzled over `row_bytes`, and TMA rounds float32 to TF32.
 struct SwizzledTensor {
   void* data;
   DType dtype;
@@ -22,7 +23,7 @@ struct SwizzledTensor {
   int64_t stride[5];  ///< elements
   int box[5];         ///< elements of a box along each axis
   int step[5];        ///< elements from one element of the box to the next
-  int row_bytes;      ///< 32, 64 or 128
+  int row_bytes;      ///< 0, 32, 64 or 128
   int rank;
 };
 

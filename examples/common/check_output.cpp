@@ -1,4 +1,4 @@
-// A check that every example runs at exit: if standard output could not be written, for example because the disk is
+// A check that every example runs at exit. If standard output could not be written, for example because the disk is
 // full, the exit code is 1.
 #include <cstdio>
 #include <cstdlib>
@@ -7,7 +7,7 @@ namespace {
 
 void check_output() {
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
-  std::fputs("the standard output could not be written\n", stderr);
+  std::fputs("standard output could not be written\n", stderr);
   std::_Exit(1);
 }
 

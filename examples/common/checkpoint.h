@@ -7,8 +7,8 @@
 
 namespace examples {
 
-/// Throws voxgrad::Error if a setting of the current run, `expected`, differs from the metadata `saved` of a
-/// checkpoint.
+/// Throws voxgrad::Error if a setting of the current run (`expected`) differs from the setting in the metadata of the
+/// checkpoint (`saved`).
 inline void check_same_run(const char* program, const voxgrad::Metadata& saved, const voxgrad::Metadata& expected) {
   for (const auto& [key, value] : expected) {
     const auto found = saved.find(key);

@@ -1,4 +1,4 @@
-// A guard that turns Ctrl-C into a flag, so that a training loop can finish its step and save before it stops.
+// A guard that handles Ctrl-C. It sets a flag, so that a training loop can finish its step and save before it stops.
 #pragma once
 
 #include <csignal>
@@ -20,7 +20,7 @@ class [[nodiscard]] InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
-  /// Returns true if a signal arrived since the guard was created.
+  /// Returns true if a signal has arrived since the guard was created.
   bool requested() const { return requested_flag() != 0; }
 
  private:

@@ -17,7 +17,8 @@ inline CLI::Validator not_empty() {
                         "PATH");
 }
 
-/// Validates a number from `min` to `max`. Unlike CLI::Range, rejects NaN, which compares as neither less nor greater.
+/// Validates a number from `min` to `max`. Rejects NaN. (CLI::Range accepts NaN, because NaN is neither less than `min`
+/// nor greater than `max`.)
 inline CLI::Validator number_in(double min, double max) {
   const std::string range = voxgrad::concat("from ", min, " to ", max);
   return CLI::Validator(
@@ -29,7 +30,8 @@ inline CLI::Validator number_in(double min, double max) {
       "FLOAT " + range);
 }
 
-/// Validates a uint64_t. CLI11 parses numbers by strtoull, which accepts -1 and clamps numbers that are too large.
+/// Validates a uint64_t. Rejects negative and too large numbers, which CLI11 would convert to other numbers by
+/// strtoull.
 inline CLI::Validator whole_number() {
   return CLI::Validator(
       [](const std::string& text) {
@@ -60,7 +62,8 @@ inline void check_gpu_options(int gpus, const std::string& device, bool profile)
   const std::string given = "--gpus " + std::to_string(gpus);
   if (gpus > 0 && device != "auto" && device != "cuda")
     throw CLI::ValidationError(given + " uses the first GPUs, so --device must be auto or cuda, got " + device);
-  // The profiler waits for all GPUs, while the other ranks wait for the rank that profiles: a deadlock.
+  // With several GPUs, this would cause a deadlock: the profiler waits for all GPUs, and the other ranks wait for the
+  // rank that profiles.
   if (gpus > 1 && profile) throw CLI::ValidationError("--profile needs a single GPU, got " + given);
 }
 
@@ -79,12 +82,12 @@ inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
 inline CLI::Option* add_workers_option(CLI::App& app, int64_t& workers) {
   return app
       .add_option("--workers", workers,
-                  "threads per GPU that extract patches (default: three quarters of the host's threads, at most 12; "
-                  "1 on the CPU)")
+                  "threads per GPU that extract patches (default: three quarters of the host's threads, divided by "
+                  "--gpus, at most 12; 1 on the CPU)")
       ->check(CLI::Range(0, 64));
 }
 
-/// Returns the default of --workers. On the CPU this is 1, because training itself needs the other threads.
+/// Returns the default value of --workers. On the CPU, the value is 1, because training itself uses the other threads.
 inline int64_t default_workers(voxgrad::Device device, int gpus) {
   const int64_t threads = std::thread::hardware_concurrency();
   return device.is_cpu() ? 1 : std::clamp<int64_t>(threads * 3 / 4 / std::max(gpus, 1), 1, 12);
@@ -93,8 +96,8 @@ inline int64_t default_workers(voxgrad::Device device, int gpus) {
 /// The value of --precision: "highest", "high", "bf16" or "f16".
 class Precision {
  public:
-  /// Adds --precision. `name` holds the default value; if `name` is empty, the option has no default value.
-  /// `help_suffix` is appended to the help text.
+  /// Adds --precision. The initial value of `name` is the default value of the option, which the help shows unless it
+  /// is empty. `help_suffix` is appended to the help text.
   static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& help_suffix = {}) {
     return app
         .add_option(
@@ -117,7 +120,7 @@ class Precision {
   /// f16.
   voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), is_half()); }
   voxgrad::optim::GradScaler scaler() const { return voxgrad::optim::GradScaler({.enabled = half_ == voxgrad::f16}); }
-  /// Describes the precision in reports: "bf16 (autocast)", "float32", "float32 (high)".
+  /// Returns a description of the precision for reports: "bf16 (autocast)", "float32", "float32 (high)".
   std::string text(voxgrad::Device device) const {
     if (is_half()) return name_ + " (autocast)";
     return device.is_cuda() ? "float32 (" + name_ + ")" : "float32";

@@ -19,8 +19,8 @@ constexpr const char* kOp = "output folder";
 
 enum class Lock : uint8_t { acquired, taken, unsupported };
 
-/// Opens a file or folder and tries to lock it. `descriptor` must stay open as long as the lock is needed; it is -1 if
-/// the lock was not acquired.
+/// Opens a file or folder and tries to lock it. Stores the file descriptor in `descriptor`, or -1 if the lock was not
+/// acquired. The lock is held until the descriptor is closed.
 Lock lock(const std::filesystem::path& path, int flags, int& descriptor) {
   descriptor = open(path.c_str(), flags | O_CLOEXEC, 0666);
   voxgrad::check(descriptor >= 0, kOp, "cannot open '", path.string(), "': ", std::generic_category().message(errno));
@@ -35,13 +35,13 @@ Lock lock(const std::filesystem::path& path, int flags, int& descriptor) {
 
 bool output_ready() {
   pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
-  return poll(&out, 1, 0) != 0;  // nonzero also after an error, which the write will report
+  return poll(&out, 1, 0) != 0;  // also true after an error; the next write will report the error
 }
 
 OutputFolder::OutputFolder(std::filesystem::path path) : path_(std::move(path)) {
   std::filesystem::create_directories(path_);
   Lock result = lock(path_, O_RDONLY | O_DIRECTORY, lock_);
-  // NFS can lock only files that are open for writing. If the file system has no locks at all, continue without one.
+  // NFS can lock only files that are open for writing. If the file system supports no locks, continue without a lock.
   if (result == Lock::unsupported) result = lock(path_ / ".lock", O_RDWR | O_CREAT, lock_);
   voxgrad::check(result != Lock::taken, kOp, "'", path_.string(),
                  "' is in use by another run; choose another folder or wait until that run ends");

@@ -12,13 +12,13 @@ constexpr uint32_t kInk = 0x303030, kGrid = 0xdddddd, kArea = 0xbcd4ec, kLine = 
 constexpr double kWidth = 720, kHeight = 400, kLeft = 84, kRight = kWidth - 28, kTop = 40,
                  kBottom = kHeight - 60;  // pixels
 
-/// Returns the i-th number of the series ..., 1, 2, 5, 10, 20, 50, ..., where tick(0) = 1. `i` may be negative.
+/// Returns the i-th number of the series ..., 0.2, 0.5, 1, 2, 5, 10, ..., where tick(0) = 1. `i` may be negative.
 double tick(int64_t i) {
   const int64_t decade = (i >= 0 ? i : i - 2) / 3;
   return std::array{1.0, 2.0, 5.0}[static_cast<size_t>(i - 3 * decade)] * std::pow(10.0, static_cast<double>(decade));
 }
 
-/// Returns the index of the first tick that is not below `value`.
+/// Returns the index of the smallest tick that is at least `value`.
 int64_t tick_above(double value) {
   auto i = static_cast<int64_t>(std::floor(3 * std::log10(value))) - 3;
   while (tick(i) < value * (1 - 1e-9)) ++i;
@@ -38,9 +38,9 @@ struct Axis {
   double operator()(double value) const { return from + (value - low) / (high - low) * (to - from); }
 };
 
-/// Summary of the values of consecutive steps.
+/// A summary of the values at consecutive steps.
 struct Bin {
-  double step;  // middle of the steps
+  double step;  // mean of the first and the last step
   double mean;
   double lowest;
   double highest;
@@ -76,7 +76,7 @@ struct Scale {
       const int64_t highest = tick_above(high), lowest = tick_above(low) - 1;
       axis = {std::log(tick(lowest)), std::log(tick(highest)), kBottom, kTop};
       for (int64_t i = lowest; i <= highest; ++i)
-        if (highest - lowest <= 12 || i % 3 == 0) ticks.push_back(tick(i));  // only powers of ten if there are many
+        if (highest - lowest <= 12 || i % 3 == 0) ticks.push_back(tick(i));  // of many ticks, only powers of ten
       return;
     }
     const double step = tick(tick_above(std::max(high - low, 1e-6) / 6));
@@ -117,8 +117,7 @@ void draw(Canvas& canvas, const Curve& curve, double offset) {
       kInk, 1);
   canvas.text({(kLeft + kRight) / 2, offset + kHeight - 16}, 0.5, "step", kInk);
   const bool binned = bins.size() < curve.points.size();
-  canvas.text({kLeft, offset + 18}, 0, curve.title + (binned ? ": mean and range of each hundredth of the steps" : ""),
-              kInk);
+  canvas.text({kLeft, offset + 18}, 0, curve.title + (binned ? ": mean and range in 100 bins" : ""), kInk);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 
 namespace examples {
 
-/// A quantity and the steps at which it was measured. A curve of more than 100 points is divided into 100 bins, and the
-/// mean and the range of each bin are drawn.
+/// A quantity that was measured at several training steps. A curve of more than 100 points is divided into 100 bins;
+/// the plot then shows the mean and the range of each bin.
 struct Curve {
   std::string title;
   std::vector<Canvas::Point> points;  ///< (step, value), in the order of the steps

@@ -32,13 +32,14 @@ class StepProfiler {
   /// Writes the trace to `file`. If `file` is empty, the profiler does nothing.
   explicit StepProfiler(std::string file) : file_(std::move(file)) {}
 
-  /// Must be called before each step. Starts and stops the recording.
+  /// Starts the recording before step kWarmup and ends it after kSteps steps. Call this function before each step.
   void begin_step() {
     if (file_.empty()) return;
     if (step_ == kWarmup + kSteps) finish();
     if (step_++ == kWarmup) session_ = std::make_unique<voxgrad::profiler::Session>();
   }
-  /// Must be called after the last step. Prints the tables and writes the trace if this has not been done yet.
+  /// Ends the recording, prints the tables and writes the trace. Does nothing if no recording is running. Call this
+  /// function after the last step.
   void finish() {
     if (!session_) return;
     session_->stop();

@@ -11,8 +11,9 @@
 
 namespace examples {
 
-/// Parses the command line and runs a program. Returns the exit code: the result of `parse` if that is not negative,
-/// otherwise the result of `run`. If `run` throws an exception, prints its message and returns 1.
+/// Parses the command line with `parse`, runs a program with `run` and returns the exit code. If the result of `parse`
+/// is not negative, it is the exit code, and `run` is not called. If `run` throws an exception, prints its message and
+/// returns 1.
 template <class Options>
 int run_program(const char* name, int argc, char** argv, int (*parse)(int, char**, Options&),
                 int (*run)(const Options&)) {
@@ -26,10 +27,10 @@ int run_program(const char* name, int argc, char** argv, int (*parse)(int, char*
   }
 }
 
-/// Prints how to resume a run that Ctrl-C stopped. Returns the exit code 130. If the message cannot be printed without
-/// blocking, ends the program with this code instead.
+/// Prints how to resume a run that Ctrl-C stopped, and returns the exit code 130. If printing would block, ends the
+/// program with this exit code at once.
 inline int report_stop(int64_t steps, const std::filesystem::path& checkpoint) {
-  if (!output_ready()) std::_Exit(130);  // writing would block until the pipe is read
+  if (!output_ready()) std::_Exit(130);  // printing would block until another program reads the pipe
   std::printf("stopped after step %lld; --resume continues from %s\n", static_cast<long long>(steps),
               checkpoint.c_str());
   return 130;

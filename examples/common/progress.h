@@ -7,13 +7,13 @@
 
 namespace examples {
 
-/// Prints the number of completed steps, their rate, a text of the caller, and the remaining time. Beyond `total`
-/// steps, the bar is full and the remaining time is 0. While the reader of standard output does not keep up, nothing is
-/// printed, so that the program neither blocks nor ignores Ctrl-C.
+/// Prints the number of completed steps, their rate, a text from the caller, and the remaining time. After more than
+/// `total` steps, the bar is full and the remaining time is 0. If standard output is a pipe whose reader is too slow,
+/// update() prints nothing, so that the program does not block and can handle Ctrl-C.
 class Progress {
  public:
-  /// `start` is the number of steps that earlier runs completed. `unit` is the name of a step ("step"). A terminal is
-  /// updated at most every 100 ms. Other outputs receive a line at most every `interval`.
+  /// `start` is the number of steps that earlier runs completed. `unit` is the word for a step ("step"). A terminal is
+  /// updated at most every 100 ms. If standard output is not a terminal, a line is printed at most every `interval`.
   Progress(int64_t start, int64_t total, std::string unit,
            std::chrono::milliseconds interval = std::chrono::seconds(5));
   /// Ends the line of the bar.
@@ -23,8 +23,8 @@ class Progress {
 
   /// Changes the number of steps, if it is not known at construction.
   void set_total(int64_t total) { total_ = total; }
-  /// Prints the progress after `done` steps, followed by the text `figure`. Skips updates that are too frequent, except
-  /// the last one.
+  /// Prints the progress after `done` steps with the text `figure`. Prints nothing if the last update was too recent,
+  /// except when all steps are done.
   void update(int64_t done, const std::string& figure);
   /// Returns the seconds since construction.
   double seconds() const;

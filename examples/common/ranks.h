@@ -1,4 +1,4 @@
-// Helpers for training on one or several GPUs: reports of steps, the division of batches, and the launch of ranks.
+// Helpers for training on one or several GPUs: they collect losses, divide batches among ranks, and start ranks.
 #pragma once
 
 #include <deque>
@@ -17,16 +17,17 @@ struct StepReport {
   bool interrupted;  ///< true if any rank was interrupted
 };
 
-/// Collects the loss and the interrupt flag of each step from all ranks, or from this process only if `world` is null.
-/// On a GPU, a step is reported after the next step is queued, so that the GPU does not wait for the host.
+/// Collects the loss and the interrupt flag of each step from all ranks. If `world` is null, there is only one rank. On
+/// a GPU, the report of a step becomes available when the next step is added, so that the GPU does not wait for the
+/// host.
 class StepReports {
  public:
   StepReports(voxgrad::Device device, voxgrad::distributed::Communicator* world) : world_(world) {
     if (device.is_cuda()) stream_.emplace(device.index);
   }
 
-  /// Adds a step. Returns the reports that have not been returned before. On a GPU, the report of this step is included
-  /// only if `wait` is true.
+  /// Adds a step. Returns the available reports that have not been returned before. On a GPU, the report of this step
+  /// is included only if `wait` is true.
   std::vector<StepReport> add(const voxgrad::Tensor& loss, bool interrupted, bool wait) {
     Pending step{voxgrad::full({2}, interrupted, {voxgrad::f64, loss.device()})};
     step.values.select(0, 0).copy_(loss.detach());
@@ -42,10 +43,11 @@ class StepReports {
   struct Pending {
     voxgrad::Tensor values;                              // {loss, interrupted}
     std::unique_ptr<voxgrad::cuda::Event> ready{};       // recorded after `values` is written; null on the CPU
-    std::unique_ptr<voxgrad::distributed::Work> work{};  // reduction over the ranks; null without a group
+    std::unique_ptr<voxgrad::distributed::Work> work{};  // reduction over the ranks; null if there is only one rank
   };
 
-  /// Returns all reports except the last `left`. Copies them on a separate stream, which does not wait for later steps.
+  /// Returns all reports except the last `left`. Copies the values to the host on a separate stream, so that the host
+  /// does not wait for later steps.
   std::vector<StepReport> read(size_t left) {
     std::optional<voxgrad::cuda::StreamGuard> guard;
     if (stream_) guard.emplace(*stream_);
@@ -65,8 +67,8 @@ class StepReports {
   std::deque<Pending> pending_;
 };
 
-/// Returns a sampler that reads `samples` samples in sequential order. If `world` is not null, the sampler reads only
-/// this rank's part of each batch of `batch` samples.
+/// Returns a sampler that selects `samples` samples in sequential order. If `world` is not null, the sampler selects
+/// only this rank's part of each batch of `batch` samples.
 inline std::shared_ptr<const voxgrad::data::Sampler> make_sampler(int64_t samples, int64_t batch,
                                                                   const voxgrad::distributed::Communicator* world) {
   const auto all = std::make_shared<voxgrad::data::SequentialSampler>(samples);
@@ -75,7 +77,8 @@ inline std::shared_ptr<const voxgrad::data::Sampler> make_sampler(int64_t sample
       all, voxgrad::data::DistributedSamplerOptions{world->size(), world->rank(), batch});
 }
 
-/// Calls f(nullptr) if `gpus` is 0; otherwise calls f on one thread per GPU. Returns the result of rank 0.
+/// Calls f(nullptr) if `gpus` is 0. Otherwise, starts a rank on one thread per GPU, calls f(&world) on each rank, and
+/// returns the result of rank 0.
 template <class F>
 auto train_on(int gpus, const F& f) {
   if (gpus == 0) return f(nullptr);

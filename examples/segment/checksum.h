@@ -9,12 +9,12 @@
 
 namespace segment {
 
-/// Returns the checksum of the elements of a CPU tensor in row-major order. `before` is the checksum of the data that
-/// precede them.
+/// Returns the checksum of data followed by the elements of a CPU tensor in row-major order. `before` is the checksum
+/// of these data; 0: no data.
 uint32_t checksum(const voxgrad::Tensor& tensor, uint32_t before = 0);
 /// Returns the checksum of the image, the label and the spacing of a case.
 uint32_t checksum(const Case& c);
-/// Returns the checksum of the parameters of a preprocessing. `before` is the checksum of the data that precede them.
+/// Returns the checksum of data followed by the parameters of a preprocessing. `before` is the checksum of these data.
 uint32_t checksum(const Preprocessing& preprocess, uint32_t before);
 
 }  // namespace segment

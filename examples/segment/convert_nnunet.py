@@ -4,8 +4,9 @@
     convert_nnunet.py checkpoint_final.pth weights.safetensors [--trust]
 
 The input is a checkpoint of nnU-Net's trainer (its "network_weights") or a state_dict of PlainConvUNet or
-ResidualEncoderUNet. Needs PyTorch and the safetensors package. By default, no code from the checkpoint is executed;
---trust permits this for files that hold more than tensors and numbers. docs/nnunet-weights.md explains the names.
+ResidualEncoderUNet. Needs PyTorch and the safetensors package. By default, the program loads only tensors and numbers,
+and executes no code from the checkpoint. --trust loads all objects, which may execute code. docs/nnunet-weights.md
+describes the names of the tensors.
 """
 import argparse
 import re
@@ -14,8 +15,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and torch.compile add
-DUPLICATE = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")  # names under which tensors occur a second time
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and torch.compile add to names
+DUPLICATE = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")  # second names of tensors that also have another name
 CONV_NORM = r"(conv|norm)\.(weight|bias)"
 KNOWN = re.compile(rf"encoder\.stages\.\d+\.0\.convs\.\d+\.{CONV_NORM}|encoder\.stem\.convs\.0\.{CONV_NORM}|"
                    rf"encoder\.stages\.\d+\.blocks\.\d+\.(conv1|conv2|skip\.[01])\.{CONV_NORM}|"
@@ -41,7 +42,7 @@ def convert(state):
 
 
 def load(path, trust=False):
-    """Returns the state_dict in a file that torch.save wrote."""
+    """Returns the state_dict of a file that torch.save wrote."""
     import numpy
     scalars = [getattr(numpy, "_core", None) or numpy.core]
     allowed = [scalars[0].multiarray.scalar, numpy.dtype, type(numpy.dtype("f4")), type(numpy.dtype("f8")),
@@ -55,7 +56,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("output")
-    parser.add_argument("--trust", action="store_true", help="unpickle the whole checkpoint, which may execute code in it")
+    parser.add_argument("--trust", action="store_true", help="load all objects, which may execute code from the checkpoint")
     options = parser.parse_args()
     try:
         weights = convert(load(options.checkpoint, options.trust))

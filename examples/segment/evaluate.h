@@ -12,8 +12,8 @@ namespace segment {
 std::vector<double> dice(const voxgrad::Tensor& labels, const voxgrad::Tensor& truth, int64_t classes,
                          int64_t ignore_index);
 
-/// Returns the mean Dice of the classes in `scored`. Skips classes whose Dice is NaN. Returns NaN if all
-/// are skipped.
+/// Returns the mean Dice of the classes in `scored`. Skips classes whose Dice is NaN. Returns NaN if all classes are
+/// skipped.
 double mean_dice(const std::vector<double>& dice, const std::vector<int64_t>& scored);
 
 }  // namespace segment

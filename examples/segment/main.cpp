@@ -1,8 +1,8 @@
 // Segmentation by nnU-Net's recipe. Trains a U-Net on labeled volumes, predicts other volumes, and writes the labels,
 // the Dice coefficients and pictures.
 //
-//   segment                                     seven structures of the brain in Debian's mricron-data
-//   segment --dataset Dataset004_Hippocampus    a folder in nnU-Net's layout
+//   segment                                     uses a brain scan of Debian's package mricron-data; seven structures
+//   segment --dataset Dataset004_Hippocampus    uses a folder in nnU-Net's layout
 //   segment --resume                            continues a stopped run
 //
 // Results are written to out/segment.
@@ -38,14 +38,16 @@ void add_data_options(CLI::App& app, Options& options) {
   auto* const dataset =
       app.add_option("--dataset", options.dataset,
                      "folder in nnU-Net's layout (dataset.json, imagesTr, labelsTr); validates on fold 0. The "
-                     "dataset may be larger than memory: preprocessed cases are stored uncompressed in the folder "
-                     "preprocessed of --out, and patches are read from there")
+                     "dataset may be larger than memory: the program stores preprocessed cases uncompressed in the "
+                     "subfolder preprocessed of --out and reads patches from these files")
           ->check(examples::not_empty());
-  auto* const image = app.add_option("--image", options.images,
-                                     "NIfTI files to train on; validates on the last file, or on a few slices if there "
-                                     "is only one file")
-                          ->check(examples::not_empty())
-                          ->excludes(dataset);
+  auto* const image =
+      app.add_option(
+             "--image", options.images,
+             "NIfTI files to train on. The last file is used only for validation; of a single file, a few slices "
+             "are used only for validation")
+          ->check(examples::not_empty())
+          ->excludes(dataset);
   auto* const label = app.add_option("--label", options.labels, "NIfTI files with class indices, one per --image")
                           ->check(examples::not_empty())
                           ->excludes(dataset);
@@ -53,7 +55,7 @@ void add_data_options(CLI::App& app, Options& options) {
   label->needs(image);
 }
 
-/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
+/// Reads the command line. Returns -1 if the program should continue, otherwise its exit code.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Segmentation of volumes with voxgrad"};
   add_data_options(app, options);
@@ -123,8 +125,8 @@ Task task_of(const Options& options) {
   return options.images.empty() ? brain() : files(options.images, options.labels);
 }
 
-/// Loads and predicts a case and writes the prediction to `out`. If the case has a label, computes the Dice and draws
-/// pictures.
+/// Loads and predicts a case and writes the predicted labels to `out`. If the case has a label, computes the Dice and
+/// writes a picture.
 TestResult test(const Task& task, size_t number, const TrainResult& trained, const Options& options, vg::Device device,
                 const std::filesystem::path& out) {
   const Case c = task.predicted[number].load();

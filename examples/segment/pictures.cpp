@@ -24,8 +24,8 @@ std::vector<uint8_t> bytes(const vg::Tensor& plane) {
   return {plane.data<uint8_t>(), plane.data<uint8_t>() + plane.numel()};
 }
 
-/// Returns the mean of the centers of the scored classes (voxel indices d, h, w), or the middle of the volume if no
-/// scored class occurs.
+/// Returns the mean of the centers of the scored classes as voxel indices (d, h, w). Returns the middle of the volume
+/// if it contains no scored class.
 std::array<int64_t, 3> middle(const vg::Tensor& label, const Task& task) {
   std::vector<std::array<double, 4>> sums(256);  // per class: sums of d, h and w, and number of voxels
   const uint8_t* values = label.data<uint8_t>();
@@ -52,7 +52,7 @@ std::array<int64_t, 3> middle(const vg::Tensor& label, const Task& task) {
   return at;
 }
 
-/// Maps the values of a slice to gray levels: 0 at `low`, 1 at `high`.
+/// Maps the values of a slice to gray levels from 0 to 1: `low` to 0 and `high` to 1.
 std::vector<double> gray(const vg::Tensor& plane, double low, double high) {
   std::vector<double> values;
   for (const float value : plane.to_vector<float>())
@@ -73,7 +73,8 @@ enum class Column : uint8_t { image, truth, labels, error };
 constexpr std::array kColumns{Column::image, Column::truth, Column::labels, Column::error};
 constexpr std::array kTitles{"image", "truth", "prediction", "error"};
 
-/// Returns the pixels of a column. Voxels that the truth ignores have no class color and no error color.
+/// Returns the pixels of a slice in a column. Voxels whose true label is ignore_index show no class in the column
+/// `truth` and no error in the column `error`.
 std::vector<uint32_t> paint(Column column, const std::vector<double>& gray, const std::vector<uint8_t>& truth,
                             const std::vector<uint8_t>& labels, int64_t ignore_index) {
   std::vector<uint32_t> pixels(gray.size());

@@ -42,14 +42,13 @@ void write_report(const std::filesystem::path& path, const Task& task, const Tra
   int64_t parameters = 0;
   for (const vg::Tensor& p : trained.model->parameters()) parameters += p.numel();
   std::string text = "# Segmentation: " + task.name + "\n\n";
-  text += vg::concat(
-      "Trained on ", task.training.size(), task.training.size() == 1 ? " case" : " cases", " for ", trained.steps,
-      " steps in ", fixed(trained.seconds, 1), " s on ", device, ": a U-Net with ",
-      trained.model->options().stages.size(), " stages and ", parameters, " parameters, on patches of ", trained.window,
-      " voxels with a spacing of ", fixed(trained.preprocess.spacing[0], 2), " x ",
-      fixed(trained.preprocess.spacing[1], 2), " x ", fixed(trained.preprocess.spacing[2], 2), " mm. Validated on ",
-      task.validated_on,
-      ". The Dice coefficients below are computed without the voxels whose labels were used for training.\n\n");
+  text += vg::concat("Trained on ", task.training.size(), task.training.size() == 1 ? " case" : " cases", " for ",
+                     trained.steps, " steps in ", fixed(trained.seconds, 1), " s on ", device, ": a U-Net with ",
+                     trained.model->options().stages.size(), " stages and ", parameters, " parameters, on patches of ",
+                     trained.window, " voxels with a spacing of ", fixed(trained.preprocess.spacing[0], 2), " x ",
+                     fixed(trained.preprocess.spacing[1], 2), " x ", fixed(trained.preprocess.spacing[2], 2),
+                     " mm. Validated on ", task.validated_on,
+                     ". The Dice coefficients below exclude voxels whose labels were used for training.\n\n");
   for (const TestResult& test : tests) {
     if (test.dice.empty()) continue;
     text += "## " + title(task, test) + "\n\n" + dice_table(task, test) + "\n![slices](" + file_name(test.name) +

@@ -20,11 +20,12 @@ struct TestResult {
 /// Returns the name of a case and its role in the task: "right half, mirrored (test)".
 std::string title(const Task& task, const TestResult& test);
 
-/// Returns a Markdown table with the Dice of each scored class and, if there is a baseline, a column with the Dice of
-/// the baseline.
+/// Returns a Markdown table with the Dice of each scored class. If there is a baseline, the table has a column for the
+/// Dice of the baseline.
 std::string dice_table(const Task& task, const TestResult& test);
 
-/// Writes the report, which shows pictures in the same folder: curves.png, and file_name(name) + ".png" for each test.
+/// Writes the report as a Markdown page. The page shows pictures of the same folder: curves.png, and file_name(name) +
+/// ".png" for each test with a label. This function does not create the pictures.
 void write_report(const std::filesystem::path& path, const Task& task, const TrainResult& trained,
                   const std::vector<TestResult>& tests, const std::string& device);
 

@@ -13,8 +13,8 @@ std::vector<size_t> validation_fold(size_t count) {
   if (count == 0) return {};
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
-  // The shuffle of NumPy's RandomState: Fisher-Yates from the end. An index in [0, i] is drawn by rejection sampling:
-  // random bits are discarded until their value is at most i.
+  // This is the shuffle of NumPy's RandomState: the Fisher-Yates algorithm, starting at the end. To draw an index from
+  // [0, i], it draws random bits until their value is at most i.
   std::mt19937 random(12345);
   for (size_t i = count - 1; i > 0; --i) {
     const size_t mask = std::bit_ceil(i + 1) - 1;
@@ -23,14 +23,14 @@ std::vector<size_t> validation_fold(size_t count) {
     std::swap(order[i], order[j]);
   }
   const size_t folds = std::min<size_t>(count, 5);
-  order.resize((count + folds - 1) / folds);  // the first folds get the remainder
+  order.resize((count + folds - 1) / folds);  // fold 0 is one of the larger folds if the folds differ in size
   std::sort(order.begin(), order.end());
   return order;
 }
 
 std::optional<Slab> find_slab(const vg::Tensor& label, const std::vector<int64_t>& scored) {
-  constexpr double kMaxScore = 1.0 / 8;     // larger fractions of a class do not increase the score further
-  constexpr double kMaxFraction = 1.0 / 4;  // a slab with a larger fraction of a class is rejected
+  constexpr double kMaxScore = 1.0 / 8;     // maximum contribution of a class to the score
+  constexpr double kMaxFraction = 1.0 / 4;  // slabs with a larger fraction of a class are excluded
   const vg::Shape shape = label.shape();
   Slab slab;
   for (int64_t axis = 1; axis < 3; ++axis)

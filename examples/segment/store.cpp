@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 struct Files {
   fs::path image, label;
 
-  /// Returns a source that opens the files for each patch, because the number of open files per process is limited.
+  /// Returns a source of patches. The source opens the files again for each patch, because the number of open files per
+  /// process is limited.
   vg::data::PatchSource source() const {
     const auto open = [*this] { return vg::data::patch_source(vg::NpyFile(image), vg::NpyFile(label)); };
     return {open().shape, [open](const vg::Dims& start, const vg::Shape& size) { return open().image(start, size); },

@@ -11,10 +11,12 @@
 
 namespace segment {
 
-/// Preprocesses the training cases one by one and writes NAME-image.npy and NAME-label.npy for each. Creates `folder`
-/// if it does not exist. contents.txt in this folder records the checksums of the files, of the cases and of the
-/// preprocessing. With `reuse`, a case is written again only if these checksums do not match. Throws voxgrad::Error,
-/// with the name of the file, if a file cannot be written. Reading a patch throws if the file is missing or damaged.
+/// Preprocesses the training cases one after another and writes each case to NAME-image.npy and NAME-label.npy in
+/// `folder`. Creates the folder if it does not exist. Records checksums of the files, the cases and the preprocessing
+/// in contents.txt of this folder. With `reuse`, keeps the existing files of a case if these checksums match. Throws
+/// voxgrad::Error, with the name of the file, if a file cannot be written.
+///
+/// Returns one source per case. A source throws voxgrad::Error if it reads a patch from a missing or damaged file.
 std::vector<voxgrad::data::PatchSource> store(const Task& task, const Survey& survey,
                                               const std::filesystem::path& folder, bool reuse);
 

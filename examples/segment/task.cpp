@@ -31,7 +31,7 @@ uint8_t class_of(int number) {
   return number > 0 ? 1 : 0;
 }
 
-/// Loads a file of mricron-data.
+/// Loads a volume of Debian's package mricron-data.
 Case sample(const char* name) {
   const auto path = examples::find_sample(name);
   vg::check(path.has_value(), "segment", name, " was not found: install Debian's package mricron-data, or pass ",
@@ -47,8 +47,8 @@ vg::Tensor classes_of(const vg::Tensor& numbers) {
   return classes;
 }
 
-/// Returns a case with `width` sagittal slices of `head`, starting at slice `first`. With `mirrored`, their order is
-/// reversed.
+/// Returns a case with `width` sagittal slices of `head`, starting at slice `first`. With `mirrored`, reverses the
+/// order of the slices.
 Case half(const std::string& name, const Case& head, const vg::Tensor& classes, int64_t first, int64_t width,
           bool mirrored) {
   const auto part = [&](const vg::Tensor& volume) {
@@ -91,12 +91,12 @@ void split_slices(Task& task, const LazyCase& only) {
   const std::optional<Slab> slab = find_slab(only.load().label, task.scored);
   vg::check(
       slab.has_value(), "segment", "'", only.name,
-      "' is the only case, and no slices of it can be held out for validation, because its structures extend over too "
-      "few slices; provide a second case");
-  const auto with_label = [&](vg::Tensor (*ignoring)(const vg::Tensor&, const Slab&, int64_t)) {
-    return LazyCase{only.name, [load = only.load, ignoring, slab = *slab, ignore_index = task.ignore_index] {
+      "' is the only case, and no slices of it can be held out for validation, because too few slices contain its "
+      "structures; provide a second case");
+  const auto with_label = [&](vg::Tensor (*ignore)(const vg::Tensor&, const Slab&, int64_t)) {
+    return LazyCase{only.name, [load = only.load, ignore, slab = *slab, ignore_index = task.ignore_index] {
                       Case c = load();
-                      c.label = ignoring(c.label, slab, ignore_index);
+                      c.label = ignore(c.label, slab, ignore_index);
                       return c;
                     }};
   };

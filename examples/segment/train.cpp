@@ -70,7 +70,7 @@ struct Run {
   vg::optim::GradScaler scaler;
 };
 
-/// Returns the settings, except for the patch size, that a checkpoint and the run that resumes from it must share.
+/// Returns the settings that a checkpoint and the run that resumes from it must share, except for the patch size.
 vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
   return {{"cases", cases},
           {"steps", vg::concat(o.steps)},
@@ -125,7 +125,7 @@ class Training {
         const auto [loss, interrupted] = reports.add(rank_loss, first_ && interrupt->requested(), /*wait=*/true).back();
         result_.interrupted = interrupted;
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
-                  " is not finite; try a smaller --lr");
+                  " is not finite; a smaller --lr may help");
         result_.history.losses.push_back(loss);
         if (result_.writer) result_.writer->add_scalar("training loss", loss, result_.steps);
         const bool last = result_.steps == options_.steps;
@@ -158,8 +158,8 @@ class Training {
     earlier_seconds_ = std::strtod(saved.at("seconds").c_str(), nullptr);
   }
 
-  /// Returns the preprocessed training cases. Before any file is written, throws if the checkpoint was written with
-  /// other options.
+  /// Returns the preprocessed training cases. With `resume`, throws if the checkpoint was written with other options,
+  /// before it writes any file.
   std::vector<vg::data::PatchSource> sources(bool resume) const {
     if (resume) check_saved();
     if (!task_.in_memory) {
@@ -175,7 +175,7 @@ class Training {
     }
     return all;
   }
-  /// Plans the network for patches that are not larger than the largest case.
+  /// Plans the network for patches of options_.patch voxels, or fewer along an axis on which all cases are shorter.
   nnunet::Plan plan_network() const {
     vg::Triple largest = 1;
     for (const vg::data::PatchSource& source : sources_)
@@ -192,8 +192,9 @@ class Training {
   }
   std::filesystem::path checkpoint() const { return out_ / "checkpoint.safetensors"; }
 
-  /// Runs a training step on a batch of patches and returns its loss. On a GPU, the first step runs eagerly, because it
-  /// allocates the optimizer's state; all later steps are replays of a CUDA graph.
+  /// Runs a training step on a batch of patches and returns its loss. On a GPU, only the first step runs eagerly,
+  /// because it allocates the optimizer's state; all later steps are replays of a CUDA graph, unless the steps are
+  /// profiled.
   vg::Tensor step(vg::data::Sample batch) {
     const uint64_t rank = world_ ? static_cast<uint64_t>(world_->rank()) << 32 : 0;
     // The seed depends on the step, so that a resumed run draws the same numbers.
@@ -232,7 +233,7 @@ class Training {
     run_.scaler.update();
   }
 
-  /// Measures the mean Dice of the validation data with the averaged weights.
+  /// Measures the mean Dice of the validation cases, with the averaged weights if there is an average.
   void validate() {
     if (!run_.average) return validate_weights();
     const auto averaged = run_.average->swap();
@@ -249,7 +250,7 @@ class Training {
     if (result_.writer)
       result_.writer->add_scalar("validation Dice", result_.history.dice.back().second, result_.steps);
   }
-  /// Returns true if none of the last `patience` validations improved the Dice.
+  /// Returns true if none of the last `patience` validations reached a higher Dice than the validations before.
   bool stops_early() const {
     const auto& dice = result_.history.dice;
     if (options_.patience == 0 || dice.empty()) return false;
@@ -284,9 +285,9 @@ class Training {
   const nnunet::Plan plan_;
   Run run_;
   const vg::data::Augmentation augment_;
-  vg::data::Sample batch_;  // input of run_eagerly() and of the CUDA graph, which has captured run_eagerly()
-  vg::Tensor loss_;         // output of run_eagerly() and of the CUDA graph
-  std::optional<vg::cuda::CUDAGraph> graph_;
+  vg::data::Sample batch_;                    // input of run_eagerly() and of the CUDA graph
+  vg::Tensor loss_;                           // output of run_eagerly() and of the CUDA graph
+  std::optional<vg::cuda::CUDAGraph> graph_;  // of run_eagerly()
   TrainResult result_;
   double earlier_seconds_ = 0;
 };

@@ -13,13 +13,13 @@
 
 namespace segment {
 
-/// Options of a training run. "Default" below means the value that settle() selects for the device.
+/// Options of a training run. In the comments, "default" is the value that settle() selects for the device.
 struct TrainOptions {
   int64_t steps = 0;                ///< optimizer steps; 0: default
   int64_t batch = 0;                ///< patches per step; 0: default
   int64_t channels = 0;             ///< channels of the first stage; 0: default
   voxgrad::Triple patch{0};         ///< voxels, rounded up to a size that the network accepts; 0: default
-  double spacing = 0;               ///< voxel spacing of the network's input in mm; 0: default, or median of the cases
+  double spacing = 0;               ///< voxel spacing of the network's input in mm; 0: default (GPU: median)
   bool residual = false;            ///< use nnU-Net's residual encoder
   bool recompute = false;           ///< recompute activations in the backward pass
   std::string optimizer = "adamw";  ///< or "sgd", with Nesterov momentum 0.99 as in nnU-Net
@@ -34,8 +34,8 @@ struct TrainOptions {
   std::string tensorboard;          ///< folder for TensorBoard's event files; empty: none
   std::string profile;              ///< file for a trace of a few steps; empty: none
 };
-/// Replaces options whose value means "default" by a value for the device. On a GPU, a spacing of 0 stays 0, which
-/// means the median spacing of the cases.
+/// Replaces options that have the value for "default" by suitable values for the device. On a GPU, does not replace a
+/// spacing of 0; train() then uses the median spacing of the cases.
 TrainOptions settle(TrainOptions options, voxgrad::Device device);
 
 /// The result of a training run.
@@ -46,22 +46,23 @@ struct TrainResult {
   int64_t steps = 0;   ///< completed steps, including earlier runs
   double seconds = 0;  ///< time of training and validation, including earlier runs
   History history{};
-  bool interrupted = false;                          ///< stopped by Ctrl-C, after the checkpoint was written
+  bool interrupted = false;                          ///< true if Ctrl-C stopped the run; a checkpoint was written
   std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< null if TrainOptions::tensorboard is empty
 };
 
-/// Trains on the training cases of a task. Writes checkpoint.safetensors and history.csv to `out` and, if
-/// task.in_memory is false, the preprocessed cases to out/preprocessed (store.h). With `resume`, continues from the
-/// checkpoint; the result has the same bits as that of an uninterrupted run. Throws voxgrad::Error if there is no
-/// checkpoint, if it was written with other options, or if the loss is not finite.
+/// Trains on the training cases of a task. Writes checkpoint.safetensors and history.csv to `out`. If task.in_memory is
+/// false, writes the preprocessed cases to out/preprocessed (store.h). Throws voxgrad::Error if the loss is not finite.
+///
+/// With `resume`, continues from the checkpoint in `out`. The result has the same bits as that of an uninterrupted run.
+/// Throws voxgrad::Error if there is no checkpoint or if it was written with other options.
 ///
 /// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
-/// ranks share each batch, and each rank computes the Dice loss of its part of the batch. Only rank 0 writes files.
+/// ranks share each batch. Each rank computes the Dice loss of its part of the batch. Only rank 0 writes files.
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
-/// Predicts a case by sliding-window inference on `device`. Returns the probabilities (classes, D, H, W) on the CPU, in
-/// the geometry of the case's files.
+/// Predicts a case by sliding-window inference on `device`. Returns the probabilities of the classes on the CPU as an
+/// image (classes, D, H, W) with the shape and the affine of the case's files.
 voxgrad::NiftiImage predict(const TrainResult& trained, const Case& c, const TrainOptions& options,
                             voxgrad::Device device);
 /// Returns the most probable class of each voxel, u8 (D, H, W).

@@ -9,13 +9,13 @@ namespace superres {
 namespace vg = voxgrad;
 namespace {
 
-/// The extent of a tile along one axis, in voxels of the volume.
+/// The position of a tile along one axis, in low-resolution voxels of the volume.
 struct Span {
-  int64_t start;
-  int64_t keep_from, keep_to;  // the tile provides the result for voxels keep_from .. keep_to - 1
+  int64_t start;               // first voxel of the tile
+  int64_t keep_from, keep_to;  // the result for voxels keep_from .. keep_to - 1 is taken from this tile
 };
 
-/// Divides an axis of `size` voxels into tiles.
+/// Returns the positions of tiles of `tile` voxels that cover an axis of `size` voxels.
 std::vector<Span> spans(int64_t size, int64_t tile, int64_t margin) {
   std::vector<Span> result;
   for (int64_t kept = 0; kept < size;) {

@@ -1,13 +1,14 @@
 // 3-D super-resolution of brain MRI. Trains on one part of a human head and tests on the rest of the head and on the
 // head of a macaque.
 //
-//   superres                        trains on Debian's mricron-data; results in out/superres
+//   superres                        trains on a scan of Debian's package mricron-data
 //   superres --volume head.nii.gz   trains on another scan
 //   superres --phantom              trains on a synthetic head
 //   superres --resume               continues a stopped run
+//
+// Results are written to out/superres.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <map>
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
@@ -32,10 +33,10 @@ struct Options {
   TrainOptions train;
 };
 
-/// Returns the `margin` for super_resolve, in low-resolution voxels.
+/// Returns the argument `margin` of super_resolve, in low-resolution voxels.
 int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 
-/// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
+/// Reads the command line. Returns -1 if the program should continue, otherwise its exit code.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"3-D super-resolution of brain MRI with voxgrad"};
   app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)")
@@ -131,24 +132,15 @@ void print_tests(const std::vector<TestResult>& tests) {
                 t.network_score.ssim, t.trilinear_score.ssim);
 }
 
-/// Writes the tests to TensorBoard: scores, the middle slices (trilinear, network, truth), and the hyperparameters.
-void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, const TrainOptions& o, int64_t step) {
-  std::map<std::string, double> metrics;
+/// Writes to TensorBoard: the scores and the middle slices (trilinear, network, truth) of the tests.
+void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, int64_t step) {
   for (const TestResult& t : tests) {
-    metrics[t.label + "/PSNR"] = t.network_score.psnr;
-    metrics[t.label + "/SSIM"] = t.network_score.ssim;
+    writer.add_scalar(t.label + "/PSNR", t.network_score.psnr, step);
+    writer.add_scalar(t.label + "/SSIM", t.network_score.ssim, step);
     const vg::Tensor slices = vg::cat({t.trilinear, t.network, t.truth}, 4);
     // The flip puts the front of the head at the top.
     writer.add_image(t.label, vg::flip(slices.select(2, slices.size(2) / 2)[0], {1}), step);
   }
-  writer.add_hparams({{"steps", o.steps},
-                      {"batch", o.batch},
-                      {"patch", o.patch},
-                      {"lr", o.lr},
-                      {"precision", o.precision},
-                      {"channels", o.model.channels},
-                      {"layers", o.model.layers}},
-                     metrics, step);
 }
 
 /// Halves the resolution of the volume, predicts the original resolution, and writes the prediction as a NIfTI file.
@@ -204,7 +196,7 @@ int run(const Options& options) {
                                  slab(*second, 0, second->data().size(0)), device));
   summary.test_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   print_tests(summary.tests);
-  if (trained.writer) add_tests(*trained.writer, summary.tests, settled.train, trained.steps);
+  if (trained.writer) add_tests(*trained.writer, summary.tests, trained.steps);
 
   summary.title = volume.phantom ? "Super-resolution of the Shepp-Logan phantom (not a scan)"
                                  : "Super-resolution of " + volume.name;

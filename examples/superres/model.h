@@ -10,8 +10,8 @@ namespace superres {
 /// Doubles the resolution of volumes (N, 1, D, H, W). Layers of ConvTranspose3d, GroupNorm and ReLU process the input
 /// at low resolution. A final ConvTranspose3d with stride 2 computes a correction, which is added to the trilinear
 /// interpolation. The correction is scaled by the standard deviation of the input, so that it is small for a scan of
-/// low contrast. Finally, the mean of each 2 x 2 x 2 block is set to its input voxel, because the input is the average
-/// of these blocks.
+/// low contrast. Finally, each block of 2 x 2 x 2 voxels is shifted so that its mean equals the input voxel, because
+/// the input was made by averaging the blocks of the true volume.
 class SuperResolution : public voxgrad::nn::Layer {
  public:
   struct Options {

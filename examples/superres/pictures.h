@@ -8,15 +8,15 @@
 
 namespace superres {
 
-/// Writes a PNG file with the middle axial, coronal and sagittal slice, one per row. The columns show the low
-/// resolution (enlarged), the trilinear interpolation, the network's result, the truth, and the network's error,
-/// amplified five times. The top of the picture is the front of the head in the axial slice, and the top of the head in
-/// the other slices. The right of the picture is the subject's right in the axial and coronal slices, and the front of
-/// the head in the sagittal slice.
+/// Writes a PNG file with the middle axial, coronal and sagittal slice, one per row. The columns show the
+/// low-resolution input (enlarged), the trilinear interpolation, the network's result, the truth, and the network's
+/// error, amplified five times. The axial slice has the front of the head at the top and the subject's right on the
+/// right. The coronal slice has the top of the head at the top and the subject's right on the right. The sagittal slice
+/// has the top of the head at the top and the front of the head on the right.
 void write_slices(const std::filesystem::path& path, const TestResult& test);
 
-/// Writes a PNG file with the losses over the steps, on a logarithmic axis. See examples::Curve. `losses` must not be
-/// empty.
+/// Writes a PNG file with the curve of the losses over the steps; the axis of the losses is logarithmic. `losses` must
+/// not be empty.
 void write_loss_curve(const std::filesystem::path& path, const std::vector<LossLine>& losses);
 
 }  // namespace superres

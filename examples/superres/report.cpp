@@ -58,10 +58,13 @@ void write_report(const std::filesystem::path& path, const RunSummary& run) {
       run.last_loss, run.test_seconds);
   if (!run.losses.empty()) text += "\n![losses](losses.png)\n";
   for (const TestResult& test : run.tests)
-    text += "\n## " + test.name +
-            "\n\nThe middle axial, coronal and sagittal slices. The subject's right is on the right; in the sagittal "
-            "slice, the front is on the right. The error is that of the network, amplified five times.\n\n![slices](" +
-            test.label + ".png)\n";
+    text +=
+        "\n## " + test.name +
+        "\n\nThe picture shows the middle axial, coronal and sagittal slices. The subject's right is on the right; in "
+        "the sagittal slice, the front is on the right. The last column shows the network's error, amplified five "
+        "times.\n\n"
+        "![slices](" +
+        test.label + ".png)\n";
   vg::write_file(path, text, "write_report");
 }
 

@@ -13,8 +13,8 @@ namespace superres {
 
 /// The results on a volume that was not used for training. Tensors are (1, 1, D, H, W) on the CPU.
 struct TestResult {
-  std::string name;     ///< used in the table: "ch2.nii.gz, slices 122-179 (held out)"
-  std::string label;    ///< used in file names: "held-out"
+  std::string name;     ///< shown in the table: "ch2.nii.gz, slices 122-179 (held out)"
+  std::string label;    ///< part of file names: "held-out"
   voxgrad::Tensor low;  ///< input, at half the resolution of `truth`
   voxgrad::Tensor truth;
   voxgrad::Tensor trilinear;  ///< trilinear interpolation of `low`
@@ -48,11 +48,11 @@ struct RunSummary {
 
 /// Writes a CSV file with the columns step, loss and learning_rate.
 void write_losses(const std::filesystem::path& path, const std::vector<LossLine>& lines);
-/// Reads a file that write_losses wrote. Stops at the first damaged line.
+/// Reads a file that write_losses wrote. Ignores the first damaged line and all lines after it.
 std::vector<LossLine> read_losses(const std::filesystem::path& path);
 
-/// Writes a Markdown page with the scores. The page refers to pictures in the same folder: LABEL.png for each test and,
-/// if there are losses, losses.png.
+/// Writes a Markdown page with the scores. The page shows pictures of the same folder: LABEL.png for each test and, if
+/// there are losses, losses.png. This function does not create the pictures.
 void write_report(const std::filesystem::path& path, const RunSummary& summary);
 
 }  // namespace superres

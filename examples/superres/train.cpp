@@ -21,9 +21,9 @@ namespace superres {
 namespace vg = voxgrad;
 namespace {
 
-/// A dataset of random cubes of `side` voxels per side from `head`. A sample consists of the cube at half the
-/// resolution (input) and the cube (target). Axes are permuted and mirrored at random. A cube that contains mostly air
-/// is drawn again, up to 15 times.
+/// A dataset of random cubes from `head`, with `side` voxels per side. A sample consists of a cube (target) and the
+/// same cube at half the resolution (input). The axes of a cube are permuted and mirrored at random. A cube that
+/// contains mostly air is replaced by another random cube, up to 15 times.
 class Patches : public vg::data::Dataset {
  public:
   Patches(vg::Tensor head, int64_t side, int64_t count) : head_(std::move(head)), side_(side), count_(count) {
@@ -74,7 +74,7 @@ vg::Metadata describe_run(const vg::Tensor& head, const TrainOptions& o) {
           {"layers", text(o.model.layers)}};
 }
 
-/// Reads the losses of the first `steps` steps, for a run that resumes after them.
+/// Reads the losses of the first `steps` steps, for a run that resumes after these steps.
 std::vector<LossLine> earlier_losses(const std::filesystem::path& path, int64_t steps) {
   std::vector<LossLine> losses = read_losses(path);
   std::erase_if(losses, [&](const LossLine& line) { return line.step > steps; });
@@ -93,13 +93,14 @@ double recent_loss(const std::vector<LossLine>& losses) {
   return count > 0 ? sum / static_cast<double>(count) : 0;
 }
 
-/// The losses and learning rates of the steps. A loss is recorded when its step is reported.
+/// The losses and learning rates of the steps. The loss of a step is added when StepReports returns it, which can be
+/// after the next step has begun.
 class LossHistory {
  public:
   void begin_step(int64_t step, double lr) { unreported_.push_back({step, 0, lr}); }
 
-  /// Records reports in the order of the steps. Returns true if a step was interrupted. Throws voxgrad::Error for a
-  /// loss that is not finite.
+  /// Adds the losses of reports, which must be in the order of the steps. Returns true if a step was interrupted.
+  /// Throws voxgrad::Error if a loss is not finite.
   bool record(const std::vector<examples::StepReport>& reports, vg::SummaryWriter* writer) {
     bool any_interrupted = false;
     for (const auto& [loss, interrupted] : reports) {
@@ -161,8 +162,8 @@ struct Run {
   vg::optim::GradScaler scaler;
 };
 
-/// Runs training steps. With `capture`, the first step runs eagerly, because it allocates the optimizer's state; all
-/// later steps are replays of a CUDA graph.
+/// Runs training steps. With `capture`, only the first step runs eagerly, because it allocates the optimizer's state;
+/// all later steps are replays of a CUDA graph.
 class Stepper {
  public:
   Stepper(Run& run, vg::Device device, bool capture) : run_(run), device_(device), capture_(capture) {}

@@ -32,13 +32,15 @@ struct TrainResult {
   int64_t steps = 0;                               ///< completed steps, including earlier runs
   double seconds = 0;                              ///< training time, including earlier runs
   double last_loss = 0;                            ///< mean loss of the last 20 steps
-  bool interrupted = false;                        ///< stopped by Ctrl-C, after the checkpoint was written
+  bool interrupted = false;                        ///< true if Ctrl-C stopped the run; a checkpoint was written
 };
 
-/// Trains on patches of `head` (D, H, W). Writes checkpoint.safetensors and losses.csv to `out`. With `resume`,
-/// continues from the checkpoint; the result has the same bits as that of an uninterrupted run. Returns at once if the
-/// checkpoint has all steps. Throws voxgrad::Error if there is no checkpoint, if it was written with other options, or
+/// Trains on patches of `head` (D, H, W). Writes checkpoint.safetensors and losses.csv to `out`. Throws voxgrad::Error
 /// if the loss is not finite.
+///
+/// With `resume`, continues from the checkpoint in `out`. The result has the same bits as that of an uninterrupted run.
+/// If the checkpoint already has all steps, does not train. Throws voxgrad::Error if there is no checkpoint or if it
+/// was written with other options.
 ///
 /// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
 /// ranks share each batch. Only rank 0 writes files.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMinSize = 64;
 
-/// Crops axes to even sizes, replaces values that are not finite by 0, and scales the intensities to [0, 1].
+/// Crops the axes to even sizes, replaces values that are not finite by 0, and scales the intensities to [0, 1].
 void prepare(Volume& volume) {
   vg::Tensor& data = volume.image.data;
   for (int64_t axis = 0; axis < 3; ++axis) {
@@ -20,7 +20,7 @@ void prepare(Volume& volume) {
   }
   data = vg::where(vg::isfinite(data), data, vg::zeros_like(data));
   const double low = vg::amin(data).item(), high = vg::amax(data).item();
-  vg::check(high > low, "superres", volume.name, " has the same value everywhere");
+  vg::check(high > low, "superres", volume.name, ": all voxels have the same value");
   // Air is 0 in most scans. If a scan has negative values, shift it so that its minimum becomes 0.
   const double floor = std::min(low, 0.0);
   data = vg::affine(data, 1 / (high - floor), -floor / (high - floor)).contiguous();
@@ -40,7 +40,7 @@ Volume load_volume(const std::filesystem::path& path) {
 
 vg::NiftiImage upright(const vg::NiftiImage& image) {
   const auto& from = image.affine;
-  // Returns the cosine of the angle between an axis of the world and an axis of the file.
+  // Returns the cosine of the angle between an axis of world space and an axis of the file.
   const auto cosine = [&](size_t world, size_t axis) {
     const double length = std::hypot(from[0][axis], from[1][axis], from[2][axis]);
     return length > 0 ? from[world][axis] / length : 0;
@@ -73,7 +73,8 @@ vg::NiftiImage upright(const vg::NiftiImage& image) {
 Volume make_phantom(int64_t size) {
   vg::check(size >= kMinSize && size <= 512, "superres", "the phantom's size must lie in [", kMinSize, ", 512], got ",
             size);
-  // Intensity to add, half axes a b c, center x y z, rotation about z by phi degrees. The volume spans [-1, 1].
+  // Each row: intensity to add; semi-axes a, b, c; center x, y, z; rotation about z in degrees. Coordinates in the
+  // volume are from -1 to 1.
   static constexpr std::array<std::array<double, 8>, 10> kEllipsoids{{
       {1.0, .6900, .920, .810, 0, 0, 0, 0},
       {-.8, .6624, .874, .780, 0, -.0184, 0, 0},

@@ -30,7 +30,7 @@ struct Denoiser : vg::nn::Module {
 
 namespace {
 
-/// Trains until `steps` steps are done. Continues from the checkpoint if there is one. Returns the last loss.
+/// Trains until `steps` steps are done. Continues from the checkpoint if the file exists. Returns the last loss.
 double train(const std::filesystem::path& path, int64_t steps) {
   vg::manual_seed(0);
   const Balls dataset;

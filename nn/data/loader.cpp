@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -55,16 +56,15 @@ class Loader::Epoch {
         slots_(static_cast<size_t>(std::min(options_.num_workers * options_.prefetch_factor, batches_ - taken_))) {
     if (!slots_.empty() && options_.device && options_.device->is_cuda()) stream_.emplace(options_.device->index);
     try {
-      for (int i = 0; i < options_.num_workers && i < batches_ - taken_; ++i) workers_.emplace_back([this] { work(); });
+      for (int i = 0; i < options_.num_workers && i < batches_ - taken_; ++i)
+        workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
     } catch (const std::system_error& error) {
-      stop();
       fail(kOp, "thread ", workers_.size() + 1, " of ", options_.num_workers, " cannot be started: ", error.what());
-    } catch (...) {
-      stop();
-      throw;
     }
   }
-  ~Epoch() { stop(); }
+  ~Epoch() {  // stops all workers before the first one is joined
+    for (std::jthread& worker : workers_) worker.request_stop();
+  }
   Epoch(const Epoch&) = delete;
   Epoch& operator=(const Epoch&) = delete;
 
@@ -97,12 +97,12 @@ class Loader::Epoch {
   Slot& slot_of(int64_t batch) { return slots_[static_cast<size_t>(batch) % slots_.size()]; }
 
   /// The loop of a worker thread.
-  void work() {
+  void work(const std::stop_token& stop) {
     const SerialGuard serial;
     std::unique_lock lock(mutex_);
     while (true) {
-      free_.wait(lock, [&] { return stopping_ || claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
-      if (stopping_ || claimed_ == batches_) return;
+      free_.wait(lock, stop, [&] { return claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
+      if (stop.stop_requested() || claimed_ == batches_) return;
       const int64_t batch = claimed_++;
       Slot& slot = slot_of(batch);  // used by this thread only until slot.ready is set
       lock.unlock();
@@ -153,15 +153,6 @@ class Loader::Epoch {
     return {stack_samples(inputs, "input"), stack_samples(targets, "target")};
   }
 
-  void stop() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    free_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
-  }
-
   const Dataset& dataset_;
   const LoaderOptions options_;
   const Sampler::Order order_;
@@ -172,11 +163,10 @@ class Loader::Epoch {
   int64_t claimed_;        // batches that workers have started
   std::vector<Slot> slots_;
   std::optional<cuda::Stream> stream_;  // for copies to the GPU
-  bool stopping_ = false;
   std::mutex mutex_;
-  std::condition_variable ready_;  // signaled when the next batch is ready; the consumer waits for it
-  std::condition_variable free_;   // signaled when a slot becomes free; workers wait for it
-  std::vector<std::thread> workers_;
+  std::condition_variable ready_;     // signaled when the next batch is ready; the consumer waits for it
+  std::condition_variable_any free_;  // signaled when a slot becomes free; workers wait for it
+  std::vector<std::jthread> workers_;
 };
 
 Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
@@ -256,35 +246,27 @@ TensorMap Loader::state_dict() const {
   return state;
 }
 
-void Loader::check_order(const TensorMap& state) const {
-  if (const auto entry = state.find("sampler"); entry != state.end()) {
-    const Tensor& text = entry->second;
-    check(text.defined() && text.dim() == 1 && text.dtype() == u8, kOp,
-          "sampler must be a u8 tensor with one axis, got ", describe(text));
-    const Tensor bytes = text.to(Device::cpu()).contiguous();
-    const std::string name(bytes.data<uint8_t>(), bytes.data<uint8_t>() + bytes.numel());
-    check(name == sampler_->name(), kOp, "the state is a position in the order of ", name, ", but this loader uses ",
-          sampler_->name());
-  }
-  if (!state.contains("drop_last")) return;
-  bool drop_last = false;
-  nn::read_fields(state, "", {{"drop_last", &drop_last}}, kOp);
-  check(drop_last == options_.drop_last, kOp, std::boolalpha, "the state has drop_last ", drop_last,
-        ", but this loader has ", options_.drop_last);
-}
-
 void Loader::read_state(const TensorMap& state, bool keep) {
   Position position;
   uint64_t seed = 0;
   int64_t batch_size = 0, samples = 0;
+  bool drop_last = false;
   nn::read_fields(state, "",
-                  nn::named_fields("epoch, batch, seed, batch_size, samples",  //
-                                   position.epoch, position.batch, seed, batch_size, samples),
+                  nn::named_fields("epoch, batch, seed, batch_size, samples, drop_last",  //
+                                   position.epoch, position.batch, seed, batch_size, samples, drop_last),
                   kOp);
   check(seed == options_.seed && batch_size == global_batch_size() && samples == global_samples(), kOp,
         "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",
         options_.seed, ", batch size ", global_batch_size(), " and ", global_samples(), " samples");
-  check_order(state);
+  const auto text = state.find("sampler");
+  check(text != state.end() && text->second.defined() && text->second.dtype() == u8, kOp,
+        "the state has no name of a sampler");
+  const Tensor bytes = text->second.to(Device::cpu()).contiguous();
+  const std::string name(bytes.data<uint8_t>(), bytes.data<uint8_t>() + bytes.numel());
+  check(name == sampler_->name(), kOp, "the state is a position in the order of ", name, ", but this loader uses ",
+        sampler_->name());
+  check(drop_last == options_.drop_last, kOp, std::boolalpha, "the state has drop_last ", drop_last,
+        ", but this loader has ", options_.drop_last);
   check(position.epoch >= 0 && position.epoch <= kMaxEpoch && position.batch >= 0 && position.batch <= size(), kOp,
         "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
   if (!keep) return;

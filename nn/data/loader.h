@@ -52,8 +52,7 @@ class Loader : public nn::Stateful {
 
   /// Returns the position in the epoch. If the state is loaded into a loader with the same dataset and options, its
   /// next loop continues with the next batch. load_state_dict throws Error if the seed, batch size, number of samples,
-  /// drop_last or name of the sampler differ. States saved by earlier versions contain neither drop_last nor the name
-  /// of the sampler; then these two are not compared.
+  /// drop_last or name of the sampler differ.
   TensorMap state_dict() const override;
 
   class Epoch;
@@ -95,8 +94,6 @@ class Loader : public nn::Stateful {
   /// Batch size and number of samples, summed over all processes that share an epoch.
   int64_t global_batch_size() const { return options_.batch_size * sampler_->num_replicas(); }
   int64_t global_samples() const { return sampler_->size() * sampler_->num_replicas(); }
-  /// Throws if the state is a position in another order of samples.
-  void check_order(const TensorMap& state) const;
 
   const Dataset& dataset_;
   LoaderOptions options_;

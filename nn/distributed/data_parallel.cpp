@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/autograd.h"
@@ -20,48 +20,36 @@ constexpr const char* kOp = "DataParallel";
 using distributed::Communicator;
 
 /// Describes the options and tensors that must be the same on all ranks, one line each.
-std::vector<std::string> describe_lines(const Module& module, const DataParallelOptions& options) {
-  std::vector<std::string> lines{
-      concat("options reduce_dtype ", options.reduce_dtype, ", bucket_cap_mb ", options.bucket_cap_mb)};
+std::string describe_lines(const Module& module, const DataParallelOptions& options) {
+  std::string lines =
+      concat("options reduce_dtype ", options.reduce_dtype, ", bucket_cap_mb ", options.bucket_cap_mb, '\n');
   for (const bool buffers : {false, true})
     for (const auto& [name, tensor] : buffers ? module.named_buffers() : module.named_parameters())
-      lines.push_back(concat(buffers ? "buffer " : "parameter ", name, ", ", tensor.shape(), ' ', tensor.dtype(),
-                             tensor.is_contiguous() ? "" : concat(" with strides ", tensor.strides()),
-                             !buffers && !tensor.requires_grad() ? ", frozen" : ""));
-  return lines;
-}
-
-/// Returns the lines of rank `root` on all ranks.
-std::vector<std::string> broadcast_lines(Communicator& group, const std::vector<std::string>& lines, int root) {
-  std::string text;
-  for (const std::string& line : lines) text += line + '\n';
-  const Tensor size = full({}, static_cast<double>(text.size()), {.dtype = i64});
-  group.broadcast(size, root);
-  const Tensor bytes = zeros({size.item<int64_t>()}, {.dtype = u8});
-  if (group.rank() == root) std::copy(text.begin(), text.end(), bytes.mutable_data<uint8_t>());
-  group.broadcast(bytes, root);
-  std::istringstream all(std::string(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size.item<int64_t>()));
-  std::vector<std::string> result;
-  for (std::string line; std::getline(all, line);) result.push_back(line);
-  result.push_back("no more tensors");
-  return result;
+      lines += concat(buffers ? "buffer " : "parameter ", name, ", ", tensor.shape(), ' ', tensor.dtype(),
+                      tensor.is_contiguous() ? "" : concat(" with strides ", tensor.strides()),
+                      !buffers && !tensor.requires_grad() ? ", frozen" : "", '\n');
+  return lines + "no more tensors\n";
 }
 
 /// Throws on all ranks unless the lines of all ranks are the same.
-void check_same(Communicator& group, const std::vector<std::string>& own) {
-  const std::vector<std::string> first = broadcast_lines(group, own, 0);
-  const auto place = std::mismatch(own.begin(), own.end(), first.begin(), first.end() - 1);
-  const bool same = place.first == own.end() && place.second == first.end() - 1;
-  const int64_t difference = same ? -1 : place.first - own.begin();
-  const std::vector<int64_t> all =
-      group.all_gather(full({}, static_cast<double>(difference), {.dtype = i64})).to_vector<int64_t>();
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const int64_t line = all[static_cast<size_t>(rank)];
-    if (line < 0) continue;
-    const auto other = broadcast_lines(group, own, rank);
-    throw distributed::CollectiveError(
-        0, concat(kOp, ": the ranks' models differ: rank ", rank, " has ", other[static_cast<size_t>(line)],
-                  ", where rank 0 has ", first[static_cast<size_t>(line)]));
+void check_same(Communicator& group, const std::string& own) {
+  const Tensor size = full({}, static_cast<double>(own.size()), {.dtype = i64});
+  const std::vector<int64_t> sizes = group.all_gather(size).to_vector<int64_t>();
+  const Tensor bytes = zeros({std::ranges::max(sizes)}, {.dtype = u8});
+  std::copy(own.begin(), own.end(), bytes.mutable_data<uint8_t>());
+  const Tensor all = group.all_gather(bytes);
+  const auto text_of = [&](int rank) {
+    return std::string_view(reinterpret_cast<const char*>(all[rank].data<uint8_t>()), static_cast<size_t>(all.size(1)));
+  };
+  const std::string_view first = text_of(0);
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const std::string_view other = text_of(rank);
+    if (other == first) continue;
+    const auto same = static_cast<size_t>(std::ranges::mismatch(first, other).in1 - first.begin());
+    const size_t begin = first.substr(0, same).rfind('\n') + 1;  // of the first line that differs
+    const auto line = [begin](std::string_view text) { return text.substr(begin, text.find('\n', begin) - begin); };
+    throw distributed::CollectiveError(0, concat(kOp, ": the ranks' models differ: rank ", rank, " has ", line(other),
+                                                 ", where rank 0 has ", line(first)));
   }
 }
 

@@ -239,12 +239,11 @@ void MpiCommunicator::compare_calls() {
     int over = 0;
     check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name, &failure_);
     if (!over) return;
-    std::vector<Signature> signatures;
-    for (const FixedCall& call : oldest.all) signatures.push_back(call.signature);
-    if (calls_agree(signatures)) continue;
-    std::vector<std::string> texts;
-    for (const FixedCall& call : oldest.all) texts.emplace_back(call.text.data());
-    failure_ = concat(oldest.name, ": ", describe_disagreement(texts));
+    std::vector<Call> calls;
+    for (const FixedCall& call : oldest.all) calls.push_back({call.signature, call.text.data()});
+    const std::string difference = describe_disagreement(calls);
+    if (difference.empty()) continue;
+    failure_ = concat(oldest.name, ": ", difference);
     throw CollectiveError(0, failure_);
   }
 }
@@ -321,18 +320,16 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   const void* const in = c.in.raw_data();
   void* const out = c.out.mutable_raw_data();
   const int count = count_of(c.in);
-  const MPI_Datatype moved = moved_type(c.in.dtype()), reduced = reduced_type(c.in.dtype());
-  const MPI_Op op = reduction(c.op, c.in.dtype());
+  const MPI_Datatype moved = moved_type(c.in.dtype());
   const auto call = [&] {
     switch (c.kind) {
       case all_reduce:
-        return MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced, op, comm_, request);
+        return MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced_type(c.in.dtype()), reduction(c.op, c.in.dtype()),
+                              comm_, request);
       case broadcast:
         return MPI_Ibcast(out, count, moved, c.root, comm_, request);
-      case all_gather:
-        return MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
       default:
-        return MPI_Ireduce_scatter_block(in, out, count_of(c.out), reduced, op, comm_, request);
+        return MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
     }
   };
   check_mpi(call(), c.name, &failure_);

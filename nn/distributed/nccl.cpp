@@ -191,17 +191,14 @@ ncclResult_t NcclCommunicator::queue(const Collective& c, cudaStream_t stream) c
   }
   const void* const in = c.in.raw_data();
   void* const out = c.out.mutable_raw_data();
-  const auto count = static_cast<size_t>(c.kind == reduce_scatter ? c.out.numel() : c.in.numel());
-  const ncclDataType_t type = reduced_type(c.in.dtype());
   switch (c.kind) {
     case all_reduce:
-      return ncclAllReduce(in, out, count, type, operation(c.op), comm_, stream);
+      return ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()), operation(c.op),
+                           comm_, stream);
     case broadcast:
       return ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
-    case all_gather:
-      return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
     default:
-      return ncclReduceScatter(in, out, count, type, operation(c.op), comm_, stream);
+      return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
   }
 }
 

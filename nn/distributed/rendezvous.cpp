@@ -7,21 +7,15 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "core/error.h"
-#include "nn/distributed/detail/connection.h"
 
 namespace voxgrad::distributed {
 namespace {
@@ -51,15 +45,6 @@ struct Newcomer {
   Deadline deadline;
 };
 
-/// The connection to another rank, and the state of that rank.
-struct Peer {
-  Connection connection{};
-  bool is_present = false;   // true from its hello to its bye
-  Deadline last_heard{};     // when its last frame arrived
-  int64_t num_calls = 0;     // number of its calls that rank 0 has received
-  std::deque<Call> calls{};  // calls that have not been compared
-};
-
 }  // namespace
 
 std::string host_name() {
@@ -81,52 +66,22 @@ void print_failure(int rank, int size, const std::string& what) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-class Rendezvous::Impl {
- public:
-  Impl(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<size_t>(rank == 0 ? size : 1)) {}
-  ~Impl();
-  void gather(const Listener& listener, const std::string& message, double seconds);
-  std::string join(const std::string& host, int port, const std::string& token, double seconds);
-  void watch(std::function<Progress()> progress);
-  void add_call(const Call& call);
-  void end_others();
+Rendezvous::Rendezvous(int rank, int size)
+    : rank_(rank), size_(size), peers_(static_cast<size_t>(rank == 0 ? size : 1)) {}
 
- private:
-  std::string admit(Connection& connection, const Frame& hello, const std::string& token);
-  /// Returns the ranks that have not connected to rank 0.
-  std::vector<int> missing() const;
-  std::vector<Connection*> connections();
-  void send_to_all(const Frame& frame);
-  void flush(double seconds);
-  void stop_watching();
-  void monitor();
-  void receive(Deadline deadline);
-  void handle(Peer& peer, const Frame& frame);
-  void share_calls();
-  void compare_calls();
-  void report_late(const Frame& frame);
-  [[noreturn]] void end_late();
-  [[noreturn]] void end(const std::string& what);
-  [[noreturn]] void end_without(size_t peer);
+Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& message, double seconds)
+    : Rendezvous(0, size) {
+  message_ = message;
+  gather(listener, seconds);
+}
 
-  const int rank_;
-  const int size_;
-  std::vector<Peer> peers_;  // rank 0: all ranks, where the connection of rank 0 itself stays closed; others: rank 0
-  std::function<Progress()> progress_;
-  std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
-  std::optional<Frame> late_;               // the first report of a late collective
-  Deadline late_deadline_;                  // when the late collective ends all processes
-  Deadline next_calls_{};                   // when to send a frame of calls even without new calls
-  std::atomic<bool> stopping_ = false;
-  std::thread watcher_;
-
-  std::mutex mutex_;         // guards the members below
-  std::string fresh_calls_;  // calls not sent yet: signature, description and line end of each
-  int64_t num_calls_ = 0;
-};
+Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
+    : Rendezvous(rank, size) {
+  message_ = join(host, port, token, seconds);
+}
 
 /// Takes ownership of the connection, or refuses it and returns the reason.
-std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, const std::string& token) {
+std::string Rendezvous::admit(Connection& connection, const Frame& hello, const std::string& token) {
   if (hello.kind != FrameKind::hello) return {};  // the peer is not a rank and gets no answer
   const size_t cut = std::min(hello.text.rfind('\n'), hello.text.size());
   const std::string host = escape(hello.text.substr(std::min(cut + 1, hello.text.size())).substr(0, 255));
@@ -149,14 +104,14 @@ std::string Rendezvous::Impl::admit(Connection& connection, const Frame& hello, 
   return why;
 }
 
-std::vector<int> Rendezvous::Impl::missing() const {
+std::vector<int> Rendezvous::missing() const {
   std::vector<int> ranks;
   for (int rank = 1; rank < size_; ++rank)
     if (!peers_[static_cast<size_t>(rank)].connection.is_open()) ranks.push_back(rank);
   return ranks;
 }
 
-void Rendezvous::Impl::gather(const Listener& listener, const std::string& message, double seconds) {
+void Rendezvous::gather(const Listener& listener, double seconds) {
   const Deadline end = after(seconds);
   std::deque<Newcomer> newcomers;
   std::string refused;  // the last reason
@@ -193,11 +148,11 @@ void Rendezvous::Impl::gather(const Listener& listener, const std::string& messa
       }
     while (std::ssize(newcomers) > size_ + 4 * kMaxAccepted) newcomers.pop_front();
   }
-  send_to_all({FrameKind::welcome, 0, message});
+  send_to_all({FrameKind::welcome, 0, message_});
   flush(kFarewellSeconds);
 }
 
-std::string Rendezvous::Impl::join(const std::string& host, int port, const std::string& token, double seconds) {
+std::string Rendezvous::join(const std::string& host, int port, const std::string& token, double seconds) {
   const Deadline end = after(seconds), verdict = after(seconds + kGraceSeconds);
   Connection& rank0 = peers_[0].connection;
   std::string reason;
@@ -218,21 +173,21 @@ std::string Rendezvous::Impl::join(const std::string& host, int port, const std:
   fail(kOp, "rank ", rank_, " cannot reach rank 0 at ", host, ", port ", port, ", within ", seconds, " s: ", reason);
 }
 
-void Rendezvous::Impl::watch(std::function<Progress()> progress) {
+void Rendezvous::watch(std::function<Progress()> progress) {
   progress_ = std::move(progress);
   watcher_ = std::thread([this] {
     while (!stopping_) monitor();
   });
 }
 
-void Rendezvous::Impl::stop_watching() {
+void Rendezvous::stop_watching() {
   stopping_ = true;
   if (watcher_.joinable()) watcher_.join();
 }
 
 /// Runs one round of the monitoring thread. Receives for 0.1 seconds regardless of the number of frames, so that a
 /// round always takes this time.
-void Rendezvous::Impl::monitor() {
+void Rendezvous::monitor() {
   for (const Deadline end = after(0.1); Clock::now() < end && !stopping_;) receive(end);
   share_calls();
   compare_calls();
@@ -245,25 +200,25 @@ void Rendezvous::Impl::monitor() {
   if (Clock::now() > *error_deadline_) end(own.error);
 }
 
-std::vector<Connection*> Rendezvous::Impl::connections() {
+std::vector<Connection*> Rendezvous::connections() {
   std::vector<Connection*> all;
   for (Peer& peer : peers_) all.push_back(&peer.connection);
   return all;
 }
 
-void Rendezvous::Impl::send_to_all(const Frame& frame) {
+void Rendezvous::send_to_all(const Frame& frame) {
   for (Peer& peer : peers_) peer.connection.send(frame);
 }
 
 /// Waits until all frames have been sent, at most for the given time.
-void Rendezvous::Impl::flush(double seconds) {
+void Rendezvous::flush(double seconds) {
   const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
   for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
     poll_connections(connections(), {}, end);
 }
 
 /// Waits for frames and handles them. Ends all processes if a peer has disappeared.
-void Rendezvous::Impl::receive(Deadline deadline) {
+void Rendezvous::receive(Deadline deadline) {
   poll_connections(connections(), {}, deadline);
   for (size_t i = 0; i < peers_.size(); ++i) {
     while (const auto frame = peers_[i].connection.next()) handle(peers_[i], *frame);
@@ -271,7 +226,7 @@ void Rendezvous::Impl::receive(Deadline deadline) {
   }
 }
 
-void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
+void Rendezvous::handle(Peer& peer, const Frame& frame) {
   peer.last_heard = Clock::now();
   switch (frame.kind) {
     case FrameKind::bye:
@@ -295,7 +250,7 @@ void Rendezvous::Impl::handle(Peer& peer, const Frame& frame) {
   }
 }
 
-void Rendezvous::Impl::add_call(const Call& call) {
+void Rendezvous::add_call(const Call& call) {
   const std::lock_guard lock(mutex_);
   ++num_calls_;
   fresh_calls_.append(reinterpret_cast<const char*>(&call.signature), sizeof call.signature);
@@ -304,7 +259,7 @@ void Rendezvous::Impl::add_call(const Call& call) {
 }
 
 /// Sends this rank's new calls to rank 0. If there are none, sends an empty frame once a second.
-void Rendezvous::Impl::share_calls() {
+void Rendezvous::share_calls() {
   Frame calls{FrameKind::calls};
   {
     const std::lock_guard lock(mutex_);
@@ -320,22 +275,20 @@ void Rendezvous::Impl::share_calls() {
 }
 
 /// On rank 0, compares the calls that all ranks have made, and ends all processes if they differ.
-void Rendezvous::Impl::compare_calls() {
+void Rendezvous::compare_calls() {
   const auto has_call = [](const Peer& peer) { return !peer.calls.empty(); };
   while (rank_ == 0 && std::ranges::all_of(peers_, has_call)) {
-    std::vector<Signature> signatures;
-    for (const Peer& peer : peers_) signatures.push_back(peer.calls.front().signature);
-    if (!calls_agree(signatures)) {
-      std::vector<std::string> descriptions;
-      for (const Peer& peer : peers_) descriptions.push_back(escape(peer.calls.front().description));
-      end(describe_disagreement(descriptions));
+    std::vector<Call> calls;
+    for (Peer& peer : peers_) {
+      calls.push_back(std::move(peer.calls.front()));
+      peer.calls.pop_front();
     }
-    for (Peer& peer : peers_) peer.calls.pop_front();
+    if (const std::string what = describe_disagreement(calls); !what.empty()) end(escape(what));
   }
 }
 
 /// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the others.
-void Rendezvous::Impl::report_late(const Frame& frame) {
+void Rendezvous::report_late(const Frame& frame) {
   if (late_) return;
   late_ = frame;
   late_deadline_ = after(rank_ == 0 ? kCallsSeconds : kVerdictSeconds);
@@ -343,7 +296,7 @@ void Rendezvous::Impl::report_late(const Frame& frame) {
 }
 
 /// Names the ranks that have not made the late call or that are silent, and ends all processes.
-void Rendezvous::Impl::end_late() {
+void Rendezvous::end_late() {
   std::vector<int> missing;
   const Deadline oldest = after(-kSilentSeconds);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
@@ -356,7 +309,7 @@ void Rendezvous::Impl::end_late() {
 }
 
 /// Ends this process and, through rank 0, all others.
-void Rendezvous::Impl::end(const std::string& what) {
+void Rendezvous::end(const std::string& what) {
   if (!what.empty()) print_failure(rank_, size_, what);
   send_to_all({FrameKind::end});
   flush(kFarewellSeconds);
@@ -364,19 +317,19 @@ void Rendezvous::Impl::end(const std::string& what) {
 }
 
 /// Ends all processes because a peer has disappeared. If the peer is rank 0, rank 1 prints the cause.
-void Rendezvous::Impl::end_without(size_t peer) {
+void Rendezvous::end_without(size_t peer) {
   if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
   end(rank_ == 1 ? "rank 0: its process ended" : "");
 }
 
-void Rendezvous::Impl::end_others() {
+void Rendezvous::end_others() {
   stop_watching();
   send_to_all({FrameKind::end});
   flush(kFarewellSeconds);
 }
 
 /// Leaves the group. Rank 0 first compares the last calls of the others, which arrive before their bye frames.
-Rendezvous::Impl::~Impl() {
+Rendezvous::~Rendezvous() {
   stop_watching();
   share_calls();
   if (rank_ != 0) send_to_all({FrameKind::bye});
@@ -391,23 +344,5 @@ Rendezvous::Impl::~Impl() {
   if (rank_ == 0) send_to_all({FrameKind::bye});
   flush(kFarewellSeconds);
 }
-
-Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& message, double seconds)
-    : impl_(std::make_unique<Impl>(0, size)), message_(message) {
-  impl_->gather(listener, message, seconds);
-}
-
-Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
-    : impl_(std::make_unique<Impl>(rank, size)) {
-  message_ = impl_->join(host, port, token, seconds);
-}
-
-Rendezvous::~Rendezvous() = default;
-
-void Rendezvous::watch(std::function<Progress()> progress) { impl_->watch(std::move(progress)); }
-
-void Rendezvous::add_call(const Call& call) { impl_->add_call(call); }
-
-void Rendezvous::end_others() { impl_->end_others(); }
 
 }  // namespace voxgrad::distributed

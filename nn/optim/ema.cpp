@@ -1,7 +1,6 @@
 #include "nn/optim/ema.h"
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
 #include "core/autograd.h"
@@ -51,7 +50,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
 void ExponentialMovingAverage::advance(bool count) {
   const auto n = static_cast<double>(updates_);
   const double limit = options_.warmup == 0 ? 1 : (1 + n) / (options_.warmup + n);
-  ema_step(params_, averages_, {.decay = std::min(options_.decay, limit)});
+  optimizer_step(params_, params_, {averages_}, EmaStep{.decay = std::min(options_.decay, limit)});
   if (count) ++updates_;
 }
 
@@ -69,44 +68,21 @@ void ExponentialMovingAverage::update() {
   for (size_t i = 0; i < buffers_.size(); ++i) copies_[i].copy_(buffers_[i]);
 }
 
-namespace {
-std::mutex swaps_mutex;
-std::vector<ExponentialMovingAverage::Swapped*> swaps;  // existing objects in the order of construction
-
-bool is_same_view(const Tensor& a, const Tensor& b) {
-  return a.storage() == b.storage() && a.storage_offset() == b.storage_offset();
-}
-}  // namespace
-
 ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
   NoGradGuard no_grad;
-  const std::lock_guard lock(swaps_mutex);
-  swaps.reserve(swaps.size() + 1);
-  Tensors kept = average.averages_;
-  kept.insert(kept.end(), average.copies_.begin(), average.copies_.end());
   for (const Tensors& own : {average.params_, average.buffers_})
     for (const Tensor& tensor : own) {
       own_.push_back(tensor.detach());
       saved_.push_back(own_.back().clone());  // before anything is written, because memory may run out
     }
+  Tensors kept = average.averages_;
+  kept.insert(kept.end(), average.copies_.begin(), average.copies_.end());
   for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(kept[i]);
-  swaps.push_back(this);
 }
 
-/// Restores the saved values. If a later swap of the same tensor exists, it has saved the values that this swap wrote.
-/// In this case, its saved values are replaced, and the tensor is not changed.
 ExponentialMovingAverage::Swapped::~Swapped() {
   NoGradGuard no_grad;
-  const std::lock_guard lock(swaps_mutex);
-  for (size_t i = 0; i < own_.size(); ++i) {
-    Tensor to = own_[i];
-    // Visits the later swaps from the last, so that `to` ends as the saved value of the next swap after this one.
-    for (auto later = swaps.rbegin(); *later != this; ++later)
-      for (size_t k = 0; k < (*later)->own_.size(); ++k)
-        if (is_same_view((*later)->own_[k], own_[i])) to = (*later)->saved_[k];
-    to.copy_(saved_[i]);
-  }
-  std::erase(swaps, this);
+  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(saved_[i]);
 }
 
 TensorMap ExponentialMovingAverage::state_dict() const {
@@ -123,8 +99,6 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
   const nn::Fields fields = fields_of(options, updates);
   nn::check_class(dict, kOp, "an");
   nn::read_fields(dict, "", fields, kOp);
-  validate(options);
-  check_count(kOp, "updates", updates, 0);
   const TensorMap values = nn::with_prefix(dict, "values.");
   check(values.size() == values_.size() && dict.size() == values.size() + fields.size() + 1, kOp, "the state has ",
         values.size(), " values and ", dict.size(), " entries in total, but the model has ", values_.size(), " values");
@@ -134,8 +108,6 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
     const Tensor& tensor = entry->second;
     check(tensor.defined() && tensor.shape() == value.shape() && tensor.dtype() == value.dtype(), kOp, "values.", name,
           " is ", describe(tensor), ", expected ", describe(value));
-    const auto same = [&expected = value](const Tensor& average) { return average.is_same(expected); };
-    nn::check_values(kOp, "values." + name, tensor, std::any_of(averages_.begin(), averages_.end(), same));
   }
   if (!keep) return;
   NoGradGuard no_grad;

@@ -40,8 +40,8 @@ class ExponentialMovingAverage : public nn::Stateful {
   /// Copies the averages to a model of the same structure: model.load_state_dict(values()).
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }
 
-  /// Gives the model the averaged values during its lifetime, and restores the model's own values afterwards. Several
-  /// Swapped objects, of one or several averages, may exist at once and be destroyed in any order.
+  /// Gives the model the averaged values during its lifetime, and restores the model's own values afterwards. If
+  /// several Swapped objects of a model exist at once, they must be destroyed in the reverse order of their creation.
   class [[nodiscard]] Swapped {
    public:
     Swapped(const Swapped&) = delete;
@@ -58,8 +58,7 @@ class ExponentialMovingAverage : public nn::Stateful {
   Swapped swap() const { return Swapped(*this); }
 
   /// Returns the entries "values.<name>" and "updates", and the options. load_state_dict throws Error for an incomplete
-  /// state, for the state of another model, for invalid options, for averages that are not finite, and for NaN in
-  /// buffers.
+  /// state and for the state of another model.
   TensorMap state_dict() const override;
 
  private:

@@ -123,9 +123,6 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
   nn::read_fields(state, "", fields, kOp);
   check(state.size() == fields.size() + 1, kOp, "the state has ", state.size(), " entries, expected ",
         fields.size() + 1);
-  validate(options);
-  check(tracker >= 0 && tracker < options.growth_interval, kOp, "growth_tracker must lie in [0, growth_interval), got ",
-        tracker, " with growth_interval ", options.growth_interval);
   if (!keep) return;
   options_ = options;
   initial_tracker_ = tracker;

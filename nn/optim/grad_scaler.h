@@ -58,8 +58,7 @@ class GradScaler : public nn::Stateful {
   bool is_enabled() const { return options_.enabled; }
 
   /// Returns the scale, the factors, the interval, and the number of updates since the last change. Waits for the
-  /// device. If not enabled, the state contains only the class, and load_state_dict accepts any state. Otherwise,
-  /// load_state_dict throws Error for invalid options, and unless the number of updates lies in [0, growth_interval).
+  /// device. If not enabled, the state contains only the class, and load_state_dict accepts any state.
   TensorMap state_dict() const override;
 
  private:

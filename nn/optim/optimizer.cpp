@@ -88,25 +88,18 @@ std::vector<const void*> Optimizer::memory_of(const Update& u) const {
   return memory;
 }
 
-/// An update of a captured step, and the memory that it uses.
-struct Optimizer::Captured {
-  size_t group;
-  Update update;
-  std::vector<const void*> memory;
-};
-
-void Optimizer::replay(std::vector<Captured>& updates) {
-  for (Captured& c : updates) {
-    check(memory_of(c.update) == c.memory, name_,
+void Optimizer::perform(std::vector<Update>& updates) {
+  for (Update& u : updates) {
+    check(memory_of(u) == u.memory, name_,
           "parameters or state were replaced since the step was captured; capture the graph again");
-    c.update.step = slots_[c.update.slots.front()].step + 1;
-    for (const size_t i : c.update.slots)
-      check(slots_[i].step + 1 == c.update.step, name_,
+    u.step = slots_[u.slots.front()].step + 1;
+    for (const size_t i : u.slots)
+      check(slots_[i].step + 1 == u.step, name_,
             "parameters have taken different numbers of steps since the step was captured; capture the graph again");
   }
-  for (const Captured& c : updates) {
-    update(c.group, c.update);
-    for (const size_t i : c.update.slots) slots_[i].step = c.update.step;
+  for (const Update& u : updates) {
+    update(u);
+    for (const size_t i : u.slots) slots_[i].step = u.step;
   }
 }
 
@@ -127,7 +120,7 @@ void Optimizer::step(const GradScaling& scaling) {
   NoGradGuard no_grad;
   Capture* const capture = Capture::current();
   check(!capture || !after_step_, name_, "a step of an optimizer with ZeroRedundancy cannot be captured");
-  std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> updates;  // by group, step and counter of skipped steps
+  std::map<std::tuple<size_t, int64_t, TensorBody*>, Update> by_key;  // by group, step and counter of skipped steps
   for (size_t number = 0; number < slots_.size(); ++number) {
     Slot& slot = slots_[number];
     const Tensor grad = slot.param.grad();
@@ -135,7 +128,8 @@ void Optimizer::step(const GradScaling& scaling) {
     if (capture)
       check(slot.param.device() == capture->device(), name_, "a parameter on ", slot.param.device(),
             " cannot be updated by a graph that is captured on ", capture->device());
-    Update& u = updates[{slot.group, slot.step + 1, slot.skipped.body().get()}];
+    Update& u = by_key[{slot.group, slot.step + 1, slot.skipped.body().get()}];
+    u.group = slot.group;
     u.step = slot.step + 1;
     u.given = scaling;
     u.skipped = slot.skipped;
@@ -153,23 +147,23 @@ void Optimizer::step(const GradScaling& scaling) {
       u.buffers[i].push_back(slot.buffers[i]);
     }
   }
-  if (scaling.found_inf.defined())
-    for (auto& [key, u] : updates) count_skip(u);
-  if (capture) {
-    std::vector<Captured> captured;
-    for (const auto& [key, u] : updates) captured.push_back({std::get<0>(key), u, memory_of(u)});
-    capture->optimizer_step([self = std::weak_ptr(self_), name = name_, captured](bool replay) mutable {
-      const auto optimizer = self.lock();
-      check(optimizer != nullptr, name, "the optimizer was destroyed after its step was captured");
-      if (replay) return (*optimizer)->replay(captured);
-      for (const Captured& c : captured) (*optimizer)->update(c.group, c.update);
-    });
+  std::vector<Update> updates;
+  for (auto& [key, u] : by_key) {
+    if (scaling.found_inf.defined()) count_skip(u);
+    u.memory = memory_of(u);
+    updates.push_back(u);
+  }
+  if (!capture) {
+    perform(updates);
+    if (after_step_) after_step_();
     return;
   }
-  for (const auto& [key, u] : updates) update(std::get<0>(key), u);
-  for (size_t number = 0; number < slots_.size(); ++number)
-    if (owns(number) && slots_[number].param.grad().defined()) ++slots_[number].step;
-  if (after_step_) after_step_();
+  capture->optimizer_step([self = std::weak_ptr(self_), name = name_, updates](bool replay) mutable {
+    const auto optimizer = self.lock();
+    check(optimizer != nullptr, name, "the optimizer was destroyed after its step was captured");
+    if (replay) return (*optimizer)->perform(updates);
+    for (const Update& u : updates) (*optimizer)->update(u);
+  });
 }
 
 Tensors Optimizer::gradients() const {
@@ -225,7 +219,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
   std::vector<BufferSpecs> specs(num_groups());
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
-    read_options(g, state, prefix, specs[g], false);
+    specs[g] = read_options(g, state, prefix, false);
     const auto params = state.find(prefix + "params");
     std::vector<int64_t> expected(group_sizes_[g]);
     for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<int64_t>(first + i);
@@ -242,7 +236,6 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     const std::string prefix = concat("state.", i, '.');
     if (state.contains(prefix + "step")) {
       nn::read_fields(state, prefix, {{"step", &slot.step}}, name_);
-      check_count(name_, prefix + "step", slot.step, 1);
       ++known;
       for (size_t b = 0; b < specs[slot.group].size(); ++b) {
         const BufferSpec& spec = specs[slot.group][b];
@@ -253,8 +246,6 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
         check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? ", whose state is f32" : "");
-        // Rejects NaN, infinities and negative squares, because the next step would make parameters NaN.
-        nn::check_values(name_, prefix + spec.name, buffer, true, !spec.squares);
         ++known;
         if (keep && owns(i)) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }
@@ -265,7 +256,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
   check(known == state.size(), name_, "the state has ", state.size() - known,
         " entries that these parameters and options do not use");
   if (!keep) return;
-  for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), specs[g], true);
+  for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), true);
   slots_ = std::move(loaded);
   consolidated_ = std::find(owned_.begin(), owned_.end(), false) == owned_.end();
 }
@@ -276,10 +267,6 @@ void match_memory_format(const char* op, const Tensor& state, const Tensor& para
   check(!Capture::current(), op,
         "the first step in another memory format converts the state; run one step before the capture");
   nn::detail::convert("state", state, [format](const Tensor& t) { return t.contiguous(format); });
-}
-
-void check_count(const char* op, const std::string& name, int64_t count, int64_t min) {
-  check(count >= min && count <= int64_t{1} << 62, op, name, " must lie in [", min, ", 2^62], got ", count);
 }
 
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {

@@ -30,10 +30,9 @@ struct ParamGroup {
 
 /// Describes a tensor that an optimizer may keep for each parameter.
 struct BufferSpec {
-  std::string name;      ///< the name in PyTorch's state_dict
-  bool used;             ///< false if the options do not need the buffer
-  bool squares = false;  ///< the buffer averages squares, so its elements are never negative
-  double initial = 0;    ///< value of all elements before the first step
+  std::string name;    ///< the name in PyTorch's state_dict
+  bool used;           ///< false if the options do not need the buffer
+  double initial = 0;  ///< value of all elements before the first step
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 inline constexpr size_t kMaxBuffers = 3;  ///< per parameter
@@ -47,17 +46,20 @@ struct GradScaling {
 
 /// A step of all parameters of a group that have taken the same number of steps.
 struct Update {
+  size_t group = 0;
   int64_t step = 0;  ///< number of this step, from 1
   Tensors params, grads;
   std::vector<size_t> slots{};                 ///< indices of the parameters
   std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty if not used
   GradScaling given{};                         ///< arguments of Optimizer::step
-  Tensor skipped{};  ///< number of earlier steps that the device skipped, an i64 scalar; undefined: 0
+  Tensor skipped{};                   ///< number of earlier steps that the device skipped, an i64 scalar; undefined: 0
+  std::vector<const void*> memory{};  ///< addresses of the parameters and of their state when the step was captured
 
-  /// Returns the scaling in the form that the functions of ops/optim.h take.
-  StepScaling scaling() const {
+  /// Updates the parameters and the buffers.
+  void run(const AnyStep& options) const {
     const auto if_defined = [](const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; };
-    return {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)};
+    optimizer_step(params, grads, {buffers[0], buffers[1], buffers[2]}, options,
+                   {if_defined(given.scale), if_defined(given.found_inf), if_defined(skipped)});
   }
 };
 
@@ -99,16 +101,14 @@ class Optimizer : public nn::Stateful {
   /// "class.<name>". The buffers share memory with the optimizer.
   ///
   /// load_state_dict replaces the options and copies the buffers. It throws Error if the state is incomplete, or comes
-  /// from another class of optimizer or from other groups or shapes. It also throws if the constructor would reject an
-  /// option, if a step count lies outside [1, 2^62], if a buffer contains NaN or infinities, or if an average of
-  /// squares (exp_avg_sq, max_exp_avg_sq, square_avg) is negative.
+  /// from another class of optimizer or from other groups or shapes.
   TensorMap state_dict() const override;
 
  protected:
   Optimizer(const char* name, const std::vector<Tensors>& groups);
 
   /// Performs one step of some parameters of a group.
-  virtual void update(size_t group, const Update& u) = 0;
+  virtual void update(const Update& u) = 0;
   /// Returns the buffers that a group may have.
   virtual BufferSpecs buffers(size_t group) const = 0;
   /// Sets the option that has one of these names. Throws if the options have none of these names, or if the value is
@@ -116,10 +116,8 @@ class Optimizer : public nn::Stateful {
   virtual void change_option(size_t group, std::initializer_list<std::string_view> names, double value) = 0;
   /// Adds the options of a group to `state`.
   virtual void write_options(size_t group, TensorMap& state, const std::string& prefix) const = 0;
-  /// Reads and checks the options of a group, and sets them if `keep`. `buffers` receives the buffers that these
-  /// options need.
-  virtual void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& buffers,
-                            bool keep) = 0;
+  /// Reads the options of a group, and sets them if `keep`. Returns the buffers that these options need.
+  virtual BufferSpecs read_options(size_t group, const TensorMap& state, const std::string& prefix, bool keep) = 0;
 
   const char* name() const { return name_; }
   /// Returns whether a parameter of the group has been updated.
@@ -145,9 +143,8 @@ class Optimizer : public nn::Stateful {
   /// Adds u.given.found_inf to u.skipped. If other parameters share the counter, first creates a separate counter for
   /// these parameters.
   void count_skip(Update& u);
-  struct Captured;
-  /// Prepares the updates of a captured step for the replay that is about to begin.
-  void replay(std::vector<Captured>& updates);
+  /// Performs updates of parameters and counts their steps. In a replay, a step has the current number.
+  void perform(std::vector<Update>& updates);
   void read_state(const TensorMap& state, bool keep) override;
 
   const char* name_;
@@ -199,7 +196,7 @@ class OptimizerOf : public Optimizer {
 
  protected:
   BufferSpecs buffers(size_t group) const override { return options_[group].buffers(); }
-  void update(size_t group, const Update& u) override { options_[group].step(u); }
+  void update(const Update& u) override { options_[u.group].step(u); }
   void change_option(size_t group, std::initializer_list<std::string_view> names, double value) override {
     Options changed = options(group);
     check(nn::set_field(changed.fields(), names, value), name(), "has no ", *names.begin());
@@ -209,17 +206,11 @@ class OptimizerOf : public Optimizer {
     Options copy = options_[group];
     nn::write_fields(state, prefix, copy.fields());
   }
-  void read_options(size_t group, const TensorMap& state, const std::string& prefix, BufferSpecs& specs,
-                    bool keep) override {
+  BufferSpecs read_options(size_t group, const TensorMap& state, const std::string& prefix, bool keep) override {
     Options read = options_[group];
     nn::read_fields(state, prefix, read.fields(), name());
-    try {
-      read.validate();
-    } catch (const Error& error) {  // "<name>: <option> must ..."
-      fail(name(), prefix, std::string_view(error.what()).substr(std::string_view(Options::kName).size() + 2));
-    }
-    specs = read.buffers();
     if (keep) options_[group] = read;
+    return read.buffers();
   }
 
  private:
@@ -235,10 +226,6 @@ class OptimizerOf : public Optimizer {
 /// Converts the state of `param` in place to the memory format of `param`, which may have changed. Throws if the
 /// conversion would be captured.
 void match_memory_format(const char* op, const Tensor& state, const Tensor& param);
-
-/// Throws "<op>: <name> must lie in [<min>, 2^62], got <count>". A count within these bounds cannot overflow in
-/// practice.
-void check_count(const char* op, const std::string& name, int64_t count, int64_t min);
 
 /// Throws "<optimizer>: <option> must be finite and at least 0, got <value>" for the first option that is not.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);

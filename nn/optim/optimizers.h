@@ -29,8 +29,7 @@ struct SgdOptions {
   }
   BufferSpecs buffers() const { return {{"momentum_buffer", momentum != 0}}; }
   void step(const Update& u) const {
-    sgd_step(u.params, u.grads, u.buffers[0], {lr, momentum, dampening, weight_decay, nesterov, maximize, u.step},
-             u.scaling());
+    u.run(SgdStep{lr, momentum, dampening, weight_decay, nesterov, maximize, u.step});
   }
 };
 /// Stochastic gradient descent, optionally with momentum (Sutskever et al., "On the importance of initialization and
@@ -57,14 +56,9 @@ struct AdamOptionsOf {
     return nn::named_fields("lr, beta1, beta2, eps, weight_decay, amsgrad, maximize",  //
                             lr, betas[0], betas[1], eps, weight_decay, amsgrad, maximize);
   }
-  BufferSpecs buffers() const {
-    return {{"exp_avg", true},
-            {.name = "exp_avg_sq", .used = true, .squares = true},
-            {.name = "max_exp_avg_sq", .used = amsgrad, .squares = true}};
-  }
+  BufferSpecs buffers() const { return {{"exp_avg", true}, {"exp_avg_sq", true}, {"max_exp_avg_sq", amsgrad}}; }
   void step(const Update& u) const {
-    adam_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2],
-              {lr, betas[0], betas[1], eps, weight_decay, decoupled, amsgrad, maximize, u.step}, u.scaling());
+    u.run(AdamStep{lr, betas[0], betas[1], eps, weight_decay, decoupled, amsgrad, maximize, u.step});
   }
 };
 using AdamOptions = AdamOptionsOf<false>;
@@ -95,14 +89,9 @@ struct RmspropOptions {
                             lr, alpha, eps, weight_decay, momentum, centered, maximize);
   }
   BufferSpecs buffers() const {
-    return {{.name = "square_avg", .used = true, .squares = true},
-            {"momentum_buffer", momentum != 0},
-            {"grad_avg", centered}};
+    return {{"square_avg", true}, {"momentum_buffer", momentum != 0}, {"grad_avg", centered}};
   }
-  void step(const Update& u) const {
-    rmsprop_step(u.params, u.grads, u.buffers[0], u.buffers[1], u.buffers[2],
-                 {lr, alpha, eps, weight_decay, momentum, centered, maximize}, u.scaling());
-  }
+  void step(const Update& u) const { u.run(RmspropStep{lr, alpha, eps, weight_decay, momentum, centered, maximize}); }
 };
 /// RMSprop (Hinton, "Neural networks for machine learning", lecture 6e, 2012; centered: Graves, "Generating sequences
 /// with recurrent neural networks", arXiv:1308.0850).
@@ -129,12 +118,8 @@ struct AdagradOptions {
     return nn::named_fields("lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize",  //
                             lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize);
   }
-  BufferSpecs buffers() const {
-    return {{.name = "sum", .used = true, .squares = true, .initial = initial_accumulator_value}};
-  }
-  void step(const Update& u) const {
-    adagrad_step(u.params, u.grads, u.buffers[0], {lr, lr_decay, weight_decay, eps, maximize, u.step}, u.scaling());
-  }
+  BufferSpecs buffers() const { return {{.name = "sum", .used = true, .initial = initial_accumulator_value}}; }
+  void step(const Update& u) const { u.run(AdagradStep{lr, lr_decay, weight_decay, eps, maximize, u.step}); }
 };
 /// Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization",
 /// JMLR 2011).
@@ -156,9 +141,7 @@ struct LionOptions {
     return nn::named_fields("lr, beta1, beta2, weight_decay, maximize", lr, betas[0], betas[1], weight_decay, maximize);
   }
   BufferSpecs buffers() const { return {{"exp_avg", true}}; }
-  void step(const Update& u) const {
-    lion_step(u.params, u.grads, u.buffers[0], {lr, betas[0], betas[1], weight_decay, maximize}, u.scaling());
-  }
+  void step(const Update& u) const { u.run(LionStep{lr, betas[0], betas[1], weight_decay, maximize}); }
 };
 /// Lion (Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023). A step is the sign of an average
 /// of gradients, times lr. Compared to AdamW, the authors recommend a learning rate that is 3 to 10 times smaller, and

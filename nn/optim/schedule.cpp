@@ -8,15 +8,7 @@ void Schedule::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "a");
   const size_t expected = fields().size() + 1;
   check(state.size() == expected, name_, "the state has ", state.size(), " entries, expected ", expected);
-  const TensorMap before = state_dict();
-  try {
-    nn::read_fields(state, "", fields(), name_);
-    check_fields();
-  } catch (...) {
-    nn::read_fields(before, "", fields(), name_);
-    throw;
-  }
-  if (!keep) nn::read_fields(before, "", fields(), name_);
+  nn::read_fields(state, "", fields(), name_, keep);
 }
 
 StepSchedule::StepSchedule(const char* name, Optimizer& optimizer) : Schedule(name, optimizer) {
@@ -46,12 +38,6 @@ nn::Fields StepSchedule::fields() {
   for (size_t group = 0; group < initial_.size(); ++group)
     list.emplace_back(concat("initial_lr.", group), &initial_[group]);
   return list;
-}
-
-void StepSchedule::check_fields() const {
-  check_count(name(), "steps", steps_, 0);
-  for (size_t group = 0; group < initial_.size(); ++group)
-    check_not_negative(name(), {{concat("initial_lr.", group).c_str(), initial_[group]}});
 }
 
 namespace {
@@ -164,12 +150,6 @@ void ReduceLROnPlateau::step(double metric) {
 
 nn::Fields ReduceLROnPlateau::fields() {
   return nn::named_fields("best, bad_steps, cooldown_left", best_, bad_steps_, cooldown_left_);
-}
-
-void ReduceLROnPlateau::check_fields() const {
-  check(!std::isnan(best_), name(), "best must not be NaN");
-  check_count(name(), "bad_steps", bad_steps_, 0);
-  check_count(name(), "cooldown_left", cooldown_left_, 0);
 }
 
 }  // namespace voxgrad::optim

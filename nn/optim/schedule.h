@@ -16,8 +16,7 @@ namespace voxgrad::optim {
 
 /// Base class of all schedules. A schedule keeps a reference to its optimizer, which must outlive it.
 ///
-/// load_state_dict throws Error if the state is incomplete or comes from another class of schedule. It also throws if a
-/// count lies outside [0, 2^62], if a learning rate is negative or not finite, or if a number is NaN.
+/// load_state_dict throws Error if the state is incomplete or comes from another class of schedule.
 class Schedule : public nn::Stateful {
  public:
   Schedule(const Schedule&) = delete;
@@ -33,8 +32,6 @@ class Schedule : public nn::Stateful {
   const char* name() const { return name_; }
   /// Returns the numbers that make up the state.
   virtual nn::Fields fields() = 0;
-  /// Throws if the fields have values that this schedule cannot reach.
-  virtual void check_fields() const = 0;
 
  private:
   void read_state(const TensorMap& state, bool keep) override;
@@ -63,7 +60,6 @@ class StepSchedule : public Schedule {
   /// Sets the number of steps and the learning rates. Constructors of derived classes call set_steps(0).
   void set_steps(int64_t steps);
   nn::Fields fields() override;
-  void check_fields() const override;
 
  private:
   int64_t steps_ = 0;
@@ -335,7 +331,6 @@ class ReduceLROnPlateau : public Schedule {
 
  protected:
   nn::Fields fields() override;
-  void check_fields() const override;
 
  private:
   bool is_better(double metric) const;

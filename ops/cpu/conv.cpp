@@ -24,7 +24,8 @@ namespace voxgrad::cpu {
 namespace {
 
 // Limits of the workspace: kWeightBytes for the packed weights and kTileBytes for the packed tile of each thread. The
-// tile of a thread and the weights of one phase (at most kPanelBytes) fit in the second-level cache together.
+// tile of a thread and the weights of one phase (at most kPanelBytes) fit in the second-level cache together. A kernel
+// with more than 10^5 taps may exceed the limits.
 constexpr int64_t kWeightBytes = 16 << 20;
 constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
@@ -86,7 +87,8 @@ class Convolution {
 
   /// Computes all units, in passes whose packed weights fit in kWeightBytes.
   void run_by_tiles() {
-    const int64_t limit = kWeightBytes / item();
+    const int64_t limit =
+        std::max(kWeightBytes, weights_.taps() * channels_per_unit_ * int64_t{kMaxTileWidth}) / item();
     const Workspace<T> weights(
         std::min(limit, p_.groups * p_.in_channels() * weights_.taps() * padded_columns(blocks_)));
     std::vector<ConvUnit<T>> pass;
@@ -342,7 +344,7 @@ class Convolution {
   void store(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums, int64_t rows, T* out,
              int64_t out_step) const {
     const int64_t channel_stride = p_.out.channel_stride, count = channels.end - channels.begin;
-    const bool adds = p_.adds || unit.first_channel > 0;
+    const bool adds = unit.first_channel > 0;
     const bool relu = p_.relu && unit.first_channel + unit.channels == p_.in_channels();
     const auto finished = [relu](T value) { return relu && value < T(0) ? T(0) : value; };
     const int64_t first = unit.group * p_.out_channels() + unit.block.first + channels.begin;
@@ -453,27 +455,22 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     const View* bias = epilogue.bias;
     problem.bias = bias ? bias->as<const T>() : nullptr;
     problem.bias_stride = bias ? bias->stride[0] : 0;
-    bool complete = true;  // whether a single piece of the kernel computes every output
-    for_each_kernel_piece(w, geometry, [&](const View& piece, const ConvGeometry& g) {
-      bool covered = true;
-      for (int axis = 0; axis < 3; ++axis) {
-        const ConvAxis a{x.size[axis + 2], y.size[axis + 2], piece.size[axis + 2],
-                         g.stride[axis],   g.padding[axis],  g.dilation[axis]};
-        ConvGather& gather = problem.gather[static_cast<size_t>(axis)];
-        gather = transposed ? gather_transposed(a) : gather_forward(a);
-        covered = covered && gather.covers_all();
-        problem.kernel[axis] = piece.size[axis + 2];
-        problem.weight_stride[axis] = piece.stride[axis + 2];
-      }
-      problem.weight = piece.as<const T>();
-      complete = complete && covered && piece.numel() == w.numel();
-      problem.relu = epilogue.relu && complete;
-      if (is_head(problem, out, in, w, geometry)) return multiply_head(problem);
-      if (!covered && !problem.adds) fill_bias<T>(out, bias);
-      Convolution<T>(problem).run();
-      problem.adds = true;
-    });
-    if (epilogue.relu && !complete) unary(UnaryOp::relu, out, out, 0, 0);
+    bool covered = true;  // whether every output has a tap
+    for (int axis = 0; axis < 3; ++axis) {
+      const ConvAxis a{x.size[axis + 2],      y.size[axis + 2],       w.size[axis + 2],
+                       geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]};
+      ConvGather& gather = problem.gather[static_cast<size_t>(axis)];
+      gather = transposed ? gather_transposed(a) : gather_forward(a);
+      covered = covered && gather.covers_all();
+      problem.kernel[axis] = w.size[axis + 2];
+      problem.weight_stride[axis] = w.stride[axis + 2];
+    }
+    problem.weight = w.as<const T>();
+    problem.relu = epilogue.relu && covered;
+    if (is_head(problem, out, in, w, geometry)) return multiply_head(problem);
+    if (!covered) fill_bias<T>(out, bias);
+    Convolution<T>(problem).run();
+    if (epilogue.relu && !covered) unary(UnaryOp::relu, out, out, 0, 0);
   });
 }
 

@@ -6,24 +6,6 @@
 
 namespace voxgrad::cpu {
 
-void for_each_kernel_piece(const View& w, const ConvGeometry& geometry,
-                           const std::function<void(const View&, const ConvGeometry&)>& body) {
-  constexpr int64_t kMaxTaps = 1 << 15;
-  int axis = 2;
-  for (int i = 3; i < 5; ++i)
-    if (w.size[i] > w.size[axis]) axis = i;
-  if (w.size[2] * w.size[3] * w.size[4] <= kMaxTaps) return body(w, geometry);
-  const int64_t half = w.size[axis] / 2;
-  View first = w, second = w;
-  first.size[axis] = half;
-  second.size[axis] -= half;
-  second.data = static_cast<char*>(w.data) + half * w.stride[axis] * static_cast<int64_t>(item_size(w.dtype));
-  ConvGeometry shifted = geometry;
-  shifted.padding[axis - 2] -= half * geometry.dilation[axis - 2];
-  for_each_kernel_piece(first, geometry, body);
-  for_each_kernel_piece(second, shifted, body);
-}
-
 AxisWindow::AxisWindow(const ConvGather& gather, int64_t kernel, int64_t length)
     : base(static_cast<size_t>(kernel), 0) {
   std::vector<ConvTap> taps;

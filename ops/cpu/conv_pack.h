@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <vector>
 
@@ -31,11 +30,6 @@ class Workspace {
  private:
   Storage storage_;
 };
-
-/// Splits a kernel with very many taps, so that the memory per tap stays within a few megabytes. Calls
-/// body(piece of the weight, geometry of the piece). Nearly always the only piece is the weight itself.
-void for_each_kernel_piece(const View& w, const ConvGeometry& geometry,
-                           const std::function<void(const View&, const ConvGeometry&)>& body);
 
 /// The inputs that `length` consecutive steps of an axis read, stored in slots. Step q (from the first step) and tap k
 /// read slot q + base[k]. Each input has one slot; inputs between dilated taps, which no step reads, have none.

@@ -289,8 +289,7 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
     });
   dispatch(WideFloats(), w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
     if (w.numel() == 0) return;
-    for_each_kernel_piece(w, geometry,
-                          [&](const View& piece, const ConvGeometry& g) { WeightGradient<T>(piece, x, y, g).run(); });
+    WeightGradient<T>(w, x, y, geometry).run();
   });
 }
 

@@ -26,7 +26,6 @@ struct ConvProblem {
   Triple weight_stride{0};
   const T* bias = nullptr;
   int64_t bias_stride = 0;
-  bool adds = false;  ///< adds to `out` instead of setting `out`; the bias is not added
   bool relu = false;  ///< applies ReLU to the complete sums
 
   int64_t in_channels() const { return in.channels / groups; }

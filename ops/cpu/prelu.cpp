@@ -1,15 +1,9 @@
-// prelu and its gradient, and the gradient of ReLU with a bias per channel.
+// prelu and its gradient.
 #include <vector>
 
 #include "ops/cpu/slabs.h"
 
 namespace voxgrad::cpu {
-
-void relu_bias_backward(const View& dz, const View& dbias, const View& dy, const View& y) {
-  binary(BinaryOp::relu_grad, dz, dy, y, 0, 0);
-  sum_channels(Slabs(y), dbias, dz);
-}
-
 namespace {
 
 /// Returns the slope of each channel of each sample.
@@ -33,7 +27,7 @@ void prelu_gradients(const Slabs& slabs, const View& dx, const View& dweight, co
   map_channels<T>(
       slabs, slopes<T>(slabs, weight), [](T slope, T d, T v) { return v > 0 ? d : slope * d; }, dx, dy, x);
   sum_channels<T>(
-      slabs, dweight, [](double d, double v) { return v > 0 ? 0 : d * v; }, dy, x);
+      slabs, dweight, [](size_t, T d, T v) { return v > 0 ? 0 : double{d} * double{v}; }, dy, x);
 }
 
 }  // namespace

@@ -4,8 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <functional>
+#include <utility>
 #include <vector>
 
 #include "core/detail/divide.h"
@@ -27,7 +28,7 @@ struct Slab {
   int64_t position;  // first position along L
   int64_t rows;
   int64_t columns;
-  int64_t sums;  // index of the sum of the first channel, see Slabs::sums()
+  int64_t chunk;  // number of the slab along L
 };
 
 /// The division of (N, C, L) into slabs. It depends on the shape and strides of x and is used for all views of a call.
@@ -52,19 +53,19 @@ struct Slabs {
   template <class F>
   void for_each(F&& f) const {
     const int64_t lines = channels_inner ? 1 : channels;
-    parallel_for(samples * lines * chunks,
-                 grain_of(std::min(positions, length) * channels / std::max<int64_t>(1, lines)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     const int64_t chunk = i % chunks, channel = i / chunks % lines, sample = i / chunks / lines;
-                     const int64_t first = chunk * positions, count = std::min(positions, length - first);
-                     f(Slab{sample, channel, first, channels_inner ? count : 1, channels_inner ? channels : count,
-                            (sample * chunks + chunk) * channels + channel});
-                   }
-                 });
+    parallel_for(
+        samples * lines * chunks, grain_of(std::min(positions, length) * channels / std::max<int64_t>(1, lines)),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t chunk = i % chunks, channel = i / chunks % lines, sample = i / chunks / lines;
+            const int64_t first = chunk * positions, count = std::min(positions, length - first);
+            f(Slab{sample, channel, first, channels_inner ? count : 1, channels_inner ? channels : count, chunk});
+          }
+        });
   }
-  /// Returns the number of partial sums: one for each sample, slab along L and channel.
-  size_t sums() const { return static_cast<size_t>(samples * chunks * channels); }
+  /// Returns the number of lines. A line is a channel of a sample.
+  size_t lines() const { return static_cast<size_t>(samples * channels); }
+  size_t line(int64_t sample, int64_t channel) const { return static_cast<size_t>(sample * channels + channel); }
 
   /// Returns the offset of row r of a slab.
   int64_t row(const View& v, const Slab& slab, int64_t r) const {
@@ -74,12 +75,6 @@ struct Slabs {
   /// Returns the stride of the columns.
   int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
 };
-
-/// Returns the element of `v`, which has the shape of the groups, for group number i.
-template <class T>
-T& at(const View& v, int64_t i) {
-  return v.as<T>()[i / v.size[1] * v.stride[0] + i % v.size[1] * v.stride[1]];
-}
 
 /// The channels of a group in one sample or in all samples.
 struct Group {
@@ -169,33 +164,58 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
   });
 }
 
-/// Stores the sum of f(first, second) over each channel in `sums` (C). The sums are computed in double.
-template <class T, class F>
-void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first, const View& second) {
+/// Returns the sums of f(line, first, second), which returns kSums terms, over the elements of each line. The sums are
+/// computed in double.
+template <class T, size_t kSums, class F>
+std::vector<std::array<double, kSums>> line_sums(const Slabs& slabs, const F& f, const View& first,
+                                                 const View& second) {
   const RowOperand in[2]{{first, dtype_of<T>}, {second, dtype_of<T>}};
-  std::vector<double> parts(slabs.sums());
+  std::vector<double> parts(slabs.lines() * static_cast<size_t>(slabs.chunks) * kSums);
+  // Part number `chunk` of sum k of a line is an element of the row of this sample, chunk and sum.
+  const auto part = [&](int64_t sample, int64_t chunk, size_t k) {
+    return parts.data() +
+           ((sample * slabs.chunks + chunk) * static_cast<int64_t>(kSums) + static_cast<int64_t>(k)) * slabs.channels;
+  };
   slabs.for_each([&](const Slab& slab) {
-    double* into = parts.data() + slab.sums;
+    double* sums[kSums];
+    for (size_t k = 0; k < kSums; ++k) sums[k] = part(slab.sample, slab.chunk, k) + slab.channel;
+    const size_t line = slabs.line(slab.sample, slab.channel);
     RowBuffer buffers[2];
-    if (!slabs.channels_inner) {
-      *into += fold_pieces(slab.columns, kRowPiece, 0.0, std::plus<double>(), [&](int64_t c, int64_t count) {
-        const T* x = load<T>(slabs, in[0], slab, 0, c, count, buffers[0]);
-        const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, 0, c, count, buffers[1]);
-        return [&f, x, v](int64_t j) { return f(static_cast<double>(x[j]), static_cast<double>(v[j])); };
-      });
-      return;
-    }
     for_blocks(slabs, slab, 0, slab.rows, {&in[0], &in[1]}, [&](int64_t r, int64_t rows, int64_t c, int64_t count) {
       const T* x = load<T>(slabs, in[0], slab, r, c, rows * count, buffers[0]);
       const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, r, c, rows * count, buffers[1]);
-      for (int64_t i = 0; i < rows; ++i, x += count, v += count)
-        for (int64_t j = 0; j < count; ++j) into[c + j] += f(static_cast<double>(x[j]), static_cast<double>(v[j]));
+      if (!slabs.channels_inner) {  // each sweep reads the block from the cache
+        [&]<size_t... k>(std::index_sequence<k...>) {
+          ((*sums[k] += sum_lanes(count, [f, line, x, v](int64_t j) { return f(line, x[j], v[j])[k]; })), ...);
+        }
+        (std::make_index_sequence<kSums>());
+        return;
+      }
+      for (int64_t i = 0; i < rows; ++i, x += count, v += count) {
+        VG_INDEPENDENT
+        for (int64_t j = 0; j < count; ++j) {
+          const auto terms = f(line + static_cast<size_t>(c + j), x[j], v[j]);
+          for (size_t k = 0; k < kSums; ++k) sums[k][c + j] += terms[k];
+        }
+      }
     });
   });
+  std::vector<std::array<double, kSums>> totals(slabs.lines());
+  for (int64_t n = 0; n < slabs.samples; ++n)
+    for (int64_t chunk = 0; chunk < slabs.chunks; ++chunk)
+      for (size_t k = 0; k < kSums; ++k)
+        for (int64_t c = 0; c < slabs.channels; ++c) totals[slabs.line(n, c)][k] += part(n, chunk, k)[c];
+  return totals;
+}
+
+/// Stores the sum of f(line, first, second) over each channel in `sums` (C).
+template <class T, class F>
+void sum_channels(const Slabs& slabs, const View& sums, const F& f, const View& first, const View& second) {
+  const auto lines = line_sums<T, 1>(
+      slabs, [&f](size_t line, T x, T v) { return std::array<double, 1>{f(line, x, v)}; }, first, second);
   for (int64_t c = 0; c < slabs.channels; ++c) {
     double total = 0;
-    for (int64_t row = 0; row < slabs.samples * slabs.chunks; ++row)
-      total += parts[static_cast<size_t>(row * slabs.channels + c)];
+    for (int64_t n = 0; n < slabs.samples; ++n) total += lines[slabs.line(n, c)][0];
     set_entry(&sums, c, total);
   }
 }
@@ -203,8 +223,9 @@ void sum_channels(const Slabs& slabs, const View& sums, F&& f, const View& first
 /// Stores the sum of x over each channel in `sums` (C).
 inline void sum_channels(const Slabs& slabs, const View& sums, const View& x) {
   dispatch(Floats(), x.dtype, "sum_channels", "CPU", [&]<class T>() {
-    sum_channels<compute_t<T>>(
-        slabs, sums, [](double v, double) { return v; }, x, x);
+    using C = compute_t<T>;
+    sum_channels<C>(
+        slabs, sums, [](size_t, C v, C) { return static_cast<double>(v); }, x, x);
   });
 }
 

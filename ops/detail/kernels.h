@@ -75,12 +75,8 @@ struct GroupNormGradients {
   const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias added to x
 };
 
-/// Gathers the statistics of a normalization whose groups span several ranks. A kernel calls this function after the
-/// reduction over the elements of this rank. The argument is an f64 view (groups + 1, k), whose row g holds the k
-/// statistics of group g. The first element of the last row is the number of elements that this rank has in a group,
-/// which is the weight of the rank. Returns the rows of all ranks as a contiguous view (ranks, groups + 1, k), which
-/// stays valid until the kernel returns. On a GPU, the work is queued on the current stream.
-using GatherStatistics = std::function<View(const View& statistics)>;
+/// Joins the results of a normalization whose groups span several ranks (kernels.def).
+using JoinRanks = std::function<void()>;
 
 /// Options of class_sums.
 struct ClassSums {
@@ -96,7 +92,7 @@ inline constexpr int kMaxClasses = 12;
 struct PoolGeometry {
   Triple kernel_size{1};
   Triple stride{1};
-  Triple padding{0};  ///< before the first element; the size of the output implies the padding after the last
+  Triple padding{0};
   Triple dilation{1};
 };
 
@@ -120,8 +116,7 @@ struct Resample {
   double scale = 1;  ///< input positions per output position
   int64_t kernel = 1;
   int64_t stride = 1;
-  int64_t padding = 0;      ///< before the first input
-  int64_t padding_end = 0;  ///< after the last input
+  int64_t padding = 0;  ///< before the first input; box: also after the last input
   int64_t outputs = 1;
   double weight = 0;  ///< 0 if not given
 };

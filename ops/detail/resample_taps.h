@@ -37,7 +37,7 @@ VG_HOST_DEVICE inline int64_t padded_input(Resample::Mode mode, int64_t i, int64
 VG_HOST_DEVICE inline Taps window_taps(const Resample& map, int64_t start, int64_t end, int64_t n) {
   const int64_t first = start > 0 ? start : 0, last = end < n ? end : n, count = last > first ? last - first : 0;
   // In ceil mode, a window may extend beyond the padding. Positions beyond the padding do not count.
-  const int64_t reach = end < n + map.padding_end ? end : n + map.padding_end;
+  const int64_t reach = end < n + map.padding ? end : n + map.padding;
   const int64_t counted = map.count_include_pad ? reach - start : count;
   return {first, count, map.weight != 0 ? map.weight : 1 / static_cast<double>(counted)};
 }

@@ -19,7 +19,7 @@ if(private)
   message(FATAL_ERROR "internal headers are installed: ${private}")
 endif()
 
-# Writes the decoys: headers with the names of voxgrad's headers, which stop the compilation if voxgrad includes them.
+# Writes the decoys: files with the names of voxgrad's headers. If voxgrad includes a decoy, the compilation fails.
 file(GLOB_RECURSE headers RELATIVE ${work}/prefix/include/voxgrad ${work}/prefix/include/voxgrad/*.h)
 foreach(header ${headers})
   get_filename_component(name ${header} NAME)
@@ -33,12 +33,13 @@ configure(installed -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_DISABLE_FIND_PACK
 run(${CMAKE_COMMAND} --build ${work}/installed --target consumer)
 run(${CMAKE_COMMAND} -E chdir ${work} ${work}/installed/consumer)
 
-# Compiles the consumer with voxgrad as a subdirectory. The target `main` does not build voxgrad itself again.
+# Compiles the consumer with voxgrad as a subdirectory. To save time, builds only the target `main`, which does not
+# build voxgrad itself.
 configure(subdirectory -DVOXGRAD_SOURCE=${voxgrad} -DVOXGRAD_CUDA=OFF)
 run(${CMAKE_COMMAND} --build ${work}/subdirectory --target main)
 
-# If NCCL's header lies in /usr/include, CMake must not pass that folder to the compiler with -I or -isystem. The
-# compiler searches the folder by default, and the option would change the order of the search.
+# Checks that CMake does not pass /usr/include to the compiler by -I or -isystem if this folder contains NCCL's header.
+# The compiler searches the folder by default, and the option would change the search order.
 if(NVCC)
   configure(nccl -DVOXGRAD_SOURCE=${voxgrad} -DVOXGRAD_CUDA=ON -DVOXGRAD_NCCL=ON -DCMAKE_CUDA_COMPILER=${NVCC}
     -DNCCL_INCLUDE_DIR=/usr/include -DNCCL_LIBRARY=${work}/libnccl.so -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)

@@ -109,17 +109,17 @@ TEST(ConvPlan, TreatsStridedWidthAsChannels) {
 
 TEST(ConvPlan, MergesGroupsWithFewChannels) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
-  p.groups = 64;
-  p.in_channels = p.out_channels = 1;
+  p.groups = 32;
+  p.in_channels = p.out_channels = 2;
   EXPECT_EQ(choose(p)->merged_groups, 1);
   p.in_channels_last = p.out_channels_last = true;
   for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad}) {
     p.pass = pass;
     const auto plan = choose(p);
-    EXPECT_GE(plan->merged_groups, 16);
-    EXPECT_EQ(plan->problem.groups * plan->merged_groups, 64);
-    EXPECT_EQ(plan->problem.in_channels, plan->merged_groups);
-    EXPECT_EQ(plan->problem.out_channels, plan->merged_groups);
+    EXPECT_GE(plan->merged_groups, 8);
+    EXPECT_EQ(plan->problem.groups * plan->merged_groups, 32);
+    EXPECT_EQ(plan->problem.in_channels, 2 * plan->merged_groups);
+    EXPECT_EQ(plan->problem.out_channels, 2 * plan->merged_groups);
     EXPECT_EQ(std::holds_alternative<WgradPlan>(plan->family), pass == ConvPass::wgrad);
     EXPECT_EQ(std::holds_alternative<FpropDgradPlan>(plan->family), pass != ConvPass::wgrad);
   }

@@ -289,11 +289,11 @@ TEST_F(CudaGraph, RejectsUncapturableOperationsAndRecovers) {
   EXPECT_EQ((y - x * 3.0).to_vector(), std::vector<double>(64, 0));
 }
 
-// Replays of a captured step function, here sgd_step(), use the options of the captured call.
+// Replays of a captured optimizer_step() use the options of the captured call.
 TEST_F(CudaGraph, StepFunctionKeepsItsOptions) {
   const Tensor p = ones({8}, kGpu), g = ones({8}, kGpu);
   cuda::CUDAGraph graph;
-  graph.capture([&] { sgd_step(std::span(&p, 1), std::span(&g, 1), {}, {.lr = 0.25}); });
+  graph.capture([&] { optimizer_step(std::span(&p, 1), std::span(&g, 1), {}, SgdStep{.lr = 0.25}); });
   EXPECT_EQ(p.to_vector(), std::vector<double>(8, 1));
   graph.replay();
   graph.replay();

@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:CudaAccuracy.*"
+FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:CudaAccuracy.*"
 MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
     "none": ("cuda/conv/mma_sync/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/mma_sync/pack.cu", "column < p.out_channels ? from",
@@ -42,6 +42,15 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                            "warpgroup_wait<1>();  // for those of the tap before", ""),
     "fprop_dgrad_stores_at_wrong_offsets": ("cuda/conv/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
                                             "offset = corner + at.offset * (row % 16 < 8);"),
+    "depthwise_drops_a_tap": ("cuda/conv/direct/depthwise.cu", "kd < K; ++kd", "kd < K - 1; ++kd"),
+    "depthwise_shifts_the_halo": ("cuda/conv/direct/depthwise.cu", "return begin * S - padding;",
+                                  "return begin * S - padding + 1;"),
+    "depthwise_forgets_the_start_of_a_chunk": ("cuda/conv/direct/depthwise.cu", "const bool all = first <= 0 &&",
+                                               "const bool all ="),
+    "depthwise_reads_a_plane_early": ("cuda/conv/direct/depthwise.cu", "8 * state.stage, state.round);",
+                                      "8 * state.stage, state.round + 1);"),
+    "depthwise_wgrad_drops_a_tap": ("cuda/conv/direct/depthwise_wgrad.cu", "ky < 0 || ky >= K", "ky < 1 || ky >= K"),
+    "depthwise_wgrad_forgets_a_patch": ("cuda/conv/direct/depthwise_wgrad.cu", "turn < patches", "turn < 1"),
     "wgrad_drops_a_tap": ("cuda/conv/wgrad/kernel.cuh", "tap != MTile::kNone &&", "tap != MTile::kNone && tap != 1 &&"),
     "wgrad_shifts_the_halo": ("cuda/conv/wgrad/wgrad.cu", " + part.residue);", " + part.residue + 1);"),
     "wgrad_shortens_the_halo": ("cuda/conv/wgrad/plan.cpp", "tile[a + 1] + span[a] - 1;",

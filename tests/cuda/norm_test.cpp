@@ -29,7 +29,6 @@ void with_seeds(unsigned count, const std::function<void(Random&)>& body) {
 
 constexpr DType kFloats[] = {f32, f64, bf16, f16};
 DType any_float(Random& random) { return kFloats[random.integer(0, 3)]; }
-/// Returns the dtype of the statistics.
 DType wide(DType dtype) { return dtype == f64 ? f64 : f32; }
 
 /// Returns the relative error of rounding to a half-precision dtype, 0 for other dtypes.
@@ -66,6 +65,14 @@ testing::AssertionResult rounds_to(const RandomView& result, const RandomView& e
   return testing::AssertionSuccess();
 }
 
+/// Returns a view of pairs (N, groups, 2) in f64 that are aligned to 16 bytes.
+RandomView random_pairs(int64_t samples, int64_t groups, Random& random) {
+  for (;;) {
+    RandomView view(f64, {samples, groups, 2}, Layout::contiguous, random);
+    if (view.start % 2 == 0) return view;
+  }
+}
+
 enum class Alignment {
   independent,  // each tensor has its own alignment
   equal,        // all tensors have the same alignment
@@ -95,34 +102,36 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
       if (alignment != Alignment::vector || view.start % 8 == 0) return view;
     }
   };
-  enum { x, dy, y, dx, gamma, beta, mean, rstd, dgamma, dbeta, kCount };
+  enum { x, dy, y, dx, gamma, beta, statistics, means, dgamma, dbeta, kCount };
   std::vector<RandomView> gpu, cpu;
   for (int i = x; i <= dx; ++i) gpu.push_back(volume());
   for (int i = gamma; i <= beta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::spaced, random);
-  for (int i = mean; i <= rstd; ++i) gpu.emplace_back(wide(dtype), Shape{shape[0], groups}, Layout::contiguous, random);
+  for (int i = statistics; i <= means; ++i) gpu.push_back(random_pairs(shape[0], groups, random));
   for (int i = dgamma; i <= dbeta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::contiguous, random);
   gpu[x].fill(random, center - 2, center + 2, false);
   for (int i : {dy, gamma, beta}) gpu[static_cast<size_t>(i)].fill(random, -2, 2, false);
-  for (int i : {y, dx, mean, rstd, dgamma, dbeta}) gpu[static_cast<size_t>(i)].poison();
+  for (int i : {y, dx, statistics, means, dgamma, dbeta}) gpu[static_cast<size_t>(i)].poison();
   for (const RandomView& view : gpu) cpu.push_back(in_double(view));
   for (const Device device : kBoth) {
     std::vector<View> v;
     for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
     const Kernels& k = kernels(device);
-    k.group_norm(v[y], v[mean], v[rstd], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5,
+    k.group_norm(v[y], v[statistics], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5,
                  activations, nullptr);
-    k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[dy], v[x], v[mean], v[rstd], affine ? &v[gamma] : nullptr,
-                          affine ? &v[beta] : nullptr, activations, nullptr);
+    k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[means], v[dy], v[x], v[statistics],
+                          affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, activations, nullptr);
   }
-  // Each device uses its own mean and rstd in the backward pass. A large `center` makes
-  // their rounding errors large.
+  // Each device uses its own statistics in the backward pass. A large `center` makes their rounding errors large.
   const double tolerance = 2 * rounding(dtype), coarse = center == 0 ? 5 * tolerance : 1000 * tolerance;
   const double terms = std::sqrt(static_cast<double>(shape[0] * shape[2]));
   const auto expect = [&](int i, double bound) {
     EXPECT_TRUE(rounds_to(gpu[static_cast<size_t>(i)], cpu[static_cast<size_t>(i)], bound)) << i;
   };
-  for (int i : {y, mean, rstd}) expect(i, tolerance * (1 + largest(cpu[static_cast<size_t>(i)])));
-  expect(dx, coarse * 4 * largest(cpu[rstd]));
+  for (int i : {y, statistics}) expect(i, tolerance * (1 + largest(cpu[static_cast<size_t>(i)])));
+  double largest_rstd = 0;
+  for (int64_t i = 0; i < shape[0] * groups; ++i)
+    largest_rstd = std::max(largest_rstd, cpu[statistics].cpu.at({cpu[statistics].start + 2 * i + 1}));
+  expect(dx, coarse * 4 * largest_rstd);
   expect(dgamma, coarse * (largest(cpu[dgamma]) + 2 * terms));
   expect(dbeta, tolerance * (largest(cpu[dbeta]) + 2 * terms));
 }
@@ -210,16 +219,16 @@ TEST_F(CudaNorm, GroupNormOfSlicesIsBitwiseReproducible) {
       const auto [dx_whole, dx_part] = sliced({});
       const auto guards = [&, &whole = y_whole] { return whole.narrow(1, 0, extra).contiguous().to_vector<double>(); };
       const auto before = guards();
-      const Tensor mean = empty({2, 6}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
-      const Tensor dgamma = empty({shape[1]}, mean.options()), dbeta = empty_like(dgamma);
+      const Tensor statistics = empty({2, 6, 2}, {f64, Device::cuda()}), means = empty_like(statistics);
+      const Tensor dgamma = empty({shape[1]}, {wide(dtype), Device::cuda()}), dbeta = empty_like(dgamma);
       const View dg = dgamma.view_out(), db = dbeta.view_out();
-      cuda_kernels().group_norm(y_part.view_out(), mean.view_out(), rstd.view_out(), x_part.view_in(), nullptr, nullptr,
-                                1e-5, {}, nullptr);
-      cuda_kernels().group_norm_backward({dx_part.view_out(), &dg, &db}, dy_part.view_in(), x_part.view_in(),
-                                         mean.view_in(), rstd.view_in(), nullptr, nullptr, {}, nullptr);
+      cuda_kernels().group_norm(y_part.view_out(), statistics.view_out(), x_part.view_in(), nullptr, nullptr, 1e-5, {},
+                                nullptr);
+      cuda_kernels().group_norm_backward({dx_part.view_out(), &dg, &db}, means.view_out(), dy_part.view_in(),
+                                         x_part.view_in(), statistics.view_in(), nullptr, nullptr, {}, nullptr);
       EXPECT_EQ(guards(), before);
       std::vector<double> all;
-      for (const Tensor& t : {y_part, dx_part, mean, rstd, dgamma, dbeta})
+      for (const Tensor& t : {y_part, dx_part, statistics, dgamma, dbeta})
         for (const double value : t.contiguous().to_vector<double>()) all.push_back(value);
       return all;
     };
@@ -238,11 +247,11 @@ TEST_F(CudaNorm, GroupNormHandlesAnOutlier) {
       ones.set({0, 0, 3}, 1000);
       const Tensor host = last ? ones.permute({0, 2, 1}) : ones.reshape({1, 8, 20000});
       const Tensor x = host.to(Device::cuda()), y = empty_like(x);
-      const Tensor mean = empty({1, 1}, {wide(dtype), Device::cuda()}), rstd = empty_like(mean);
-      cuda_kernels().group_norm(y.view_out(), mean.view_out(), rstd.view_out(), x.view_in(), nullptr, nullptr, 0, {},
-                                nullptr);
+      const Tensor statistics = empty({1, 1, 2}, {f64, Device::cuda()});
+      cuda_kernels().group_norm(y.view_out(), statistics.view_out(), x.view_in(), nullptr, nullptr, 0, {}, nullptr);
       const double deviation = 1000 - host.at({0, 7, 19999}), count = 160000;
-      EXPECT_NEAR(rstd.item() * deviation, count / std::sqrt(count - 1), 1e-5 * std::sqrt(count)) << dtype << last;
+      EXPECT_NEAR(statistics.at({0, 0, 1}) * deviation, count / std::sqrt(count - 1), 1e-5 * std::sqrt(count))
+          << dtype << last;
     }
 }
 
@@ -253,10 +262,10 @@ TEST_F(CudaNorm, GroupNormHandlesSquaresBeyondFloat) {
     for (const Layout layout : {Layout::contiguous, Layout::channels_last, Layout::spaced})
       with_seeds(8, [&](Random& random) {
         const Shape shape{2, 8, random.integer(500, 20000)};
-        enum { x, dy, y, dx, mean, rstd, dgamma, kCount };
+        enum { x, dy, y, dx, statistics, means, dgamma, kCount };
         std::vector<RandomView> gpu, cpu;
         for (int i = x; i <= dx; ++i) gpu.emplace_back(dtype, shape, layout, random);
-        for (int i = mean; i <= rstd; ++i) gpu.emplace_back(f32, Shape{2, 4}, Layout::contiguous, random);
+        for (int i = statistics; i <= means; ++i) gpu.push_back(random_pairs(2, 4, random));
         gpu.emplace_back(f32, Shape{8}, Layout::contiguous, random);
         gpu[x].fill(random, -2e30, 2e30, false);
         gpu[dy].fill(random, -2, 2, false);
@@ -266,12 +275,16 @@ TEST_F(CudaNorm, GroupNormHandlesSquaresBeyondFloat) {
           std::vector<View> v;
           for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
           const Kernels& k = kernels(device);
-          k.group_norm(v[y], v[mean], v[rstd], v[x], nullptr, nullptr, 0, {}, nullptr);
-          k.group_norm_backward({v[dx], &v[dgamma]}, v[dy], v[x], v[mean], v[rstd], nullptr, nullptr, {}, nullptr);
+          k.group_norm(v[y], v[statistics], v[x], nullptr, nullptr, 0, {}, nullptr);
+          k.group_norm_backward({v[dx], &v[dgamma]}, v[means], v[dy], v[x], v[statistics], nullptr, nullptr, {},
+                                nullptr);
         }
-        for (const size_t i : {y, rstd, dgamma})
+        for (const size_t i : {y, dgamma})
           EXPECT_TRUE(rounds_to(gpu[i], cpu[i], 1e-4 * largest(cpu[i]))) << dtype << ' ' << i;
-        EXPECT_TRUE(rounds_to(gpu[mean], cpu[mean], 1e26));
+        EXPECT_TRUE(rounds_to(gpu[statistics], cpu[statistics], 1e26));
+        const auto start = static_cast<size_t>(gpu[statistics].start);
+        const auto got = gpu[statistics].gpu.to_vector<double>(), want = cpu[statistics].cpu.to_vector<double>();
+        for (size_t i = start + 1; i < start + 16; i += 2) EXPECT_NEAR(got[i], want[i], 1e-4 * want[i]) << dtype;
       });
 }
 
@@ -282,7 +295,7 @@ void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double t
 }
 
 // dz must equal the unmasked gradient times the mask of the ReLU. The gradient of the bias must equal the sum of dz.
-TEST_F(CudaNorm, ReluBackwardMasksAndSumsGradients) {
+TEST_F(CudaNorm, GroupNormBackwardMasksAndSumsGradients) {
   const Shape shapes[] = {{2, 6, 20001}, {1, 4, 4096}, {3, 9, 1},    {2, 8, 3},     {40, 3, 771},
                           {2, 300, 33},  {2, 4, 0},    {2, 24, 333}, {1, 8, 20003}, {1, 320, 77}};
   for (const DType dtype : kFloats)
@@ -295,31 +308,25 @@ TEST_F(CudaNorm, ReluBackwardMasksAndSumsGradients) {
         const int64_t channels = shape[1], groups = channels % 2 == 0 ? 2 : 1;
         const Tensor y = relu(volume()), dy = volume();
         const TensorOptions parameters{last ? dtype : wide(dtype), Device::cuda()};
-        const TensorOptions statistics{wide(dtype), Device::cuda()};
-        const Tensor gamma = randn({channels}, statistics).to(parameters.dtype), dgamma = empty_like(gamma);
+        const Tensor gamma = randn({channels}, {wide(dtype), Device::cuda()}).to(parameters.dtype);
+        const Tensor dgamma = empty_like(gamma);
         const Tensor dbeta = empty_like(gamma), dbias = empty_like(gamma);
-        const Tensor mean = zeros({shape[0], groups}, statistics), rstd = ones({shape[0], groups}, statistics);
+        const Tensor statistics = zeros({shape[0], groups, 2}, {f64, Device::cuda()}), means = empty_like(statistics);
+        select(statistics, 2, 1).fill_(1);
         const Tensor plain = empty_like(y), masked = empty_like(y), dz = empty_like(y);
         const Kernels& k = kernels(Device::cuda());
         const View g = gamma.view_in(), dg = dgamma.view_out(), db = dbeta.view_out(), sums = dbias.view_out();
-        for (const bool norm : {false, true}) {
-          if (norm) {
-            const auto run = [&](const Tensor& dx, const View* sums_of_dx, const NormActivations& activations) {
-              k.group_norm_backward({dx.view_out(), &dg, &db, sums_of_dx}, dy.view_in(), y.view_in(), mean.view_in(),
-                                    rstd.view_in(), &g, nullptr, activations, nullptr);
-            };
-            run(plain, nullptr, {});
-            run(dz, &sums, {.before = {ActivationKind::relu}});
-          } else {
-            plain.copy_(dy);
-            k.relu_bias_backward(dz.view_out(), sums, dy.view_in(), y.view_in());
-          }
-          k.binary(BinaryOp::relu_grad, masked.view_out(), plain.view_in(), y.view_in(), 0, 0);
-          const Tensor got = dz.to(f64), want = masked.to(f64), expected = sum(got, {0, 2});
-          expect_near(got, want, want, norm ? 4 * rounding(dtype) + 2 * half_rounding(dtype) : 0, what);
-          expect_near(dbias.to(f64), expected, expected.numel() > 0 ? sum(abs(got), {0, 2}) : expected,
-                      rounding(dtype) + half_rounding(parameters.dtype), what);
-        }
+        const auto run = [&](const Tensor& dx, const View* sums_of_dx, const NormActivations& activations) {
+          k.group_norm_backward({dx.view_out(), &dg, &db, sums_of_dx}, means.view_out(), dy.view_in(), y.view_in(),
+                                statistics.view_in(), &g, nullptr, activations, nullptr);
+        };
+        run(plain, nullptr, {});
+        run(dz, &sums, {.before = {ActivationKind::relu}});
+        k.binary(BinaryOp::relu_grad, masked.view_out(), plain.view_in(), y.view_in(), 0, 0);
+        const Tensor got = dz.to(f64), want = masked.to(f64), expected = sum(got, {0, 2});
+        expect_near(got, want, want, 4 * rounding(dtype) + 2 * half_rounding(dtype), what);
+        expect_near(dbias.to(f64), expected, expected.numel() > 0 ? sum(abs(got), {0, 2}) : expected,
+                    rounding(dtype) + half_rounding(parameters.dtype), what);
       }
 }
 

@@ -30,14 +30,16 @@ class Random {
   std::mt19937 engine_;
 };
 
-/// The memory layout of a view. All layouts except dense_channels_last start at a random, possibly unaligned element.
+/// The memory layout of a view. Views start at a random, possibly unaligned element, except those of the last two
+/// layouts.
 enum class Layout {
   contiguous,           // row-major
   channels_last,        // channels innermost
   spaced,               // axes in any order, with gaps
   flipped,              // like spaced, also with negative and zero strides; for inputs only
   dense_channels_last,  // channels_last, aligned to 16 bytes
-  padded_channels_last  // channels_last, the channels of a voxel padded to a multiple of 8 elements
+  padded_channels_last  // channels_last, aligned to 16 bytes, the channels of a voxel padded to a multiple of 8
+                        // elements
 };
 /// Returns a random layout among the first four for inputs, the first three for outputs.
 inline Layout any_layout(Random& random, bool input) { return static_cast<Layout>(random.integer(0, input ? 3 : 2)); }
@@ -63,7 +65,7 @@ struct RandomView {
     if (spaced) random.shuffle(order);
     const int zero = layout == Layout::flipped && random.chance(0.3) ? order.back() : -1;
     int64_t step = spaced ? random.integer(1, 3) : 1;
-    start = kMargin + (dense ? 0 : random.integer(0, 3));
+    start = kMargin + (dense || padded ? 0 : random.integer(0, 3));
     for (int i = view.rank - 1; i >= 0; --i) {
       const int axis = order[static_cast<size_t>(i)];
       if (axis == zero) continue;

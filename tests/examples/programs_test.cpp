@@ -146,7 +146,7 @@ TEST_F(Programs, WritesTensorBoardEventFiles) {
     return text;
   };
   ASSERT_EQ(run(kTiny + "--steps 3 --out out --tensorboard tb/superres").code, 0);
-  for (const char* tag : {"loss", "learning rate", "held-out/PSNR", "_hparams_/experiment", "PNG"})
+  for (const char* tag : {"loss", "learning rate", "held-out/PSNR", "PNG"})
     EXPECT_NE(events("tb/superres").find(tag), std::string::npos) << tag;
   ASSERT_EQ(run("kernelbench --model 72 --device cpu --steps 1 --size reduced --tensorboard tb/bench").code, 0);
   for (const char* tag : {"model 72/loss", "model 72/backward ms"})
@@ -181,7 +181,7 @@ TEST_F(Programs, FailsIfOutputCannotBeWritten) {
   for (const char* command : {"superres --help", "kernelbench --device cpu --model 73 --steps 1", "quickstart"}) {
     const Result result = run(command, ">/dev/full 2>log");
     EXPECT_EQ(result.code, 1) << command;
-    EXPECT_EQ(result.output, "the standard output could not be written\n") << command;
+    EXPECT_EQ(result.output, "standard output could not be written\n") << command;
   }
 }
 

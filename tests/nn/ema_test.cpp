@@ -2,9 +2,7 @@
 #include "nn/optim/ema.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <memory>
 
 #include "core/capture.h"
 #include "nn/layers.h"
@@ -72,27 +70,23 @@ TEST(ExponentialMovingAverage, SwapExchangesValuesForAScope) {
   EXPECT_EQ(ema.values().at("weight").at({0, 0}), 2);
 }
 
-/// Nests three swaps: one of the first average and two of the second average.
-TEST(ExponentialMovingAverage, SwapsMayBeDestroyedInAnyOrder) {
-  for (const std::array<int, 3>& order : {std::array{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {0, 2, 1}}) {
-    Model model;
-    set(model, 2);
-    const ExponentialMovingAverage first(model);
-    set(model, 3);
-    const ExponentialMovingAverage second(model);
-    set(model, 5);
-    using Swapped = ExponentialMovingAverage::Swapped;
-    std::unique_ptr<Swapped> swaps[] = {std::unique_ptr<Swapped>(new Swapped(first.swap())),
-                                        std::unique_ptr<Swapped>(new Swapped(second.swap())),
-                                        std::unique_ptr<Swapped>(new Swapped(second.swap()))};
-    for (const int i : order) {
-      EXPECT_EQ(model.weight.at({0, 0}), swaps[2] || swaps[1] ? 3 : 2);
-      swaps[i].reset();
+TEST(ExponentialMovingAverage, SwapsMayBeNested) {
+  Model model;
+  set(model, 2);
+  const ExponentialMovingAverage first(model);
+  set(model, 3);
+  const ExponentialMovingAverage second(model);
+  set(model, 5);
+  {
+    const auto outer = first.swap();
+    {
+      const auto inner = second.swap();
+      EXPECT_EQ(model.weight.at({0, 0}), 3);
     }
-    EXPECT_EQ(model.weight.at({0, 0}), 5);
-    EXPECT_EQ(model.linear.bias.at({0}), 5);
-    EXPECT_EQ(model.count.item(), 5);
+    EXPECT_EQ(model.weight.at({0, 0}), 2);
   }
+  EXPECT_EQ(model.weight.at({0, 0}), 5);
+  EXPECT_EQ(model.count.item(), 5);
 }
 
 TEST(ExponentialMovingAverage, ResumesFromASavedState) {
@@ -112,10 +106,7 @@ TEST(ExponentialMovingAverage, ResumesFromASavedState) {
     bad[name] = value;
     EXPECT_ERROR(loaded.load_state_dict(bad), message);
   };
-  expect_rejected("decay", full({}, 2, {.dtype = f64}), "ExponentialMovingAverage: decay must lie in [0, 1], got 2");
   expect_rejected("values.weight", ones({2}), "values.weight is [2] f32 on cpu, expected [3, 2] f32 on cpu");
-  expect_rejected("values.weight", full({3, 2}, INFINITY),
-                  "values.weight must be finite, its values range from inf to inf");
   expect_rejected("more", ones({2}), "the state has 5 values and 10 entries in total, but the model has 5");
   EXPECT_ERROR(ExponentialMovingAverage(model, {.decay = -1}), "decay must lie in [0, 1], got -1");
   EXPECT_ERROR(ExponentialMovingAverage(model, {.warmup = 0.5}), "warmup must be 0 or at least 1, got 0.5");

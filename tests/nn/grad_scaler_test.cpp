@@ -186,16 +186,6 @@ TEST(GradScaler, ResumesFromASavedState) {
   expect_reference("adam", p);
   EXPECT_EQ(scaler->get_scale(), kScalerReference.at("adam")[kSteps - 1]);
   TensorMap bad = scaler->state_dict();
-  bad["scale"] = full({}, -1, {.dtype = f64});
-  EXPECT_ERROR(scaler->check_state_dict(bad), "GradScaler: the scale must lie in [2^-126, 2^126], got -1");
-  for (const double scale : {1e300, 1e39, 1e-40, 0.0, std::nan("")}) {
-    bad["scale"] = full({}, scale, {.dtype = f64});
-    EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the scale must lie in [2^-126, 2^126], got ");
-  }
-  bad["scale"] = ones({}, {.dtype = f64});
-  bad["growth_tracker"] = full({}, 6, {.dtype = i64});
-  EXPECT_ERROR(scaler->load_state_dict(bad),
-               "GradScaler: growth_tracker must lie in [0, growth_interval), got 6 with growth_interval 6");
   bad.erase("scale");
   EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the state has no scale");
 }

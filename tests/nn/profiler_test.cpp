@@ -118,7 +118,7 @@ TEST(Profiler, CountsTheOperatorsOfAProgram) {
   EXPECT_EQ(calls("sgd_step", "forward"), 1);
   EXPECT_EQ(calls("conv_backward_weight", "backward of conv"), 2);
   EXPECT_EQ(calls("conv_backward_data", "backward of conv"), 1) << "x needs no gradient";
-  EXPECT_EQ(calls("relu_grad", "backward of relu"), 1);
+  EXPECT_EQ(calls("relu_grad", "backward of relu"), 2);
   double all_ms = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     all_ms += rows[i].ms();

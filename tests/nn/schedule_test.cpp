@@ -168,21 +168,6 @@ TEST(Plateau, NanIsNotBetter) {
   EXPECT_EQ(optimizer.lr(), 0.1);
 }
 
-TEST(Plateau, RejectsAStateWithImpossibleNumbers) {
-  SGD optimizer({zeros({1})}, {.lr = 1});
-  ReduceLROnPlateau schedule(optimizer);
-  const auto expect_rejected = [&](const char* entry, const Tensor& value, const char* message) {
-    TensorMap state = schedule.state_dict();
-    state[entry] = value;
-    EXPECT_ERROR(schedule.load_state_dict(state), message);
-  };
-  expect_rejected("best", full({}, std::nan(""), {.dtype = f64}), "ReduceLROnPlateau: best must not be NaN");
-  expect_rejected("bad_steps", full({}, 0x1.8p62, {.dtype = i64}),
-                  "ReduceLROnPlateau: bad_steps must lie in [0, 2^62]");
-  expect_rejected("cooldown_left", full({}, -1, {.dtype = i64}),
-                  "ReduceLROnPlateau: cooldown_left must lie in [0, 2^62]");
-}
-
 TEST(Schedule, OneCycleChangesBeta1AndRejectsStepsAfterItsEnd) {
   Adam adam({zeros({1})});
   OneCycleLR schedule(adam, {.max_lr = 1, .total_steps = 10});
@@ -282,18 +267,12 @@ TEST(Schedule, RejectsStatesThatDoNotFit) {
   TensorMap state = schedule.state_dict();
   EXPECT_ERROR(other.load_state_dict(state), "LinearLR: this is not the state of a LinearLR");
   EXPECT_ERROR(wide.load_state_dict(state), "StepLR: the state has 3 entries, expected 4");
-  state["steps"] = full({}, -4, {.dtype = i64});
-  EXPECT_ERROR(schedule.check_state_dict(state), "StepLR: steps must lie in [0, 2^62], got -4");
-  state["steps"] = full({}, 0x1.8p62, {.dtype = i64});
-  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: steps must lie in [0, 2^62], got 69");
   state["steps"] = full({}, 9, {.dtype = i64});
   schedule.check_state_dict(state);
   EXPECT_EQ(schedule.steps(), 1);
   state["class.StepLR"] = zeros({}, {.dtype = i64});
   EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: class.StepLR must be version 1, got 0");
   state["class.StepLR"] = ones({}, {.dtype = i64});
-  state["initial_lr.0"] = full({}, std::nan(""), {.dtype = f64});
-  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be finite and at least 0, got nan");
   state["initial_lr.0"] = ones({});
   EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be a scalar f64, got [] f32");
   EXPECT_EQ(schedule.steps(), 1);

@@ -353,7 +353,7 @@ TEST_F(CpuConv, HandlesFewVoxelsWithManyChannels) {
   }
 }
 
-// The weights have so many taps that the convolution processes the taps in pieces.
+// The packed weights and tiles of these kernels exceed the usual limits of the workspace.
 TEST_F(CpuConv, HandlesLongKernels) {
   for (const Case& c :
        {convolution(1, 3, 2, {1, 1, 40000}, {1, 1, 40000}, {.padding = {0, 0, 2}}),

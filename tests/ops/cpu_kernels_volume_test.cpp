@@ -222,8 +222,8 @@ double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
   const int64_t start = o * map.stride - map.padding, end = start + map.kernel;
   if (i < start || i >= end) return 0;
   if (map.weight != 0) return map.weight;
-  const int64_t counted = map.count_include_pad ? std::min(end, n + map.padding_end) - start
-                                                : std::min(end, n) - std::max<int64_t>(start, 0);
+  const int64_t counted =
+      map.count_include_pad ? std::min(end, n + map.padding) - start : std::min(end, n) - std::max<int64_t>(start, 0);
   return 1.0 / static_cast<double>(counted);
 }
 
@@ -251,11 +251,10 @@ std::vector<ResampleCase> resample_cases() {
       {{.mode = cubic, .scale = 7.0 / 3}, 7, 3},
       {{.mode = cubic, .align_corners = true, .scale = 5.0 / 3}, 6, 4},
       {{.mode = cubic, .align_corners = true, .scale = 0}, 3, 1},
-      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 7, 4},
-      {{.mode = box, .kernel = 3, .stride = 1, .padding = 1, .padding_end = 0}, 6, 5},
+      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 7, 4},
       // ceil mode: the last box extends beyond the padding
-      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 5},
-      {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1, .padding_end = 1}, 8, 5},
+      {{.mode = box, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},
+      {{.mode = box, .count_include_pad = false, .kernel = 3, .stride = 2, .padding = 1}, 8, 5},
       {{.mode = box, .kernel = 2, .stride = 3, .weight = -0.3}, 8, 3},
       {{.mode = adaptive, .count_include_pad = false, .outputs = 3}, 7, 3},
       {{.mode = adaptive, .count_include_pad = false, .outputs = 7}, 3, 7},

@@ -47,10 +47,11 @@ struct OpCase {
   /// Additional input shapes to test, with empty axes and axes of size 1. Each entry has one shape per input.
   std::vector<std::vector<Shape>> edges{};
   bool differentiable = true;
-  double tolerance = 1e-5;    ///< f32 error, relative to the largest expected value
-  int roundings = 1;          ///< roundings to half precision: the result, and each intermediate tensor
-  bool exact = false;         ///< results must equal the reference (integers)
-  bool keeps_layout = false;  ///< channels-last inputs give a channels-last output
+  bool once_differentiable = false;  ///< the gradients cannot be differentiated again
+  double tolerance = 1e-5;           ///< f32 error, relative to the largest expected value
+  int roundings = 1;                 ///< roundings to half precision: the result, and each intermediate tensor
+  bool exact = false;                ///< results must equal the reference (integers)
+  bool keeps_layout = false;         ///< channels-last inputs give a channels-last output
 };
 
 /// Returns all cases. Each add_*_cases() appends the cases of one op_cases_*.cpp file.

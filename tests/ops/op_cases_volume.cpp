@@ -200,9 +200,6 @@ void add_max_pools(std::vector<OpCase>& cases) {
       {"_dilated", {.kernel_size = {2, 2, 3}, .stride = Triple{1, 2, 1}, .padding = {0, 1, 0}, .dilation = {3, 2, 2}}},
       {"_ceil", {.kernel_size = {2, 3, 2}, .stride = Triple{2, 2, 3}, .padding = {0, 1, 1}, .ceil_mode = true}},
       {"_overlapping", {.kernel_size = 3, .stride = Triple{1}}},
-      {"_padded_behind", {.kernel_size = {2, 3, 3}, .stride = Triple{2}, .padding = {Triple(0), Triple(1)}}},
-      {"_padded_unevenly",
-       {.kernel_size = {2, 3, 4}, .stride = Triple{2}, .padding = {{0, 1, 2}, {1, 0, 1}}, .ceil_mode = true}},
   };
   for (const auto& [suffix, options] : table) {
     OpCase c{std::string("max_pool3d") + suffix,
@@ -246,9 +243,6 @@ void add_average_pools(std::vector<OpCase>& cases) {
         .ceil_mode = true,
         .count_include_pad = false}},
       {"_divisor", {.kernel_size = k232, .padding = {1, 1, 1}, .ceil_mode = true, .divisor_override = 5}},
-      {"_padded_unevenly", {.kernel_size = {2, 3, 4}, .stride = Triple{2}, .padding = {{0, 1, 2}, {1, 0, 1}}}},
-      {"_padded_unevenly_ceil",
-       {.kernel_size = {2, 3, 4}, .stride = Triple{2}, .padding = {{0, 1, 2}, {1, 0, 1}}, .ceil_mode = true}},
       {"_negative_divisor", {.kernel_size = 2, .stride = Triple{1}, .divisor_override = -3}},
   };
   for (const auto& [suffix, options] : table) {

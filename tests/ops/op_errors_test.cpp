@@ -257,9 +257,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
        "interpolate: size has 2 values, but input [2, 6, 4, 4, 4] has 3 spatial axes"},
       {[&] { max_pool2d(x, {.kernel_size = 2}); },
        "max_pool2d: input must be (N, C, H, W) or (C, H, W), got [2, 6, 4, 4, 4]"},
-      {[&] {
-         avg_pool3d(x, {.kernel_size = 2, .padding = {0, Triple(2)}});
-       },
+      {[&] { avg_pool3d(x, {.kernel_size = 2, .padding = 2}); },
        "avg_pool3d: padding must lie between 0 and half of kernel_size [2, 2, 2], got [2, 2, 2]"},
       {[&] {
          adaptive_avg_pool3d(x, {2, 0, 2});

@@ -23,19 +23,19 @@ TEST(OptimSteps, AcceptListsOfMixedShapesDtypesAndDevices) {
         squares.push_back(zeros(shape, options));
       }
     }
-  sgd_step(params, grads, {}, {.lr = 0.5});
-  rmsprop_step(params, grads, squares, {}, {}, {.lr = 0.25, .alpha = 0.75, .eps = 0});
+  optimizer_step(params, grads, {}, SgdStep{.lr = 0.5});
+  optimizer_step(params, grads, {squares}, RmspropStep{.lr = 0.25, .alpha = 0.75, .eps = 0});
   for (const Tensor& param : params)
     for (double value : param.to_vector()) EXPECT_DOUBLE_EQ(value, 0.75 - 0.25 * 0.5 / std::sqrt(0.25 * 0.25));
-  sgd_step({}, {}, {}, {.lr = 1});
+  optimizer_step({}, {}, {}, SgdStep{.lr = 1});
 }
 
 TEST(OptimSteps, AcceptGradientsWithAnyStrides) {
   const Tensors params{zeros({2, 3})}, grads{arange(0, 6).reshape({3, 2}).transpose(0, 1)};
   const Tensors first{zeros({2, 3})}, second{zeros({2, 3})};
-  sgd_step(params, grads, {}, {.lr = 1});
+  optimizer_step(params, grads, {}, SgdStep{.lr = 1});
   EXPECT_EQ(params[0].to_vector(), (std::vector<double>{0, -2, -4, -1, -3, -5}));
-  adam_step(params, grads, first, second, {}, {.lr = 1, .beta1 = 0.5, .beta2 = 0, .eps = 1});
+  optimizer_step(params, grads, {first, second}, AdamStep{.lr = 1, .beta1 = 0.5, .beta2 = 0, .eps = 1});
   EXPECT_FLOAT_EQ(params[0].at<float>({1, 2}), -5 - 5.0F / 6);
   EXPECT_EQ(first[0].at({1, 2}), 2.5);
   EXPECT_EQ(second[0].at({0, 1}), 4);
@@ -44,7 +44,7 @@ TEST(OptimSteps, AcceptGradientsWithAnyStrides) {
 TEST(OptimSteps, CountAsInPlaceWritesForAutograd) {
   const Tensors params{ones({2}, {.requires_grad = true})}, grads{ones({2})};
   const Tensor loss = sum(params[0] * params[0]);
-  sgd_step(params, grads, {}, {.lr = 1});
+  optimizer_step(params, grads, {}, SgdStep{.lr = 1});
   EXPECT_ERROR(loss.backward(), "written");
 }
 
@@ -52,24 +52,29 @@ TEST(OptimSteps, RejectMismatchedListsWithoutChangingParameters) {
   const Tensors params{ones({2}), ones({3})}, grads{ones({2}), ones({3})}, wrong_shape{ones({2}), ones({4})};
   const Tensors wrong_dtype{ones({2}), ones({3}, {.dtype = f64})}, undefined{ones({2}), Tensor()};
   const Tensors integers{ones({2}, {.dtype = i32})}, columns{ones({2, 2}).transpose(0, 1)}, square{ones({2, 2})};
-  EXPECT_ERROR(sgd_step(params, Tensors{ones({2})}, {}, {.lr = 1}), "sgd_step: expected 2 gradients, got 1");
-  EXPECT_ERROR(sgd_step(params, wrong_shape, {}, {.lr = 1}),
+  EXPECT_ERROR(optimizer_step(params, Tensors{ones({2})}, {}, SgdStep{.lr = 1}),
+               "sgd_step: expected 2 gradients, got 1");
+  EXPECT_ERROR(optimizer_step(params, wrong_shape, {}, SgdStep{.lr = 1}),
                "sgd_step: parameter 1 is [3] f32 on cpu, its entry in gradients is [4] f32 on cpu");
-  EXPECT_ERROR(sgd_step(params, wrong_dtype, {}, {.lr = 1}), "its entry in gradients is [3] f64 on cpu");
-  EXPECT_ERROR(sgd_step(params, undefined, {}, {.lr = 1}), "its entry in gradients is undefined");
-  EXPECT_ERROR(sgd_step(undefined, grads, {}, {.lr = 1}), "sgd_step: parameter 1 is undefined");
-  EXPECT_ERROR(sgd_step(integers, integers, {}, {.lr = 1}),
+  EXPECT_ERROR(optimizer_step(params, wrong_dtype, {}, SgdStep{.lr = 1}), "its entry in gradients is [3] f64 on cpu");
+  EXPECT_ERROR(optimizer_step(params, undefined, {}, SgdStep{.lr = 1}), "its entry in gradients is undefined");
+  EXPECT_ERROR(optimizer_step(undefined, grads, {}, SgdStep{.lr = 1}), "sgd_step: parameter 1 is undefined");
+  EXPECT_ERROR(optimizer_step(integers, integers, {}, SgdStep{.lr = 1}),
                "parameters must have a floating dtype, parameter 0 is [2] i32");
-  EXPECT_ERROR(sgd_step(columns, square, {}, {.lr = 1}),
+  EXPECT_ERROR(optimizer_step(columns, square, {}, SgdStep{.lr = 1}),
                "sgd_step: parameter 0 is neither contiguous nor channels_last: [2, 2] f32");
-  EXPECT_ERROR(sgd_step(params, grads, {}, {.momentum = 0.5}), "sgd_step: expected 2 momentum_buffers, got 0");
-  EXPECT_ERROR(sgd_step(params, grads, grads, {.lr = 1}), "sgd_step: expected 0 momentum_buffers, got 2");
-  EXPECT_ERROR(sgd_step(square, square, columns, {.momentum = 0.5}),
+  EXPECT_ERROR(optimizer_step(params, grads, {}, SgdStep{.momentum = 0.5}),
+               "sgd_step: expected 2 momentum_buffers, got 0");
+  EXPECT_ERROR(optimizer_step(params, grads, {grads}, SgdStep{.lr = 1}),
+               "sgd_step: expected 0 momentum_buffers, got 2");
+  EXPECT_ERROR(optimizer_step(square, square, {columns}, SgdStep{.momentum = 0.5}),
                "its entry in momentum_buffers is [2, 2] f32 on cpu, in another memory format");
-  EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.step = 0}), "adam_step: step must be at least 1, got 0");
-  EXPECT_ERROR(adam_step(params, grads, grads, grads, {}, {.amsgrad = true}),
+  EXPECT_ERROR(optimizer_step(params, grads, {grads, grads}, AdamStep{.step = 0}),
+               "adam_step: step must be at least 1, got 0");
+  EXPECT_ERROR(optimizer_step(params, grads, {grads, grads}, AdamStep{.amsgrad = true}),
                "adam_step: expected 2 max_exp_avg_sqs, got 0");
-  EXPECT_ERROR(rmsprop_step(params, grads, wrong_shape, {}, {}, {}), "its entry in square_avgs is [4] f32 on cpu");
+  EXPECT_ERROR(optimizer_step(params, grads, {wrong_shape}, RmspropStep{}),
+               "its entry in square_avgs is [4] f32 on cpu");
   for (const Tensor& param : params)
     for (double value : param.to_vector()) EXPECT_EQ(value, 1);
 }

@@ -234,9 +234,8 @@ Array layer_norm(const Array& x, int64_t axes, const Array* weight, const Array*
 namespace {
 
 /// Returns the output size of a pooling along one axis.
-int64_t pooled_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t padding_end, int64_t dilation,
-                    bool ceil_mode) {
-  const double room = static_cast<double>(in + padding + padding_end - dilation * (kernel - 1) - 1);
+int64_t pooled_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil_mode) {
+  const double room = static_cast<double>(in + 2 * padding - dilation * (kernel - 1) - 1);
   const double steps = room / static_cast<double>(stride);
   auto out = static_cast<int64_t>(ceil_mode ? std::ceil(steps) : std::floor(steps)) + 1;
   if (ceil_mode && (out - 1) * stride >= in + padding) --out;
@@ -249,14 +248,13 @@ Array max_pool(const Array& x, const MaxPoolOptions<3>& o, bool indices) {
   const Triple stride = o.stride.value_or(o.kernel_size);
   Shape shape = x.shape;
   for (int i = 0; i < 3; ++i)
-    shape[i + 2] = pooled_size(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i],
-                               o.dilation[i], o.ceil_mode);
+    shape[i + 2] = pooled_size(x.size(i + 2), o.kernel_size[i], stride[i], o.padding[i], o.dilation[i], o.ceil_mode);
   return build(shape, [&](const Dims& index) {
     double best = -std::numeric_limits<double>::infinity();
     int64_t where = -1;
     for_box(o.kernel_size, [&](const Triple& tap) {
       Triple from(0);
-      for (int i = 0; i < 3; ++i) from[i] = index[i + 2] * stride[i] - o.padding.begin[i] + tap[i] * o.dilation[i];
+      for (int i = 0; i < 3; ++i) from[i] = index[i + 2] * stride[i] - o.padding[i] + tap[i] * o.dilation[i];
       if (!inside(from, spatial(x))) return;
       const double value = x({index[0], index[1], from[0], from[1], from[2]});
       if (where >= 0 && !(value > best)) return;
@@ -271,8 +269,7 @@ Array avg_pool(const Array& x, const AvgPoolOptions<3>& o) {
   const Triple stride = o.stride.value_or(o.kernel_size);
   Shape shape = x.shape;
   for (int i = 0; i < 3; ++i)
-    shape[i + 2] =
-        pooled_size(x.size(i + 2), o.kernel_size[i], stride[i], o.padding.begin[i], o.padding.end[i], 1, o.ceil_mode);
+    shape[i + 2] = pooled_size(x.size(i + 2), o.kernel_size[i], stride[i], o.padding[i], 1, o.ceil_mode);
   return build(shape, [&](const Dims& index) {
     double total = 0;
     int64_t in_padded = 0, in_input = 0;
@@ -280,8 +277,8 @@ Array avg_pool(const Array& x, const AvgPoolOptions<3>& o) {
       Triple from(0);
       bool padded = true;
       for (int i = 0; i < 3; ++i) {
-        from[i] = index[i + 2] * stride[i] - o.padding.begin[i] + tap[i];
-        padded &= from[i] < x.size(i + 2) + o.padding.end[i];
+        from[i] = index[i + 2] * stride[i] - o.padding[i] + tap[i];
+        padded &= from[i] < x.size(i + 2) + o.padding[i];
       }
       in_padded += padded;
       if (!inside(from, spatial(x))) return;

@@ -32,8 +32,6 @@ class InputFile {
   /// Reads `bytes` bytes at `position`. Several threads may call read_at() at the same time. Throws if the file is
   /// shorter.
   void read_at(int64_t position, void* to, size_t bytes) const;
-  /// Sets the position, in bytes from the start.
-  void seek(int64_t position) { position_ = position; }
   /// Returns "; it is <format>" if the file begins like a file of another well-known format, otherwise "". For error
   /// messages.
   std::string other_format() const;
@@ -75,11 +73,6 @@ std::string in_quotes(std::string_view text);
 int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
                       int64_t bits);
 
-/// Reads the next bytes of `file` into a new tensor on the CPU, in storage order. `strides` must be those of a dense
-/// tensor, and the caller must have compared claimed_bytes() with the size of the file. Throws for a bool other than 0
-/// or 1.
-Tensor read_tensor(InputFile& file, const std::string& what, const Shape& shape, const Strides& strides, DType dtype);
-
 /// Throws if a byte of a bool tensor is neither 0 nor 1.
 void check_bools(const InputFile& file, const std::string& what, const Tensor& tensor);
 
@@ -87,9 +80,11 @@ void check_bools(const InputFile& file, const std::string& what, const Tensor& t
 void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size);
 
 /// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
-/// run(first element in the array, first element in the part, count) for each run.
+/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array,
+/// which may be a scalar or empty.
 template <class Run>
 void for_each_run(Shape shape, Dims start, Shape size, Run run) {
+  if (shape.empty()) return run(0, 0, 1);
   while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the one before it
     for (Dims* dims : {&start, &size, &shape}) {
       (*dims)[dims->size() - 2] *= shape.back();

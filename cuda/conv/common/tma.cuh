@@ -51,6 +51,15 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int 
       : "memory");
 }
 
+/// Copies a box from shared memory to the tensor in the background, like bulk_store(). Elements of the box that are
+/// outside of the tensor are not copied.
+__device__ inline void tma_store(const CUtensorMap& tensor, uint32_t shared, int c, int x, int y, int z, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&tensor),
+      "r"(shared), "r"(c), "r"(x), "r"(y), "r"(z), "r"(n)
+      : "memory");
+}
+
 /// Fetches the description of a tensor, which the first copy would wait for.
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor) : "memory");
@@ -93,6 +102,7 @@ __device__ inline void fence_barrier_init() {}
 __device__ inline void expect_bytes(uint32_t, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
+__device__ inline void tma_store(const CUtensorMap&, uint32_t, int, int, int, int, int) {}
 __device__ inline void prefetch_tensor(const CUtensorMap&) {}
 __device__ inline void prefetch_bulk(const void*, uint32_t) {}
 __device__ inline void bulk_store(void*, uint32_t, uint32_t) {}

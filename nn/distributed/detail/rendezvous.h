@@ -6,13 +6,18 @@
 // text, including the token. docs/distributed.md describes the trust model.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../../core/communicator.h"
+#include "connection.h"
 
 namespace voxgrad::distributed {
 
@@ -82,9 +87,50 @@ class Rendezvous {
   void end_others();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  /// The connection to another rank, and the state of that rank.
+  struct Peer {
+    Connection connection{};
+    bool is_present = false;   // true from its hello to its bye
+    Deadline last_heard{};     // when its last frame arrived
+    int64_t num_calls = 0;     // number of its calls that rank 0 has received
+    std::deque<Call> calls{};  // calls that have not been compared
+  };
+
+  Rendezvous(int rank, int size);
+  void gather(const Listener& listener, double seconds);
+  std::string join(const std::string& host, int port, const std::string& token, double seconds);
+  std::string admit(Connection& connection, const Frame& hello, const std::string& token);
+  /// Returns the ranks that have not connected to rank 0.
+  std::vector<int> missing() const;
+  std::vector<Connection*> connections();
+  void send_to_all(const Frame& frame);
+  void flush(double seconds);
+  void stop_watching();
+  void monitor();
+  void receive(Deadline deadline);
+  void handle(Peer& peer, const Frame& frame);
+  void share_calls();
+  void compare_calls();
+  void report_late(const Frame& frame);
+  [[noreturn]] void end_late();
+  [[noreturn]] void end(const std::string& what);
+  [[noreturn]] void end_without(size_t peer);
+
+  const int rank_;
+  const int size_;
   std::string message_;
+  std::vector<Peer> peers_;  // rank 0: all ranks, where the connection of rank 0 itself stays closed; others: rank 0
+  std::function<Progress()> progress_;
+  std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
+  std::optional<Frame> late_;               // the first report of a late collective
+  Deadline late_deadline_;                  // when the late collective ends all processes
+  Deadline next_calls_{};                   // when to send a frame of calls even without new calls
+  std::atomic<bool> stopping_ = false;
+  std::thread watcher_;
+
+  std::mutex mutex_;         // guards the members below
+  std::string fresh_calls_;  // calls not sent yet: signature, description and line end of each
+  int64_t num_calls_ = 0;
 };
 
 /// Returns 128 random bits as hexadecimal digits, for a token.

@@ -1,0 +1,239 @@
+// Tests the depthwise convolutions of channels-last tensors (cuda/conv/direct): the choice of the planner, which needs
+// no GPU, and the results against the CPU.
+#include "core/error.h"
+#include "cuda/conv/choose.h"
+#include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "tests/cuda/conv_problem.h"
+
+namespace voxgrad::cudatest {
+namespace {
+
+using namespace cuda;
+
+constexpr ConvPass kPasses[] = {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad};
+
+Problem depthwise(int64_t batch, int64_t channels, Triple size, int64_t kernel, int64_t stride, Triple padding) {
+  return {batch, 1, 1, size, {kernel, kernel, kernel}, {{stride, stride, stride}, padding, {1, 1, 1}, channels}};
+}
+
+/// Returns a problem of dense channels-last tensors, whose input has `size`.
+ConvProblem planned(ConvPass pass, int64_t kernel = 5, int64_t stride = 1, DType dtype = bf16, int64_t channels = 32,
+                    Triple size = {64}) {
+  const Problem p = depthwise(2, channels, size, kernel, stride, {kernel / 2});
+  const bool dgrad = pass == ConvPass::dgrad;
+  return {.pass = pass,
+          .dtype = dtype,
+          .batch = 2,
+          .groups = channels,
+          .in_size = dgrad ? p.y_size : p.x_size,
+          .out_size = dgrad ? p.x_size : p.y_size,
+          .kernel = p.kernel,
+          .geometry = p.geometry,
+          .in_channels_last = true,
+          .out_channels_last = true};
+}
+bool uses_depthwise(const ConvProblem& p) { return std::holds_alternative<DepthwisePlan>(choose(p)->family); }
+
+TEST(ConvDepthwisePlan, SupportsCubicKernels) {
+  for (const ConvPass pass : kPasses)
+    for (const int64_t kernel : {1, 2, 3, 4, 5, 6, 7, 8})
+      for (const int64_t stride : {1, 2, 3})
+        for (const DType dtype : {f32, bf16, f16, f64}) {
+          const bool supported = kernel % 2 == 1 && kernel >= 3 && stride <= 2 && dtype != f64;
+          const ConvProblem p = planned(pass, kernel, stride, dtype);
+          EXPECT_EQ(uses_depthwise(p), supported) << kernel << " " << stride << " " << dtype;
+          EXPECT_EQ(explain(p).plan.find("depthwise") != std::string::npos, supported);
+        }
+}
+
+TEST(ConvDepthwisePlan, RejectsUnsupportedProblems) {
+  for (const auto& change : std::initializer_list<void (*)(ConvProblem&)>{
+           [](ConvProblem& p) { p.in_channels = p.out_channels = 2; },
+           [](ConvProblem& p) {
+             p.kernel = {3, 5, 5};
+           },
+           [](ConvProblem& p) {
+             p.geometry.stride = {1, 2, 2};
+           },
+           [](ConvProblem& p) {
+             p.geometry.dilation = {1, 1, 2};
+           },
+           [](ConvProblem& p) { p.wgmma = false; },
+           [](ConvProblem& p) { p.in_channels_last = false; },
+           [](ConvProblem& p) { p.out_channels_last = false; },
+           [](ConvProblem& p) { p.in_aligned = false; },
+           [](ConvProblem& p) { p.out_aligned = false; },
+           [](ConvProblem& p) { p.choice.plain = true; },
+           [](ConvProblem& p) { p.groups = 33; },
+           [](ConvProblem& p) {
+             p = planned(ConvPass::dgrad, 5, 2);
+             p.geometry.padding = {1};
+           },
+       }) {
+    ConvProblem p = planned(ConvPass::fprop);
+    change(p);
+    EXPECT_FALSE(plan_depthwise(p));
+  }
+}
+
+TEST(ConvDepthwisePlan, TilesCoverTheOutput) {
+  for (const ConvPass pass : kPasses)
+    for (const int64_t kernel : {3, 5, 7})
+      for (const int64_t stride : {1, 2})
+        for (const DType dtype : {f32, bf16})
+          for (int64_t size = 1; size < 150; size += 1 + size / 3) {
+            const ConvProblem p = planned(pass, kernel, stride, dtype, 40, {size, 7, size + 3});
+            const auto plan = plan_depthwise(p);
+            ASSERT_TRUE(plan) << size;
+            for (int a = 0; a < 3; ++a) {
+              const int64_t step = a == 0 ? plan->chunk : plan->tile[a - 1];
+              EXPECT_GE(plan->tiles[a] * step, p.out_size[a]);
+              EXPECT_LT((plan->tiles[a] - 1) * step, p.out_size[a]);
+            }
+            EXPECT_LE(plan->shared_bytes, p.shared_limit);
+            EXPECT_EQ(plan->ctas, 2 * 2 * plan->tiles[0] * plan->tiles[1] * plan->tiles[2]);
+          }
+}
+
+TEST(ConvDepthwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
+  ConvProblem p = planned(ConvPass::wgrad, 5, 1, bf16, 64, {16});
+  const auto plan = plan_depthwise(p);
+  p.multiprocessors = 20;
+  EXPECT_EQ(plan_depthwise(p)->chunk, plan->chunk);
+}
+
+/// Operands and results of the three kernels on both devices. Operands are small integers: every sum is exact in any
+/// order, and half-precision results are rounded once.
+struct Operands {
+  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
+  ConvGeometry geometry;
+  bool biased, relu;
+
+  Operands(const Problem& p, DType dtype, Layout layout, Random& random)
+      : x(dtype, p.x_shape(), layout, random),
+        y(dtype, p.y_shape(), layout, random),
+        w(dtype, p.w_shape(), any_layout(random, true), random),
+        x_bias(dtype, {p.geometry.groups}, Layout::spaced, random),
+        y_bias(dtype, {p.geometry.groups}, Layout::spaced, random),
+        out(dtype, p.y_shape(), layout, random),
+        dx(dtype, p.x_shape(), layout, random),
+        dw(dtype, p.w_shape(), any_layout(random, false), random),
+        geometry(p.geometry),
+        biased(random.chance(0.7)),
+        relu(random.chance(0.5)) {
+    for (RandomView* input : {&x, &y, &w, &x_bias, &y_bias}) input->fill(random, -4, 4);
+    for (RandomView* result : {&out, &dx, &dw}) result->poison();
+  }
+  void run(Device device) const {
+    const View x_bias_view = x_bias.on(device), y_bias_view = y_bias.on(device);
+    const Kernels& k = kernels(device);
+    k.conv_forward(out.on(device), x.on(device), w.on(device), {biased ? &y_bias_view : nullptr, relu}, geometry);
+    k.conv_backward_data(dx.on(device), y.on(device), w.on(device), {biased ? &x_bias_view : nullptr, relu}, geometry);
+    k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), geometry);
+  }
+  void check() {
+    const Device gpu = Device::cuda();
+    for (const ConvPass pass : kPasses) {
+      const bool dgrad = pass == ConvPass::dgrad;
+      const ConvProblem p = conv_problem(pass, (dgrad ? y : x).on(gpu), (dgrad ? dx : y).on(gpu), w.on(gpu), geometry);
+      bool supported = has_wgmma(gpu.index) && (pass == ConvPass::wgrad || p.groups % 8 == 0);
+      for (int a = 0; a < 3; ++a)
+        supported &= !dgrad || geometry.stride[a] == 1 || (geometry.padding[a] - p.kernel[a] / 2) % 2 == 0;
+      EXPECT_EQ(uses_depthwise(p), supported);
+    }
+    run(Device::cpu());
+    for (RandomView* result : {&out, &dx, &dw}) result->restore_poison();
+    run(gpu);
+    EXPECT_TRUE(out.matches_cpu(0)) << "fprop";
+    EXPECT_TRUE(dx.matches_cpu(0)) << "dgrad";
+    EXPECT_TRUE(dw.matches_cpu(0)) << "wgrad";
+  }
+};
+
+class CudaConvDepthwise : public OnGpu, public testing::WithParamInterface<Mode> {};
+INSTANTIATE_TEST_SUITE_P(, CudaConvDepthwise, testing::ValuesIn(kModes), [](const auto& mode) {
+  return concat(mode.param.dtype, mode.param.precision == Float32Precision::high ? "_high" : "");
+});
+
+TEST_P(CudaConvDepthwise, IsExact) {
+  const ScopedSetting setting(GetParam().precision);
+  Random random(kFirstSeed);
+  for (const int64_t kernel : {3, 5, 7})
+    for (const int64_t stride : {1, 2})
+      for (int number = 0; number < 10; ++number) {
+        Triple size{1}, padding{0};
+        for (int a = 0; a < 3; ++a) {
+          padding[a] = random.chance(0.8) ? kernel / 2 : random.integer(0, kernel + 1);
+          size[a] = std::max(random.integer(1, 24), kernel - 2 * padding[a]);
+        }
+        constexpr int64_t kChannels[] = {5, 8, 16, 32, 40, 72};
+        const Problem p =
+            depthwise(random.integer(1, 2), kChannels[random.integer(0, 5)], size, kernel, stride, padding);
+        SCOPED_TRACE(concat(GetParam(), ": ", p));
+        Operands(p, GetParam().dtype, Layout::padded_channels_last, random).check();
+        if (HasFailure()) return;
+      }
+}
+
+/// Each CTA moves along many planes, and there are more planes than stages of the ring.
+TEST_P(CudaConvDepthwise, IsExactForDeepVolumes) {
+  const ScopedSetting setting(GetParam().precision);
+  Random random(kFirstSeed);
+  for (const int64_t kernel : {3, 5, 7})
+    for (const int64_t stride : {1, 2}) {
+      const Problem p = depthwise(1, 72, {67, 13, 14}, kernel, stride, {kernel / 2});
+      SCOPED_TRACE(concat(GetParam(), ": ", p));
+      Operands(p, GetParam().dtype, Layout::dense_channels_last, random).check();
+    }
+}
+
+/// Systematic rounding errors do not cancel in sums of positive numbers.
+TEST_P(CudaConvDepthwise, IsAccurateForPositiveNumbers) {
+  const Mode& mode = GetParam();
+  const ScopedSetting setting(mode.precision);
+  manual_seed(kFirstSeed);
+  const auto values = [&](const Shape& shape) {
+    return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);
+  };
+  const ConvGeometry geometry{{1}, {2}, {1}, 40};
+  const Tensor x = values({1, 40, 24, 17, 18}), w = values({40, 1, 5, 5, 5}), y = values({1, 40, 24, 17, 18});
+  const auto results = [&](Device device, DType dtype) {
+    const Tensor from[] = {x.to(device, dtype), w.to(device, dtype), y.to(device, dtype)};
+    const Tensors to{empty_like(from[2]), empty_like(from[0]), empty_like(from[1])};
+    const Kernels& k = kernels(device);
+    k.conv_forward(to[0].view_out(), from[0].view_in(), from[1].view_in(), nullptr, geometry);
+    k.conv_backward_data(to[1].view_out(), from[2].view_in(), from[1].view_in(), nullptr, geometry);
+    k.conv_backward_weight(to[2].view_out(), from[0].view_in(), from[2].view_in(), geometry);
+    return to;
+  };
+  const Tensors exact = results(Device::cpu(), f64), got = results(Device::cuda(), mode.dtype);
+  const double rounding = mode.dtype == bf16 ? 0x1p-8 : mode.dtype == f16 ? 0x1p-11 : 0;
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_LE(amax(abs(got[i].to(Device::cpu(), f64) / exact[i] - 1)).item(), rounding + 3e-6) << "result " << i;
+}
+
+/// Sums must not depend on the order in which CTAs run.
+TEST_P(CudaConvDepthwise, IsBitwiseReproducible) {
+  const ScopedSetting setting(GetParam().precision);
+  manual_seed(kFirstSeed);
+  const auto values = [&](const Shape& shape) {
+    return randn(shape).to(Device::cuda(), GetParam().dtype).contiguous(MemoryFormat::channels_last);
+  };
+  const ConvGeometry geometry{{2}, {2}, {1}, 64};
+  const Tensor x = values({2, 64, 40, 41, 42}), y = values({2, 64, 20, 21, 21}), w = values({64, 1, 5, 5, 5});
+  Tensors first;
+  for (int run = 0; run < 20; ++run) {
+    const Tensors got{empty_like(y), empty_like(x), empty_like(w)};
+    const Kernels& k = kernels(Device::cuda());
+    k.conv_forward(got[0].view_out(), x.view_in(), w.view_in(), nullptr, geometry);
+    k.conv_backward_data(got[1].view_out(), y.view_in(), w.view_in(), nullptr, geometry);
+    k.conv_backward_weight(got[2].view_out(), x.view_in(), y.view_in(), geometry);
+    if (run == 0) first = got;
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(got[i].to_vector<double>(), first[i].to_vector<double>()) << "run " << run;
+  }
+}
+
+}  // namespace
+}  // namespace voxgrad::cudatest
