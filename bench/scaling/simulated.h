@@ -28,9 +28,9 @@ class SimulatedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   SimulatedCommunicator(voxgrad::Device device, const Simulation& simulation);
 
-  /// broadcast and all_gather take half the steps of a reduction and transfer the bytes once. send_receive takes one step
-  /// and receives zeros. The sum of f32 or bf16 values is this rank's values times the number of ranks; values of other
-  /// dtypes are not changed.
+  /// broadcast and all_gather take half the steps of a reduction and transfer the bytes once. send_receive takes one
+  /// step and receives zeros. The sum of f32 or bf16 values is this rank's values times the number of ranks; values of
+  /// other dtypes are not changed.
   std::unique_ptr<voxgrad::distributed::Work> start(const voxgrad::distributed::Collective& collective) override;
   void abort(int code) override { std::_Exit(code); }
 

@@ -6,14 +6,15 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <string>
 
 #include "examples/common/output.h"
 
 namespace examples {
 
 /// Parses the command line with `parse`, runs a program with `run` and returns the exit code. If the result of `parse`
-/// is not negative, it is the exit code, and `run` is not called. If `run` throws an exception, prints its message and
-/// returns 1.
+/// is not negative, it is the exit code, and `run` is not called. If `run` throws an exception, prints its message
+/// after the name of the program and returns 1.
 template <class Options>
 int run_program(const char* name, int argc, char** argv, int (*parse)(int, char**, Options&),
                 int (*run)(const Options&)) {
@@ -22,7 +23,8 @@ int run_program(const char* name, int argc, char** argv, int (*parse)(int, char*
   try {
     return run(options);
   } catch (const std::exception& error) {
-    std::cerr << name << ": " << error.what() << '\n';
+    const std::string prefix = std::string(name) + ": ", message = error.what();
+    std::cerr << (message.starts_with(prefix) ? "" : prefix) << message << '\n';
     return 1;
   }
 }

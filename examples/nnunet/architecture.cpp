@@ -66,8 +66,8 @@ std::optional<nn::UNetNorm> read_norm(const Json& name, const Json& kwargs, int6
   nn::UNetNorm norm;
   const std::string op = short_name(name);
   norm.batch = op == concat("BatchNorm", axes, 'd');
-  name.check(norm.batch || op == concat("InstanceNorm", axes, 'd'),
-             "is not supported (InstanceNorm and BatchNorm of the convolutions' dimension are)");
+  name.check_supported(norm.batch || op == concat("InstanceNorm", axes, 'd'),
+                       concat("InstanceNorm", axes, "d, BatchNorm", axes, 'd'));
   norm.affine = norm.batch;  // PyTorch's defaults differ
   for (const auto& [key, value] : arguments(kwargs)) {
     if (key == "eps")
@@ -75,7 +75,7 @@ std::optional<nn::UNetNorm> read_norm(const Json& name, const Json& kwargs, int6
     else if (key == "affine")
       norm.affine = value.boolean();
     else if (key == "track_running_stats")
-      value.check(value.boolean() == norm.batch, "is only supported as ", norm.batch);
+      value.check_supported(value.boolean() == norm.batch, norm.batch ? "true" : "false");
     else
       kwargs.check(key == "momentum", "has the unknown key \"", key, '"');
   }
@@ -95,12 +95,12 @@ ActivationArguments read_activation(const Json& name, const Json& kwargs) {
   else if (op == "SiLU")
     activation.kind = ActivationKind::silu;
   else
-    name.fail("is not supported (LeakyReLU, ReLU, GELU and SiLU are)");
+    name.check_supported(false, "LeakyReLU, ReLU, GELU, SiLU");
   for (const auto& [key, value] : arguments(kwargs)) {
     if (key == "negative_slope" && op == "LeakyReLU")
       activation.negative_slope = value.number();
     else if (key == "approximate" && op == "GELU")
-      value.check(value.text() == "none", "is only supported as \"none\"");
+      value.check_supported(value.text() == "none", "none");
     else
       kwargs.check(key == "inplace", "has the unknown key \"", key, '"');
   }
@@ -135,8 +135,8 @@ UNetOptions build(const Fields& fields, int64_t in_channels, int64_t num_classes
 
 bool read_class(const Json& name) {
   const std::string network = short_name(name);
-  name.check(network == "PlainConvUNet" || network == "ResidualEncoderUNet",
-             "is not supported (PlainConvUNet and ResidualEncoderUNet are)");
+  name.check(network == "PlainConvUNet" || network == "ResidualEncoderUNet", "is ", network,
+             ", which is not supported; supported are PlainConvUNet and ResidualEncoderUNet");
   return network == "ResidualEncoderUNet";
 }
 

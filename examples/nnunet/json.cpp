@@ -33,6 +33,11 @@ Json Json::merged(const std::vector<Json>& chain) {
   return {file, &file->document, chain[0].where_};
 }
 
+void Json::check_supported(bool condition, const std::string& supported) const {
+  constexpr size_t kMaxBytes = 200;  // a wrong file can contain a long value
+  if (!condition) fail("is ", value_->dump().substr(0, kMaxBytes), "; supported: ", supported);
+}
+
 std::string Json::place() const {
   return voxgrad::concat("'", file_->path.string(), where_.empty() ? "' " : "': ", where_, where_.empty() ? "" : " ");
 }

@@ -55,6 +55,8 @@ class Json {
   void check(bool condition, const Parts&... parts) const {
     if (!condition) fail(parts...);
   }
+  /// Throws Error unless `condition` holds. The message contains the value and the list `supported`.
+  void check_supported(bool condition, const std::string& supported) const;
 
  private:
   using Document = nlohmann::ordered_json;

@@ -119,21 +119,20 @@ ResampleOptions read_resampling(const Json& configuration, const std::string& ke
   ResampleOptions options{order, {}};
   const Json function = configuration.find(key), kwargs = configuration.find(key + "_kwargs");
   if (!function.is_null())
-    function.check(function.text() == "resample_data_or_seg_to_shape",
-                   "is not supported (resample_data_or_seg_to_shape is)");
+    function.check_supported(function.text() == "resample_data_or_seg_to_shape", "resample_data_or_seg_to_shape");
   if (kwargs.is_null()) return options;
   for (const auto& [name, value] : kwargs.members()) {
     if (name == "order") {
       options.order = static_cast<int>(value.integer());
-      value.check(value.integer() == 0 || value.integer() == 1 || value.integer() == 3, "must be 0, 1 or 3");
+      value.check_supported(value.integer() == 0 || value.integer() == 1 || value.integer() == 3, "0, 1, 3");
     } else if (name == "order_z") {
-      value.check(value.integer() == 0, "is only supported as 0");
+      value.check_supported(value.integer() == 0, "0");
     } else if (name == "is_seg") {
-      value.check(!value.boolean(), "is only supported as false");
+      value.check_supported(!value.boolean(), "false");
     } else if (name == "force_separate_z") {
       if (!value.is_null()) options.force_separate_z = value.boolean();
     } else {
-      value.check(value.is_null(), "is not supported");
+      value.check_supported(value.is_null(), "null");
     }
   }
   return options;
@@ -142,8 +141,8 @@ ResampleOptions read_resampling(const Json& configuration, const std::string& ke
 Orientation read_orientation(const Json& plans) {
   const Json reader = plans.at("image_reader_writer");
   const std::string name = reader.text();
-  reader.check(name == "SimpleITKIO" || name == "NibabelIO" || name == "NibabelIOWithReorient",
-               "is not supported (SimpleITKIO, NibabelIO and NibabelIOWithReorient are)");
+  reader.check_supported(name == "SimpleITKIO" || name == "NibabelIO" || name == "NibabelIOWithReorient",
+                         "SimpleITKIO, NibabelIO, NibabelIOWithReorient");
   return name == "NibabelIOWithReorient" ? Orientation::closest_to_ras : Orientation::as_stored;
 }
 
@@ -176,14 +175,13 @@ ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name
   const Json dataset = Json::load(folder / "dataset.json"), plans = Json::load(folder / "plans.json");
   const Json configuration = Json::merged(inheritance(plans, name));
   configuration.check(configuration.find("previous_stage").is_null(),
-                      "is the second stage of a cascade, which is not "
-                      "supported");
+                      "is the second stage of a cascade, which is not supported");
   ModelPlan plan;
   plan.configuration = name;
   plan.channels = read_channels(dataset);
   plan.file_ending = dataset.at("file_ending").text();
   dataset.at("file_ending")
-      .check(plan.file_ending == ".nii.gz" || plan.file_ending == ".nii", "is not supported (.nii.gz and .nii are)");
+      .check_supported(plan.file_ending == ".nii.gz" || plan.file_ending == ".nii", ".nii.gz, .nii");
   plan.labels = read_labels(dataset);
   plan.orientation = read_orientation(plans);
   plan.transpose_forward = read_transpose(plans);

@@ -52,8 +52,30 @@ std::vector<int64_t> begins(int64_t size, int64_t window, double overlap) {
   return all;
 }
 
+/// Returns the weight of one voxel of a window, without the lower bound of all weights.
+double weight_at(const SlidingWindowOptions& o, const std::array<int64_t, 3>& at) {
+  double weight = o.sigma == 0 ? 1 : 10;
+  for (size_t i = 0; i < 3 && o.sigma > 0; ++i) {
+    const int64_t window = o.window.values[i];
+    const double r = static_cast<double>(at[i] - window / 2) / (o.sigma * static_cast<double>(window));
+    weight *= std::exp(-r * r / 2);
+  }
+  return weight;
+}
+
+/// Returns the lower bound of the weights: the smallest weight that is positive in f16.
+double smallest_weight(const SlidingWindowOptions& o) {
+  double smallest = 10;
+  for (int64_t d = 0; d < o.window[0]; ++d)
+    for (int64_t h = 0; h < o.window[1]; ++h)
+      for (int64_t w = 0; w < o.window[2]; ++w)
+        if (const double half = full({}, weight_at(o, {d, h, w}), {.dtype = f64}).to(f16).item(); half > 0)
+          smallest = std::min(smallest, half);
+  return smallest;
+}
+
 /// Returns the weighted mean of position_model over all windows and mirrorings at one voxel.
-double expected(const Tensor& x, const SlidingWindowOptions& o, int64_t n, int64_t channel,
+double expected(const Tensor& x, const SlidingWindowOptions& o, double min_weight, int64_t n, int64_t channel,
                 const std::array<int64_t, 3>& voxel) {
   double sum = 0, total = 0;
   std::array<int64_t, 3> size{x.size(2), x.size(3), x.size(4)}, front{};
@@ -68,17 +90,14 @@ double expected(const Tensor& x, const SlidingWindowOptions& o, int64_t n, int64
       for (const int64_t w : begins(size[2], o.window[2], o.overlap)) {
         const std::array<int64_t, 3> begin{d, h, w};
         std::array<int64_t, 3> at{};
-        double weight = 1;
         bool inside = true;
         for (size_t i = 0; i < 3; ++i) {
           const int64_t window = o.window.values[i];
           at[i] = voxel[i] + front[i] - begin[i];
           inside = inside && at[i] >= 0 && at[i] < window;
-          const double r = static_cast<double>(at[i] - window / 2) / (o.sigma * static_cast<double>(window));
-          if (o.sigma > 0) weight *= std::exp(-r * r / 2);
         }
         if (!inside) continue;
-        weight = std::max(weight, std::pow(2.0, -24) / 10);
+        const double weight = std::max(weight_at(o, at), min_weight);
         for (int mirrored = 0; mirrored < 8; ++mirrored) {
           std::array<int64_t, 3> mirror_at = at;
           bool wanted = true;
@@ -99,13 +118,15 @@ double expected(const Tensor& x, const SlidingWindowOptions& o, int64_t n, int64
 void expect_matches_loop(const Tensor& found, const Tensor& x, const SlidingWindowOptions& o, double tolerance) {
   ASSERT_EQ(found.shape(), Shape({x.size(0), 2, x.size(2), x.size(3), x.size(4)}));
   const std::vector<double> values = found.to_vector();
+  const double min_weight = smallest_weight(o);
   size_t i = 0;
   for (int64_t n = 0; n < x.size(0); ++n)
     for (int64_t channel = 0; channel < 2; ++channel)
       for (int64_t d = 0; d < x.size(2); ++d)
         for (int64_t h = 0; h < x.size(3); ++h)
           for (int64_t w = 0; w < x.size(4); ++w)
-            ASSERT_NEAR(values[i++], expected(x, o, n, channel, {d, h, w}), tolerance) << Dims{n, channel, d, h, w};
+            ASSERT_NEAR(values[i++], expected(x, o, min_weight, n, channel, {d, h, w}), tolerance)
+                << Dims{n, channel, d, h, w};
 }
 
 Tensor run(const Tensor& x, const SlidingWindowOptions& o) {
