@@ -120,7 +120,7 @@ int parse(int argc, char** argv, Options& options) {
   examples::StepProfiler::add_option(app, options.profile);
   try {
     app.parse(argc, argv);
-    if (options.dtype == "f64" && examples::Precision(options.precision).is_half())
+    if (options.dtype == "f64" && examples::Precision(options.precision).half())
       throw CLI::ValidationError("--precision " + options.precision + " needs --dtype f32");
     if (!options.profile.empty() && options.model == "all") throw CLI::ValidationError("--profile needs one --model");
   } catch (const CLI::ParseError& error) {

@@ -115,14 +115,15 @@ class Precision {
     voxgrad::set_float32_precision(name_ == "high" ? voxgrad::Float32Precision::high
                                                    : voxgrad::Float32Precision::highest);
   }
-  bool is_half() const { return half_.has_value(); }
+  /// Returns bf16 or f16, or nothing for the other precisions.
+  std::optional<voxgrad::DType> half() const { return half_; }
   /// Returns an autocast guard for the forward pass and the loss. The guard is disabled unless the precision is bf16 or
   /// f16.
-  voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), is_half()); }
+  voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), half_.has_value()); }
   voxgrad::optim::GradScaler scaler() const { return voxgrad::optim::GradScaler({.enabled = half_ == voxgrad::f16}); }
   /// Returns a description of the precision for reports: "bf16 (autocast)", "float32", "float32 (high)".
   std::string text(voxgrad::Device device) const {
-    if (is_half()) return name_ + " (autocast)";
+    if (half_) return name_ + " (autocast)";
     return device.is_cuda() ? "float32 (" + name_ + ")" : "float32";
   }
 

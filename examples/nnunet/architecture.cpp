@@ -135,8 +135,8 @@ UNetOptions build(const Fields& fields, int64_t in_channels, int64_t num_classes
 
 bool read_class(const Json& name) {
   const std::string network = short_name(name);
-  name.check(network == "PlainConvUNet" || network == "ResidualEncoderUNet", "is ", network,
-             ", which is not supported; supported are PlainConvUNet and ResidualEncoderUNet");
+  name.check_supported(network == "PlainConvUNet" || network == "ResidualEncoderUNet",
+                       "PlainConvUNet, ResidualEncoderUNet");
   return network == "ResidualEncoderUNet";
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 
 #include "examples/nnunet/architecture.h"
@@ -81,14 +80,16 @@ Labels read_labels(const Json& dataset) {
   return labels;
 }
 
+/// The names of the values of Normalization, in the order of the enumeration.
+constexpr std::array kSchemes{"ZScoreNormalization", "CTNormalization", "NoNormalization", "RescaleTo01Normalization",
+                              "RGBTo01Normalization"};
+
 Normalization read_scheme(const Json& name) {
-  const std::string text = name.text();
-  if (text == "ZScoreNormalization") return Normalization::z_score;
-  if (text == "CTNormalization") return Normalization::ct;
-  if (text == "NoNormalization") return Normalization::none;
-  if (text == "RescaleTo01Normalization") return Normalization::rescale_to_0_1;
-  if (text == "RGBTo01Normalization") return Normalization::rgb_to_0_1;
-  name.fail("is an unknown normalization");
+  const auto found = std::ranges::find(kSchemes, name.text());
+  std::string all;
+  for (const char* scheme : kSchemes) all += (all.empty() ? "" : ", ") + std::string(scheme);
+  name.check_supported(found != kSchemes.end(), all);
+  return static_cast<Normalization>(found - kSchemes.begin());
 }
 
 std::vector<ChannelPlan> read_normalization(const Json& plans, const Json& configuration, size_t channels) {
@@ -206,39 +207,54 @@ ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name
   return plan;
 }
 
-Checkpoint::Checkpoint(const std::filesystem::path& path) : path_(path), content_(open_pt(path)) {
-  configuration = content_.at("init_args").at("configuration").text();
-  const PtValue axes = content_.find("inference_allowed_mirroring_axes");
-  if (axes.is_none()) return;
-  for (const PtValue& axis : axes.items()) {
-    check(axis.integer() >= 0 && axis.integer() < 3 && std::ranges::count(mirror_axes, axis.integer()) == 0, "nnU-Net",
-          "'", path.string(), "' allows mirroring along axis ", axis.integer(), "; expected 0 to 2");
-    mirror_axes.push_back(axis.integer());
+const char* scheme_name(Normalization kind) { return kSchemes[static_cast<size_t>(kind)]; }
+
+Checkpoint::Checkpoint(const std::filesystem::path& path) : path_(path) {
+  std::vector<int64_t> axes;
+  if (path.extension() == ".safetensors") {
+    Metadata metadata;
+    weights_ = load_safetensors(path, Device::cpu(), &metadata);
+    check(metadata.contains("configuration"), "nnU-Net", "'", path.string(), "' has no metadata \"configuration\"");
+    configuration = metadata.at("configuration");
+    for (const char axis : metadata["mirror_axes"]) axes.push_back(axis - '0');
+  } else {
+    const PtValue content = open_pt(path);
+    configuration = content.at("init_args").at("configuration").text();
+    if (const PtValue value = content.find("inference_allowed_mirroring_axes"); !value.is_none())
+      for (const PtValue& axis : value.items()) axes.push_back(axis.integer());
+    // torch.compile and DistributedDataParallel add prefixes to the names.
+    for (const auto& [key, value] : content.at("network_weights").members()) {
+      std::string name = key.text();
+      for (const std::string_view prefix : {"module.", "_orig_mod."})
+        if (name.starts_with(prefix)) name.erase(0, prefix.size());
+      pt_weights_.emplace(name, value);
+    }
+  }
+  for (const int64_t axis : axes) {
+    check(axis >= 0 && axis < 3 && std::ranges::count(mirror_axes, axis) == 0, "nnU-Net", "'", path.string(),
+          "' allows mirroring along axis ", axis, "; expected 0 to 2");
+    mirror_axes.push_back(axis);
   }
 }
 
+Tensor Checkpoint::weight(const std::string& name) const {
+  if (const auto found = weights_.find(name); found != weights_.end()) return found->second;
+  const auto found = pt_weights_.find(name);
+  return found == pt_weights_.end() ? Tensor() : found->second.tensor();
+}
+
 std::shared_ptr<nn::UNet> Checkpoint::network(const ModelPlan& plan) const {
-  const PtValue weights = content_.at("network_weights");
-  // torch.compile and DistributedDataParallel add prefixes to the names.
-  std::map<std::string, PtValue, std::less<>> by_name;
-  for (const auto& [key, value] : weights.members()) {
-    std::string_view name = key.text();
-    for (const std::string_view prefix : {"module.", "_orig_mod."})
-      if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-    by_name.emplace(name, value);
-  }
   const nn::init::SkipInit skip;
   auto network = std::make_shared<nn::UNet>(plan.network);
   network->eval();
   TensorMap state;
   std::vector<std::string> differences;
   for (const auto& [name, expected] : network->state_dict()) {
-    const auto found = by_name.find(name);
-    if (found == by_name.end()) {
+    Tensor tensor = weight(name);
+    if (!tensor.defined()) {
       differences.push_back(name + " is missing");
       continue;
     }
-    Tensor tensor = found->second.tensor();
     if (plan.is_2d && tensor.dim() == 4) tensor = tensor.unsqueeze(2);
     if (tensor.shape() == expected.shape())
       state[name] = tensor;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,9 @@ enum class Normalization : uint8_t {
   rescale_to_0_1,  ///< from [minimum, maximum] of the channel to [0, 1]
   rgb_to_0_1       ///< from [0, 255] to [0, 1]
 };
+
+/// Returns nnU-Net's name of a normalization in plans.json: "ZScoreNormalization", ...
+const char* scheme_name(Normalization kind);
 
 /// How a channel is normalized.
 struct ChannelPlan {
@@ -68,10 +72,11 @@ struct ModelPlan {
 /// versions of nnU-Net v2, which have no "architecture".
 ModelPlan read_plan(const std::filesystem::path& folder, const std::string& configuration);
 
-/// A checkpoint of nnU-Net: checkpoint_final.pth.
+/// A checkpoint in the folder of a fold: checkpoint_final.pth, which nnU-Net writes, or checkpoint_final.safetensors,
+/// which save_model() writes.
 class Checkpoint {
  public:
-  /// Opens a file. Throws Error unless it is a checkpoint of nnU-Net.
+  /// Opens a file. Throws Error unless it is a checkpoint.
   explicit Checkpoint(const std::filesystem::path& path);
 
   std::string configuration;
@@ -81,8 +86,18 @@ class Checkpoint {
   std::shared_ptr<voxgrad::nn::UNet> network(const ModelPlan& plan) const;
 
  private:
+  /// Returns a tensor of the network, or an undefined tensor if the file has none of this name.
+  voxgrad::Tensor weight(const std::string& name) const;
+
   std::filesystem::path path_;
-  voxgrad::PtValue content_;
+  std::map<std::string, voxgrad::PtValue> pt_weights_;  // of a .pth file; a tensor is read when it is needed
+  voxgrad::TensorMap weights_;                          // of a .safetensors file
 };
+
+/// Writes a model folder that predict can use: dataset.json, plans.json and fold_0/checkpoint_final.safetensors. The
+/// two JSON files are those of nnU-Net. The network must be three-dimensional with InstanceNorm and LeakyReLU, and the
+/// labels must not be regions. `training_cases` is the number of cases that the network was trained on.
+void save_model(const std::filesystem::path& folder, const ModelPlan& plan, voxgrad::nn::UNet& network,
+                const voxgrad::Axes& mirror_axes, int64_t training_cases);
 
 }  // namespace nnunet

@@ -207,6 +207,20 @@ PreparedImage prepare(const OrientedImage& oriented, const ModelPlan& plan) {
   return result;
 }
 
+TrainingVolume prepare_for_training(const Case& labeled, const ModelPlan& plan) {
+  check(amax(abs(labeled.image)).item() > 0, "nnU-Net", "all voxels of case '", labeled.name, "' are 0");
+  const PreparedImage prepared = prepare(orient(labeled.image, labeled.geometry, plan), plan);
+  Tensor label = orient(labeled.label.unsqueeze(0), labeled.geometry, plan).image;
+  for (int64_t axis = 0; axis < 3; ++axis)
+    label = label.narrow(axis + 1, prepared.box.start[axis], prepared.box.size[axis]);
+  const Shape size{prepared.image.size(1), prepared.image.size(2), prepared.image.size(3)};
+  if (label[0].shape() != size)
+    label = interpolate(label.to(f32).unsqueeze(0), {.size = size, .mode = InterpolateMode::nearest_exact})
+                .squeeze(0)
+                .to(u8);
+  return {prepared.image, label.squeeze(0).contiguous()};
+}
+
 Tensor predict_logits(const Tensor& image, nn::UNet& network, const ModelPlan& plan, const Axes& mirror_axes,
                       const PredictOptions& options) {
   Axes axes;

@@ -42,6 +42,16 @@ voxgrad::Tensor unorient(const voxgrad::Tensor& result, const OrientedImage& ori
 /// image of zeros is not cropped.
 PreparedImage prepare(const OrientedImage& oriented, const ModelPlan& plan);
 
+/// The input of the network and the labels of its voxels, for training.
+struct TrainingVolume {
+  voxgrad::Tensor image;  ///< (C, a0, a1, a2) f32
+  voxgrad::Tensor label;  ///< (a0, a1, a2) u8
+};
+
+/// Applies orient() and prepare() to a labeled case. Each voxel of the result has the label of the nearest voxel.
+/// Throws voxgrad::Error if all voxels of the image are 0.
+TrainingVolume prepare_for_training(const Case& labeled, const ModelPlan& plan);
+
 /// Options of predict_logits.
 struct PredictOptions {
   double step = 0.5;               ///< distance of neighboring windows, relative to their size, in (0, 1]

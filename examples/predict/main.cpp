@@ -223,12 +223,13 @@ int run(const Options& options) {
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   const std::string precision = !options.precision.empty() ? options.precision : device.is_cpu() ? "highest" : "f16";
-  examples::Precision(precision).set_float32();
+  const examples::Precision arithmetic(precision);
+  arithmetic.set_float32();
   nnunet::PredictOptions settings{.step = options.step,
                                   .gaussian = options.gaussian,
                                   .half_accumulation = options.half_accumulation,
-                                  .device = device};
-  if (precision == "bf16" || precision == "f16") settings.autocast = vg::parse_dtype(precision);
+                                  .device = device,
+                                  .autocast = arithmetic.half()};
   const Model model = load_model(options, device);
   const std::vector<fs::path> inputs(options.paths.begin() + 1, options.paths.end() - 1);
   const std::vector<predict::Job> jobs =

@@ -21,11 +21,13 @@ uint32_t checksum(const Case& c) {
   return checksum_bytes(c.geometry.spacing.data(), sizeof c.geometry.spacing, checksum(c.label, checksum(c.image)));
 }
 
-uint32_t checksum(const Preprocessing& preprocess, uint32_t before) {
-  const auto add = [](const auto& values, uint32_t sum) {
-    return checksum_bytes(values.data(), values.size() * sizeof values[0], sum);
-  };
-  return add(preprocess.intensities, add(preprocess.normalization, add(preprocess.spacing, before)));
+uint32_t checksum(const nnunet::ModelPlan& plan, uint32_t before) {
+  uint32_t sum = checksum_bytes(plan.spacing.data(), sizeof plan.spacing, before);
+  for (const nnunet::ChannelPlan& channel : plan.normalization) {
+    sum = checksum_bytes(&channel.kind, sizeof channel.kind, sum);
+    sum = checksum_bytes(&channel.intensities, sizeof channel.intensities, sum);
+  }
+  return sum;
 }
 
 }  // namespace segment

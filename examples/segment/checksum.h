@@ -5,7 +5,8 @@
 
 #include <voxgrad.h>
 
-#include "examples/segment/preprocess.h"
+#include "examples/nnunet/model_folder.h"
+#include "examples/segment/task.h"
 
 namespace segment {
 
@@ -14,7 +15,8 @@ namespace segment {
 uint32_t checksum(const voxgrad::Tensor& tensor, uint32_t before = 0);
 /// Returns the checksum of the image, the label and the spacing of a case.
 uint32_t checksum(const Case& c);
-/// Returns the checksum of data followed by the parameters of a preprocessing. `before` is the checksum of these data.
-uint32_t checksum(const Preprocessing& preprocess, uint32_t before);
+/// Returns the checksum of data followed by the parameters of the preprocessing of a plan. `before` is the checksum of
+/// these data.
+uint32_t checksum(const nnunet::ModelPlan& plan, uint32_t before);
 
 }  // namespace segment

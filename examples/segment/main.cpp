@@ -131,13 +131,13 @@ TestResult test(const Task& task, size_t number, const TrainResult& trained, con
                 const std::filesystem::path& out) {
   const Case c = task.predicted[number].load();
   const std::string name = file_name(c.name);
-  vg::NiftiImage image = predict(trained, c, options.train, device);
+  const auto [labels, probabilities] = predict(trained, c, options.train, device, options.probabilities);
   TestResult result{.name = c.name, .dice = {}, .baseline = {}};
-  const vg::Tensor labels = labels_of(image);
-  image.descrip = "segmented by voxgrad";
-  if (options.probabilities) vg::save_nifti(out / (name + "-probabilities.nii.gz"), image);
-  image.data = labels;
-  vg::save_nifti(out / (name + ".nii.gz"), image);
+  const auto save = [&](const std::string& file, const vg::Tensor& data) {
+    vg::save_nifti(out / file, {data, c.geometry.spacing, c.geometry.affine, "segmented by voxgrad"});
+  };
+  save(name + ".nii.gz", labels);
+  if (options.probabilities) save(name + "-probabilities.nii.gz", probabilities);
   if (!c.label.defined()) return result;
   const auto classes = std::ssize(task.classes);
   result.dice = dice(labels, c.label, classes, task.ignore_index);
@@ -146,15 +146,17 @@ TestResult test(const Task& task, size_t number, const TrainResult& trained, con
   return result;
 }
 
-void write_results(const std::filesystem::path& out, const Task& task, const TrainResult& trained,
-                   const std::vector<TestResult>& tests, const std::string& device) {
+void write_results(const std::filesystem::path& out, const Task& task, const TrainOptions& options,
+                   const TrainResult& trained, const std::vector<TestResult>& tests, const std::string& device) {
   examples::Curve loss{"training loss (Dice + cross-entropy)", {}, false},
       dice{"mean Dice of the validation data: " + task.validated_on, {}, false};
   for (size_t i = 0; i < trained.history.losses.size(); ++i)
     loss.points.push_back({static_cast<double>(i + 1), trained.history.losses[i]});
   for (const auto& [step, value] : trained.history.dice) dice.points.push_back({static_cast<double>(step), value});
   examples::write_curves(out / "curves.png", std::array{loss, dice});
-  vg::save_safetensors(out / "model.safetensors", trained.model->state_dict());
+  const bool mirrored = task.augment.mirror_p > 0 && options.augment;
+  const vg::Axes mirror_axes = mirrored ? vg::Axes{0, 1, 2} : vg::Axes{};
+  nnunet::save_model(out / "model", trained.plan, *trained.model, mirror_axes, std::ssize(task.training));
   write_report(out / "report.md", task, trained, tests, device);
 }
 
@@ -169,7 +171,7 @@ int run(const Options& options) {
   const Task task = task_of(options);
   const examples::OutputFolder folder(options.out);
   const std::filesystem::path& out = folder.path();
-  for (const char* name : {"checkpoint.safetensors", "history.csv", "curves.png", "model.safetensors", "report.md"})
+  for (const char* name : {"checkpoint.safetensors", "history.csv", "curves.png", "report.md"})
     folder.check_writable(name);  // fail before the training, not after it
   const std::string precision = examples::Precision(settled.train.precision).text(device);
   std::printf("%s: training on %zu %s, validating on %s, in %s\n", task.name.c_str(), task.training.size(),
@@ -185,7 +187,7 @@ int run(const Options& options) {
     if (!tests.back().dice.empty())
       std::printf("%s\n%s\n", title(task, tests.back()).c_str(), dice_table(task, tests.back()).c_str());
   }
-  write_results(out, task, trained, tests, vg::concat(device, " in ", precision));
+  write_results(out, task, settled.train, trained, tests, vg::concat(device, " in ", precision));
   std::printf("trained in %s; report, pictures, labels and checkpoint are in %s\n",
               examples::clock_text(trained.seconds).c_str(), out.string().c_str());
   return 0;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/io/atomic_file.h"
+#include "examples/nnunet/pipeline.h"
 #include "examples/segment/checksum.h"
 
 namespace segment {
@@ -60,10 +61,10 @@ std::vector<vg::data::PatchSource> store(const Task& task, const Survey& survey,
   for (size_t i = 0; i < task.training.size(); ++i) {
     const std::string& name = task.training[i].name;
     const Files files{folder / (name + "-image.npy"), folder / (name + "-label.npy")};
-    const uint32_t origin = checksum(survey.preprocess, survey.checksums[i]);
+    const uint32_t origin = checksum(survey.plan, survey.checksums[i]);
     std::string line = before.empty() ? std::string() : describe(name, origin, files);
     if (line.empty() || !before.contains(line)) {
-      const Case preprocessed = survey.preprocess(task.training[i].load());
+      const nnunet::TrainingVolume preprocessed = nnunet::prepare_for_training(task.training[i].load(), survey.plan);
       vg::save_npy(files.image, preprocessed.image);
       vg::save_npy(files.label, preprocessed.label);
       line = describe(name, origin, preprocessed.image, preprocessed.label);

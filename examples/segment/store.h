@@ -6,7 +6,7 @@
 
 #include <voxgrad.h>
 
-#include "examples/segment/preprocess.h"
+#include "examples/segment/survey.h"
 #include "examples/segment/task.h"
 
 namespace segment {

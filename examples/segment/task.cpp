@@ -55,13 +55,12 @@ Case half(const std::string& name, const Case& head, const vg::Tensor& classes, 
     const vg::Tensor slices = volume.narrow(-1, first, width);
     return (mirrored ? vg::flip(slices, {-1}) : slices).contiguous();
   };
-  Case result{name, part(head.image), part(classes), head.geometry, {}, {{0, 0, 0}, {}}};
-  result.geometry.shape = result.box.size = result.label.shape();
+  Case result{name, part(head.image), part(classes), head.geometry};
+  result.geometry.shape = result.label.shape();
   for (auto& row : result.geometry.affine) {
     row[3] += row[0] * static_cast<double>(mirrored ? first + width - 1 : first);
     if (mirrored) row[0] = -row[0];
   }
-  result.original = result.geometry;
   return result;
 }
 
@@ -107,7 +106,8 @@ void split_slices(Task& task, const LazyCase& only) {
 
 }  // namespace
 
-Normalization normalization_of(const std::string& channel) {
+nnunet::Normalization normalization_of(const std::string& channel) {
+  using nnunet::Normalization;
   static const std::map<std::string, Normalization> kByName{{"ct", Normalization::ct},
                                                             {"nonorm", Normalization::none},
                                                             {"rescale_to_0_1", Normalization::rescale_to_0_1},
@@ -132,7 +132,7 @@ Task brain() {
   for (const auto& [name, numbers] : kStructures) task.classes.emplace_back(name);
   task.classes.emplace_back("cerebellum");
   for (int64_t c = 2; c < std::ssize(task.classes); ++c) task.scored.push_back(c);
-  task.normalization = {Normalization::z_score};
+  task.channels = {"MRI"};
   const Case left = half("left half", head, classes, 0, side, false);
   split_slices(task, in_memory(left));
   task.predicted.push_back(in_memory(half("right half, mirrored", head, classes, width - side, side, true)));
@@ -155,7 +155,7 @@ Task dataset(const std::filesystem::path& path) {
   task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
   task.classes = folder->classes;
   task.ignore_index = folder->ignore_index;
-  for (const std::string& channel : folder->channels) task.normalization.push_back(normalization_of(channel));
+  task.channels = folder->channels;
   task.in_memory = false;
   score_all(task);
   const auto lazy = [&](const std::vector<std::string>& names) {
@@ -192,7 +192,7 @@ Task files(const std::vector<std::string>& images, const std::vector<std::string
   task.classes = {"background"};
   for (int64_t c = 1; c <= highest; ++c) task.classes.push_back(vg::concat("class ", c));
   score_all(task);
-  task.normalization = {Normalization::z_score};
+  task.channels = {"MRI"};
   task.name = cases[0].name;
   if (cases.size() == 1)
     split_slices(task, cases[0]);

@@ -9,24 +9,15 @@
 
 #include <voxgrad.h>
 
-#include "examples/nnunet/case.h"
+#include "examples/nnunet/model_folder.h"
 
 namespace segment {
 
 using nnunet::Case;
 
-/// nnU-Net's normalizations of a channel.
-enum class Normalization : uint8_t {
-  z_score,         ///< scale to mean 0 and standard deviation 1
-  ct,              ///< apply nnunet::ct_normalize, with the intensities of the training cases' foreground
-  none,            ///< unchanged
-  rescale_to_0_1,  ///< scale the range of the channel's values to [0, 1]
-  rgb_to_0_1       ///< scale [0, 255] to [0, 1]
-};
-
 /// Returns the normalization that nnU-Net selects for the name of a channel in dataset.json: "CT", "noNorm",
 /// "rescale_to_0_1" (formerly "rescale_0_1") or "rgb_to_0_1", in upper or lower case. Other names select z_score.
-Normalization normalization_of(const std::string& channel);
+nnunet::Normalization normalization_of(const std::string& channel);
 
 /// A case that is loaded from its files each time when it is needed, because all cases together may be larger than
 /// memory.
@@ -37,13 +28,13 @@ struct LazyCase {
 
 /// A segmentation task.
 struct Task {
-  std::string name;                  ///< shown in reports
-  std::vector<std::string> classes;  ///< names; classes[0] is the background
-  std::vector<int64_t> scored;       ///< classes whose Dice enters the mean
-  int64_t ignore_index = -100;       ///< label of voxels that the loss and the Dice ignore; negative: no such label
-  std::vector<Normalization> normalization;  ///< per channel
-  voxgrad::data::AugmentOptions augment{};   ///< augmentation of training patches; elastic deformation in mm
-  bool in_memory = true;                     ///< keep preprocessed training cases in memory; otherwise in files
+  std::string name;                   ///< shown in reports
+  std::vector<std::string> classes;   ///< names; classes[0] is the background
+  std::vector<int64_t> scored;        ///< classes whose Dice enters the mean
+  int64_t ignore_index = -100;        ///< label of voxels that the loss and the Dice ignore; negative: no such label
+  std::vector<std::string> channels;  ///< names; normalization_of() selects the normalization
+  voxgrad::data::AugmentOptions augment{};  ///< augmentation of training patches; elastic deformation in mm
+  bool in_memory = true;                    ///< keep preprocessed training cases in memory; otherwise in files
   std::vector<LazyCase> training;
   /// Cases whose Dice is measured during training. --patience stops the training if this Dice no longer rises. No voxel
   /// is used for both training and validation: if a case is in both lists, each of its voxels has the label

@@ -11,6 +11,7 @@
 #include "examples/common/profile.h"
 #include "examples/common/progress.h"
 #include "examples/common/ranks.h"
+#include "examples/nnunet/pipeline.h"
 #include "examples/nnunet/plan.h"
 #include "examples/segment/evaluate.h"
 #include "examples/segment/store.h"
@@ -101,11 +102,12 @@ class Training {
         sources_(sources(resume)),
         plan_(plan_network()),
         run_(sources_, options, plan_, task.ignore_index, device, world),
-        augment_(in_voxels(task.augment, survey_.preprocess.spacing)) {
+        augment_(in_voxels(task.augment, survey_.plan.spacing)) {
     run_.precision.set_float32();
     result_.model = run_.model;
-    result_.window = plan_.patch_size;
-    result_.preprocess = survey_.preprocess;
+    result_.plan = survey_.plan;
+    result_.plan.patch_size = plan_.patch_size;
+    result_.plan.network = plan_.network;
     metadata_["patch"] = vg::concat(plan_.patch_size);
     if (resume) load();
   }
@@ -170,7 +172,7 @@ class Training {
     }
     std::vector<vg::data::PatchSource> all;
     for (const LazyCase& lazy : task_.training) {
-      const Case ready = survey_.preprocess(lazy.load());
+      const nnunet::TrainingVolume ready = nnunet::prepare_for_training(lazy.load(), survey_.plan);
       all.push_back(vg::data::patch_source(ready.image, ready.label));
     }
     return all;
@@ -182,8 +184,8 @@ class Training {
       for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], source.shape[a]);
     vg::Triple patch = options_.patch;
     for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
-    nnunet::Plan plan = nnunet::plan_unet(patch, survey_.preprocess.spacing,
-                                          {.in_channels = std::ssize(task_.normalization),
+    nnunet::Plan plan = nnunet::plan_unet(patch, survey_.plan.spacing,
+                                          {.in_channels = std::ssize(task_.channels),
                                            .num_classes = std::ssize(task_.classes),
                                            .residual = options_.residual,
                                            .base_features = options_.channels});
@@ -243,7 +245,7 @@ class Training {
     double sum = 0;
     for (const LazyCase& lazy : task_.validation) {
       const Case c = lazy.load();
-      const vg::Tensor labels = labels_of(predict(result_, c, options_, device_));
+      const vg::Tensor labels = predict(result_, c, options_, device_).labels;
       sum += mean_dice(dice(labels, c.label, std::ssize(task_.classes), task_.ignore_index), task_.scored);
     }
     result_.history.dice.emplace_back(result_.steps, sum / static_cast<double>(task_.validation.size()));

@@ -7,8 +7,8 @@
 
 #include <voxgrad.h>
 
+#include "examples/nnunet/model_folder.h"
 #include "examples/segment/history.h"
-#include "examples/segment/preprocess.h"
 #include "examples/segment/task.h"
 
 namespace segment {
@@ -41,10 +41,9 @@ TrainOptions settle(TrainOptions options, voxgrad::Device device);
 /// The result of a training run.
 struct TrainResult {
   std::shared_ptr<voxgrad::nn::UNet> model;  ///< with averaged weights, unless TrainOptions::ema is 0
-  voxgrad::Triple window{0};                 ///< patch size in voxels
-  Preprocessing preprocess{};
-  int64_t steps = 0;   ///< completed steps, including earlier runs
-  double seconds = 0;  ///< time of training and validation, including earlier runs
+  nnunet::ModelPlan plan{};                  ///< preprocessing, patch size and network
+  int64_t steps = 0;                         ///< completed steps, including earlier runs
+  double seconds = 0;                        ///< time of training and validation, including earlier runs
   History history{};
   bool interrupted = false;                          ///< true if Ctrl-C stopped the run; a checkpoint was written
   std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< null if TrainOptions::tensorboard is empty
@@ -61,11 +60,13 @@ struct TrainResult {
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
-/// Predicts a case by sliding-window inference on `device`. Returns the probabilities of the classes on the CPU as an
-/// image (classes, D, H, W) with the shape and the affine of the case's files.
-voxgrad::NiftiImage predict(const TrainResult& trained, const Case& c, const TrainOptions& options,
-                            voxgrad::Device device);
-/// Returns the most probable class of each voxel, u8 (D, H, W).
-voxgrad::Tensor labels_of(const voxgrad::NiftiImage& probabilities);
+/// The prediction for a case, on the CPU.
+struct Prediction {
+  voxgrad::Tensor labels;           ///< (D, H, W) u8
+  voxgrad::Tensor probabilities{};  ///< (classes, D, H, W) f32, or undefined
+};
+/// Predicts a case by sliding windows on `device`, without mirroring.
+Prediction predict(const TrainResult& trained, const Case& c, const TrainOptions& options, voxgrad::Device device,
+                   bool probabilities = false);
 
 }  // namespace segment

@@ -262,7 +262,7 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
     result.interrupted = losses.record(new_reports, result.writer.get());
     char figure[48];
     std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses.lines),
-                  run.precision.is_half() ? " in " : "", run.precision.is_half() ? options.precision.c_str() : "");
+                  run.precision.half() ? " in " : "", run.precision.half() ? options.precision.c_str() : "");
     if (first && !losses.lines.empty()) progress.update(result.steps, figure);
     if (result.interrupted) break;
     if (save_now) save();

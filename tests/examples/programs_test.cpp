@@ -69,10 +69,10 @@ TEST_F(Programs, SuperresWritesItsResults) {
   EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
 }
 
-TEST_F(Programs, SuperresResumesBitwise) { expect_same_bits_resumed(kTiny, "losses.csv"); }
+TEST_F(Programs, SuperresResumesBitwise) { expect_same_bits_resumed(kTiny, "model.safetensors", "losses.csv"); }
 
 TEST_F(Programs, SuperresResumesBitwiseInMixedPrecision) {
-  expect_same_bits_resumed(kTiny + "--precision f16 ", "losses.csv");
+  expect_same_bits_resumed(kTiny + "--precision f16 ", "model.safetensors", "losses.csv");
   const TensorMap whole = load_safetensors(folder_ / "whole/checkpoint.safetensors"),
                   parts = load_safetensors(folder_ / "parts/checkpoint.safetensors");
   EXPECT_EQ(whole.at("scaler.scale").item(), parts.at("scaler.scale").item());

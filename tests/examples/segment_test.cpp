@@ -43,6 +43,7 @@ void make_dataset(const fs::path& folder) {
   std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "labels": {"background": 0, "ball": 1},
     "numTraining": 3, "file_ending": ".nii.gz"})";
 }
+constexpr const char* kModel = "model/fold_0/checkpoint_final.safetensors";
 constexpr const char* kBrainSlab = "slices 117 to 120 along y of left half";
 const std::string kSegment = "segment --dataset balls --device cpu --batch 2 --patch 16 --spacing 1 --channels 4 ";
 
@@ -63,13 +64,31 @@ TEST_F(Segment, LearnsADatasetInNnUNetsLayout) {
   EXPECT_EQ(labels.data.shape(), (Shape{16, 18, 20}));
   EXPECT_EQ(labels.affine[0][3], -7);
   EXPECT_EQ(load_nifti(out / "a-probabilities.nii.gz").data.shape(), (Shape{2, 16, 18, 20}));
-  EXPECT_FALSE(load_safetensors(out / "model.safetensors").empty());
+  EXPECT_FALSE(load_safetensors(out / kModel).empty());
   EXPECT_FALSE(fs::is_empty(folder_ / "events"));
+}
+
+TEST_F(Segment, WritesAModelFolderForPredict) {
+  make_dataset(folder_ / "balls");
+  for (const char* options : {"--spacing 1 ", "--spacing 1.5 --residual "}) {
+    const Result trained = run(std::string("segment --dataset balls --device cpu --batch 2 --patch 16 --channels 4 ") +
+                               "--steps 30 --lr 1e-2 --out out --probabilities " + options);
+    ASSERT_EQ(trained.code, 0) << trained.output;
+    const Result predicted =
+        run("predict out/model balls/imagesTr/a_0000.nii.gz p.nii.gz --device cpu --no-mirroring --probabilities");
+    ASSERT_EQ(predicted.code, 0) << predicted.output;
+    const NiftiImage labels = load_nifti(folder_ / "p.nii.gz"), expected = load_nifti(folder_ / "out/a.nii.gz");
+    EXPECT_EQ(labels.data.to_vector(), expected.data.to_vector());
+    EXPECT_EQ(labels.affine, expected.affine);
+    EXPECT_EQ(load_nifti(folder_ / "p_probabilities.nii.gz").data.to_vector(),
+              load_nifti(folder_ / "out/a-probabilities.nii.gz").data.to_vector());
+    EXPECT_NE(predicted.output.find("ball"), std::string::npos) << predicted.output;
+  }
 }
 
 TEST_F(Segment, ResumesBitwiseAfterAnInterrupt) {
   make_dataset(folder_ / "balls");
-  expect_same_bits_resumed(kSegment + "--validate-every 8 ", "history.csv");
+  expect_same_bits_resumed(kSegment + "--validate-every 8 ", kModel, "history.csv");
 }
 
 TEST_F(Segment, ResumesBitwiseAfterAKill) {
@@ -96,7 +115,7 @@ TEST_F(Segment, ResumesBitwiseAfterAKill) {
                  "was written with precision = highest, but this run has precision = bf16");
   const Result resumed = run(program + "parts --resume");
   EXPECT_EQ(resumed.code, 0) << resumed.output;
-  for (const char* file : {"model.safetensors", "history.csv", "a.nii.gz"})
+  for (const char* file : {kModel, "history.csv", "a.nii.gz"})
     EXPECT_EQ(read(folder_ / "whole" / file), read(folder_ / "parts" / file)) << file;
 }
 
@@ -191,7 +210,7 @@ TEST_F(Segment, SplitsASingleCaseBySlices) {
   label.data.narrow(2, slice, 1).narrow(0, 2, 1).fill_(1);
   save_nifti(path, label);
   ASSERT_EQ(run(program + "--out other").code, 0);
-  EXPECT_EQ(read(folder_ / "out/model.safetensors"), read(folder_ / "other/model.safetensors"));
+  EXPECT_EQ(read(folder_ / "out" / kModel), read(folder_ / "other" / kModel));
 
   // A class that lies in a single slice cannot be split.
   label.data.zero_();

@@ -1,0 +1,27 @@
+// Properties of the training cases, from which the preprocessing follows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <voxgrad.h>
+
+#include "examples/nnunet/model_folder.h"
+#include "examples/segment/task.h"
+
+namespace segment {
+
+/// Properties of the training cases, measured before they are preprocessed.
+struct Survey {
+  nnunet::ModelPlan plan{};           ///< all fields except the patch size and the network
+  std::string cases{};                ///< number of cases and sum of their intensities, which --resume compares
+  std::vector<uint32_t> checksums{};  ///< one per case
+};
+
+/// Measures the training cases. Loads the cases one after another, and once more for each CT channel except the first
+/// channel. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median spacing of
+/// the cases. CT channels are measured at random voxels, which `seed` selects.
+Survey survey(const Task& task, double spacing, uint64_t seed);
+
+}  // namespace segment
