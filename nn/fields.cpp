@@ -70,8 +70,10 @@ void read_fields(const TensorMap& state, const std::string& prefix, const Fields
     std::visit(check_field, address);
   }
   if (!keep) return;
-  for (const auto& [name, address] : fields)
-    std::visit([&]<class T>(T* value) { *value = read_field<T>(state.at(prefix + name)); }, address);
+  for (const auto& [name, address] : fields) {
+    const Tensor& tensor = state.at(prefix + name);
+    std::visit([&]<class T>(T* value) { *value = read_field<T>(tensor); }, address);
+  }
 }
 
 TensorMap write_state(const char* name, const Fields& fields) {

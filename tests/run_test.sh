@@ -17,7 +17,9 @@ stand_in "$work/bin/cmake" "echo noise; echo \"\$@\" >>'$work/log'; [ ! -e '$wor
 stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
-stand_in "$root/build/release/examples/superres" "echo \"\$(pwd) \$*\" >>'$work/log'"
+for program in superres segment predict; do
+  stand_in "$root/build/release/examples/$program" "echo \"$program in \$(pwd) \$*\" >>'$work/log'"
+done
 PATH=$work/bin:$PATH
 unset VOXGRAD_CUDA VOXGRAD_WERROR
 
@@ -30,7 +32,10 @@ expect() {
   grep -qF -e "$text" "$work/log" || { echo "'$*' did not lead to '$text':"; cat "$work/log"; exit 1; }
 }
 
-expect "$work/caller --volume x.nii --out y" ../root/run demo --volume x.nii --out y
+expect "superres in $work/caller --volume x.nii --out y" ../root/run demo --volume x.nii --out y
+expect "predict in $work/caller model a.nii b.nii" ../root/run predict model a.nii b.nii
+expect "segment in $work/caller --steps 100" ../root/run predict
+expect "predict in $work/caller out/predict/model" ../root/run predict
 expect "-U VOXGRAD_CUDA -U VOXGRAD_WERROR" ../root/run build
 expect "-DVOXGRAD_CUDA=OFF -DVOXGRAD_WERROR=ON" env VOXGRAD_CUDA=OFF VOXGRAD_WERROR=ON ../root/run build
 expect "--no-tests=error -R name" ../root/run test -R name

@@ -69,7 +69,7 @@ class Json {
   Json member(const std::string& key, const Document& value) const;
   /// Returns "'plans.json': spacing[1] ", or "'plans.json' " for the whole document.
   std::string place() const;
-  /// Throws unless `good`. The message says that the value must be `expected`.
+  /// Throws unless `good`. `expected` describes a valid value.
   void expect(bool good, const char* expected) const;
 
   std::shared_ptr<const File> file_;

@@ -153,7 +153,7 @@ Tensor uncropped(const Tensor& x, const PreparedImage& prepared, double value = 
 }  // namespace
 
 OrientedImage orient(const Tensor& image, const Geometry& geometry, const ModelPlan& plan) {
-  Dims order{0, 1, 2}, flipped;
+  Dims order{0, 1, 2};
   if (plan.orientation == Orientation::closest_to_ras) {
     const auto closest = closest_axes(geometry.affine);
     for (int i = 0; i < 3; ++i) order[2 - closest[size_t(i)].first] = 2 - i;

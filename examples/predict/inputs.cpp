@@ -102,8 +102,8 @@ std::vector<Job> list_jobs(const std::vector<fs::path>& inputs, const fs::path& 
   return jobs;
 }
 
-fs::path probabilities_path(const Job& job) {
-  return job.output.parent_path() / (without_ending(job.output) + "_probabilities" + ending_of(job.output));
+fs::path beside(const Job& job, const std::string& suffix) {
+  return job.output.parent_path() / (without_ending(job.output) + suffix);
 }
 
 }  // namespace predict

@@ -21,7 +21,7 @@ struct Job {
 std::vector<Job> list_jobs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                            size_t channels, const std::string& file_ending);
 
-/// Returns the path for the probabilities of a case: CASE_probabilities.nii.gz next to the label map.
-std::filesystem::path probabilities_path(const Job& job);
+/// Returns the path of another file next to the label map: the name of the case, followed by `suffix`.
+std::filesystem::path beside(const Job& job, const std::string& suffix);
 
 }  // namespace predict

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "examples/common/options.h"
+#include "examples/common/overlays.h"
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/nnunet/pipeline.h"
@@ -34,6 +35,7 @@ struct Options {
   bool mirroring = true;
   bool gaussian = true;
   bool probabilities = false;
+  bool picture = false;
   bool half_accumulation = false;
 };
 
@@ -63,6 +65,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_flag("--half-accumulation", options.half_accumulation,
                "round sums to f16 as nnU-Net does, to reproduce its labels exactly");
   app.add_flag("--probabilities", options.probabilities, "also write CASE_probabilities.nii.gz");
+  app.add_flag("--picture", options.picture, "also write CASE.png: slices with the labels");
   app.add_option("--intermediate", options.intermediate,
                  "folder for CASE_preprocessed.npy and CASE_logits.npy: the network's input and the averaged logits")
       ->check(examples::not_empty());
@@ -196,6 +199,18 @@ void save_intermediate(const fs::path& folder, const predict::Job& job, const vg
   vg::save_npy(folder / (job.name + "_logits.npy"), logits);
 }
 
+/// Writes a picture next to the label map. Loads the image again, because the prediction releases it early.
+void write_picture(const predict::Job& job, const vg::Tensor& labels, const nnunet::Labels& names) {
+  const nnunet::Case input = nnunet::load_case(job.name, {job.images[0]});
+  examples::Overlays overlays{.image = input.image[0], .labels = labels, .names = {}};
+  for (size_t i = 0; i < names.names.size(); ++i) {
+    if (names.values[i] == 0) continue;
+    overlays.names.emplace_back(names.values[i], names.names[i]);
+    overlays.centered.push_back(names.values[i]);
+  }
+  examples::write_overlays(predict::beside(job, ".png"), overlays);
+}
+
 void run_job(const predict::Job& job, const Model& model, const Options& options,
              const nnunet::PredictOptions& settings) {
   // Each tensor is released when it is no longer needed: a volume can take most of the memory.
@@ -211,9 +226,10 @@ void run_job(const predict::Job& job, const Model& model, const Options& options
   vg::memory::empty_cache();
   const vg::Tensor labels = nnunet::unorient(nnunet::labels_of(logits, prepared, model.plan), oriented);
   if (options.probabilities)
-    save(predict::probabilities_path(job),
+    save(predict::beside(job, "_probabilities.nii.gz"),
          nnunet::unorient(nnunet::probabilities_of(logits, prepared, model.plan), oriented), input.geometry);
   save(job.output, labels, input.geometry);
+  if (options.picture) write_picture(job, labels, model.plan.labels);
   std::printf("%s -> %s\n", job.name.c_str(), job.output.c_str());
   print_volumes(labels, input.geometry, model.plan.labels);
 }

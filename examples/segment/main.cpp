@@ -11,13 +11,13 @@
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
+#include "examples/common/overlays.h"
 #include "examples/common/plot.h"
 #include "examples/common/profile.h"
 #include "examples/common/program.h"
 #include "examples/common/progress.h"
 #include "examples/common/ranks.h"
 #include "examples/segment/evaluate.h"
-#include "examples/segment/pictures.h"
 #include "examples/segment/report.h"
 #include "examples/segment/train.h"
 
@@ -142,7 +142,11 @@ TestResult test(const Task& task, size_t number, const TrainResult& trained, con
   const auto classes = std::ssize(task.classes);
   result.dice = dice(labels, c.label, classes, task.ignore_index);
   if (number < task.baseline.size()) result.baseline = dice(task.baseline[number], c.label, classes, task.ignore_index);
-  write_overlays(out / (name + ".png"), c, labels, task);
+  examples::Overlays overlays{.image = c.image.select(0, 0), .labels = labels, .truth = c.label, .names = {}};
+  for (int64_t i = 1; i < classes; ++i) overlays.names.emplace_back(i, task.classes[static_cast<size_t>(i)]);
+  overlays.centered = task.scored;
+  overlays.ignore_index = task.ignore_index;
+  examples::write_overlays(out / (name + ".png"), overlays);
   return result;
 }
 

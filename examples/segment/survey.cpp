@@ -15,6 +15,7 @@ nnunet::ModelPlan plan_of(const Task& task) {
   plan.configuration = "3d_fullres";
   plan.channels = task.channels;
   plan.file_ending = ".nii.gz";
+  plan.resample_image.order = 1;  // averages voxels if the spacing doubles; nnU-Net's cubic splines keep the noise
   plan.resample_logits.order = 1;
   for (const std::string& channel : task.channels) plan.normalization.push_back({normalization_of(channel)});
   plan.labels.names = task.classes;

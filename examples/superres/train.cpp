@@ -261,8 +261,8 @@ TrainResult train(const vg::Tensor& head, const TrainOptions& options, vg::Devic
         reports.add(loss, first && interrupt->requested(), save_now || result.steps == options.steps);
     result.interrupted = losses.record(new_reports, result.writer.get());
     char figure[48];
-    std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses.lines),
-                  run.precision.half() ? " in " : "", run.precision.half() ? options.precision.c_str() : "");
+    std::snprintf(figure, sizeof figure, "loss %.3e%s%s", recent_loss(losses.lines), run.precision.half() ? " in " : "",
+                  run.precision.half() ? options.precision.c_str() : "");
     if (first && !losses.lines.empty()) progress.update(result.steps, figure);
     if (result.interrupted) break;
     if (save_now) save();

@@ -94,11 +94,12 @@ TEST_F(Predict, ComputesTheLabelsOfNnUNet) {
 
 TEST_F(Predict, ReproducesTheRoundingOfNnUNet) {
   const Result result = run("predict " + path("iso_plain/model") + ' ' + path("iso_plain/input/case_0000.nii.gz") +
-                            " out.nii.gz --half-accumulation --device cpu --probabilities");
+                            " out.nii.gz --half-accumulation --device cpu --probabilities --picture");
   ASSERT_EQ(result.code, 0) << result.output;
   const NiftiImage labels = load_nifti(folder_ / "out.nii.gz");
   expect_labels(labels, load_nifti(kCases / "iso_plain/expected.nii.gz"), 1);
   EXPECT_EQ(load_nifti(folder_ / "out_probabilities.nii.gz").data.size(0), 4);
+  EXPECT_EQ(read(folder_ / "out.png").substr(1, 3), "PNG");
 }
 
 TEST_F(Predict, RejectsDamagedModels) {

@@ -6,16 +6,14 @@ The script needs PyTorch, safetensors, dynamic-network-architectures and nnunetv
 pip install --no-deps).
 
 nnunet_models.safetensors holds data of a small PlainConvUNet ("plain.*") and a small ResidualEncoderUNet
-("residual.*"). The weights ("plain.model.*") are converted from a checkpoint by examples/segment/convert_nnunet.py. The
-other tensors are an input, a label map, the logits of all levels ("plain.logits.0" has the full resolution), nnU-Net's
-loss with deep supervision for two and for three levels, and the gradient of the latter with respect to the input.
+("residual.*"). The weights are "plain.model.*". The other tensors are an input, a label map, the logits of all levels
+("plain.logits.0" has the full resolution), nnU-Net's loss with deep supervision for two and for three levels, and the
+gradient of the latter with respect to the input.
 nnunet_plans.inc is a table of the stages that nnU-Net plans for a patch size and a voxel spacing.
 """
 import pathlib
 import random
-import subprocess
-import sys
-import tempfile
+import re
 
 import numpy as np
 import torch
@@ -24,11 +22,10 @@ from nnunetv2.experiment_planning.experiment_planners.network_topology import ge
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
 from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
 from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 FOLDER = pathlib.Path(__file__).parent
-CONVERT = FOLDER.parent.parent / "examples" / "segment" / "convert_nnunet.py"
 COMMON = dict(n_stages=3, features_per_stage=[4, 6, 8], conv_op=nn.Conv3d, kernel_sizes=[[1, 3, 3], [3, 3, 3], [3, 3, 3]],
               strides=[[1, 1, 1], [1, 2, 2], [2, 2, 2]], num_classes=3, conv_bias=True, norm_op=nn.InstanceNorm3d,
               norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin=nn.LeakyReLU, nonlin_kwargs={"inplace": True},
@@ -39,13 +36,10 @@ MODELS = {
 }
 
 
-def converted(model):
-    """Saves a checkpoint, runs convert_nnunet.py on it and returns the converted weights."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint, weights = folder + "/checkpoint.pth", folder + "/weights.safetensors"
-        torch.save({"network_weights": model.state_dict(), "_best_ema": np.float64(0.5), "trainer_name": "x"}, checkpoint)
-        subprocess.run([sys.executable, CONVERT, checkpoint, weights], check=True)
-        return load_file(weights)
+def unique(state):
+    """Returns the tensors of a state_dict under the names that nn::UNet uses, without the second names of tensors."""
+    duplicate = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")
+    return {name: tensor.contiguous().clone() for name, tensor in state.items() if not duplicate.match(name)}
 
 
 def reference(make):
@@ -71,7 +65,7 @@ def reference(make):
     results = {"input": x, "target": target[:, 0].to(torch.uint8), "loss": value, "grad": x.grad,
                "single_loss": loss(logits, targets)}
     return (results | {f"logits.{i}": l for i, l in enumerate(logits)} |
-            {f"model.{name}": weight for name, weight in converted(model).items()})
+            {f"model.{name}": weight for name, weight in unique(model.state_dict()).items()})
 
 
 def plan_rows():
