@@ -128,7 +128,8 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
   void keep_recomputed(size_t number, const Tensor& tensor);
 
   static inline thread_local RecomputedCall* current_ = nullptr;
-  static inline thread_local int second_runs_ = 0;  // second runs in progress; they may contain first runs of others
+  /// The number of second runs in progress. A second run may contain first runs of nested calls.
+  static inline thread_local int second_runs_ = 0;
 
   std::function<Tensors(const Tensors&)> function_;
   std::vector<Saved> inputs_;
@@ -178,7 +179,7 @@ void RecomputedCall::run_again() {
     run(inputs);
   }
   check(next_ == saved_.size(), "recompute", "the function's operations saved ", saved_.size(),
-        " tensors in the first call, but in the second call ", next_);
+        " tensors in the first call, but ", next_, " in the second call");
   for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
   found_.clear();
 }
@@ -273,7 +274,7 @@ void autograd::record(const char* name, const Tensors& outputs, const Tensors& i
   if (!needs_grad(inputs)) return;
   std::vector<Edge> edges;
   for (const Tensor& input : inputs) edges.push_back(edge_to(input));
-  auto node = Node::make(name);  // its number must be larger than those of the accumulators of its inputs
+  auto node = Node::make(name);  // created after the accumulators of its inputs, so that its sequence number is larger
   if (profiler::active()) node->module = profiler::place().module;
   node->edges = std::move(edges);
   for (const Tensor& output : outputs) {
@@ -318,7 +319,7 @@ bool Tensor::requires_grad() const {
 }
 
 const Tensor& Tensor::requires_grad_(bool value) const {
-  check(is_leaf() || value, "requires_grad_", "the result of an operation requires grad; use detach()");
+  check(is_leaf() || value, "requires_grad_", "cannot be switched off for the result of an operation; use detach()");
   check(!value || is_floating(dtype()), "requires_grad_", "only floating tensors have gradients, got ",
         describe(*this));
   if (value || body_->autograd) data_of(*this).requires_grad = value;

@@ -146,8 +146,9 @@ Edge edge_to(const Tensor& tensor);
 /// is off. Throws if an output is also an input.
 void record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward);
 
-/// A saved output of an operation whose backward function needs the output (exp, sigmoid). It is stored without its
-/// node, because the reference would form a cycle. operator() attaches the tensor to the node again.
+/// A saved output of an operation whose backward function needs the output (exp, sigmoid). The output is stored
+/// without a reference to its node, because the node holds the saved output, and the two would keep each other alive.
+/// operator() attaches the tensor to the node again.
 class SavedOutput {
  public:
   explicit SavedOutput(const Tensor& output);

@@ -30,26 +30,27 @@ struct Message {
   int peer;
 };
 
-/// A running collective. It completes even if its Work is destroyed, and keeps its tensors alive until then.
+/// A running collective. Destroying the Work does not cancel the collective. The tensors stay alive until the
+/// collective has completed.
 class Work {
  public:
   virtual ~Work() = default;
   /// Makes progress without blocking. Returns true once the collective has completed. Throws as wait() does.
   virtual bool test() = 0;
-  /// Returns once the collective has completed; under NCCL, makes the current stream wait for it instead. Under MPI,
-  /// throws CollectiveError if a rank does not join before the timeout, or if the ranks' calls differ.
+  /// Returns once the collective has completed; under NCCL, makes the current stream wait for the collective instead.
+  /// Under MPI, throws CollectiveError if a rank does not join before the timeout, or if the ranks' calls differ.
   virtual void wait() = 0;
 };
 
-/// Hashes of a rank's call of a collective. Comparing them shows whether the calls of all ranks match.
+/// Hashes of one rank's call to a collective. Comparing them shows whether the calls of all ranks match.
 struct Signature {
   uint64_t call = 0;  ///< hash of the arguments that must be the same on all ranks
   /// The sum, modulo 2^64, of the hashes of all messages (sender, receiver, bytes). A sender adds the hash, a receiver
-  /// subtracts it, so the sum over all ranks is 0.
+  /// subtracts it, so the sum over all ranks is 0 if each message is both sent and received.
   uint64_t messages = 0;
 };
 
-/// A rank's call of a collective.
+/// One rank's call to a collective.
 struct Call {
   Signature signature{};
   std::string description{};  ///< such as "all_reduce (max) of [2, 3] f32"; lists the messages of send_receive
@@ -108,7 +109,7 @@ class Communicator {
   int local_rank() const { return local_rank_; }
   /// The device of this rank's tensors. A group of GPUs also accepts CPU tensors and copies them to the GPU and back.
   Device device() const { return device_; }
-  /// Sets how long a rank waits for the others, 600 seconds by default. Throws unless `seconds` is positive.
+  /// Sets how long a rank waits for the other ranks; the default is 600 seconds. Throws unless `seconds` is positive.
   void set_timeout(double seconds);
 
   /// Starts an all_reduce of a contiguous tensor, which must not be read or written until it has completed.
@@ -118,11 +119,11 @@ class Communicator {
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum);
   /// Replaces the elements by those of rank `root`.
   void broadcast(const Tensor& tensor, int root = 0);
-  /// Starts sends and receives, as torch.distributed.batch_isend_irecv does. Elements are sent in memory order. The
-  /// peer must receive each message in the same call, with the same number of bytes. Tensors must be on device() and
-  /// dense in either memory format; all dtypes are allowed. Until the Work has completed, sent tensors must not be
-  /// written, and received tensors must not be read or written. `slab`, if given, is the shape of the volume that
-  /// contains the messages. It must be the same on all ranks.
+  /// Starts sends and receives, as torch.distributed.batch_isend_irecv does. Elements are sent in memory order. For
+  /// each message that a rank sends, the peer must list a message with the same number of bytes among the `receives` of
+  /// its matching call. Tensors must be on device() and dense in either memory format; all dtypes are allowed. Until
+  /// the Work has completed, sent tensors must not be written, and received tensors must not be read or written.
+  /// `slab`, if given, is the shape of the volume that contains the messages. It must be the same on all ranks.
   std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                            const Shape& slab = {});
   /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).

@@ -29,9 +29,9 @@ constexpr bool kCaching = true;
 
 /// Allocates CPU memory. Training frees and allocates the same large blocks in every step. If they were returned to the
 /// system each time, page faults would cost up to half of the time of a convolution. The allocator therefore caches
-/// large freed blocks by size class, up to a limit. The cache consists of shards with a lock each, because the threads
-/// of a loader allocate many blocks at the same time; a thread searches its own shard first. Small blocks come from
-/// malloc.
+/// large freed blocks by size class, up to a limit. The cache consists of shards, each with its own lock, because the
+/// threads of a loader allocate many blocks at the same time. A thread searches its own shard first. Small blocks come
+/// from malloc.
 class CpuAllocator {
  public:
   void* allocate(size_t bytes) {

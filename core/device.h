@@ -31,7 +31,7 @@ const char* name(DeviceType type);
 /// Prints "cpu" or "cuda:N".
 std::ostream& operator<<(std::ostream& out, Device device);
 
-/// Memory statistics of one device, in bytes and numbers of calls.
+/// Memory statistics of one device.
 struct MemoryStats {
   int64_t current = 0;             ///< bytes in live storages
   int64_t peak = 0;                ///< the maximum of `current` since the start or the last reset_peak()

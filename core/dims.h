@@ -28,7 +28,7 @@ class Dims {
   }
   /// Returns `rank` copies of `value`.
   static Dims filled(int64_t rank, int64_t value) {
-    check(rank >= 0 && rank <= kMaxRank, "Dims", "at most ", kMaxRank, " axes, got ", rank);
+    check(rank >= 0 && rank <= kMaxRank, "Dims", "a tensor has at most ", kMaxRank, " axes, got ", rank);
     Dims dims;
     while (dims.rank_ < rank) dims.values_[dims.rank_++] = value;
     return dims;
@@ -46,7 +46,7 @@ class Dims {
   int64_t back() const { return values_[static_cast<size_t>(rank_ - 1)]; }
 
   void push_back(int64_t value) {
-    check(rank_ < kMaxRank, "Dims", "at most ", kMaxRank, " axes");
+    check(rank_ < kMaxRank, "Dims", "a tensor has at most ", kMaxRank, " axes");
     values_[static_cast<size_t>(rank_++)] = value;
   }
   void insert(int64_t axis, int64_t value) {
@@ -65,7 +65,7 @@ class Dims {
       if (a[i] != b[i]) return false;
     return true;
   }
-  /// "[2, 32, 8]"
+  /// Prints "[2, 32, 8]".
   friend std::ostream& operator<<(std::ostream& out, const Dims& dims) {
     out << '[';
     for (int64_t i = 0; i < dims.rank_; ++i) out << (i ? ", " : "") << dims[i];
@@ -101,9 +101,9 @@ class Axes : public Dims {
 /// Returns the product of the sizes (1 for a scalar). Throws if a size is negative or the product overflows.
 int64_t numel(const Shape& shape, const char* op = "numel");
 
-/// Returns step * size, which is the stride of the next axis of a dense tensor after an axis with this size and the
-/// stride `step`. A size of 0 counts as 1. The product can overflow only if the tensor is empty; the strides of empty
-/// tensors are never used.
+/// Returns the stride of the next outer axis of a dense tensor: step * size, where `step` and `size` are the stride and
+/// the size of the current axis. A size of 0 counts as 1. The product can overflow only if the tensor is empty; the
+/// strides of empty tensors are never used.
 int64_t next_stride(int64_t step, int64_t size);
 
 /// Returns the row-major strides of a dense tensor.
@@ -113,11 +113,12 @@ Strides contiguous_strides(const Shape& shape);
 /// shape must have at least three axes.
 Strides channels_last_strides(const Shape& shape);
 
-/// Returns whether two elements may have the same address. A result of false is certain, true is not. Views of dense
-/// tensors return false, except views made by expand().
+/// Returns whether two elements may have the same address. The result false is exact; true may be a false alarm. For
+/// views of dense tensors, returns false, except for views made by expand().
 bool may_overlap(const Shape& shape, const Strides& strides);
 
-/// Returns `axis`, or axis + rank if `axis` is negative. Throws if it lies outside [-rank, rank).
+/// Returns `axis`, or axis + rank if `axis` is negative. Throws if `axis` lies outside [-rank, rank), or
+/// outside [-1, 1) if `rank` is 0.
 int64_t normalize_axis(int64_t axis, int64_t rank, const char* op);
 
 /// Returns the shape to which both shapes broadcast by PyTorch's rule. Throws if they do not broadcast.

@@ -15,7 +15,7 @@ namespace voxgrad {
 enum class DType : uint8_t { f32, f64, bf16, f16, i64, i32, u8, b8 };
 using enum DType;  // voxgrad::f32, ...
 
-/// "f32", "i64", "bool", ...
+/// Returns "f32", "i64", "bool", ...
 const char* name(DType dtype);
 /// Converts voxgrad's name ("bf16") or PyTorch's ("bfloat16", "float32", "float", ...). Throws for other texts, with a
 /// list of the valid names.
@@ -31,7 +31,7 @@ constexpr int64_t item_size(DType dtype) {
 constexpr bool is_floating(DType dtype) { return dtype <= DType::f16; }
 
 /// Returns the smallest dtype that both dtypes convert to, as torch.promote_types does. The order is bool, integers,
-/// floats. bf16 and f16 promote to f32.
+/// floats. A mix of bf16 and f16 promotes to f32.
 DType promote_types(DType a, DType b);
 
 /// The DType of a C++ type: dtype_of<float> == f32.

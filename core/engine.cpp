@@ -218,8 +218,8 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
   } else if (sum.defined()) {
     sum = sum.add(grad);
   } else {
-    // Clone a gradient whose memory is shared, because a write to it could change another gradient. Also clone one that
-    // is not contiguous in either memory format.
+    // Clone a gradient whose memory is shared, because a write to it could change another gradient. Also clone a
+    // gradient that is not contiguous in either memory format.
     const bool is_only_reference = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
                                    (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
     sum = is_only_reference ? grad.detach() : grad.detach().clone();
@@ -247,7 +247,7 @@ std::vector<Edge> roots_of(const Tensors& outputs, const char* op) {
   return roots;
 }
 
-/// Checks the given gradients of the outputs. Adds ones for one-element outputs without a gradient.
+/// Returns the gradients of the outputs. Checks their number. For an output of one element, a missing gradient is 1.
 Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
   check(!outputs.empty(), op, "no outputs");
   check(given.empty() || given.size() == outputs.size(), op, given.size(), " gradients for ", outputs.size(),

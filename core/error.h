@@ -30,7 +30,7 @@ std::string concat(const Args&... args) {
   return out.str();
 }
 
-/// Throws Error("<op>: <args streamed>").
+/// Throws an Error with the message "<op>: " and the arguments, streamed one after another.
 template <class... Args>
 [[noreturn]] void fail(const char* op, const Args&... args) {
   throw Error(concat(op, ": ", args...));

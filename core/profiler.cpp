@@ -22,12 +22,12 @@ namespace voxgrad::profiler {
 namespace {
 
 thread_local Place current_place;
-thread_local Event* op_event = nullptr;  // of the innermost operator that runs on this thread
+thread_local Event* op_event = nullptr;  // the event of the innermost operator that runs on this thread
 
 struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
-  std::vector<Event> events;                           // of all running sessions
+  std::vector<Event> events;                           // the events of all running sessions
   std::unordered_map<const void*, int64_t> unclaimed;  // bytes of blocks to which no operator has written
 };
 Recorder& recorder() {
@@ -187,7 +187,7 @@ void Session::stop() {
   for (const int index : devices) {
     check(!Capture::current(), "profiler", "stop() cannot wait for the device while a CUDA graph is being captured");
     const Device device = Device::cuda(index);
-    synchronize(device);  // so that the anchor event happens now
+    synchronize(device);  // so that the device reaches the anchor event when the host records it
     const std::shared_ptr<void> anchor = runtime(device).mark(index);
     runtime(device).elapsed_ms(anchor.get(), anchor.get());
     const int64_t at = now();

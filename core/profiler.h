@@ -41,7 +41,8 @@ inline bool active() { return detail::recorders.load(std::memory_order_relaxed) 
 /// The kinds of events. `layout_copy` is a copy to another memory format by contiguous().
 enum class Kind : uint8_t { op, backward, module, range, memory, layout_copy };
 
-/// The position of a thread in the program. A gradient belongs to the module that recorded its node.
+/// The position of a thread in the program. While a gradient is computed, `module` is the module that recorded the
+/// node.
 struct Place {
   Name op = nullptr;      ///< the running operator, or null
   Name node = nullptr;    ///< the node whose gradient is being computed, or null
@@ -77,7 +78,8 @@ struct Event {
 };
 
 /// Records its lifetime as an Event and updates the Place of this thread in the meantime. Does nothing if no session
-/// records. In this case, the constructor that takes a function does not call the function.
+/// records. A name that is expensive to create can be passed as a function that returns the name; this function is
+/// called only while a session records.
 class [[nodiscard]] Scope {
  public:
   [[nodiscard]] Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {
@@ -112,9 +114,9 @@ class [[nodiscard]] RecordFunction : Scope {
   [[nodiscard]] explicit RecordFunction(std::string_view name) : Scope(Kind::range, name) {}
 };
 
-/// Selects the rows of a table. `op`: one row per operator for its forward calls, and one for each kind of node whose
-/// gradient calls it. `shape`: the rows of `op`, split by shapes. `module`: one row per module for the forward pass,
-/// and one for the backward pass.
+/// Selects the rows of a table. `op`: one row for the forward calls of each operator, and one row for its calls
+/// within the gradient of each kind of node. `shape`: the rows of `op`, split by shapes. `module`: one row per module
+/// for the forward pass, and one for the backward pass.
 enum class GroupBy : uint8_t { op, shape, module };
 
 /// Sums over a group of operators.
@@ -133,13 +135,13 @@ struct Row {
   double ms() const { return device_ms > 0 ? device_ms : host_ms; }
 };
 
-/// The live memory blocks of one operator in one module.
+/// The live memory blocks that belong to one Place.
 struct Holder {
   /// The operator that allocated the blocks or was the first to write to them. place.op is null if the program itself
   /// was the first to write, or if the blocks were allocated before the session began.
   Place place;
   int64_t bytes = 0;
-  int64_t blocks = 0;  ///< 0: allocated before the session began
+  int64_t blocks = 0;  ///< number of blocks; 0 for all memory that was allocated before the session began
 };
 
 /// Records the operators of all threads until stop(), as torch.profiler.profile does:
@@ -153,14 +155,14 @@ struct Holder {
 /// - A session contains the events that began and ended while it recorded. Sessions may nest and overlap, on one or on
 ///   several threads.
 /// - On a GPU, times are measured by CUDA events around each operator in its stream. Only stop() waits for the device.
-///   Operators in the capture of a CUDA graph have host times only; a replay counts as one operator. The time of an
-///   operator includes copies of its operands and reductions of partial sums.
-/// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication with a voxel
-///   inside of the input counts as 2 FLOP.
+///   Operators that are captured into a CUDA graph have host times only; a replay counts as one operator. The time of
+///   an operator includes copies of its operands and reductions of partial sums.
+/// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication counts as
+///   2 FLOP; multiplications with the padding are not counted.
 /// - The minimum time of an operator is the time of its arithmetic or of its memory traffic, whichever is longer, at
 ///   the rates of the device (on GPUs: the rates of an H200, see explain_conv3d).
 /// - In a build with CUDA, all events are also NVTX ranges.
-/// - The second call of a recomputed function counts as backward.
+/// - The second call of a function by autograd::recompute() counts as backward.
 class [[nodiscard]] Session {
  public:
   [[nodiscard]] Session();
@@ -171,7 +173,7 @@ class [[nodiscard]] Session {
 
   /// Ends the recording and waits for all recorded GPUs. A second call does nothing. Throws Error if work on a device
   /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, no other rank may be
-  /// waiting in a collective that this rank has not called yet.
+  /// waiting in a collective that this rank has not called yet, because stop() also waits for the GPU of that rank.
   void stop();
 
   // Results. All of these functions throw Error before stop().
@@ -185,9 +187,9 @@ class [[nodiscard]] Session {
   std::vector<Holder> memory_at_peak(Device device = Device::cpu()) const;
   /// Returns memory_at_peak() as text.
   std::string memory_table(Device device = Device::cpu()) const;
-  /// Returns a line for each copy to another memory format that contiguous() made, in the program or within operators:
-  /// shape, dtype, strides, the requested format, and the operation that made the tensor or whose gradient was being
-  /// computed. Copies that a kernel makes in its workspace do not count.
+  /// Returns a line for each copy to another memory format that contiguous() made, in the program or within operators.
+  /// Each line contains the shape, dtype and strides, the requested format, and the operation that made the tensor or
+  /// whose gradient was being computed. Copies that a kernel makes in its workspace do not count.
   std::vector<std::string> layout_copies() const;
   /// Returns a trace for chrome://tracing and ui.perfetto.dev, with a track for each thread and stream, and the memory
   /// over time.

@@ -22,7 +22,7 @@ class Generator {
   void manual_seed(uint64_t seed) { state_ = {seed, 0}; }
   GeneratorState state() const { return state_; }
   void set_state(GeneratorState state) { state_ = state; }
-  /// Advances the generator by `count` elements of `dtype` and returns the state from which they are drawn.
+  /// Advances the generator by `count` elements of `dtype`. Returns the previous state, at which these elements begin.
   GeneratorState reserve(int64_t count, DType dtype);
   /// Returns a uniformly distributed integer in [0, bound). Throws Error unless `bound` is positive.
   int64_t next_below(int64_t bound);
@@ -33,10 +33,10 @@ class Generator {
   GeneratorState state_;
 };
 
-/// Returns the generator that random operations use by default: the one of this thread's GeneratorGuard, otherwise a
-/// generator that all threads share. Threads that draw numbers at the same time need separate generators.
+/// Returns the generator that random operations use by default: the generator of this thread's GeneratorGuard,
+/// otherwise a generator that all threads share. Threads that draw numbers at the same time need separate generators.
 Generator& default_generator();
-/// Restarts the default generator. The numbers that follow are the same on every device.
+/// Restarts the default generator with `seed`. The numbers that follow are the same on every device.
 void manual_seed(uint64_t seed);
 
 /// Makes `generator` this thread's default generator during its lifetime.

@@ -5,9 +5,9 @@
 
 namespace voxgrad {
 
-/// A value that a thread uses during the lifetime of this object. The objects of one setting of a thread form a list,
-/// the newest first, and the newest is in effect. The objects may be destroyed in any order, but only by the thread
-/// that created them.
+/// The value of a thread's setting during the lifetime of this object, unless a newer object overrides the value. For
+/// each setting, the objects of a thread form a linked list that starts with the newest object. The objects may be
+/// destroyed in any order, but only by the thread that created them.
 template <class T>
 class ScopedValue {
  public:

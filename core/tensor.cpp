@@ -113,7 +113,7 @@ std::vector<T> host_vector(int64_t count, const Tensor& tensor) {
     return std::vector<T>(static_cast<size_t>(count));
   } catch (const std::exception&) {  // bad_alloc, or length_error if the size exceeds max_size()
     throw OutOfMemoryError(concat("to_vector: out of memory on cpu for ", count, " elements of ", sizeof(T),
-                                  " bytes, of ", describe(tensor)));
+                                  " bytes, to copy ", describe(tensor)));
   }
 }
 
@@ -149,7 +149,7 @@ bool Tensor::is_contiguous(MemoryFormat format) const {
 }
 
 MemoryFormat Tensor::suggest_memory_format() const {
-  // With one channel, both formats have the same order of elements. The stride of C shows which one was requested.
+  // With one channel, both formats have the same order of elements. The strides show which format was requested.
   const bool last = dim() >= 3 && size(1) == 1
                         ? strides() == channels_last_strides(shape()) && strides() != contiguous_strides(shape())
                         : !is_contiguous() && is_in_order_of_channels_last(shape(), strides());
@@ -226,7 +226,7 @@ Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions o
   check(shape.size() == strides.size(), "empty", "shape ", shape, " and strides ", strides, " differ in rank");
   numel(shape, "empty");  // throws for negative sizes
   const auto [low, high] = reach(shape, strides, "empty");
-  check(low == 0, "empty", "negative strides ", strides);
+  check(low == 0, "empty", "strides must not be negative, got ", strides);
   auto body = std::make_shared<TensorBody>();
   body->storage =
       std::make_shared<Storage>(static_cast<size_t>(bytes_for(high, options.dtype, "empty")), options.device);

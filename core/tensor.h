@@ -151,11 +151,14 @@ class Tensor {
   void set_grad(const Tensor& grad) const;
   /// Returns the recorded operation that made this tensor, or null for a leaf.
   std::shared_ptr<Node> grad_fn() const;
-  /// Adds d(this)/d(leaf) to the gradient of every leaf. `gradient` may be omitted if the tensor has one element.
+  /// Adds the gradient of this tensor with respect to each leaf to grad() of that leaf. `gradient`, the gradient of
+  /// this tensor, may be omitted if the tensor has one element; it is then 1. `retain_graph` keeps the graph for
+  /// another pass. `create_graph` also records the pass itself, so that the gradients can be differentiated again.
   void backward(const Tensor& gradient = {}, bool retain_graph = false, bool create_graph = false) const;
   /// Returns a tensor that shares storage and version counter but is not part of the graph.
   Tensor detach() const;
-  /// Calls `hook` with each gradient of this tensor. If the hook returns a defined tensor, it replaces the gradient.
+  /// Calls `hook` with each gradient of this tensor. If the hook returns a defined tensor, that tensor replaces the
+  /// gradient.
   HookHandle register_hook(Hook hook) const;
   /// Calls `hook` with this leaf each time a backward pass has added the complete gradient to grad(). The call happens
   /// during the pass. Throws unless this tensor is a leaf that requires grad.
@@ -248,7 +251,7 @@ inline Description describe(const Tensor& tensor) { return {tensor}; }
 Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format = MemoryFormat::contiguous);
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
 /// Returns an uninitialized tensor with the shape, dtype and device of `like`. The result has the strides of `like` if
-/// `like` is dense, otherwise its memory format.
+/// `like` is dense; otherwise it has the memory format like.suggest_memory_format().
 Tensor empty_like(const Tensor& like);
 /// Returns the strides of empty_like(like).
 Strides empty_like_strides(const Tensor& like);

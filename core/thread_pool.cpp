@@ -109,7 +109,7 @@ SerialGuard::SerialGuard() : serial_(inside_loop, true) {}
 int num_threads() { return thread_count(); }
 
 void set_num_threads(int count) {
-  check(count > 0, "set_num_threads", "needs a positive number, got ", count);
+  check(count > 0, "set_num_threads", "the number of threads must be positive, got ", count);
   thread_count() = count;
 }
 

@@ -30,8 +30,8 @@ size_t segment_size(size_t bytes, bool small) {
   return bytes < kMediumSegment / 2 ? kMediumSegment : round_up(bytes, kLargeGranule);
 }
 
-/// Returns the minimum size of the remainder of a split. A block with a smaller remainder is not split, because such
-/// remainders are hardly ever reused.
+/// Returns the minimum size of the remainder of a split. A block whose remainder would be smaller is not split, because
+/// such remainders are rarely reused.
 constexpr size_t min_remainder(bool small) { return small ? kGranule : kMaxSmall; }
 
 /// Returns whether a stream is being captured. A block that is freed during a capture needs no wait: replays run after
@@ -70,7 +70,7 @@ void* Allocator::allocate(size_t bytes, cudaStream_t stream) {
   Block* block = find_free(rounded, small, stream);
   if (block == nullptr) block = allocate_segment(rounded, small, stream);
   if (block->bytes - rounded >= min_remainder(small)) split(block, rounded);
-  live_.emplace(block->data, block);  // the last statement that may throw: on an exception the block is still free
+  live_.emplace(block->data, block);  // the last statement that may throw; if it throws, the block is still free
 
   block->entry = free_.extract(block);
   block->free = false;
@@ -236,8 +236,8 @@ void Allocator::release_cached() {
   }
 }
 
-/// Makes the stream `owner` wait for the work queued on `user`. Ignores errors: an error belongs to earlier work, or
-/// CUDA is already shut down at the end of the process.
+/// Makes the stream `owner` wait for the work queued on `user`. Ignores errors, which come from earlier work or from
+/// the shutdown of CUDA at the end of the process.
 void Allocator::make_wait(cudaStream_t owner, cudaStream_t user) noexcept {
   int previous = device_;
   cudaGetDevice(&previous);

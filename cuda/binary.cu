@@ -9,8 +9,8 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Applies `op` to two elements, in compute_t<T>. For halves, the gradient of GELU uses the faster formula of
-/// cuda/gelu.cuh.
+/// Applies `op` to two elements, in compute_t<T>. For halves (bf16, f16), the gradient of GELU uses the faster formula
+/// of cuda/gelu.cuh.
 template <BinaryOp op, class T>
 struct Binary {
   using C = compute_t<T>;
@@ -25,7 +25,7 @@ struct Binary {
   }
 };
 
-/// The function of where().
+/// The elementwise function that where() computes.
 struct Choose {
   template <class T>
   __device__ T operator()(bool condition, T x, T y) const {

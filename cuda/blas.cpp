@@ -1,9 +1,9 @@
 // Matrix products with cuBLAS.
 //
-// There is one cuBLAS handle per device. float32 is computed in float32, or in TF32 if set_float32_precision() selects
-// it; halves are accumulated in float32. The workspace of a call comes from the caching allocator. If cuBLAS used its
-// own workspace, its choice of the algorithm, and therefore the order of sums, could depend on other work that runs at
-// the same time.
+// There is one cuBLAS handle per device. float32 products are computed in float32, or in TF32 if
+// set_float32_precision() selects TF32. Products of halves (bf16, f16) are accumulated in float32. The workspace of a
+// call comes from the caching allocator. If cuBLAS used its own workspace, its choice of the algorithm, and therefore
+// the order of sums, could depend on other work that runs at the same time.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   cublasHandle_t get() const { return handle_; }
 
-  /// Lock it from setting the stream and the workspace until the product is queued.
+  /// Callers hold this lock from setting the stream and the workspace until the product is queued.
   std::mutex mutex;
 
  private:
@@ -82,8 +82,8 @@ std::optional<Operand> operand_in_place(const View& x) {
   return {};
 }
 
-/// Prepares the operand for a view of any strides. Copies the view if cuBLAS cannot read it. Copies only one matrix if
-/// all matrices of the batch are the same.
+/// Prepares the operand for a view of any strides. Copies the view if cuBLAS does not support the strides. Copies only
+/// one matrix if all matrices of the batch are the same.
 class PreparedOperand {
  public:
   PreparedOperand(const Launch& launch, const View& x) {
@@ -130,7 +130,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const int64_t leading = rows == 1 ? columns : c.stride[1];
   for (int64_t start = 0; start < c.size[0]; start += kMaxBatch) {
     const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
-    // cuBLAS takes the row-major buffer of a matrix for its transpose, so compute c^T = b^T a^T.
+    // cuBLAS interprets a row-major buffer as the transposed matrix, so compute c^T = b^T a^T.
     check_blas(
         cublasGemmStridedBatchedEx_64(handle.get(), b.op, a.op, columns, rows, depth, &one,
                                       static_cast<const T*>(b.data) + start * b.batch_stride, kDataType<T>, b.leading,

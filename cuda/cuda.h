@@ -37,8 +37,8 @@ class [[nodiscard]] DeviceGuard {
 /// thread. The current stream is CUDA's default stream, or the Stream of a StreamGuard.
 ///
 /// Work in two streams, including the default stream, is ordered only by an Event. Memory belongs to the stream that
-/// was current when it was allocated. If another stream used a tensor, free the tensor while the other stream is
-/// current, or after an Event made the owning stream wait for the other stream.
+/// was current when it was allocated. Before you free a tensor that another stream used, make the other stream current,
+/// or make the owning stream wait for the other stream with an Event.
 ///
 /// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait; queued work
 /// completes.
@@ -102,9 +102,8 @@ class Event {
 
 class GraphRecording;
 
-/// Work of one GPU that is captured once and then replayed, each time by a single call. The launches of small kernels
-/// thus do not wait for the host.
-/// Corresponds to torch.cuda.CUDAGraph.
+/// Work of one GPU that is captured once and then replayed any number of times. A replay is a single call, so that
+/// small kernels do not wait for the host to launch them. Corresponds to torch.cuda.CUDAGraph.
 ///
 ///   cuda::CUDAGraph graph;
 ///   graph.capture([&] {
@@ -122,9 +121,9 @@ class GraphRecording;
 /// - capture() runs the function once, on the host only: the kernels are recorded and do not run. replay() runs the
 ///   recorded kernels only, not the function. Run the function once or twice before the capture, so that state is
 ///   allocated and libraries are initialized.
-/// - Tensors that the function creates are stored in memory of the graph. These tensors hold the values of the last
-///   replay and remain valid after the graph is destroyed. The graph keeps all other memory alive that its kernels read
-///   or write.
+/// - Tensors that the function creates are stored in memory that belongs to the graph. These tensors hold the values of
+///   the last replay and remain valid after the graph is destroyed. The graph keeps all other memory alive that its
+///   kernels read or write.
 /// - Replayed optimizer steps use the learning rate and the step number at the time of the replay. The optimizer must
 ///   still exist and have the same state tensors. Its first step, which allocates the state, cannot be captured.
 /// - During a capture, these operations throw Error: reads of results by the CPU (item(), to(cpu), printing), copies

@@ -25,10 +25,10 @@ View hold_axis(const View& view, const View& like, int axis) {
   return held;
 }
 
-/// Computes out[i] = in[index[i]] along an axis, or NaN or 0 where the index is out of range. `stride` is the
-/// stride of the axis in `in`. `offsets` are the offsets in out, in `in` without the axis, and in index. Launch: one
-/// thread per element of the output, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared
-/// memory.
+/// Computes out[i] = in[index[i]] along an axis. Where the index is out of range, the result is NaN, or 0 for integers.
+/// `stride` is the stride of the axis in `in`. `offsets` holds the offsets in `out`, in `in` (without the indexed axis)
+/// and in `index`. Launch: one thread per element of the output, `count` in all, in a 1-D grid of any size, kBlock
+/// threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, const int64_t* index, int64_t stride,
                                                           IndexCheck inside, uint32_t count, Offsets<3> offsets) {
@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes the same as scatter_lines with one thread per element of `out`, which reads the whole line of the index.
-/// Used for few lines, because one thread per line would leave most of the GPU idle. Launch: a 1-D grid of any size,
-/// kBlock threads per CTA. No shared memory.
+/// Computes the same as scatter_lines for an `out` of zeros, with one thread per element of `out`. The thread reads the
+/// whole line of the index. Used for few lines, because one thread per line would leave most of the GPU idle. Launch: a
+/// 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_elements(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
@@ -91,7 +91,7 @@ void scatter_typed(const char* op, const View& out, const View& in, const View& 
   const Axis out_axis{out.size[axis], out.stride[axis]};
   const Axis in_axis{in.size[axis], in.stride[axis]};
   const IndexCheck inside(out_axis.size, op, launch);
-  // A view of the first element of each line enumerates the lines.
+  // Enumerate the lines with a view that contains only the first element of each line.
   View line = in;
   line.size[axis] = 1;
   const Nest<3> nest =

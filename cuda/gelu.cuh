@@ -1,5 +1,5 @@
-// A fast normal distribution for GELU of halves. With erff(), the kernels would be bound by arithmetic instead of
-// memory.
+// A fast normal distribution function for GELU of halves (bf16, f16). With erff(), the GELU kernels would be bound by
+// arithmetic instead of memory.
 #pragma once
 
 namespace voxgrad::cuda {

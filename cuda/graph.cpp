@@ -77,8 +77,8 @@ class GraphRecording final : public Capture {
     check_cuda(cudaEventRecord(replayed_, stream), "CUDAGraph::replay");
     for (const auto& [storage, written] : used_)
       if (written) storage->bump_version();
-    // The first replay computes the values for which the capture already bumped the versions of the graph's own memory.
-    // Later replays overwrite these values and bump the versions again.
+    // The capture has already incremented the versions of the graph's own memory on behalf of the first replay. Only
+    // later replays, which overwrite this memory, increment the versions again.
     for (const std::weak_ptr<Storage>& own : own_)
       if (const auto storage = replays_ > 0 ? own.lock() : nullptr) storage->bump_version();
     ++replays_;
@@ -101,7 +101,7 @@ class GraphRecording final : public Capture {
 
   /// Returns whether the numbers of the next replay are being written.
   bool refreshing() const { return refreshing_; }
-  /// Returns memory for the numbers, such as the learning rate, of the next kernel of an optimizer step.
+  /// Returns memory for the numbers (such as the learning rate) that the next kernel of an optimizer step reads.
   ReplayNumbers numbers(size_t bytes) {
     if (!refreshing_ && !stepping_) return {};
     if (!refreshing_) {
@@ -148,16 +148,17 @@ class GraphRecording final : public Capture {
   }
 
   Stream stream_;
-  /// Owns the memory of numbers_. The memory is written before a replay, so that no captured kernel may use it for
-  /// other data.
+  /// The stream to which the memory of numbers_ belongs. This stream is not captured: the memory is written before a
+  /// replay, so captured kernels must not reuse it for other data.
   Stream numbers_stream_;
   cudaEvent_t replayed_ = nullptr;  ///< recorded after the last replay
   cudaGraphExec_t exec_ = nullptr;
-  /// Memory from outside of the graph that its kernels use. The value is true if a kernel writes the memory.
+  /// Memory that the kernels use but that does not belong to the graph. The value is true if a kernel writes the
+  /// memory.
   std::unordered_map<std::shared_ptr<Storage>, bool> used_;
   std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that its kernels write
   std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
-  std::vector<std::unique_ptr<Storage>> numbers_;            ///< numbers of these steps, in the order of their kernels
+  std::vector<std::unique_ptr<Storage>> numbers_;            ///< memory for the numbers of these steps, in kernel order
   size_t next_number_ = 0;                                   ///< index in numbers_ of the next kernel during a refresh
   int64_t replays_ = 0;
   bool stepping_ = false;    ///< an optimizer step is being captured

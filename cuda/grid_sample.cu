@@ -1,8 +1,8 @@
 // grid_sample and its gradients. A thread handles one position of the grid. If the channels are innermost in memory,
 // the thread reads vectors of 16 bytes of channels.
 //
-// Several positions may read the same voxel, so that the gradient of the input is a sum with atomic additions. The sum
-// is accumulated in 64-bit integers and does not depend on the order of the additions. The unit of the integers is a
+// Several positions may read the same voxel, so the gradient of the input is summed with atomic additions. The sums are
+// 64-bit integers, so that the result does not depend on the order of the additions. The unit of the integers is a
 // power of two that leaves room for the largest sum.
 #include <numeric>
 
@@ -28,7 +28,8 @@ struct GridProblem {
 /// Returns the number of channels of an item without vectors: a divisor of `count`, at most 4.
 int64_t channels_of_item(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
 
-/// A set of items. An item is GridProblem::channels channels at one position of the grid. A kernel processes one set.
+/// A set of items. An item is GridProblem::channels channels at one position of the grid. A kernel launch processes one
+/// set, which has fewer than 2^31 items.
 struct GridItems {
   uint32_t count;
   std::array<int64_t, 4> base;  ///< offset of the set in each view
@@ -91,8 +92,8 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// Computes dgrid from dy, x and the grid; an item has all channels. Launch: one thread per item in a 1-D grid of any
-/// size, kBlock threads per CTA. No shared memory.
+/// Computes dgrid from dy, x and the grid. An item contains all channels of its position. Launch: one thread per item
+/// in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
@@ -103,8 +104,8 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// The unit of integer sums, 2^-exponent(). It is chosen so that the sum of a voxel stays below 2^62 even if every
-/// position adds the largest gradient to the same voxel.
+/// The unit of integer sums, 2^-exponent(). With this unit, the sum of a voxel stays below 2^62 even if every position
+/// adds the largest gradient to the same voxel.
 template <class T>
 struct Units {
   const T* extremes;  ///< the largest and the smallest gradient; NaN if any gradient is NaN

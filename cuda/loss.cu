@@ -1,6 +1,7 @@
-// The sums over voxels from which segmentation losses are computed (kClassSums for every class), and their gradient.
-// Each kernel reads the logits once. A thread holds all classes of a voxel, and the sums of all classes, in registers.
-// A thread sums a few dozen voxels in compute_t; sums over threads and CTAs are in double and in a fixed order.
+// Sums over voxels, and their gradient. Segmentation losses are computed from these sums, of which every class has
+// kClassSums. Each kernel reads the logits once. A thread holds all classes of a voxel, and the sums of all classes, in
+// registers. A thread sums a few dozen voxels in compute_t; sums over threads and CTAs are in double and in a fixed
+// order.
 #include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
@@ -10,9 +11,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes partial (sample, range, class, kClassSums): the sums of the operator class_sums over each range of `range`
-/// positions of a sample. x is the logits (N, C, L), target is the classes (N, L). Launch: one CTA per range in a 1-D
-/// grid of any size, kBlock threads per CTA. Static shared memory: kBlock doubles.
+/// Computes the sums of class_sums() over each range of `range` positions of a sample, and writes them to `partial`
+/// (sample, range, class, kClassSums). x is the logits (N, C, L), target is the classes (N, L). Launch: one CTA per
+/// range in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock doubles.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,

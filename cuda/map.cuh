@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// The rows that map_rows works on, for N views of one dtype.
+/// The rows that map_rows processes, for N views of one dtype.
 template <size_t N>
 struct Rows {
   uint32_t length;      ///< elements of a row
@@ -103,8 +103,8 @@ struct Rows {
   }
 };
 
-/// Loads elements [first, first + width) of a row. Elements outside of the row are zero. `whole` states that all
-/// elements are inside the row; aligned elements are then loaded as one vector.
+/// Loads elements [first, first + width) of a row. Elements outside of the row are zero. If `whole`, all elements are
+/// inside the row; if they are also aligned, they are loaded as one vector.
 template <int width, class T>
 __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
   if (!one_element && whole && reinterpret_cast<uintptr_t>(row + first) % sizeof(Vector<T, width>) == 0)

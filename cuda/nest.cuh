@@ -51,8 +51,8 @@ struct Nest {
     rest.rank = rank - 1;
     return rest;
   }
-  /// Returns the offset in `view` of element `index` among the axes first, first + 1, .... Divides in 64 bits; see
-  /// Offsets for the faster form.
+  /// Returns the offset in `view` of element `index` among the axes first, first + 1, .... Supports indices of 64 bits.
+  /// Offsets is faster for nests of fewer than 2^31 elements.
   __device__ int64_t offset(int64_t index, size_t view, int first = 0) const {
     int64_t result = 0;
 #pragma unroll 1
@@ -66,7 +66,7 @@ struct Nest {
 };
 
 /// Makes a nest of views of one shape. Drops axes of size 1 and sorts the others by the strides of the first view.
-/// Merges two neighboring axes if every view can be read along both with one stride.
+/// Merges two neighboring axes if a single stride covers both axes in every view.
 template <size_t N>
 Nest<N> make_nest(const std::array<View, N>& views) {
   int order[kMaxRank];
@@ -126,7 +126,7 @@ void for_each_part(const Nest<N>& nest, const F& f, std::array<int64_t, N> base 
   for_each_part(part, f, base);
 }
 
-/// A nest of fewer than 2^31 elements as a kernel argument: divides by its sizes with multiplications.
+/// A nest of fewer than 2^31 elements as a kernel argument. Replaces divisions by multiplications (Divisor).
 template <size_t N>
 struct Offsets {
   int rank;

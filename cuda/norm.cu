@@ -3,7 +3,7 @@
 // The algorithm never subtracts large squares. Each thread sums deviations from the first element that it reads (its
 // pivot), and their squares, and then shifts the sums to the first element of the channel. The channels of a group are
 // joined with the update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979). This is done in double and in a fixed order.
+// variances", 1979). The update is computed in double and in a fixed order.
 //
 // For halves, a thread first adds up to 32 deviations in float. The relative error of the sum of squares is at most
 // 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or 2^-8) is far larger. Squares of bfloat16
@@ -18,7 +18,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes two sums for v = before(x): the deviations of v from the first element of the channel, and their squares.
+/// Sums the deviations of v = before(x) from the first element of the channel, and the squares of these deviations.
 template <class T, class Before>
 struct Deviations {
   static constexpr int kInputs = 1;
@@ -28,7 +28,7 @@ struct Deviations {
   Volume x;
   Before before;
 
-  /// Returns v at one position.
+  /// Returns v at position l.
   __device__ compute_t<T> first(int64_t n, int64_t c, int64_t l) const {
     return before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
   }
@@ -169,7 +169,8 @@ void track_statistics(const View* running_mean, const View* running_var, const V
   if (!running_mean && !running_var) return;
   const Launch launch(statistics);
   const PerChannel mean(running_mean), var(running_var);
-  // The dtypes of the two may be a half and f32.
+  // One vector may be a half (bf16, f16) and the other f32. Dispatch on the half, because PerChannel also supports its
+  // compute type, f32.
   dispatch_cuda(Floats(), item_size(mean.dtype) == 2 || !running_var ? mean.dtype : var.dtype, "track_statistics",
                 [&]<class T>() {
                   track_kernel<T><<<grid_size(statistics.size[1]), kBlock, 0, launch.stream>>>(

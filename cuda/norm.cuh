@@ -1,6 +1,6 @@
 // The kernel that normalizations and prelu share. The kernel applies a formula (ChannelFormula) to every element of
-// tensors (N, C, L), with constants for every (sample, channel). It stores the results, or sums terms of the formula
-// over the positions of every (sample, channel), or both.
+// tensors (N, C, L), with constants for every (sample, channel). A formula may have results, which the kernel stores,
+// and sums over the positions of every (sample, channel).
 //
 // The kernel has three forms (Form). Vectors of 16 bytes are copied to shared memory with cp.async, several per thread
 // in flight, so that no registers hold data in flight. Each thread reads only the vectors that it copied itself, so
@@ -23,7 +23,7 @@
 #include "ops/detail/norm_activations.h"
 
 namespace voxgrad::cuda {
-namespace {  // norm.cu and norm_backward.cu instantiate kernels of the same name
+namespace {  // several .cu files instantiate kernels with the same names
 
 /// One tensor (N, C, L) as the kernels address it.
 struct Volume {
@@ -96,7 +96,7 @@ struct Groups {
         groups(group_count),
         group_channels(channels / groups),
         joined(over_samples) {}
-  /// Takes the sizes from x, and `groups` and `joined` from the shape of the statistics.
+  /// Uses the sizes of x, and derives `groups` and `joined` from the shape of the statistics.
   Groups(const View& x, const View& statistics) : Groups(x, statistics.size[1], statistics.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
   /// Returns the number of statistics.
@@ -144,7 +144,7 @@ struct Normalization {
   }
 };
 
-/// How threads read the elements.
+/// The ways in which threads read the elements.
 /// - scalar: single elements of any strides.
 /// - rows: contiguous tensors. A thread reads vectors along the positions of one channel.
 /// - columns: channels innermost. A thread reads vectors of neighboring channels, keeps their constants and sums, and
@@ -163,7 +163,7 @@ bool are_rows(const Views&... views) {
   return (is_contiguous(views) && ...) && std::has_single_bit(misalignments);
 }
 
-/// Returns the form for the views of a formula. f64 is meant for checks and has no vector forms.
+/// Returns the form for the views of a formula. f64 has no vector forms, because it is used mainly to check gradients.
 template <class T, class... Views>
 Form choose_form(const Views&... views) {
   if (sizeof(T) == 8) return Form::scalar;
@@ -179,9 +179,10 @@ void with_vector_activations(const NormActivations& activations, const F& f, con
   if constexpr (sizeof(T) < 8) with_activations<T>(activations, f);
 }
 
-/// How CTAs and threads share the work. A tile has layout.columns lines or, in the form `columns`, layout.columns
-/// vectors of neighboring lines. The positions are split into ranges. A CTA handles one range of one tile. The tiling
-/// depends on the shape and the form alone, so that sums are bitwise reproducible.
+/// The division of the work among CTAs and threads. A tile has layout.columns lines or, in the form `columns`,
+/// layout.columns vectors of neighboring lines. The positions are split into ranges. A CTA handles one range of one
+/// tile. The tiling depends only on the shape, the order of the strides and the form, so that sums are bitwise
+/// reproducible.
 struct Tiling {
   BlockLayout layout;
   int64_t length;        ///< positions of a line
@@ -202,8 +203,8 @@ struct Tiling {
       layout = BlockLayout::choose(length, x.size[1] > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2]));
     }
     tiles = divide_up(lines, layout.columns);
-    // Give a thread enough work to pay for its constants and sums. The form `columns` uses fewer CTAs, because each has
-    // sums for many channels; two or three CTAs fill an SM.
+    // Give a thread enough work to pay for its constants and sums. The form `columns` uses fewer CTAs, because each CTA
+    // has sums for many channels. Two or three CTAs fill an SM.
     const int64_t min_range = layout.reducers * (columns ? 16 : 4 * width);
     const int64_t max_ranges = (columns ? 528 : 4096) / std::max<int64_t>(tiles, 1);
     const int64_t wanted = std::clamp<int64_t>(divide_up(length, min_range), 1, std::max<int64_t>(max_ranges, 1));
@@ -258,15 +259,16 @@ concept MayLoseSums = requires(const double2& total) {
   F::is_lost(total);
 };
 
-/// The optional member kHeavy of a formula, false by default: true if the formula needs so many registers that fewer
-/// CTAs fit on an SM.
+/// The optional member kHeavy of a formula states whether the formula needs so many registers that fewer CTAs fit on an
+/// SM. The default is false.
 template <class F>
 inline constexpr bool kIsHeavy = false;
 template <class F>
 requires requires { F::kHeavy; }
 inline constexpr bool kIsHeavy<F> = F::kHeavy;
 
-/// The optional member kScalar of a formula, true by default: true if the formula is compiled for the scalar form.
+/// The optional member kScalar of a formula states whether the formula is compiled for the scalar form. The default is
+/// true.
 template <class F>
 inline constexpr bool kHasScalar = true;
 template <class F>
@@ -297,8 +299,8 @@ struct Lane {
   }
 
   /// Processes this thread's share of the `vectors` vectors of 16 bytes that begin at position `first`. The thread is
-  /// number `thread` of `threads` threads, and there are fewer than 2^31 vectors. For each input, kStages vectors are
-  /// in flight to the thread's slots of shared memory.
+  /// number `thread` of `threads` threads, and there are fewer than 2^31 vectors. For each input, the thread keeps
+  /// kStages vectors in flight to its own slots of shared memory.
   __device__ void process_pipelined(int64_t first, int64_t vectors, int thread, int threads, Stage (&stages)[kStages]) {
     constexpr int width = kVectorWidth<T>, step = form == Form::columns ? 1 : width;  // positions of a vector
     const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
@@ -486,8 +488,8 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
-    // If the formula writes results, process the blocks in reverse order: the previous pass over the tensors read the
-    // last blocks last, so that part of their data is still in the L2 cache.
+    // If the formula writes results, process the blocks in reverse order. The previous pass over the tensors ended with
+    // the last blocks, so part of their data is still in the L2 cache.
     const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
     const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);

@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)); dx follows from it by
-/// the gradient of before(). With `sums`, also sums the rounded dx: the gradient of a bias that was added to x.
+/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)), and the gradient of
+/// before() converts it to dx. With `sums`, also sums the rounded dx: the gradient of a bias that was added to x.
 template <class T, class Activations, bool sums>
 struct InputGradient {
   static constexpr int kInputs = 2;

@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kBlock)
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
-  // The state of halves is in float. Parameters with state are read in vectors as short as those of the state.
+  // The state of halves is in float. Parameters with state are read in vectors with as many elements as a vector of the
+  // state.
   constexpr int width = kStates > 0 ? kVectorWidth<compute_t<T>> : kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
     const int i = table.param_of(piece);
@@ -144,8 +145,8 @@ void launch_all(const char* op, const Launch& launch, std::span<const StepViews>
       });
 }
 
-/// Runs one step. In a captured graph, the numbers of the step, such as the learning rate, are read from GPU memory,
-/// and the call before a replay only writes them.
+/// Runs one step. In a captured graph, the kernels read the numbers of the step, such as the learning rate, from GPU
+/// memory. The call before a replay only writes these numbers.
 template <class T, int kStates, class Step, class Update>
 void step_all(const char* op, std::span<const StepViews> params, const Step& step, const Update& update,
               const StepGate& gate) {

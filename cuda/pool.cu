@@ -1,7 +1,7 @@
 // Max pooling over (N, C, D, H, W) and its gradient. A thread computes one element of the output, or a vector of
-// channels if the channels are innermost in memory. In the backward pass, a thread adds the gradients of all windows
-// whose maximum is its element, in a fixed order. Windows that do not overlap have faster kernels
-// (cuda/pool_disjoint.cuh).
+// channels if the channels are innermost in memory. In the backward pass, a thread computes one element of dx: it adds
+// the gradients of all windows whose maximum is this element, in a fixed order. For windows that do not overlap,
+// cuda/pool_disjoint.cuh has faster kernels.
 #include <limits>
 
 #include "core/detail/divide.h"
@@ -22,8 +22,8 @@ int axis_to_split(const PoolViews& views) {
 }
 
 /// Computes max pooling with any windows. A thread handles `width` channels. For windows of 2 x 2 x 2 (`pairs`), a
-/// thread loads all taps before the first comparison; 2 or 3 CTAs per SM then have enough loads in flight. Launch: one
-/// thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// thread loads all taps before the first comparison. With 2 or 3 CTAs per SM, enough loads are then in flight. Launch:
+/// one thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {

@@ -1,6 +1,6 @@
-// Max pooling with windows that do not overlap, and its gradient, with 32-bit offsets. A thread handles windows of a
-// few consecutive rows. In each row, it handles neighboring windows along the width if 2 x 2 windows tile the rows, or
-// a vector of channels. Private to cuda/pool.cu.
+// Max pooling with windows that do not overlap, and its gradient, with 32-bit offsets. A thread handles windows in a
+// few consecutive rows. In each row, the thread handles either several windows along the width (if 2 x 2 windows tile
+// the rows) or one vector of channels. Private to cuda/pool.cu.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -8,7 +8,7 @@
 
 namespace voxgrad::cuda {
 
-/// Number of windows along the height that a thread handles if it handles `width` windows along the width, or `width`
+/// Number of windows along the height per thread, if a thread handles `width` windows along the width or `width`
 /// channels.
 template <int width>
 inline constexpr int kRun = std::clamp(8 / width, 1, 4);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
     for (int r = 0; r < run; ++r) {
       h[r] = static_cast<int>(min(at[3] + r, p.out.size[3] - 1) * g.stride.values[1]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)  // windows of one plane read this plane twice, which does not change the maximum
+      for (int k = 0; k < 4; ++k)  // 1 x 2 x 2 windows read their plane twice, which does not change the maximum
         loaded[r][k] =
             load_vector<T, 2 * width>(in + k / 2 * plane + (h[r] + k % 2) * static_cast<int>(p.in.stride[3]));
     }
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
 
 /// Computes the gradient of max pooling with windows that do not overlap. Each voxel belongs to the cell of one window;
 /// a cell is as large as the stride. A thread fills the cells of `width` windows along `axis` and of kRun windows along
-/// the height. `axis` is the channels (1), or the width (4) if strides of 2 tile it. p.size counts cells, and runs of
-/// cells along the height. Launch: one thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per
-/// CTA. No shared memory.
+/// the height. `axis` is the channels (1), or the width (4) if the cells are 2 wide and tile the width. p.size is the
+/// number of items along each axis. Launch: one thread per item, `count` in all, in a 1-D grid of any size, kBlock
+/// threads per CTA. No shared memory.
 template <class T, class Index, int width, int axis>
 __global__ void __launch_bounds__(kBlock)
     max_pool_backward_cells(const __grid_constant__ PoolProblem p, uint32_t count) {

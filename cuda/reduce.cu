@@ -1,12 +1,12 @@
 // Sums, extrema and positions of extrema, over any axes.
 //
 // The host sorts the kept and the reduced axes by stride and merges them. If the reduced axes are innermost in memory,
-// neighboring threads read neighboring elements of one output. Otherwise they read elements of neighboring outputs. In
-// both cases, contiguous elements are read in vectors of 16 bytes.
+// neighboring threads read neighboring elements of one output. Otherwise, neighboring threads read elements of
+// neighboring outputs. In both cases, contiguous elements are read in vectors of 16 bytes.
 //
 // A long reduction with few outputs is split into ranges, and a second kernel combines the results of the ranges. The
 // number of ranges depends on the shape alone, and the order of operations is fixed, so that results are bitwise
-// reproducible. Sums accumulate in double or int64. Halves are first added in float, a few at a time.
+// reproducible. Sums are accumulated in double or int64. Halves (bf16, f16) are first added in float, a few at a time.
 //
 // Outline: the operations (Sum, Extremum, ExtremumPosition), Fold, the kernels reduce_rows, reduce_strided and
 // join_ranges, the choice of kernel and layout on the host, and the table entries.
@@ -24,7 +24,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The type in which extrema of T are compared. It has at least 4 bytes, because threads exchange 32-bit words.
+/// The type in which extrema of T are compared. The type has at least 4 bytes, because threads exchange 32-bit words.
 template <class T>
 using ExtremumOf = std::conditional_t<std::is_same_v<T, uint8_t>, int32_t, compute_t<T>>;
 
@@ -39,8 +39,8 @@ concept MakesAccumulator = requires(In x, int64_t position) {
 };
 
 /// A reduction of elements of type In to a result of type Out. kUsesPosition states whether the reduction uses the
-/// positions of elements. combine() joins two accumulators, identity() is the neutral accumulator, and result() makes
-/// the result from the last accumulator.
+/// positions of elements. combine() joins two accumulators, identity() returns the neutral accumulator, and result()
+/// converts the final accumulator to the result.
 template <class Op, class In, class Accumulator, class Out>
 concept ReduceOperation = requires(Accumulator a, bool largest, double scale) {
   requires kAddsInFloat<In, Accumulator> || MakesAccumulator<Op, In, Accumulator>;
@@ -103,8 +103,8 @@ struct PositionedValue {
   C value;
 };
 
-/// The position of the first extremum. The identity has the highest position, so that combine() prefers any element to
-/// it.
+/// The position of the first extremum. The identity has the highest position, so that combine() prefers every element
+/// to the identity.
 struct ExtremumPosition {
   static constexpr bool kUsesPosition = true;
   template <class Accumulator>
@@ -361,7 +361,7 @@ BlockLayout strided_layout(const ReduceProblem& problem, int width) {
   return {columns, kBlock / columns, true};
 }
 
-/// Splits the reduced elements into ranges, so that there are about kBlocks CTAs. A thread has at least
+/// Splits the reduced elements into ranges, so that there are about kBlocks CTAs. A thread reduces at least
 /// `thread_elements` elements of a range.
 void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t thread_elements) {
   constexpr int64_t kBlocks = 2112;  // twice the number of CTAs of kBlock threads that fit on an H200

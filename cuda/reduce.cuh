@@ -23,8 +23,8 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 /// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column.
 /// Kernels choose the arrangement in which neighboring threads read neighboring addresses. The default is one column,
 /// which all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock. With
-/// `columns_adjacent`, they may be any numbers whose product is at most kBlock; threads whose reducer() is not below
-/// `reducers` are idle.
+/// `columns_adjacent`, any two numbers whose product is at most kBlock are allowed, and threads whose reducer() is not
+/// below `reducers` are idle.
 struct BlockLayout {
   int columns = 1;
   int reducers = kBlock;
@@ -100,7 +100,7 @@ __device__ V block_sum(V value, V* shared) {
   return combine_reducers(value, BlockLayout(), shared, [](V a, V b) { return a + b; });
 }
 
-/// Steps through the elements of a view in steps of equal length. Divides only at the end of a row.
+/// The offset of an element of a view. advance() moves to a later element and divides only at the end of a row.
 class Cursor {
  public:
   __device__ Cursor(const Nest<1>& nest, int64_t index)

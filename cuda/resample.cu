@@ -1,11 +1,10 @@
 // Resampling along three axes at once, and the transposed map, which computes gradients. In both, a thread reads all
 // inputs of its outputs, so that no atomic operations are needed.
 //
-// A small kernel first writes a table of terms for each axis: the inputs of every output position, and their weights
+// First, write_terms writes a table of terms for each axis: the inputs of every output position, and their weights
 // (ops/detail/resample_taps.h). Then one of two kernels runs:
 // - resample_rows, if the rows of the input and the whole output are contiguous: a CTA sums rows of the input over
-// depth
-//   and height into shared memory, in vectors along the width. Then it resamples these sums along the width.
+//   depth and height into shared memory, in vectors along the width. Then the CTA resamples these sums along the width.
 // - resample_runs, for all other layouts: a thread computes a vector of channels (or one element) at a few neighboring
 //   positions along the width. The thread keeps the last two sums over depth and height, because the next position may
 //   use the same sums.
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
     T* out = static_cast<T*>(p.out.data) + number * p.out.stride[0] + channel * p.out.stride[1] + od * p.out.stride[2] +
              oh * p.out.stride[3];
     int positions_held[2] = {-1, -1};
-    C columns[2][width];  // sums over depth and height at these positions, the newer first
+    C columns[2][width];  // sums over depth and height at positions_held; the newer sum is first
     const int end = min(begin + static_cast<int>(p.length), p.terms[2].size);
     for (int ow = begin; ow < end; ++ow) {
       C sum[width] = {};
@@ -166,7 +165,7 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
 /// Number of rows for which a thread of resample_rows computes outputs together.
 constexpr int kRows = 8;
 constexpr int kMaxTileRows = 128;
-constexpr int kMaxSumBytes = 32 << 10;  // of the dynamic shared memory of a CTA of resample_rows
+constexpr int kMaxSumBytes = 32 << 10;  // maximum bytes of sums per CTA of resample_rows
 
 /// Resamples tiles of rows. Reads rows of the input in vectors of `width` elements and stores vectors of `out_width`
 /// outputs. Launch: one CTA per tile in a 1-D grid of any size, kBlock threads per CTA. Dynamic shared memory: a row of

@@ -2,9 +2,9 @@
 // pooling of 2, and their gradients. Private to cuda/resample.cu.
 //
 // The kernel computes the taps from the output position, so that no table of terms is needed. A thread steps along one
-// axis: the width if the channels are innermost in memory, otherwise the height. For each step, the thread sums the
-// inputs over the resampled axes outside of this axis. Such a sum is a slab: a vector of channels, or a few columns
-// along the width. The thread keeps the slabs that the next step also reads.
+// axis: the width if the channels are innermost in memory, otherwise the height. For each position along this axis, the
+// thread sums the inputs over the outer axes that are resampled. Such a sum is called a slab: a vector of channels, or
+// a few columns along the width. The thread keeps the slabs that the next step also reads.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -16,7 +16,7 @@
 namespace voxgrad::cuda {
 
 /// The arguments of by_two_kernel. The axes are in memory order, innermost first. Axis 0 is read in vectors, a thread
-/// steps along axis 1, axes 2 and 3 are the outside axes, and axis 4 is the samples.
+/// steps along axis 1, axes 2 and 3 are the outer axes, and axis 4 is the samples.
 struct ByTwoProblem {
   const void* in;
   void* out;
@@ -33,8 +33,8 @@ struct ByTwoProblem {
   double scale;        ///< factor of all results of nearest maps
 };
 
-/// One step along an axis. A step reads `fresh` new inputs, and `lead` inputs before and after them, and computes
-/// `made` outputs. Linear maps clamp positions outside of the input to its border.
+/// One step along an axis. A step computes `made` outputs from `fresh` new inputs and the `lead` inputs on each side of
+/// the new inputs. Linear maps clamp positions outside of the input to its border.
 template <bool up, bool linear>
 struct ByTwoStep {
   static constexpr int fresh = up ? 1 : 2;
@@ -54,8 +54,8 @@ struct ByTwoStep {
 };
 
 /// Offsets and weights of the inputs of output o along axis 2 or 3. If the axis is not resampled, all taps read input
-/// o, with powers of two as weights, so that their sum is the input without rounding errors. Nearest maps do not use
-/// the weights, because ByTwoProblem::scale includes them.
+/// o. The weights are then powers of two that add up to 1, so that the result is exactly the input. Nearest maps do not
+/// use the weights, because ByTwoProblem::scale includes them.
 template <class Step, int taps, class C>
 struct ByTwoTaps {
   int offset[taps];
@@ -68,7 +68,7 @@ struct ByTwoTaps {
     for (int k = 0; k < taps; ++k) {
       const int position = resampled ? min(max(first + k, 0), p.in_size[axis] - 1) : o;
       offset[k] = position * static_cast<int>(p.in_stride[axis]);
-      const C same = C(0.5) / (1 << max(0, min(taps - 1 - k, taps - 2)));  // 1/2, 1/2; 1/8, 1/8, 1/4, 1/2
+      const C same = C(0.5) / (1 << max(0, min(taps - 1 - k, taps - 2)));  // (1/2, 1/2) or (1/8, 1/8, 1/4, 1/2)
       weight[k] = !resampled ? same : (taps == 2 ? k == o % 2 : k % 3 == 0) ? C(0.25) : C(0.75);
     }
   }

@@ -34,8 +34,8 @@ struct SoftmaxProblem {
 template <class T, int width>
 inline constexpr int kMaxHeld = width == 1 ? 8 : 128 / (width * static_cast<int>(sizeof(compute_t<T>)));
 
-/// Returns e^x. For halves, uses the GPU's instruction for powers of two. Its relative error (2^-22, plus |x| 2^-24
-/// from the product) is far below the rounding of a half, and results below 2^-126 are 0.
+/// Returns e^x. For halves (bf16, f16), uses the GPU's instruction for powers of two. The relative error (2^-22, plus
+/// |x| 2^-24 from the product) is far below the rounding of a half. Results below 2^-126 become 0.
 template <class T>
 __device__ compute_t<T> exponential(compute_t<T> x) {
   if constexpr (sizeof(T) > 2) return exp(x);
@@ -52,7 +52,8 @@ __device__ void unrolled(const F& f) {
 }
 
 /// The elements of one thread: vectors reducer, reducer + reducers, ... of one row if `along`, otherwise of `width`
-/// neighboring rows. The thread holds up to `held` vectors in registers; if `held` is 0, every pass reads them again.
+/// neighboring rows. The thread holds up to `held` vectors in registers; if `held` is 0, every pass reads the vectors
+/// from memory.
 template <class T, int width, bool along, int held>
 struct SoftmaxSlice {
   using C = compute_t<T>;
@@ -216,8 +217,8 @@ void launch_softmax(SoftmaxProblem problem, bool rows_adjacent, const Launch& la
   if (min_reducers > (rows_adjacent ? kBlock / 8 : kBlock)) {
     problem.layout = BlockLayout::choose(problem.length, rows_adjacent);
   } else {
-    // A thread takes as many elements as it can hold if rows are adjacent, or if elements are halves, whose softmax is
-    // bound by instructions. Otherwise a thread takes half as many, unless a row would then need more than a warp.
+    // If rows are adjacent, or if elements are halves (whose softmax is bound by instructions), a thread holds as many
+    // elements as possible. Otherwise a thread holds half as many, unless a row would then need more than a warp.
     const int64_t share = rows_adjacent || sizeof(T) == 2 ? min_reducers : std::min<int64_t>(2 * min_reducers, kWarp);
     const int64_t threads = !rows_adjacent && min_reducers > kWarp ? kBlock : share;
     const int reducers = static_cast<int>(std::bit_ceil(static_cast<uint64_t>(threads)));

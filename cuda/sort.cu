@@ -70,7 +70,7 @@ void sort_lines(const View& index, const View& in, bool descending, const Launch
 void sort(const View& index, const View& in, int axis, bool descending) {
   if (index.numel() == 0) return;
   const Launch launch(index);
-  View bytes = in;  // the order of bool is the order of the bytes
+  View bytes = in;  // sort bool as bytes, which have the same order
   if (in.dtype == b8) bytes.dtype = u8;
   dispatch_cuda(Numbers(), bytes.dtype, "sort", [&]<class T>() {
     sort_lines<T>(with_axis_last(index, axis), with_axis_last(bytes, axis), descending, launch);

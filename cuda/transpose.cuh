@@ -11,8 +11,8 @@
 namespace voxgrad::cuda {
 
 /// The rows of a tile in the input or the output. A row lies along the innermost axis of this tensor and consists of
-/// slots, which begin at aligned addresses. If rows are adjacent in memory but their length is not a multiple of a
-/// vector, all rows of the tile are joined to one long row.
+/// slots, which begin at aligned addresses. If the rows of a tile follow each other in memory without gaps, but their
+/// length is not a multiple of the vector width, all rows of the tile are joined to one long row.
 struct TileSide {
   int64_t step;    ///< elements from one row to the next
   uint32_t width;  ///< elements of a slot: a vector, or 1 if rows are shorter than a vector
@@ -52,7 +52,8 @@ struct TileSlot {
   }
   /// Returns whether the slot is a whole vector.
   __device__ bool whole() const { return first >= 0 && first + kVectorWidth<T> <= end; }
-  /// Calls f(j, row, index in the row) for every existing element j of the slot. `all` states that whole() is true.
+  /// Calls f(j, row, index in the row) for every existing element j of the slot. `all` requires that whole() is true,
+  /// and omits the checks of the bounds.
   template <bool all, class F>
   __device__ void walk(const TileSide& side, const F& f) const {
     uint32_t across = static_cast<uint32_t>(max(first, 0));
@@ -147,7 +148,7 @@ __device__ void load_tile(const Tile& tile, const TileSide& side, const From* in
   }
 }
 
-/// Stores `rows` rows of `length` elements from the tile, which holds them as columns.
+/// Stores `rows` rows of `length` elements from the tile, in which these rows are columns.
 template <class To, class Tile>
 __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint32_t rows, uint32_t length) {
   constexpr int width = kVectorWidth<To>;

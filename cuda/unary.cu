@@ -9,7 +9,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Applies `op` to an element, in compute_t<T>. For halves, GELU uses the faster formula of cuda/gelu.cuh.
+/// Applies `op` to an element, in compute_t<T>. For halves (bf16, f16), GELU uses the faster formula of cuda/gelu.cuh.
 template <UnaryOp op, class T>
 struct Unary {
   using C = compute_t<T>;

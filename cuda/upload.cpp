@@ -36,7 +36,8 @@ struct Ring {
   std::atomic<size_t> next = 0;
 };
 
-/// Returns the ring of a stream. Each stream has its own ring, so that a copy never waits for another stream.
+/// Returns the ring of a stream. Each stream has its own ring, so that a copy never waits for the work of another
+/// stream.
 Ring& ring_of(int device, cudaStream_t stream) {
   using Rings = std::map<std::pair<int, cudaStream_t>, Ring>;
   static std::mutex mutex;

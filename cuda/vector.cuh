@@ -42,8 +42,8 @@ __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
 }
 
-/// A vector held as one machine word, for loads in flight. If a kernel selected between the elements of two vectors, it
-/// would wait for each load separately.
+/// A vector held as one machine word, for loads in flight. Selecting between the elements of two vectors would make a
+/// kernel wait for each load separately.
 template <class T, int width>
 struct PackedVector {
   Word<sizeof(T) * width> word;
@@ -88,7 +88,8 @@ __device__ void store_values(T* to, const C (&from)[width]) {
   }
 }
 
-/// Splits `count` contiguous elements of any alignment into aligned vectors and the scalars before and after them.
+/// The division of `count` contiguous elements of any alignment into aligned vectors and the scalars before and after
+/// the vectors.
 template <class T>
 struct Span {
   static constexpr int kWidth = kVectorWidth<T>;

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kLoad = "load_checkpoint";
 constexpr const char* kSave = "save_checkpoint";
 
-/// The generator's numbers with their names in the file.
+/// Returns the fields of a generator's state, with their names in the file.
 nn::Fields fields_of(GeneratorState& state) { return {{"seed", &state.seed}, {"offset", &state.offset}}; }
 
 /// Returns the parts other than the model, the generator and the step, with their names in the file.
@@ -27,7 +27,7 @@ std::vector<std::pair<const char*, nn::Stateful*>> stateful_parts(const Checkpoi
           {"average", parts.average}};
 }
 
-/// Throws if a parameter of the model is not finite, or if a buffer contains NaN, in `file`.
+/// Throws if `file` contains a parameter of the model that is not finite, or a buffer that contains NaN.
 void check_values(const char* op, const nn::Module& model, const TensorMap& file) {
   const NoGradGuard no_grad;
   const auto check_tensors = [&](const nn::NamedTensors& tensors, bool finite) {

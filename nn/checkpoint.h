@@ -1,4 +1,5 @@
-// Checkpoints: the complete state of a training run in one safetensors file. A resumed run computes the same bits.
+// Checkpoints: the complete state of a training run in one safetensors file. A resumed run computes the same bits as an
+// uninterrupted run.
 #pragma once
 
 #include <filesystem>
@@ -27,18 +28,18 @@ struct CheckpointParts {
   int64_t* step = nullptr;  ///< a counter of the program, such as steps or epochs
 };
 
-/// Saves the state of all parts. The file is replaced atomically: at any time `path` is either the old or the new file.
-/// The file contains a checksum of all its contents (SaveSafetensorsOptions::checksum).
+/// Saves the state of all parts. Replaces the file atomically: at any time, `path` refers to either the complete old
+/// file or the complete new file. The file contains a checksum of all its contents (SaveSafetensorsOptions::checksum).
 ///
 /// Throws Error and keeps the old file if a parameter contains NaN or infinities, or if a buffer contains NaN, so that
 /// a run that has diverged does not overwrite its last good checkpoint. Infinities in buffers are allowed, because
 /// attention masks contain them. save_safetensors saves any state_dict without this check.
 void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata = {});
 
-/// Restores all parts from a file, and returns the metadata of the file. Entries of parts that the caller does not pass
-/// are ignored. Throws Error, before anything is changed, if the checksum is wrong, if a part is missing from the file,
-/// or if a part does not accept its state (see the load_state_dict of each part). A file without a
-/// checksum, for example from another program, is loaded with a warning on stderr.
+/// Restores all parts from a file, and returns the metadata of the file. Ignores entries of parts that the caller does
+/// not pass. Throws Error, before anything is changed, if the checksum is wrong, if a part is missing from the file, or
+/// if a part does not accept its state (see the load_state_dict of each part). Loads a file without a checksum, for
+/// example from another program, with a warning on stderr.
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts);
 
 }  // namespace voxgrad

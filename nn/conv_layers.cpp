@@ -34,12 +34,12 @@ void check_options(const std::string& layer, const Options& options) {
     check(size > 0, op, "kernel_size must be positive, got ", options.kernel_size);
   function_options<N>(options).validate(op);
   if constexpr (requires { options.padding.same; })
-    check(!options.padding.same || options.stride == Extent<N>(1), op, "padding same needs stride 1, got ",
+    check(!options.padding.same || options.stride == Extent<N>(1), op, "padding 'same' needs stride 1, got ",
           options.stride);
 }
 
-/// Creates weight (rows, columns, kernel...) and bias (channels). As in PyTorch, the elements of both are drawn from
-/// U(-b, b) with b = 1 / sqrt(fan_in).
+/// Creates the tensors weight (rows, columns, kernel...) and, if `with_bias`, bias (channels). As in PyTorch, the
+/// elements of both are drawn from U(-b, b) with b = 1 / sqrt(fan_in).
 template <int N>
 void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns, const Extent<N>& kernel_size,
                      int64_t channels, bool with_bias) {

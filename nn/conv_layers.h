@@ -15,15 +15,17 @@
 
 namespace voxgrad::nn {
 
-/// Padding of a convolution layer: numbers, or a name as in PyTorch. "valid" means no padding. "same" keeps the spatial
-/// sizes and requires stride 1. If the total padding of an axis is odd, "same" pads one more element at its end.
+/// Padding of a convolution layer: one number per axis, or "same" or "valid" as in PyTorch. "valid" means no padding.
+/// "same" keeps the spatial sizes and requires stride 1. If the total padding of an axis is odd, "same" pads one more
+/// element at its end.
 template <int N>
 struct ConvPadding : Extent<N> {
   using Extent<N>::Extent;
   constexpr ConvPadding(const Extent<N>& sizes) : Extent<N>(sizes) {}
   /// Throws Error unless `name` is "same" or "valid".
   ConvPadding(const char* name) : Extent<N>(0), same(std::string_view(name) == "same") {
-    check(same || std::string_view(name) == "valid", "Conv", "padding must be numbers, same or valid, got ", name);
+    check(same || std::string_view(name) == "valid", "Conv", "padding must be numbers, 'same' or 'valid', got '", name,
+          '\'');
   }
   friend constexpr bool operator==(const ConvPadding&, const ConvPadding&) = default;
   friend constexpr bool operator==(const ConvPadding& a, const Extent<N>& b) { return a == ConvPadding(b); }
@@ -35,7 +37,7 @@ struct ConvPadding : Extent<N> {
 };
 
 /// Convolution (cross-correlation) over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
-/// spatial...); see voxgrad::conv3d. The batch axis may be missing. The parameters are weight (out_channels,
+/// spatial...); see voxgrad::conv3d. The batch axis may be omitted. The parameters are weight (out_channels,
 /// in_channels / groups, kernel...) and bias (out_channels). Both start from U(-b, b) with b = 1 / sqrt(in_channels /
 /// groups * kernel elements). The constructor throws Error if a size is not positive, if groups does not divide the
 /// channels, or if an option is invalid.
@@ -107,7 +109,7 @@ class ConvTranspose : public Layer {
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
   /// Computes forward(x) with `other_weight` instead of the layer's weight.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
-  /// Computes a result of spatial size `output_size`, which replaces the option output_padding.
+  /// Computes forward(x) with a result of spatial size `output_size`. Ignores the option output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
   /// Computes the transposed convolution, followed by a normalization and an activation, in one operation.
   Tensor forward(const Tensor& x, const NormActivation& epilogue) const;

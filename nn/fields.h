@@ -21,18 +21,19 @@ using Fields = std::vector<std::pair<std::string, FieldAddress>>;
 
 /// Splits a list at its commas and removes trailing underscores: "weight, bias_" becomes {"weight", "bias"}.
 std::vector<std::string> split_names(const char* list);
-/// Returns the numbers with the names that split_names(names) returns. Throws if the counts differ.
+/// Returns the addresses of the numbers under the names in the list `names`, which split_names() splits. Throws if the
+/// number of names differs from the number of arguments.
 template <class... Ts>
 Fields named_fields(const char* names, Ts&... numbers) {
   Fields fields;
   const std::vector<std::string> split = split_names(names);
-  check(split.size() == sizeof...(numbers), "named_fields", sizeof...(numbers), " numbers, but the names are ", names);
+  check(split.size() == sizeof...(numbers), "named_fields", sizeof...(numbers),
+        " numbers were passed, but the names are ", names);
   size_t i = 0;
   (fields.emplace_back(split[i++], &numbers), ...);
   return fields;
 }
-/// Sets the first field that has one of these names. The field must be a double. Returns false if no field has one of
-/// these names.
+/// Sets the first field whose name is in `names`. The field must be a double. Returns false if there is no such field.
 bool set_field(const Fields& fields, std::initializer_list<std::string_view> names, double value);
 
 /// Base class of objects whose state a program can save and restore.
@@ -44,7 +45,8 @@ class Stateful {
   /// Throws the Error that load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const { const_cast<Stateful*>(this)->read_state(state, false); }
   /// Restores a state. Throws Error, before anything is changed, if entries are missing, unexpected or of the wrong
-  /// shape or dtype. Values are not checked: a state that state_dict() did not return may contain any numbers.
+  /// shape or dtype. Most classes check only the structure of the state, not its numbers, so load only states that
+  /// state_dict() returned.
   void load_state_dict(const TensorMap& state) { read_state(state, true); }
 
  protected:
@@ -52,10 +54,10 @@ class Stateful {
   virtual void read_state(const TensorMap& state, bool keep) = 0;
 };
 
-/// Adds each number to `state` under the name prefix + name.
+/// Adds each field to `state` under the name prefix + name.
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields);
-/// Sets each number from `state` if `keep`. Throws an Error that begins with `op`, before any number is set, if an
-/// entry is missing or has the wrong shape or dtype.
+/// Checks the entries of `state` for all fields. If `keep`, sets the fields. Throws an Error that begins with `op`,
+/// before any field is set, if an entry is missing or has the wrong shape or dtype.
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op,
                  bool keep = true);
 

@@ -12,7 +12,7 @@ namespace {
 
 thread_local ScopedValue<bool>* skipping = nullptr;
 
-/// The dtype in which random numbers are drawn before they are converted to the dtype of the tensor.
+/// Returns the dtype in which random numbers are drawn before they are converted to the dtype of the tensor.
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
 
 void require_floating(const Tensor& tensor, const char* op) {
@@ -35,7 +35,7 @@ double xavier_std(const Tensor& tensor, double gain) {
 /// Returns the bound b for which U(-b, b) has this standard deviation.
 double uniform_bound(double std) { return std::sqrt(3.0) * std; }
 
-/// Fills the tensor with transform(numbers). `from`, which is rand or randn, draws the numbers.
+/// Fills the tensor with transform(numbers). `from` is the function that draws the numbers: rand or randn.
 template <class F>
 const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
   Generator& source = generator ? *generator : default_generator();

@@ -8,7 +8,7 @@
 
 namespace voxgrad::nn::init {
 
-/// Selects whether the number of inputs or of outputs of a unit scales the initial values.
+/// Selects the fan that scales the initial values: the number of inputs or the number of outputs of a unit.
 enum class Fan : uint8_t { in, out };
 /// The nonlinearity that follows a layer.
 enum class Nonlinearity : uint8_t { linear, sigmoid, tanh, relu, leaky_relu, selu };
@@ -23,8 +23,8 @@ struct Fans {
 /// Error if the tensor has fewer than two axes.
 Fans calculate_fans(const Tensor& tensor);
 
-/// Returns the factor that compensates for the change of scale by a nonlinearity. `slope` is the negative slope of
-/// leaky_relu.
+/// Returns the gain of a nonlinearity: the factor of the initial values that compensates for the change of scale by the
+/// nonlinearity. `slope` is the negative slope of leaky_relu.
 double calculate_gain(Nonlinearity nonlinearity, double slope = 0.01);
 
 /// Options of kaiming_uniform_ and kaiming_normal_.

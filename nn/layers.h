@@ -45,7 +45,7 @@ class Identity : public Layer {
   Tensor forward(const Tensor& x) const override { return x; }
 };
 
-/// An elementwise function without options. The functions of the same names are in ops/elementwise.h.
+/// An elementwise activation without options. ops/elementwise.h declares the functions.
 template <LayerName name, Tensor (*function)(const Tensor&)>
 class Activation : public Layer {
  public:
@@ -76,7 +76,7 @@ class PReLU : public Layer {
   VG_MODULE(weight)
 };
 
-/// A function along one axis, which may count from the end: Softmax(1), Softmax(-1).
+/// A function along one axis. Negative axes count from the end: Softmax(-1) uses the last axis.
 template <LayerName name, Tensor (*function)(const Tensor&, int64_t)>
 class AlongAxis : public Layer {
  public:
@@ -92,7 +92,7 @@ class AlongAxis : public Layer {
 using Softmax = AlongAxis<"Softmax", softmax>;
 using LogSoftmax = AlongAxis<"LogSoftmax", log_softmax>;
 
-/// x where x > 0, otherwise alpha * (exp(x) - 1). The constructor throws Error unless alpha is finite.
+/// ELU: x where x > 0, otherwise alpha * (exp(x) - 1). The constructor throws Error unless alpha is finite.
 class ELU : public Layer {
  public:
   explicit ELU(double alpha = 1);
@@ -103,7 +103,8 @@ class ELU : public Layer {
   double alpha_;
 };
 
-/// x where x > 0, otherwise negative_slope * x. The constructor throws Error unless negative_slope is finite.
+/// LeakyReLU: x where x > 0, otherwise negative_slope * x. The constructor throws Error unless negative_slope is
+/// finite.
 class LeakyReLU : public Layer {
  public:
   explicit LeakyReLU(double negative_slope = 0.01);
@@ -115,8 +116,8 @@ class LeakyReLU : public Layer {
   double negative_slope_;
 };
 
-/// log(1 + exp(beta * x)) / beta, or x where beta * x > threshold. The constructor throws Error unless both numbers are
-/// finite and beta is not 0.
+/// Softplus: x where beta * x > threshold, otherwise log(1 + exp(beta * x)) / beta. The constructor throws Error unless
+/// both numbers are finite and beta is not 0.
 class Softplus : public Layer {
  public:
   explicit Softplus(double beta = 1, double threshold = 20);

@@ -42,7 +42,7 @@ bool fits(const Tensor& own, const Tensor& given) {
          (own.dtype() == given.dtype() || (is_floating(own.dtype()) && is_floating(given.dtype())));
 }
 
-/// Lists the differences between a module's state and a given state.
+/// Returns a message that lists the differences between a module's state and a given state.
 std::string explain(const LoadReport& report, const TensorMap& own, const TensorMap& given) {
   std::ostringstream text;
   const char* separator = "";
@@ -63,7 +63,7 @@ std::string explain(const LoadReport& report, const TensorMap& own, const Tensor
   return text.str();
 }
 
-/// A Module, or a tensor (Parameter or Buffer). The other pointer is null.
+/// An existing Module, Parameter or Buffer. Exactly one of the two pointers is not null.
 struct Recorded {
   const Module* module;
   const Tensor* tensor;
@@ -138,7 +138,7 @@ void detail::check_listed(const Module& module, const Bytes& object, std::initia
       if (recorded.module != &module && std::none_of(listed.begin(), listed.end(), holds)) unlisted.push_back(recorded);
     }
   }
-  // Objects without state, such as ReLU, need not be listed. They are removed first, because the walk over all members
+  // Objects without state, such as ReLU, need not be listed. Remove these objects first, because visiting all members
   // below is expensive.
   std::erase_if(unlisted, [](const Recorded& part) { return !has_state(part); });
   if (unlisted.empty()) return;

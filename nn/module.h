@@ -1,8 +1,9 @@
 // Modules: objects with named parameters, buffers and children.
 //
-// A module lists its members through the virtual function members(), which VG_MODULE overrides. Constructors register
-// nothing with a parent, so moving a module leaves no dangling pointer. Constructors only record the address of the new
-// object. VG_MODULE uses these addresses to detect members that its list does not contain.
+// A module lists its members through the virtual function members(), which VG_MODULE overrides. A constructor does not
+// register the new object with its parent, so moving a module leaves no dangling pointer. The constructor only
+// records the address of the object. VG_MODULE uses the recorded addresses to detect members that its list does not
+// contain.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,7 @@ void add_address(const Module* module, const Tensor* tensor);
 /// Removes the record of an address. Thread-safe.
 void remove_address(const void* address);
 
-/// Second base class of a class T that derives from Tensor. Records the address of every T.
+/// Second base class of Parameter and Buffer, besides Tensor. Records the address of each object of class T.
 template <class T>
 struct Addressed {
   Addressed() { add_address(nullptr, static_cast<const T*>(this)); }
@@ -115,7 +116,7 @@ class Module {
   /// Returns the parameters of this module and of all modules below it, in the order in which VG_MODULE lists
   /// them. A parameter that several modules share appears once.
   Tensors parameters() const;
-  /// Returns the buffers in the same way.
+  /// Returns the buffers of this module and of all modules below it. A shared buffer appears once.
   Tensors buffers() const;
   /// Returns the parameters with their names, such as "up.weight" or "blocks.0.norm.bias". A shared parameter appears
   /// under each of its names.
@@ -137,8 +138,8 @@ class Module {
   /// Throws the Error that a strict load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const;
   /// Copies the values of `state` into the parameters and buffers. The devices and the floating dtypes may differ. If
-  /// `strict`, throws one Error that lists all differences, before anything is copied. Otherwise loads the entries that
-  /// fit and returns the differences.
+  /// there are differences and `strict` is true, throws one Error that lists them all and copies nothing. Otherwise
+  /// copies the entries that fit and returns the differences.
   LoadReport load_state_dict(const TensorMap& state, bool strict = true);
 
   /// Sets training mode (the default) or evaluation mode, here and in all modules below. The mode affects layers such
@@ -169,7 +170,7 @@ class Module {
   void to(MemoryFormat format);
   /// Drops the gradients of all parameters.
   void zero_grad() const;
-  /// Sets requires_grad of all parameters; false freezes them.
+  /// Sets requires_grad of all parameters. false freezes the parameters.
   void requires_grad_(bool value = true) const;
   /// Calls `function` on all modules below and on this module. Children precede their parents.
   void apply(const std::function<void(Module&)>& function);
@@ -240,8 +241,8 @@ struct Bytes {
   }
 };
 /// Throws if the memory `object` of `module` contains an unlisted member. An unlisted member is a Module, Parameter or
-/// Buffer that lies outside the ranges `listed` and has state that `members` does not contain. State means tensors, and
-/// layers that depend on is_training().
+/// Buffer that lies outside the ranges `listed` and has state that `members` does not contain. The state of a member
+/// consists of its tensors and of its layers that depend on is_training().
 void check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
                   const Members& members);
 
@@ -250,7 +251,7 @@ template <class C>
 C* declaring_class(Members (C::*)());
 
 /// Checks a class T that inherits members() from C. Throws if T adds a Module, Parameter or Buffer, because the list of
-/// C cannot contain it.
+/// C cannot contain the added member.
 template <class T>
 void check_inherited_list(T& value) {
   if constexpr (requires { declaring_class(&T::members); }) {
@@ -314,7 +315,8 @@ decltype(auto) forward(M& module, Args&&... args) {
 /// Parameter, a Buffer, or a Module that has tensors or depends_on_training(). Such a member would be neither trained
 /// nor saved nor moved. The check compares the addresses of the class's members. It cannot detect plain Tensors,
 /// objects in vectors, or objects behind pointers. To omit a module on purpose, store it in a std::unique_ptr. The
-/// check also skips classes that define members() themselves, and the model itself if its class has no VG_MODULE.
+/// check also skips classes that define members() without the macro, and the outermost module if its class has no
+/// VG_MODULE.
 #define VG_MODULE(...)                                                                          \
   ::voxgrad::nn::Members members() override {                                                   \
     return ::voxgrad::nn::detail::list_members(*this, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \

@@ -17,9 +17,9 @@ struct GroupNormOptions {
   bool affine = true;  ///< adds a trained weight and bias
 };
 
-/// Normalizes each of num_groups groups of channels of each sample. Input and result: (N, num_channels, ...). See
-/// voxgrad::group_norm. Parameters if affine: weight and bias (num_channels). The constructor throws Error if
-/// num_groups does not divide num_channels.
+/// Divides the channels into num_groups groups and normalizes each group of each sample. Input and result: (N,
+/// num_channels, ...). See voxgrad::group_norm. Parameters if affine: weight and bias (num_channels). The constructor
+/// throws Error if num_groups does not divide num_channels.
 class GroupNorm : public Layer {
  public:
   GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options = {});
@@ -71,15 +71,15 @@ class InstanceNorm3d : public Layer {
 /// evaluation, uses the running statistics, or those of the batch if track_running_stats is false.
 ///
 /// Parameters if affine: weight and bias (num_features). Buffers if track_running_stats: running_mean and running_var
-/// (num_features), and num_batches_tracked, an i64 scalar. Without momentum (std::nullopt) the running statistics are
-/// the means over all batches; forward() in training then waits for the GPU. In training, forward() changes the
-/// buffers, so only one thread may call forward() at a time.
+/// (num_features), and num_batches_tracked, an i64 scalar. If momentum is std::nullopt, the running statistics are the
+/// means over all batches, and forward() in training waits for the GPU. In training, forward() changes the buffers, so
+/// only one thread may call forward() at a time.
 template <int N>
 class BatchNorm : public Layer {
  public:
   struct Options {
     double eps = 1e-5;                     ///< added to the variance
-    std::optional<double> momentum = 0.1;  ///< weight of the new batch in the running statistics; nullopt: mean of all
+    std::optional<double> momentum = 0.1;  ///< weight of the new batch in running statistics; nullopt: cumulative mean
     bool affine = true;                    ///< adds a trained weight and bias
     bool track_running_stats = true;       ///< keeps running statistics for evaluation
   };
@@ -94,9 +94,10 @@ class BatchNorm : public Layer {
   int64_t num_features() const { return num_features_; }
   /// Returns the arguments of the normalization, without the input. Call count_batch() after each use.
   NormArguments arguments() const;
-  /// Increments num_batches_tracked in training. forward() calls this function.
+  /// Increments num_batches_tracked in training. forward() calls count_batch().
   void count_batch() const;
-  /// Computes the statistics in training over the batches of all ranks of `group`, or of this rank alone if null.
+  /// Sets the ranks whose batches contribute to the statistics in training. Null selects this rank alone. `group` must
+  /// outlive the layer.
   void set_process_group(distributed::Communicator* group) { process_group_ = group; }
   Tensor weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;

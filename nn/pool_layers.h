@@ -1,4 +1,4 @@
-// Layers that pool, resample and pad.
+// Pooling, upsampling, padding and pixel-shuffle layers.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ class Pool : public Layer {
   explicit Pool(const Extent<N>& kernel_size) : Pool(Options{.kernel_size = kernel_size}) {}
   Pool(const Extent<N>& kernel_size, const Extent<N>& stride, const Extent<N>& padding = 0)
       : Pool(Options{.kernel_size = kernel_size, .stride = stride, .padding = padding}) {}
-  /// Takes the other options from `rest` and ignores its kernel_size.
+  /// Takes all options except kernel_size from `rest`.
   Pool(const Extent<N>& kernel_size, Options rest) : Pool((rest.kernel_size = kernel_size, rest)) {}
   Tensor forward(const Tensor& x) const override { return function(x, options_); }
   std::string class_name() const override { return concat(Options::kLayer, N, 'd'); }
@@ -41,8 +41,8 @@ using AvgPool1d = Pool<AvgPoolOptions<1>, 1, avg_pool1d>;
 using AvgPool2d = Pool<AvgPoolOptions<2>, 2, avg_pool2d>;
 using AvgPool3d = Pool<AvgPoolOptions<3>, 3, avg_pool3d>;
 
-/// Pooling to a given spatial size; see adaptive_avg_pool3d in ops/pool.h. The constructor throws Error unless the size
-/// is positive.
+/// Pools to the spatial size output_size; see adaptive_avg_pool3d in ops/pool.h. The constructor throws Error unless
+/// the size is positive.
 template <LayerName name, int N, Tensor (*function)(const Tensor&, const Extent<N>&)>
 class AdaptivePool : public Layer {
  public:
@@ -81,9 +81,9 @@ class Upsample : public Layer {
   InterpolateOptions options_;
 };
 
-/// Pads the last N axes by the same number on all sides, or by {before the last axis, after it, before the second last
-/// axis, ...} as in PyTorch. Negative numbers crop. `value` fills the padding of ConstantPad. The constructor throws
-/// Error for a wrong number of amounts.
+/// Pads the last N axes by `all` elements on all sides, or by one amount per side. As in PyTorch, the amounts begin
+/// with those before and after the last axis, followed by those of the second last axis, and so on. Negative amounts
+/// crop. ConstantPad fills the padding with `value`. The constructor throws Error unless there are 2 N amounts.
 template <LayerName name, int N, PadMode mode>
 class Pad : public Layer {
  public:

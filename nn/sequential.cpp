@@ -9,14 +9,13 @@
 namespace voxgrad::nn {
 namespace {
 
-/// Casts `module` to T. Returns null if `module` has another class, including classes derived from T, whose forward()
-/// may differ.
+/// Casts `module` to T. Returns null unless its class is exactly T, because forward() of a derived class may differ.
 template <class T>
 const T* exactly(const Module* module) {
   return module && typeid(*module) == typeid(T) ? static_cast<const T*>(module) : nullptr;
 }
 
-/// A norm and its requirements on the input.
+/// The arguments of a norm, and its requirements on the input.
 struct Norm {
   NormArguments arguments{};
   int64_t channels = 0;  // number of channels; 0: any
@@ -27,7 +26,7 @@ struct Norm {
            (axes == 0 || axes == x_axes);
   }
 };
-/// Returns the arguments of `module` if it is a norm, otherwise a norm of kind none.
+/// Returns the norm that `module` computes. The kind is none if `module` is not a norm.
 Norm norm_of(const Module* module) {
   if (const auto* norm = exactly<GroupNorm>(module)) return {norm->arguments(), norm->num_channels()};
   if (const auto* norm = exactly<InstanceNorm3d>(module)) return {norm->arguments(), norm->num_features(), 5};
@@ -38,7 +37,7 @@ Norm norm_of(const Module* module) {
   return {};
 }
 
-/// Returns the arguments of `module` if it is an activation, otherwise an activation of kind none.
+/// Returns the activation that `module` computes. The kind is none if `module` is not an activation.
 ActivationArguments activation_of(const Module* module) {
   if (exactly<ReLU>(module)) return {ActivationKind::relu};
   if (const auto* leaky = exactly<LeakyReLU>(module)) return {ActivationKind::leaky_relu, leaky->negative_slope()};
@@ -52,8 +51,8 @@ struct FusionMatch {
   NormActivation operation;
   int count = 0;  ///< 0: nothing to fuse
 };
-/// Matches a norm, an activation or both. A norm that rejects `channels` or `axes` is not matched, so that its own
-/// forward() throws the error.
+/// Matches a norm, an activation or both at the beginning of (first, second). Does not match a norm that rejects
+/// `channels` or `axes`, so that forward() of the norm throws the error.
 FusionMatch match_norm_activation(const Module* first, const Module* second, int64_t channels, int64_t axes) {
   const bool norm_first = norm_of(first).arguments.kind != NormKind::none;
   const Norm norm = norm_of(norm_first ? first : second);
@@ -65,8 +64,8 @@ FusionMatch match_norm_activation(const Module* first, const Module* second, int
   return {{has_norm ? norm.arguments : NormArguments(), activation, !norm_first}, has_norm + has_activation};
 }
 
-/// Runs a convolution together with the norm and activation after it, and sets `count` to the number of modules.
-/// Returns an undefined tensor if the class of `module` is not one of Convs, or if nothing can be fused.
+/// Runs a convolution together with the norm and the activation that follow, and sets `count` to the number of modules
+/// that were run. Returns an undefined tensor if the class of `module` is not one of Convs, or if nothing can be fused.
 template <class... Convs>
 Tensor run_conv(const Module* module, const Module* second, const Module* third, const Tensor& x, int& count) {
   Tensor result;
@@ -121,7 +120,7 @@ Tensor Sequential::forward(const Tensor& x) const {
   const auto module = [&](size_t i) { return i < size() ? steps_[i].module.get() : nullptr; };
   Tensor result = x;
   for (size_t i = 0; i < size();) {
-    const auto scope = detail::module_scope(*module(i));  // the time of a fused operation counts for its first module
+    const auto scope = detail::module_scope(*module(i));  // the profiler assigns a fused operation to its first module
     if (const Tensor fused = run_fused(module, i, result); fused.defined()) {
       result = fused;
     } else {

@@ -124,7 +124,7 @@ class Sums {
       if (places[i][0] == 0) part(total_, places[i], options_.window).add_(weights_);
     }
   }
-  /// Divides the sum in place by the total weight, and returns it.
+  /// Divides the sum by the total weight in place, and returns the quotient.
   Tensor mean() {
     for (const Tensor& sample : split(sum_, 1))
       for (const Tensor& channel : split(sample, 1, 1))
@@ -148,7 +148,8 @@ class Sums {
 
 /// Runs the model on all windows of a volume that is at least as large as the window. Returns an undefined tensor if
 /// `progress` cancels. On a GPU, the predictions of a batch are added to the sums after the next batch has been queued.
-/// Predictions on a GPU are copied on a separate stream, so that the copy does not wait for the next batch.
+/// If the sums are on the CPU, the predictions are copied from the GPU on a separate stream, so that the copy does not
+/// wait for the next batch.
 Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
   const Device device = o.device.value_or(volume.device());
   const std::vector<Place> all = places(volume, o);

@@ -14,7 +14,8 @@ struct SlidingWindowOptions {
   Triple window;         ///< D, H, W of the model's input, in voxels
   double overlap = 0.5;  ///< minimum overlap of neighboring windows along each axis, as a fraction in [0, 1)
   /// Standard deviation of the Gaussian that weights the voxels of a window, relative to the window's size; nnU-Net
-  /// uses 1/8. 0 selects equal weights. Weights are at least 2^-24 / 10, nnU-Net's smallest weight.
+  /// uses 1/8. 0 selects equal weights. As in nnU-Net, the largest weight is 10, and weights that f16 would round to 0
+  /// get the smallest weight that is positive in f16.
   double sigma = 0.125;
   /// Axes of test-time mirroring (0: D, 1: H, 2: W). The result is the mean over all combinations of mirrored axes. The
   /// time doubles with each axis.
@@ -23,15 +24,16 @@ struct SlidingWindowOptions {
   std::optional<DType> precision{};    ///< runs the model under autocast to this dtype
   std::optional<Device> device{};      ///< device of the model; by default the volume's
   std::optional<Device> accumulate{};  ///< device of the sums and of the result; by default the volume's
-  /// dtype of the sums and of the result: f32 or f16. f16 rounds where nnU-Net rounds: the weights, which then reach
-  /// 10, the sums after each window, and the quotient. This reproduces the results of nnU-Net, which are less accurate.
+  /// dtype of the sums and of the result: f32 or f16. f16 reproduces the results of nnU-Net, which are less accurate:
+  /// the weights, the sums after each window and the final quotients are rounded to f16.
   DType sum_dtype = f32;
-  /// Called after each batch with the number of finished windows and of all windows. Returns false to cancel.
+  /// Called after each batch with the number of finished windows and the number of all windows. The function returns
+  /// false to cancel.
   std::function<bool(int64_t done, int64_t total)> progress{};
 };
 
-/// A model. Maps windows (B, C, window...) to predictions (B, K, window...) of a floating dtype, for any K. If the
-/// model is a module, call eval() of the module first.
+/// The model: a function that maps windows (B, C, window...) to predictions (B, K, window...) of a floating dtype, for
+/// any K. If the model is a module, call eval() of the module first.
 using WindowModel = std::function<Tensor(const Tensor& windows)>;
 
 /// Returns the model's predictions for `volume` (N, C, D, H, W): (N, K, D, H, W) of dtype sum_dtype, or f64 if

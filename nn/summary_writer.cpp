@@ -1,6 +1,6 @@
 // Writes records with TFRecord framing (length, checksum of the length, bytes, checksum of the bytes). Each record
-// contains a protobuf message Event. The fields are written by number; comments give their names, which TensorBoard
-// defines in tensorboard/compat/proto.
+// contains a protobuf message Event. The code refers to the fields of a message by number. Comments give the names of
+// the fields, which TensorBoard defines in tensorboard/compat/proto.
 #include "nn/summary_writer.h"
 
 #include <fcntl.h>
@@ -37,7 +37,7 @@ struct Message {
   /// Appends a double or a float.
   Message& number(int field, double value) { return key(field, 1).append(bytes_of(value)); }
   Message& number(int field, float value) { return key(field, 5).append(bytes_of(value)); }
-  /// Appends a text or a message.
+  /// Appends a string or a nested message.
   Message& block(int field, std::string_view value) { return key(field, 2).varint(value.size()).append(value); }
   Message& block(int field, const Message& value) { return block(field, value.bytes); }
 

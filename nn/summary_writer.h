@@ -1,4 +1,4 @@
-// Writes event files for TensorBoard (https://www.tensorflow.org/tensorboard): scalars and images.
+// A writer of TensorBoard event files (https://www.tensorflow.org/tensorboard) with scalars and images.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 namespace voxgrad {
 
 /// Writes an event file, as PyTorch's SummaryWriter does. Each object creates a new file in a folder that TensorBoard
-/// watches, and each add_ function appends one or more records to it. Each record is passed to the operating system
-/// immediately, so after a crash of the process the file is readable up to its last complete record.
+/// watches, and each add_ function appends one record to the file. Each record is passed to the operating system
+/// immediately, so the file is readable up to its last complete record after a crash of the process.
 ///
 /// Tags are paths such as "loss/train", and `step` is the position on the horizontal axis. If a record cannot be
 /// written, for example because the disk is full, the functions throw Error and the file keeps its previous records.
 /// Not thread-safe.
 class SummaryWriter {
  public:
-  /// Creates the folder if necessary, and the file events.out.tfevents.<seconds>.<process>.<number> in it. If
-  /// `purge_step` is given, as for a resumed run, TensorBoard hides earlier records of this and later steps. Throws
-  /// Error if the folder or the file cannot be created.
+  /// Creates the folder if necessary, and the file events.out.tfevents.<seconds>.<process>.<number> in it. `purge_step`
+  /// is for resumed runs: TensorBoard hides records of earlier files whose step is at least `purge_step`. Throws Error
+  /// if the folder or the file cannot be created.
   explicit SummaryWriter(const std::filesystem::path& log_dir, std::optional<int64_t> purge_step = {});
   ~SummaryWriter();
   SummaryWriter(const SummaryWriter&) = delete;

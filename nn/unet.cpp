@@ -13,8 +13,8 @@
 namespace voxgrad::nn {
 namespace {
 
-/// A convolution with padding that keeps the size for stride 1, a normalization and, if `activated`, an activation. The
-/// three run as one operation.
+/// A convolution, a normalization and, if `activated`, an activation, which run as one operation. With stride 1, the
+/// padding keeps the spatial size.
 class ConvNorm : public Layer {
  public:
   ConvNorm(const UNetOptions& options, int64_t in, int64_t out, const Triple& kernel_size, const Triple& stride,
@@ -74,7 +74,8 @@ class ResidualBlock : public Layer {
   ActivationArguments activation_;
 };
 
-/// Returns a sequence of `count` parts. The first part changes the number of channels and the spatial size.
+/// Returns a sequence of `count` parts (ConvNorm or ResidualBlock). The first part changes the number of channels and
+/// the spatial size.
 template <class Part>
 std::shared_ptr<Layer> stack_of(const UNetOptions& options, int64_t count, int64_t in, int64_t out,
                                 const Triple& kernel_size, const Triple& stride) {
@@ -184,7 +185,7 @@ Tensors UNet::decode(const Tensor& x, bool all) const {
   for (const Level& level : decoder_) {
     const auto stage = [level](Tensors in) {
       const Tensor joined = cat({level.up->forward(in[0]), in[1]}, 1);
-      in.clear();  // without a graph, this frees the features before the convolutions
+      in.clear();  // if no graph is recorded, frees the features before the convolutions run
       return level.convs->forward(joined);
     };
     Tensors inputs{features.back(), features[features.size() - 2]};

@@ -39,18 +39,18 @@ struct UNetOptions {
   int64_t num_classes = 2;                    ///< channels of the result
   std::vector<UNetStage> stages{};            ///< at least two, from the highest resolution; the first has stride 1
   bool residual = false;                      ///< uses the residual encoder
-  bool bias = true;                           ///< adds a bias to convolutions; heads always have one
-  std::optional<UNetNorm> norm = UNetNorm{};  ///< nothing: no normalization
+  bool bias = true;                           ///< adds a bias to convolutions; heads always have a bias
+  std::optional<UNetNorm> norm = UNetNorm{};  ///< nullopt: no normalization
   ActivationArguments activation{ActivationKind::leaky_relu};
-  bool recompute = false;  ///< keeps only the results of stages; the backward pass recomputes each stage
+  bool recompute = false;  ///< saves only the results of stages; the backward pass recomputes each stage
 };
 
 /// nnU-Net's plain convolutional U-Net, or its U-Net with a residual encoder. Each convolution is followed by a
-/// normalization and an activation; the three run as one operation. Strided convolutions reduce
-/// the resolution. ConvTranspose3d, with a kernel size equal to its stride, increases the resolution again. Every stage
-/// of the decoder has a head, a 1x1x1 convolution to num_classes channels. In a residual block, the second convolution
-/// has no activation before the sum. The skip connection contains an AvgPool3d if the block is strided, and a
-/// normalized 1x1x1 convolution without bias if the number of channels changes.
+/// normalization and an activation; the three run as one operation. Strided convolutions reduce the resolution.
+/// Transposed convolutions, whose kernel size equals their stride, restore the resolution. Every stage of the decoder
+/// has a head, a 1x1x1 convolution to num_classes channels. In a residual block, the second convolution has no
+/// activation before the sum. The skip connection contains an AvgPool3d if the block is strided, and a normalized 1x1x1
+/// convolution without bias if the number of channels changes.
 ///
 /// Weights start from the normal distribution with variance 2 / ((1 + a^2) fan_in), where a is the negative slope of
 /// the LeakyReLU and 0 for other activations (He et al. 2015). Biases start at 0. The weight of a residual block's last
@@ -88,8 +88,8 @@ class UNet : public Layer {
   Tensors decode(const Tensor& x, bool all) const;
   /// Returns the features of all stages, from the highest resolution.
   Tensors encode(const Tensor& x) const;
-  /// Computes stage(inputs), with recomputation in the backward pass if the options select it. The stage owns its
-  /// argument, so that it can release inputs that it no longer needs.
+  /// Computes stage(inputs). If options.recompute is true, the backward pass recomputes the stage. `stage` takes the
+  /// inputs by value, so that it can free them early.
   Tensor run(std::function<Tensor(Tensors)> stage, Tensors inputs) const;
 
   Options options_;

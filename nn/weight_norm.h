@@ -21,14 +21,14 @@ namespace voxgrad::nn {
 
 namespace detail {
 
-/// Returns the Euclidean norm of each slice along `axis`. The result has size 1 along all other axes. Without an axis,
-/// returns the norm of the whole weight as a scalar.
+/// Returns the Euclidean norm of the slice at each index of `axis`. The result has size 1 along all other axes. Without
+/// an axis, returns the norm of the whole weight as a scalar.
 Tensor weight_norms(const Tensor& weight, std::optional<int64_t> axis);
 /// Returns direction * magnitude / weight_norms(direction, axis).
 Tensor scaled_direction(const Tensor& direction, const Tensor& magnitude, std::optional<int64_t> axis);
 
-/// Improves u and v, the singular vectors of the largest singular value, by `steps` steps of power iteration. Axis
-/// `axis` of the weight is the row axis of the matrix; the other axes are flattened into columns.
+/// Improves the estimates u and v of the singular vectors of the largest singular value, by `steps` steps of power
+/// iteration. Axis `axis` of the weight is the row axis of the matrix; the other axes are flattened into columns.
 void power_iteration(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v, int64_t steps, double eps);
 /// Returns weight / (u^T matrix v), where matrix is the weight with `axis` as its row axis.
 Tensor divided_by_singular_value(const Tensor& weight, int64_t axis, const Tensor& u, const Tensor& v);

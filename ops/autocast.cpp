@@ -1,3 +1,4 @@
+// The operators that convert their operands under autocast, and the conversion.
 #include "ops/detail/autocast.h"
 
 #include <string_view>
@@ -11,7 +12,8 @@
 namespace voxgrad {
 namespace {
 
-// ---- the operators that convert their operands; the exceptions to torch.autocast are listed below
+// ---- the operators that convert their operands; the comment after the two lists names the differences from
+// torch.autocast
 
 /// Operators that compute in the autocast dtype: matrix products and convolutions, whose kernels sum in float32, and
 /// prelu, as in PyTorch.
@@ -20,7 +22,7 @@ constexpr std::string_view kLow[] = {
     "matmul", "linear", "prelu",
 };
 
-/// Operators that compute in float32: functions that overflow or cancel in bf16 or f16, sums, and losses.
+/// Operators that compute in float32: functions that overflow or lose precision in bf16 or f16, sums, and losses.
 constexpr std::string_view kFloat32[] = {
     "exp",
     "log",
@@ -47,8 +49,8 @@ constexpr std::string_view kFloat32[] = {
 //   autocast (result_type in ops/elementwise.h).
 // - Normalization, activations including softplus, pooling, resampling, grid_sample, dropout, mean and var return the
 //   dtype of the input, because their kernels compute in float32 or double and round once. Parameters and statistics of
-//   norms stay float32. The grid of grid_sample may stay float32, too. PyTorch computes norms, softplus and resampling
-//   in float32.
+//   norms stay float32. The grid of grid_sample may stay float32, too. In contrast, torch.autocast converts the inputs
+//   of norms, softplus and resampling to float32.
 // - cross_entropy and dice_loss read bf16 and f16 directly and return float32.
 
 enum class Cast : uint8_t { low, float32 };
@@ -63,8 +65,9 @@ const std::unordered_map<std::string_view, Cast>& casts() {
   return table;
 }
 
-/// Returns the values of a leaf, converted to another dtype. The converted copy is cached until the elements of the
-/// leaf change. Each captured CUDA graph has its own copy, which every replay converts again.
+/// Returns the values of a leaf tensor, converted to another dtype. The converted copy is cached until the elements of
+/// the leaf change. While a CUDA graph is captured, the graph gets a separate copy, and every replay of the graph
+/// repeats the conversion.
 Tensor converted_leaf(const Tensor& x, DType dtype) {
   AutogradData& data = *x.body()->autograd;
   const Capture* capture = Capture::current();

@@ -3,8 +3,8 @@
 // The public functions call three maps of tensors (N, C, D, H, W) (ops/detail/conv_maps.h): the convolution, the
 // gradient of its input (the transposed convolution) and the gradient of its weight. The gradients of each map are the
 // other two, so that all of them can be differentiated any number of times. The size of the result is an argument of
-// each map: with a stride above 1, several input sizes lead to the same output size. Signals and images are volumes
-// with leading spatial axes of size 1.
+// each map, because several input sizes lead to the same output size if the stride is above 1. Signals and images are
+// computed as volumes with leading spatial axes of size 1.
 #include "ops/conv.h"
 
 #include <algorithm>
@@ -167,7 +167,8 @@ void check_operands(const Request& r, const Tensor& x, const Tensor& weight, con
   check_channels(r, x, weight, bias);
 }
 
-/// Returns the spatial size of the result. Throws if it is empty or too large, or if output_size is out of range.
+/// Returns the spatial size of the result. Throws if the result is empty or too large, or if output_size is out of
+/// range.
 Dims result_size(const Request& r, const Tensor& x, const Tensor& weight) {
   const Operands operands{x, weight};
   Dims size;
@@ -195,7 +196,7 @@ Dims result_size(const Request& r, const Tensor& x, const Tensor& weight) {
 struct Call {
   Tensor x;
   Tensor weight;
-  Triple size;  // of the result
+  Triple size;  // spatial size of the result
   ConvGeometry geometry;
 };
 
@@ -213,7 +214,7 @@ Call make_call(const Request& r, const Tensor& input, const Tensor& weight, cons
           {to_triple(r.stride, 1), to_triple(r.padding, 0), to_triple(r.dilation, 1), r.groups}};
 }
 
-/// Checks the arguments, computes the convolution and returns a result with the axes of the input.
+/// Checks the arguments and computes the convolution. The result has the same number of axes as the input.
 Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weight, const Tensor& given_bias,
            FusedEpilogue epilogue = {}) {
   check_defined(r.op, "input", given_input);
@@ -253,7 +254,8 @@ std::string quantity(double value, const char* unit) {
   return text;
 }
 
-/// Formats the lower bound of the time and the resource that bounds it. Empty if the rates of the device are unknown.
+/// Formats the lower bound of the time and the limiting resource (arithmetic or memory). Returns an empty string if the
+/// rates of the device are unknown.
 std::string min_time_text(double flop, double bytes, const ConvExplanation& e) {
   if (e.flop_rate <= 0 || e.byte_rate <= 0) return "";
   const double compute = flop / e.flop_rate, memory = bytes / e.byte_rate;

@@ -10,8 +10,8 @@
 // - They throw Error if the operands do not match (number of axes, channels, groups, dtype, device), if an axis other
 //   than the batch is empty, if an option is out of range (stride, dilation and padding must be below 2^31), and if the
 //   result has no voxels or its number of elements does not fit in 64 bits.
-// - A tensor may have more than 2^31 elements. The CUDA kernels throw Error if an axis, including padding, stride and
-//   dilation, spans more than 2^30 positions, or if one channel has 2^31 or more weights.
+// - A tensor may have more than 2^31 elements. The CUDA kernels throw Error if the positions along an axis, including
+//   stride, dilation and padding, reach 2^30, or if one channel has 2^31 or more weights.
 // - The CPU uses less than 64 MB of workspace, plus float32 copies of the operands for bf16 and f16.
 #pragma once
 
@@ -31,8 +31,8 @@ struct ConvOptions {
   Extent<N> dilation{1};
   int64_t groups = 1;
 
-  /// Throws Error, with a message that begins with `op`, if an option is invalid for every input. The functions below
-  /// call it first.
+  /// Throws Error if an option is invalid regardless of the input. The message begins with `op`. The functions below
+  /// call validate first.
   void validate(const char* op) const;
 };
 
@@ -44,7 +44,7 @@ struct ConvTransposeOptions {
   Extent<N> output_padding{0};
   int64_t groups = 1;
   Extent<N> dilation{1};
-  /// Spatial size of the result. If given, it determines the output padding and output_padding is ignored.
+  /// Spatial size of the result. If given, it determines the output padding, and output_padding is ignored.
   std::optional<Extent<N>> output_size{};
 
   /// See ConvOptions::validate.
@@ -59,11 +59,11 @@ Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, co
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<2>& options = {});
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const ConvOptions<1>& options = {});
 
-/// Computes a transposed convolution, which is the gradient of conv3d with respect to its input, of x (N, Cin, D, H, W)
-/// with weight (Cin, Cout / groups, kD, kH, kW), plus bias (Cout) if defined. Returns (N, Cout, D', H', W') with
-/// D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1; H' and W' follow the same formula. Also
-/// throws Error if output_padding is not smaller than stride or dilation, or if output_size is out of range; the
-/// message lists the possible sizes.
+/// Computes a transposed convolution of x (N, Cin, D, H, W) with weight (Cin, Cout / groups, kD, kH, kW), plus bias
+/// (Cout) if defined. A transposed convolution is the gradient of a convolution with respect to its input. Returns
+/// (N, Cout, D', H', W') with D' = (D - 1) stride - 2 padding + dilation (kD - 1) + output_padding + 1; H' and W'
+/// follow the same formula. Also throws Error if output_padding is not smaller than stride or dilation, or if
+/// output_size is out of range; the message lists the possible sizes.
 Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<3>& options = {});
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
@@ -72,10 +72,10 @@ Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bia
                         const ConvTransposeOptions<1>& options = {});
 
 /// Returns a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
-/// device and memory format. It has one line for the forward pass and one for each gradient, with the kernel, its
-/// arithmetic, tiles and workspace, and, on GPUs, a lower bound of the time on an H200. The first line contains the
-/// FLOP (two for each product; products with padding are not counted) and the bytes (each operand and the result once).
-/// Nothing is computed, and no GPU is required.
+/// device and memory format. The first line contains the number of floating-point operations (two for each product,
+/// without products with padding) and the total size of the operands and the result in bytes. Then follow one line for
+/// the forward pass and one for each gradient, with the kernel, its arithmetic, tiles and workspace, and, on GPUs, a
+/// lower bound of the time on an H200. The function computes no convolution and requires no GPU.
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
                            const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},

@@ -1,3 +1,4 @@
+// Output sizes, gather forms and operation counts of convolutions.
 #include "ops/detail/conv_geometry.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 namespace voxgrad {
 namespace {
 
-// Sizes come from users and files. Intermediate products may exceed 64 bits even if the result is small.
+// Sizes come from users and files, so intermediate products may exceed 64 bits even if the result is small.
 using Wide = __int128;
 
 int64_t narrow(Wide value, const char* op) {
@@ -27,7 +28,7 @@ T divide_down(T value, int64_t divisor) {
   return value / divisor - (value % divisor < 0 ? 1 : 0);
 }
 
-/// Returns the q in [0, count) for which q * step + offset is in [0, size); {0, 0} if there are none.
+/// Returns the range of all q in [0, count) for which q * step + offset is in [0, size), or {0, 0} if there are none.
 ConvRange steps_inside(int64_t step, int64_t offset, int64_t size, int64_t count) {
   const int64_t begin = divide_up(std::max<int64_t>(-offset, 0), step);
   const int64_t end = std::min(count, divide_up(std::max<int64_t>(size - offset, 0), step));

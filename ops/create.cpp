@@ -1,3 +1,4 @@
+// Creation of tensors.
 #include "ops/create.h"
 
 #include <cmath>
@@ -55,7 +56,7 @@ Tensor draw(const char* op, RandomKernel kernel, const Shape& shape, TensorOptio
   });
 }
 
-/// Returns the numbers of draw() in the memory layout of `like`.
+/// Calls draw() with the shape and options of `like`, and returns the numbers in the memory layout of `like`.
 Tensor draw_like(const char* op, RandomKernel kernel, const Tensor& like, Generator* generator) {
   check_defined(op, "the tensor", like);
   const Tensor drawn = draw(op, kernel, like.shape(), like.options(), generator);

@@ -32,7 +32,8 @@ Tensor linspace(double start, double end, int64_t count, TensorOptions options =
 /// Returns random numbers that are uniform on [0, 1). The same generator state gives the same bits on every device.
 /// Floating dtypes only; bf16 and f16 are rounded from f32. `generator`: default_generator() if null.
 Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
-/// Returns random numbers with a standard normal distribution. Devices agree up to rounding. Dtypes as in rand.
+/// Returns random numbers with a standard normal distribution. The numbers of different devices agree up to rounding.
+/// Dtypes as in rand.
 Tensor randn(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
 /// Return rand() or randn() with the shape, dtype, device and memory layout of `like`. The number that an element gets
 /// depends on its index, not on the layout.

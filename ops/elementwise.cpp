@@ -1,3 +1,4 @@
+// Elementwise operators. Their gradients are generated from the rows of ops/detail/operators.h.
 #include "ops/elementwise.h"
 
 #include <limits>
@@ -132,8 +133,8 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// Returns an uninitialized result in the memory format of the first operand that is not broadcast, neither by this
-/// operator nor by an earlier expand().
+/// Returns an uninitialized result in the memory format of the first operand that is not broadcast. An operand that an
+/// earlier expand() broadcast does not count either.
 Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
   const auto fits = [&](const Tensor& t) {
     for (int64_t i = 0; i < t.dim(); ++i)
@@ -431,7 +432,7 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   check_floating("dropout", x);
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  // Do not draw in bf16 or f16: the rounding of the draws would change the probability.
+  // Draw the random numbers in f32 even for bf16 and f16, because rounding them would change the probability.
   const Tensor draws = rand(x.shape(), {widened(x.dtype()), x.device()}, generator);
   return affine(x, p < 1 ? 1 / (1 - p) : 0, 0) * ge(draws, p).to(x.dtype());
 }

@@ -5,8 +5,8 @@
 // All functions except comparisons can be differentiated any number of times.
 //
 // Integer arithmetic wraps around on every device: in i32, 2147483647 + 1 is -2147483648, and neg() and abs() of that
-// value return the value itself. Numbers (Scalar and the constants of affine and clamp) are passed as double, which is
-// exact up to 2^53.
+// value return the value itself. Numbers (Scalar and the constants of affine and clamp) are passed as double, which
+// represents integers exactly up to 2^53.
 #pragma once
 
 #include <type_traits>
@@ -16,14 +16,14 @@
 
 namespace voxgrad {
 
-/// Returns the dtype to which an operator promotes x and y, as torch.result_type does: promote_types of the two dtypes,
-/// except that the dtype of a tensor without axes only matters if it is of a higher kind (bool < integer < floating)
-/// than the dtype of the tensor with axes.
+/// Returns the dtype to which an operator promotes x and y, as torch.result_type does. The result is promote_types of
+/// the two dtypes, with one exception. If only one of the tensors has axes, the other tensor affects the result only if
+/// its dtype is of a higher kind (bool < integer < floating).
 DType result_type(const Tensor& x, const Tensor& y);
 
-/// A number as an operand. If it is of a higher kind than the dtype of the tensor, the result is f32 (floating number
-/// and integer tensor) or i64 (integer and bool tensor). Operators throw Error if the number is an integer that the
-/// integer dtype of the tensor cannot represent.
+/// A number as an operand. If the number is of a higher kind than the dtype of the tensor, the operator computes in f32
+/// (floating number and integer or bool tensor) or in i64 (integer number and bool tensor). Operators throw Error if
+/// the number is an integer that the integer dtype of the tensor cannot represent.
 struct Scalar {
   template <class T>
   requires std::is_arithmetic_v<T> Scalar(T number)
@@ -64,9 +64,9 @@ Tensor operator+(Scalar x, const Tensor& y);
 Tensor operator-(Scalar x, const Tensor& y);
 Tensor operator*(Scalar x, const Tensor& y);
 Tensor operator/(Scalar x, const Tensor& y);
-/// Assign the result to x, in the dtype of x. They write in place unless autograd records the operation; then x becomes
-/// a new tensor. Throw Error if x is a leaf that requires grad, or if the result has a different shape than x or a
-/// dtype of a higher kind.
+/// Assign the result to x, in the dtype of x. If autograd records the operation, x becomes a new tensor; otherwise, the
+/// operators write in place. Throw Error if x is a leaf that requires grad, or if the result has a different shape than
+/// x or a dtype of a higher kind.
 Tensor& operator+=(Tensor& x, const Tensor& y);
 Tensor& operator-=(Tensor& x, const Tensor& y);
 Tensor& operator*=(Tensor& x, const Tensor& y);
@@ -77,7 +77,8 @@ Tensor& operator*=(Tensor& x, Scalar y);
 Tensor& operator/=(Tensor& x, Scalar y);
 Tensor operator-(const Tensor& x);
 
-/// Functions of each element. neg, abs and sign accept floating and integer dtypes, the others only floating dtypes.
+/// Functions that apply to each element. neg, abs and sign accept floating and integer dtypes, the others only floating
+/// dtypes.
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor exp(const Tensor& x);

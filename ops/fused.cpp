@@ -1,3 +1,4 @@
+// Convolution, normalization and activation as one operation.
 #include "ops/fused.h"
 
 #include "core/autograd.h"

@@ -1,5 +1,5 @@
-// A convolution, a normalization and an activation as one operation, in the order convolution, norm, activation or
-// convolution, activation, norm. The result and all derivatives equal those of the separate functions, with fewer
+// Functions that compute a convolution, a normalization and an activation as one operation. The activation follows
+// either the norm or the convolution. The result and all derivatives equal those of the separate functions, with fewer
 // passes over memory. Where the operations are fused, only one intermediate result is saved for the backward pass.
 // nn::Sequential uses these functions automatically.
 #pragma once
@@ -22,9 +22,9 @@ struct NormActivation {
 /// the separate functions. Throws the same errors as the separate functions.
 Tensor norm_activation(const Tensor& x, const NormActivation& operations);
 
-/// Applies norm_activation to the result of a convolution. `Options` selects the convolution: conv1d, conv2d and conv3d
-/// for ConvOptions<1>, <2> and <3>, conv_transpose1d to conv_transpose3d for ConvTransposeOptions<1> to <3>. x, weight,
-/// bias and the errors are those of that function.
+/// Applies norm_activation to the result of a convolution. ConvOptions<N> selects conv1d, conv2d or conv3d, and
+/// ConvTransposeOptions<N> selects conv_transpose1d, conv_transpose2d or conv_transpose3d. The selected function
+/// describes x, weight, bias and the errors.
 template <class Options>
 Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
                             const NormActivation& operations);

@@ -1,10 +1,10 @@
 // Checks of gradients against central differences.
 //
-// The checked function has one value, the projection: a random linear combination of all elements of all outputs. One
-// backward pass computes its gradient. Check::compare() compares the derivative along one direction with the
-// differences of the projection after small steps in both directions. By default, each direction is one element of an
-// input; otherwise, it is a random vector over all inputs. gradgradcheck applies the same check to the function that
-// computes the gradients.
+// The check combines all elements of all outputs linearly, with random weights, to one number: the projection. One
+// backward pass computes the gradient of the projection. Check::compare() compares the derivative along one direction
+// with the differences of the projection after small steps forward and backward. By default, each direction is one
+// element of an input. With GradcheckOptions::projections, each direction is a random vector over all inputs.
+// gradgradcheck applies the same check to the function that computes the gradients.
 #include "ops/gradcheck.h"
 
 #include <cmath>
@@ -85,9 +85,9 @@ class Check {
   const Function& function_;
   const GradcheckOptions& options_;
   size_t count_;
-  Tensors inputs_;              // detached copies of the inputs, which require grad as the inputs do
+  Tensors inputs_;              // detached copies of the inputs, with the same requires_grad
   std::vector<size_t> active_;  // indices of the inputs that require grad
-  Tensors gradients_;           // of the projection with respect to the active inputs
+  Tensors gradients_;           // gradients of the projection with respect to the active inputs
   Tensors weights_;             // weights of the elements of each output in the projection
   double center_ = 0;           // the projection at the inputs
   GradcheckReport report_;
@@ -128,7 +128,7 @@ Tensor Check::projection(const Tensors& inputs) const {
   return total;
 }
 
-/// Returns the projection after a step from the inputs. An input with an undefined direction stays.
+/// Returns the projection after a step from the inputs. An input whose direction is undefined does not move.
 double Check::measure_at(const Tensors& directions, double step) const {
   const NoGradGuard no_grad;
   Tensors points;
@@ -181,8 +181,8 @@ GradcheckReport Check::run() {
   return report_;
 }
 
-/// Compares the derivative along a direction, normalized to length 1, with differences and updates the report. The
-/// message describes the largest failure so far, at `place`.
+/// Normalizes the direction to length 1, compares the derivative along it with central differences, and updates the
+/// report. `place` names the derivative in the message, which describes the largest failure so far.
 void Check::compare(const Tensors& directions, const std::string& place) {
   double square = 0, analytic = 0;
   for (size_t a = 0; a < directions.size(); ++a)
@@ -246,9 +246,10 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
   const size_t count = inputs.size();
   check(arguments.size() > count, kOp, "no output requires grad");
 
-  // The backward pass uses gradients that were computed with create_graph; the differences use gradients that were
-  // computed without. An operator that computes the two in different ways must get the same gradients. (The difference
-  // of two gradients is linear in the grad_outputs, so that it appears in the derivatives with respect to them.)
+  // The backward pass differentiates gradients that were computed with create_graph. The central differences use
+  // gradients that were computed without create_graph. Thus the check also fails if an operator computes different
+  // gradients in the two modes. (Such an error is linear in the grad_outputs, so that it changes the derivatives with
+  // respect to the grad_outputs.)
   const Function gradients = [=](const Tensors& points) {
     const bool create_graph = grad_enabled();
     const GradModeGuard recording(true);

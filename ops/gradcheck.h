@@ -12,8 +12,9 @@ struct GradcheckOptions {
   double eps = 1e-6;   ///< the function is evaluated at x - eps and x + eps
   double atol = 1e-5;  ///< absolute tolerance
   double rtol = 1e-3;  ///< tolerance relative to the numeric derivative
-  /// 0: check the derivative of a random linear combination of all outputs in every element of every input. k > 0:
-  /// check its derivatives along k random directions through all inputs, which is faster for large inputs.
+  /// Number of random directions. If 0, checks the derivatives of a random linear combination of all outputs with
+  /// respect to each element of each input. If k > 0, checks the derivatives of this combination along k random
+  /// directions over all inputs, which is faster for large inputs.
   int projections = 0;
   /// Skip and count derivatives at points where the function seems to have a kink, which means that the one-sided
   /// differences disagree. If false, compare these derivatives too.
@@ -35,7 +36,7 @@ struct GradcheckReport {
 GradcheckReport gradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                           const GradcheckOptions& options = {});
 /// Checks second derivatives: applies gradcheck to the gradients of `function` as functions of the inputs and of random
-/// grad_outputs. Also fails if a gradient changes when it is recorded (create_graph).
+/// grad_outputs. Also fails if the gradients with create_graph differ from those without.
 GradcheckReport gradgradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                               const GradcheckOptions& options = {});
 

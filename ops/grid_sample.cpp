@@ -1,5 +1,5 @@
-// Sampling at the positions of a grid. One kernel computes the result and one the gradients, which cannot be
-// differentiated again.
+// Sampling at the positions of a grid. One kernel computes the result, and another kernel computes the gradients. The
+// gradients cannot be differentiated again.
 #include "ops/grid_sample.h"
 
 #include "core/autograd.h"

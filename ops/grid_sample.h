@@ -5,11 +5,11 @@
 
 namespace voxgrad {
 
-/// Options of grid_sample, with the meaning of PyTorch.
+/// Options of grid_sample, with the same meanings as in PyTorch.
 struct GridSampleOptions {
   bool nearest = false;  ///< reads the nearest voxel instead of bilinear or trilinear interpolation
   enum class Padding : uint8_t { zeros, border, reflection };
-  Padding padding_mode = Padding::zeros;  ///< values outside of x
+  Padding padding_mode = Padding::zeros;  ///< values of positions outside of x
   bool align_corners = false;  ///< -1 and 1 are the centers of the outermost voxels instead of their outer edges
 };
 
@@ -19,10 +19,10 @@ struct GridSampleOptions {
 /// the grid may be f32, which keeps the precision of the positions. With `nearest`, the gradient with respect to the
 /// grid is zero.
 ///
-/// The gradients cannot be differentiated again. On CUDA, the gradient with respect to x is summed in 64-bit integers,
-/// so that it does not depend on the order of summation. The unit of the integers is a power of two, at most max|dy| *
-/// D'H'W' * 2^-59, and they need 8 bytes per element of x. If an element of the gradient dy of the result is not
-/// finite, the whole gradient with respect to x is NaN.
+/// The gradients cannot be differentiated again. On CUDA, the gradient with respect to x is summed in 64-bit fixed
+/// point, so that it does not depend on the order of summation. The sums need 8 bytes per element of x. With dy the
+/// gradient of the result, their resolution is a power of two of at most max|dy| * D'H'W' * 2^-59. If an element of dy
+/// is not finite, the whole gradient with respect to x is NaN.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
 /// Returns the grid (N, D, H, W, 3) of the affine maps theta (N, 3, 4) for a volume of `size` (N, C, D, H, W), or the

@@ -1,3 +1,4 @@
+// Computation of bf16 and f16 in float32.
 #include "ops/detail/halves.h"
 
 #include "ops/detail/kernels.h"

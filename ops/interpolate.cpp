@@ -1,5 +1,5 @@
-// Interpolation, and resample(), which interpolation, pooling and padding share: one kernel applies a linear map along
-// each axis, and its gradient is the transposed map.
+// Interpolation, and the function resample() that interpolation, pooling and padding share. One kernel applies a linear
+// map along each axis. The gradient applies the transposed maps.
 #include "ops/interpolate.h"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ Dims result_size(const Tensor& x, const InterpolateOptions& options) {
   return size;
 }
 
-/// Returns the distance in input positions between two outputs along spatial axis `axis`, computed as in PyTorch.
+/// Returns the distance of neighboring outputs along spatial axis `axis` in input positions, computed as in PyTorch.
 double step_of(const InterpolateOptions& options, int64_t axis, int64_t in, int64_t out) {
   if (options.align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
   return options.scale_factor ? 1 / (*options.scale_factor)[axis] : static_cast<double>(in) / static_cast<double>(out);
@@ -93,7 +93,8 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   check_input(x, options);
   const Dims size = result_size(x, options);
   const int64_t axes = size.size();
-  if (axes == 3) {  // slabs require that D does not change or that each plane is repeated
+  if (axes == 3) {
+    // If ranks share the volume in slabs, D must not change, or each plane must be repeated a whole number of times.
     const bool same = size[0] == x.size(2) && (!options.scale_factor || (*options.scale_factor)[0] == 1);
     const bool repeats =
         size[0] % x.size(2) == 0 && row_of(options.mode).map < Resample::Mode::linear &&

@@ -41,15 +41,15 @@ struct InterpolateOptions {
   InterpolateMode mode = InterpolateMode::nearest;
   bool align_corners = false;  ///< must be false for nearest and nearest_exact
 
-  /// Throws Error, with a message that begins with `op`, if the options are invalid for every input. interpolate calls
-  /// it first.
+  /// Throws Error if the options are invalid regardless of the input. The message begins with `op`. interpolate calls
+  /// validate first.
   void validate(const char* op) const;
 };
 
 /// Resizes x (N, C, L), (N, C, H, W) or (N, C, D, H, W) as PyTorch's interpolate does with its default
 /// recompute_scale_factor: positions are computed from scale_factor if it is given. Except in mode bicubic, an axis
-/// whose size does not change is copied for every scale_factor, as in PyTorch's trilinear mode on the CPU. x must have
-/// a floating dtype. Throws Error if an axis of x other than the batch is empty or if the result has no voxels.
+/// whose size does not change is copied regardless of scale_factor, as in PyTorch's trilinear mode on the CPU. x must
+/// have a floating dtype. Throws Error if an axis of x other than the batch is empty or if the result has no voxels.
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 }  // namespace voxgrad

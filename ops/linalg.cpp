@@ -28,7 +28,7 @@ Tensor batched_product(const Tensor& a, const Tensor& b) {
                 });
 }
 
-/// Returns the sizes of the axes before the matrix.
+/// Returns the sizes of the batch axes: all axes except the last two.
 Shape batch_of(const Tensor& t) { return Shape(std::span(t.shape().data(), static_cast<size_t>(t.dim() - 2))); }
 
 Shape with_matrix(Shape batch, int64_t rows, int64_t columns) {

@@ -1,7 +1,7 @@
-// Losses.
+// Loss functions.
 //
-// Losses of an input and a target of equal shape are composed of elementwise operators and a reduction. Losses of
-// classes are computed from five sums over the voxels of each class. One kernel computes the sums in one pass over the
+// Losses of an input and a target of equal shape are composed of elementwise operators and a reduction. Classification
+// losses are computed from five sums over the voxels of each class. One kernel computes the sums in one pass over the
 // logits, and another kernel computes the gradient of the logits. The loss is composed of operators on the sums, in
 // double. For more than kMaxClasses classes and for targets that are probabilities, the sums are composed of operators
 // too.
@@ -99,14 +99,14 @@ Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction, bo
   return reduced(t * (log(where(eq(t, 0), 1.0, t)) - x), reduction, dtype);
 }
 
-// ---- losses of classes
+// ---- classification losses
 
 namespace {
 
 /// Returns true if the target holds probabilities instead of class indices.
 bool is_soft(const Tensor& target) { return target.defined() && is_floating(target.dtype()); }
 
-/// Checks the input and target of a loss of classes. On the CPU, also checks the class indices.
+/// Checks the input and target of a classification loss. On the CPU, also checks the class indices.
 void check_classes(const char* op, const Tensor& input, const Tensor& target, int64_t ignore_index) {
   check_defined(op, "input", input);
   check_defined(op, "target", target);
@@ -220,7 +220,7 @@ Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, con
   return sum_over_sharing_ranks(local_class_sums(op, input, target, options, per_sample), input);
 }
 
-/// Returns sum number k of class_sums, multiplied by the class weights, if any, and added over all classes.
+/// Multiplies sum k of class_sums by the class weights, if any, and adds the products over all classes.
 Tensor weighted_sum(const Tensor& sums, int64_t k, const Tensor& weight) {
   const Tensor class_values = select(sums, 2, k);
   return sum(weight.defined() ? class_values * weight.to(f64) : class_values);
@@ -259,7 +259,7 @@ Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor&
 }
 
 /// Computes cross_entropy or, without `logits`, nll_loss. The loss of an input (N, C) is composed of operators, because
-/// the kernels are made for many voxels per sample.
+/// the kernels are optimized for many voxels per sample.
 Tensor entropy_loss(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
                     bool logits) {
   const bool composed = is_soft(target) || input.dim() == 2 || input.size(1) > kMaxClasses;

@@ -1,5 +1,5 @@
 // Loss functions. The result has the dtype of the input; losses of bf16 and f16 inputs are computed in float32. Input
-// and target must have the same shape, except for the losses of classes.
+// and target must have the same shape, except for the classification losses.
 #pragma once
 
 #include "../core/tensor.h"
@@ -24,18 +24,19 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduc
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
                                         Reduction reduction = Reduction::mean, const Tensor& pos_weight = {});
 /// Kullback-Leibler divergence target * (log(target) - input), where input holds log-probabilities. If log_target,
-/// target holds log-probabilities too. The loss is 0 where target is 0.
+/// target holds log-probabilities too; otherwise, the loss is 0 where target is 0.
 Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
               bool log_target = false);
 
-// ---- losses of classes
+// ---- classification losses
 //
 // The input is (N, C, ...). The target is either (N, ...) with class indices in [0, C), of dtype i64, i32 or u8, or it
 // is floating and holds class probabilities in the shape of the input. With probabilities, ignore_index must be
 // negative and has no effect.
 //
-// A class index outside of [0, C) other than ignore_index is an Error. On the CPU, the function throws it. On a GPU,
-// the loss of the voxel is omitted or NaN, and the next operation that waits for the GPU (item(), to(cpu)) throws it.
+// A class index outside of [0, C) other than ignore_index causes an Error. On the CPU, the function throws the Error.
+// On a GPU, the loss of the voxel is omitted or NaN, and the next operation that waits for the GPU (item(), to(cpu))
+// throws the Error.
 //
 // With class indices, up to 12 classes and reduction mean or sum, the input is read once in the forward pass and once
 // in the backward pass.
@@ -43,7 +44,7 @@ Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = R
 struct CrossEntropyOptions {
   Tensor weight{};  ///< (C): weights of the classes; the mean is the sum divided by the sum of the voxels' weights
   int64_t ignore_index = -100;  ///< voxels with this class index are ignored
-  double label_smoothing = 0;   ///< in [0, 1]: this part of the target is distributed equally among all classes
+  double label_smoothing = 0;   ///< fraction of the target, in [0, 1], that is distributed equally among all classes
   Reduction reduction = Reduction::mean;
 };
 /// Cross-entropy -log(softmax(input)) at the class of the target, where input holds logits. The mean is over the voxels
@@ -92,9 +93,10 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
 
 /// Deep supervision as in nnU-Net's trainer (Isensee et al. 2021): the weighted sum of dice_ce_loss over logits of
 /// several sizes, the largest first (nn::UNet::levels). The weights are proportional to 1, 1/2, 1/4, ..., except for
-/// the last level, whose weight is 0; their sum is 1. With one level, the weight is 1. The target of a level is a view
-/// of every k-th voxel of `target` along each axis, starting at k / 2 (nearest_exact). A level whose voxels are all
-/// ignored contributes 0. Throws Error if the sizes of a level, including the last, do not divide those of the target.
+/// the last level, whose weight is 0; their sum is 1. With one level, the weight is 1. If a level is k times smaller
+/// than `target` along an axis, its target is a view of every k-th voxel along this axis, starting at k / 2
+/// (nearest_exact). A level whose voxels are all ignored contributes 0. Throws Error if the sizes of a level, including
+/// the last, do not divide those of the target.
 Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options = {});
 
 }  // namespace voxgrad

@@ -33,8 +33,8 @@ std::pair<uintptr_t, uintptr_t> bytes_of(const View& view) {
   return {begin, end + static_cast<uintptr_t>(item)};
 }
 
-/// Returns true if the address ranges of two tensors on the same device overlap: then a write to one tensor can change
-/// the other. Compares addresses, because two storages can refer to the same memory (from_blob).
+/// Returns true if the address ranges of two tensors on the same device overlap, so that a write to one tensor can
+/// change the other. Compares addresses, because two storages can refer to the same memory (from_blob).
 bool may_share_memory(const Tensor& a, const Tensor& b) {
   const auto [a_begin, a_end] = bytes_of(a.view_in());
   const auto [b_begin, b_end] = bytes_of(b.view_in());
@@ -101,7 +101,7 @@ Tensor Tensor::to(DType target) const {
 }
 
 Tensor Tensor::to(Device target, DType type) const {
-  // Convert before or after the transfer, so that the smaller elements are transferred.
+  // Convert before or after the transfer, whichever transfers fewer bytes.
   return item_size(type) < item_size(dtype()) ? to(type).to(target) : to(target).to(type);
 }
 

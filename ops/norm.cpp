@@ -73,14 +73,15 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return grads;
 }
 
-/// Values (n, groups, 2) of all ranks, and the share of each rank in the elements of a group. f64.
+/// Two values per group, gathered from all ranks, and the number of elements of a group on each rank. All in f64.
 struct OfRanks {
   Tensor values;  // (ranks, n, groups, 2)
   Tensor counts;  // (ranks): the number of elements of a group on each rank
-  Tensor shares;  // (ranks, 1, 1)
+  Tensor shares;  // (ranks, 1, 1): counts divided by their sum
 };
 
-/// Gathers the values of all ranks. The ranks may have different numbers of elements.
+/// Gathers `values` (n, groups, 2) from all ranks. `elements`: the number of elements on this rank, which may differ
+/// between ranks.
 OfRanks gather(distributed::Communicator& ranks, const Tensor& values, int64_t elements) {
   const double count = static_cast<double>(elements * 2) / static_cast<double>(std::max<int64_t>(values.numel(), 1));
   const Tensor all = ranks.all_gather(cat({flatten(values), full({1}, count, values.options())}, 0));
@@ -96,8 +97,8 @@ void set_statistics(const Tensor& statistics, const Tensor& mean, const Tensor& 
   select(statistics, 2, 1).copy_(rstd);
 }
 
-/// Replaces the statistics of this rank by those of all ranks. Joins the variances, which are rstd^-2 and include eps,
-/// around the common mean. Returns the number of elements of a group on each rank.
+/// Replaces the statistics of this rank with those of all ranks. Combines the variances, which are rstd^-2 and include
+/// eps, around the common mean. Returns the number of elements of a group on each rank.
 Tensor join_statistics(distributed::Communicator& ranks, const Tensor& statistics, int64_t elements) {
   const NoGradGuard no_grad;
   const auto [values, counts, shares] = gather(ranks, statistics, elements);
@@ -108,7 +109,7 @@ Tensor join_statistics(distributed::Communicator& ranks, const Tensor& statistic
   return counts;
 }
 
-/// Replaces means over the elements of this rank by the means over the elements of all ranks.
+/// Replaces the means over the elements of this rank with the means over the elements of all ranks.
 void join_means(distributed::Communicator& ranks, const Tensor& means, int64_t elements) {
   const NoGradGuard no_grad;
   const OfRanks all = gather(ranks, means, elements);
@@ -129,10 +130,11 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
   };
   allocate(grads[1], dweight, r.weight);
   allocate(grads[2], dbias, r.bias);
-  // The kernel writes this gradient in f32 or f64; convert it below, because a bias that a convolution added under
-  // autocast may have a different half type than x.
+  // The kernel writes the gradient of the added bias in f32 or f64. It is converted below, because under autocast the
+  // bias of a convolution may have another dtype than x.
   allocate(grads[3], sums, r.added ? std::optional(widened(x.dtype())) : std::nullopt);
-  // A norm with one group per channel subtracts the mean, so that a bias before it has no effect: its gradient is 0.
+  // A norm with one group per channel subtracts the mean of the channel, so that the added bias has no effect and its
+  // gradient is 0. An activation before the norm prevents this.
   if (r.added && r.groups[1] == x.size(1) && r.activations.before.kind == ActivationKind::none) {
     grads[3].zero_();
     sums.reset();
@@ -170,7 +172,8 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
                             const Tensor& added = {}, distributed::Communicator* ranks = nullptr,
                             bool overwrite = false) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
-  // The CPU kernel reads each element before it writes the element of the same index. The backward pass needs x.
+  // Only the CPU kernel can overwrite x: it reads each element before it writes the element of the same index. With
+  // gradients enabled, keep x for the backward pass.
   const Tensor y = overwrite && x.device().is_cpu() && !grad_enabled() ? x : empty_like(x);
   const Tensor statistics = empty({groups[0], groups[1], 2}, {f64, x.device()});
   const auto gamma = optional_view(weight), beta = optional_view(bias);

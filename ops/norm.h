@@ -1,7 +1,8 @@
 // Normalization over groups of channels, over the batch or over the last axes.
 //
 // x is (N, C, spatial...) unless noted. The statistics use the biased variance. weight and bias may be undefined; they
-// have the dtype of x, or f32 if x is bf16 or f16. All functions throw Error if eps is negative or not finite.
+// must have the dtype of x, but may also be f32 if x is bf16 or f16. All functions throw Error if eps is negative or
+// not finite.
 #pragma once
 
 #include <optional>
@@ -26,7 +27,7 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& b
 /// and bias are (C). With `training`, it uses the statistics of the batch and updates running_mean and running_var (C)
 /// in place, if defined: running = (1 - momentum) * running + momentum * batch, with the unbiased variance. Throws
 /// Error, as PyTorch does, if a channel has only one element. Without `training`, it uses running_mean and running_var,
-/// which must be defined. Their dtype is that of x, or f32 if x is bf16 or f16.
+/// which must be defined. The dtypes of running_mean and running_var follow the rule for weight and bias.
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight = {},
                   const Tensor& bias = {}, bool training = false, double momentum = 0.1, double eps = 1e-5);
 /// Normalizes over the last axes of x, whose sizes must be `normalized_shape`. weight and bias have that shape. The

@@ -1,3 +1,4 @@
+// Optimizer steps: checks of the arguments, and calls of the kernels.
 #include "ops/optim.h"
 
 #include <algorithm>

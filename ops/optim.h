@@ -19,7 +19,7 @@ class Tensor;
 
 // Options of the steps, with the names and definitions of PyTorch. `step` is the number of the step, counted from 1.
 
-/// In step 1, the momentum buffer is initialized with the gradient.
+/// Stochastic gradient descent. In step 1, the momentum buffer is initialized with the gradient.
 struct SgdStep {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
@@ -49,13 +49,13 @@ struct LionStep {
 struct EmaStep {
   double decay = 0.999;
 };
-/// Divides gradients, passed as the parameters, by StepScaling::scale. Sets *found_inf to 1 if a quotient is not
-/// finite. Writes the quotients to the gradients if `write`.
+/// Divides gradients, which the caller passes as `params`, by StepScaling::scale. Sets *found_inf to 1 if a quotient is
+/// not finite. Writes the quotients to the gradients if `write`.
 struct UnscaleStep {
   int64_t* found_inf = nullptr;
   bool write = false;
 };
-/// Multiplies gradients, passed as the parameters, by *factor, which is on the same device.
+/// Multiplies gradients, which the caller passes as `params`, by *factor, which is on the same device.
 struct ScaleStep {
   const double* factor = nullptr;
 };
@@ -66,12 +66,13 @@ struct CopyStep {
 using AnyStep =
     std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep, ScaleStep, CopyStep>;
 
-/// Gradient scaling (nn/optim/grad_scaler.h). Each member is null or points to a tensor with one element on the device
-/// of the parameters. Only kernels read the values, so that the host does not wait for the GPU.
+/// Arguments of a step for gradient scaling (nn/optim/grad_scaler.h). Each member is null or points to a tensor with
+/// one element on the device of the parameters. Only kernels read the values, so that the host does not wait for the
+/// GPU.
 struct StepScaling {
   const Tensor* scale = nullptr;      ///< f32: the step divides the gradients by this value
   const Tensor* found_inf = nullptr;  ///< i64: the step changes nothing if this is not 0
-  const Tensor* skipped = nullptr;    ///< i64: number of skipped steps, subtracted from the number of the step
+  const Tensor* skipped = nullptr;  ///< i64: number of skipped steps, which is subtracted from the number of this step
 };
 
 using TensorSpan = std::span<const Tensor>;

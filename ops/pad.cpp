@@ -1,4 +1,4 @@
-// Padding with elements of the tensor: one kernel applies a linear map along each axis.
+// Padding with elements of the tensor. One kernel applies a linear map along each axis.
 #include "ops/pad.h"
 
 #include "ops/detail/checks.h"
@@ -8,7 +8,8 @@
 namespace voxgrad {
 namespace {
 
-/// Checks the amounts for an axis of `in` elements. Returns its map, and the size of the result in `size`.
+/// Checks the amounts for an axis of `in` elements. Returns the map of the axis and stores the size of the result in
+/// `size`.
 Resample padded_axis(PadMode mode, int64_t in, int64_t before, int64_t after, int64_t& size) {
   using enum Resample::Mode;
   constexpr Resample::Mode modes[] = {reflect, reflect, replicate, circular};

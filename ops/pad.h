@@ -8,13 +8,13 @@
 
 namespace voxgrad {
 
-/// Padding modes of PyTorch. Two elements before an axis 0 1 2 3 are: constant: value value; reflect: 2 1; replicate:
-/// 0 0; circular: 2 3. `zeros` is another name for constant.
+/// Padding modes of PyTorch. For example, two elements before an axis with the elements 0 1 2 3 are padded as follows:
+/// constant: value value; reflect: 2 1; replicate: 0 0; circular: 2 3. `zeros` is another name for constant.
 enum class PadMode : uint8_t { constant, reflect, replicate, circular, zeros = constant };
 
 std::ostream& operator<<(std::ostream& out, PadMode mode);
 
-/// Pads x as in PyTorch. amounts = {before the last axis, after the last axis, before the second last axis, ...};
+/// Pads x as in PyTorch. amounts = {before the last axis, after the last axis, before the second-to-last axis, ...};
 /// negative amounts crop. Mode constant pads any axes with `value`, like pad(x, amounts, value) in ops/shape.h. The
 /// other modes require x (N, C, spatial...) or (C, spatial...) with a floating dtype, and amounts for all of its one to
 /// three spatial axes. For reflect, an amount must be less than the size of the axis; for circular, at most the size.

@@ -24,8 +24,8 @@ struct MaxPoolOptions {
 
   /// Prefix of the name of the layer that uses these options: "MaxPool" for nn::MaxPool3d.
   static constexpr const char* kLayer = "MaxPool";
-  /// Throws Error, with a message that begins with `op`, if an option is invalid for every input. The functions below
-  /// call it first.
+  /// Throws Error if an option is invalid regardless of the input. The message begins with `op`. The functions below
+  /// call validate first.
   void validate(const char* op) const;
 };
 
@@ -64,8 +64,8 @@ Tensor avg_pool3d(const Tensor& x, const AvgPoolOptions<3>& options);
 Tensor avg_pool2d(const Tensor& x, const AvgPoolOptions<2>& options);
 Tensor avg_pool1d(const Tensor& x, const AvgPoolOptions<1>& options);
 
-/// Pool to a given size. Along an axis of size D, output o of D' is the mean or the maximum of the inputs from
-/// floor(o * D / D') to ceil((o + 1) * D / D') - 1.
+/// Pool to a given size. Along an axis with D inputs and D' outputs, output o is the mean or the maximum of the inputs
+/// from floor(o * D / D') to ceil((o + 1) * D / D') - 1.
 Tensor adaptive_avg_pool3d(const Tensor& x, const Extent<3>& output_size);
 Tensor adaptive_avg_pool2d(const Tensor& x, const Extent<2>& output_size);
 Tensor adaptive_avg_pool1d(const Tensor& x, const Extent<1>& output_size);

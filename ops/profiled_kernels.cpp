@@ -12,9 +12,9 @@
 namespace voxgrad {
 namespace {
 
-constexpr size_t kMaxShapes = 8;  // shapes recorded per call
+constexpr size_t kMaxShapes = 8;  // upper limit of the shapes recorded per call
 
-/// The arguments of a call, as far as the profiler uses them.
+/// The arguments of a call that the profiler uses.
 struct Call {
   const char* name;
   std::vector<const View*> views{};  // in the order of the arguments; null for an optional view that is not given
@@ -81,7 +81,7 @@ double byte_rate(int device) {
   return rate;
 }
 
-/// `x`, `w` and `y` are the positions of these operands among the views of the call.
+/// Estimates the work of a convolution. `x`, `w` and `y` are the positions of these operands in call.views.
 Work convolution(ConvPass pass, const Call& call, size_t x, size_t w, size_t y) {
   const double flop = conv_flop(call.view(x), call.view(w), call.view(y), *call.geometry);
   const ConvExplanation e = explain_conv(pass, call.view(x), call.view(w), call.view(y), *call.geometry);
@@ -89,8 +89,8 @@ Work convolution(ConvPass pass, const Call& call, size_t x, size_t w, size_t y) 
   return {flop, std::max(flop / e.flop_rate, call.bytes / e.byte_rate)};
 }
 
-/// Estimates the work of a call. Without a specialization, the memory bandwidth limits the kernel, and its arithmetic
-/// is not counted.
+/// Estimates the work of a call. The general version assumes that the memory bandwidth limits the kernel and does not
+/// count arithmetic. Specializations for matmul and convolutions follow.
 template <auto kernel>
 Work estimate_work(const Call& call) {
   const double rate = byte_rate(call.device());

@@ -1,3 +1,4 @@
+// Reductions, and functions along one axis.
 #include "ops/reduce.h"
 
 #include <cmath>
@@ -91,8 +92,8 @@ Tensor power(const Tensor& x, double exponent) {
   return where(zero, 0.0, exponent == 0.5 ? sqrt(safe) : pow(safe, exponent));
 }
 
-/// Returns the product along an axis, which is kept. It multiplies the first and the second half of the axis until one
-/// element is left, so that gradients of any order are exact even if factors are 0.
+/// Returns the product along an axis, which is kept. Multiplies the first half of the axis by the second half, and
+/// repeats this until one element is left, so that gradients of any order are exact even if factors are 0.
 Tensor product_along(Tensor x, int64_t axis) {
   if (x.shape()[axis] == 0) {
     Shape shape = x.shape();
@@ -168,7 +169,7 @@ Tensor logsumexp(const Tensor& given, const Axes& axes, bool keepdim) {
   const Shape kept = kept_shape("logsumexp", x, axes);
   const Tensor wide = is_floating(x.dtype()) ? widened(x) : x.to(f32);
   const Tensor top = x.numel() == 0 ? zeros(kept, wide.options()) : reduce(ReduceOp::max, wide, kept);
-  const Tensor shift = where(isfinite(top), top, 0.0);  // exp and log give the right result for infinities
+  const Tensor shift = where(isfinite(top), top, 0.0);  // an infinite maximum needs no shift
   const Tensor out = log(sum_keep(exp(wide - shift), kept)) + shift;
   return drop_axes(is_half(x.dtype()) ? out.to(x.dtype()) : out, axes, keepdim);
 }

@@ -1,3 +1,4 @@
+// Views, concatenation, padding and reordering.
 #include "ops/shape.h"
 
 #include <algorithm>
@@ -35,9 +36,9 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
   return resolved;
 }
 
-/// Returns the strides of a view of x with `shape`, or nothing if the reshape needs a copy. Groups neighboring axes of
-/// x into runs with evenly spaced elements. A view exists if the axes of `shape` can be grouped into runs of equal
-/// size.
+/// Returns the strides of a view of x with `shape`, or nullopt if the reshape needs a copy. Groups neighboring axes of
+/// x into runs with evenly spaced elements. A view exists if the axes of `shape` can be grouped into runs of the same
+/// sizes.
 std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
   if (x.numel() == 0) return contiguous_strides(shape);
   Strides strides = Dims::filled(shape.size(), 0);

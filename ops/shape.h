@@ -48,7 +48,7 @@ Tensor cat(const Tensors& tensors, int64_t axis = 0);
 /// Concatenates tensors of equal shape along a new axis at position `axis`.
 Tensor stack(const Tensors& tensors, int64_t axis = 0);
 /// Pads with `value`, as PyTorch's pad(mode='constant'): amounts = {before the last axis, after the last axis, before
-/// the second last axis, ...}. Negative amounts crop.
+/// the second-to-last axis, ...}. Negative amounts crop.
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value = 0);
 /// Reverses the order along each of `axes`.
 Tensor flip(const Tensor& x, const Dims& axes);
@@ -61,9 +61,9 @@ Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes = {});
 /// repeats than axes.
 Tensor repeat(const Tensor& x, const Dims& repeats);
 
-// In the functions below, the index is i64, and an index out of range is an Error. On the CPU, the function throws it.
-// On CUDA, the element of the result is NaN or 0, and the next operation that waits for the GPU (item(), to(cpu),
-// synchronize()) throws it.
+// In the functions below, the index is i64, and an index out of range causes an Error. On the CPU, the function throws
+// the Error. On CUDA, the element of the result is NaN or 0, and the next operation that waits for the GPU (item(),
+// to(cpu), synchronize()) throws the Error.
 
 /// Returns the elements of x at the positions index (n) along `axis`.
 Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
@@ -73,8 +73,9 @@ Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
 /// Returns an i64 tensor with a new last axis of size num_classes that is 1 at the index and 0 elsewhere. If
 /// num_classes is -1, it is the largest index plus 1, and the function waits for the GPU.
 Tensor one_hot(const Tensor& index, int64_t num_classes = -1);
-/// Returns a tensor of `size` along `axis` that is zero except that each element of source is added at its index along
-/// `axis`. The order of the additions is deterministic. This is the gradient of gather.
+/// Computes out[..., index[..., i, ...], ...] += source[..., i, ...] along `axis` and returns out, which is initially
+/// zero and has `size` elements along `axis`. The order of the additions is deterministic. This is the gradient of
+/// gather.
 Tensor scatter_add(const Tensor& source, int64_t axis, const Tensor& index, int64_t size);
 
 }  // namespace voxgrad

@@ -1,3 +1,4 @@
+// Maxima, minima and sorted order along an axis.
 #include "ops/sort.h"
 
 #include "ops/detail/checks.h"

@@ -1,3 +1,4 @@
+// Communication between ranks that share a volume in slabs.
 #include "ops/spatial.h"
 
 #include "core/autograd.h"

@@ -15,8 +15,9 @@ namespace voxgrad::distributed {
 ///   loss.backward();
 ///
 /// - conv3d and conv_transpose3d exchange the planes that they need from other slabs (halos) with the previous and the
-///   next rank, while they compute the rest. The depth of the volume must change by the stride alone ("same" padding),
-///   and the stride must divide the depth of a slab.
+///   next rank, while they compute the rest. conv3d must divide the depth of the volume by exactly the stride ("same"
+///   padding), and conv_transpose3d must multiply it by exactly the stride. The stride of conv3d must divide the depth
+///   of a slab.
 /// - group_norm, instance_norm and batch_norm use the statistics of the whole volume.
 /// - cross_entropy and nll_loss with class indices, dice_loss and dice_ce_loss return the loss of the whole volume on
 ///   all ranks, except with Reduction::none. Other losses are those of the slab; their mean over the ranks is the loss
@@ -34,7 +35,8 @@ class [[nodiscard]] SpatialParallel {
  public:
   explicit SpatialParallel(Communicator& group) : group_(group), guard_(group.size() > 1 ? &group : nullptr) {}
 
-  /// Returns this rank's slab of `whole` (..., D, H, W) as a dense tensor. Throws Error unless size() divides D.
+  /// Returns this rank's slab of `whole` (..., D, H, W) as a dense tensor. Throws Error unless the size of
+  /// the group divides D.
   Tensor slab(const Tensor& whole) const;
   /// Concatenates the slabs (..., D, H, W) of all ranks along D. All ranks get the result. Not differentiable.
   Tensor gather(const Tensor& slab) const;

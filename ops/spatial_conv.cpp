@@ -32,7 +32,7 @@ struct Axis {
 // (ops/detail/conv_geometry.h). Counting the halo from its first plane and the result from plane `start` changes only
 // the padding, so that the same kernels compute the contribution of a halo.
 
-using Sides = std::array<Side, 2>;  // towards the previous and the next rank
+using Sides = std::array<Side, 2>;  // the sides of the previous and of the next rank
 
 /// Returns the halos of a convolution.
 Sides forward_sides(const Axis& a) {
@@ -61,9 +61,9 @@ Sides transposed_sides(const Axis& a) {
 
 void check_slab(const char* op, bool transposed, const Axis& a, const Sides& sides) {
   check(transposed ? a.out == a.in * a.stride : a.out * a.stride == a.in, op,
-        "if ranks share a volume, its depth must ", transposed ? "grow" : "shrink", " by the stride alone; a slab of ",
-        a.in, " planes gives ", a.out, " with kernel_size ", a.kernel, ", stride ", a.stride, ", padding ", a.padding,
-        ", dilation ", a.dilation, " along D");
+        "if ranks share a volume, a convolution must ", transposed ? "multiply" : "divide",
+        " its depth by exactly the stride; a slab of ", a.in, " planes gives ", a.out, " with kernel_size ", a.kernel,
+        ", stride ", a.stride, ", padding ", a.padding, ", dilation ", a.dilation, " along D");
   const int64_t halo = std::max(sides[0].halo, sides[1].halo);
   check(halo <= a.in, op, "reads ", halo, " planes of a neighboring slab, which has only ", a.in,
         "; share the volume among fewer ranks");
@@ -74,8 +74,8 @@ struct SlabMap {
   bool transposed;
   ConvGeometry geometry;
   Sides sides;
-  Triple x_size;  // of the input
-  Triple size;    // of the result
+  Triple x_size;  // spatial size of the input
+  Triple size;    // spatial size of the result
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Triple& to, const ConvGeometry& g,
                  FusedEpilogue epilogue = {}) const {

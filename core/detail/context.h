@@ -1,4 +1,4 @@
-// Settings of a thread that a recorded graph depends on.
+// The settings of a thread that affect recorded operations and random numbers.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ namespace voxgrad {
 struct Context {
   std::optional<DType> autocast_dtype{};
   distributed::Communicator* spatial_group = nullptr;
-  std::optional<GeneratorState> random{};  ///< state of the default generator; empty: the state does not change
+  std::optional<GeneratorState> random{};  ///< state of the default generator; if empty, it is not changed
 
   /// Returns the settings of this thread.
   static Context current() { return {autocast::dtype(), distributed::spatial_group(), default_generator().state()}; }

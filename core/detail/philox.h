@@ -9,11 +9,12 @@
 
 namespace voxgrad {
 
+/// Four random 32-bit words.
 struct Philox4 {
   uint32_t v[4];
 };
 
-/// Returns four random words for a key (the seed) and a counter.
+/// Returns four random words. The key of the generator is `seed`; its 128-bit counter is (`stream`, `counter`).
 VG_HOST_DEVICE inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t stream = 0) {
   uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
   uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
@@ -46,7 +47,7 @@ VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
 template <class T>
 inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(compute_t<T>);
 
-/// Returns uniform number `j` of one counter value.
+/// Returns number `j` of the uniform numbers that the words of one counter value represent.
 template <class T>
 VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
   if constexpr (sizeof(T) == 8)
@@ -75,14 +76,14 @@ VG_HOST_DEVICE T normal_of(T u, T v, bool second) {
   return radius * (second ? std::sin(angle) : std::cos(angle));
 }
 
-/// Returns element `i` of a stream of uniform numbers in [0, 1).
+/// Returns element `i` of the stream of uniform numbers in [0, 1) that starts at the counter value `offset`.
 template <class T>
 VG_HOST_DEVICE T philox_uniform(uint64_t seed, uint64_t offset, uint64_t i) {
   constexpr uint64_t n = kUniformsPerCounter<T>;
   return rounded_uniform<T>(uniform_of<compute_t<T>>(philox(seed, offset + i / n), i % n));
 }
 
-/// Returns element `i` of a stream of standard normal numbers.
+/// Returns element `i` of the stream of standard normal numbers that starts at the counter value `offset`.
 template <class T>
 VG_HOST_DEVICE T philox_normal(uint64_t seed, uint64_t offset, uint64_t i) {
   const uint64_t pair = i & ~uint64_t{1};

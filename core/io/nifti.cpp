@@ -118,7 +118,7 @@ RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
              unpacked.is_packed() ? "" : file.other_format());
   const std::string_view magic(header.bytes.data() + field::kMagic, 4);
   file.check(magic != std::string_view("ni1\0", 4),
-             "is the header of a .hdr/.img pair; convert it to a single .nii file");
+             "this file is the header of a .hdr/.img pair; convert it to a single .nii file");
   file.check(magic == std::string_view("n+1\0", 4), "not a NIfTI-1 file: the magic string is missing");
   return header;
 }
@@ -163,8 +163,8 @@ Layout read_layout(const InputFile& file, const RawHeader& header) {
   return layout;
 }
 
-/// Returns the spacing along the axes i, j, k of the file. Some programs write negative values, of which the absolute
-/// value is used.
+/// Returns the spacing along the axes i, j, k of the file. Some programs write negative values, so the absolute values
+/// are returned.
 std::array<double, 3> read_pixdim(const InputFile& file, const RawHeader& header) {
   std::array<double, 3> pixdim;
   const int rank = header.get<int16_t>(field::kDim);
@@ -242,7 +242,7 @@ void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& l
              ", but the file is longer");
 }
 
-/// Decodes `count` voxels. read(to, bytes) must copy their next bytes to the buffer `to`.
+/// Decodes `count` voxels. read(to, bytes) must copy the next `bytes` bytes of these voxels to `to`.
 template <class Read>
 void read_voxels(const InputFile& file, const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
   const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
@@ -329,7 +329,7 @@ struct NiftiFile::Body {
     whole = empty(layout.shape);
     unpacked.seek(layout.offset);
     read_voxels(file, layout, header.swapped, whole.mutable_data<float>(), whole.numel(), [&](char* to, size_t bytes) {
-      file.check(unpacked.read(to, bytes) == bytes, "truncated while it was read");
+      file.check(unpacked.read(to, bytes) == bytes, "the file was truncated while it was being read");
     });
   }
   void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }

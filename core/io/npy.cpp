@@ -181,11 +181,11 @@ ElementType parse_type(const InputFile& file, const std::string& descr) {
   const auto* known =
       std::find_if(std::begin(kTypeCodes), std::end(kTypeCodes), [&](auto& entry) { return entry.code == code; });
   file.check(known != std::end(kTypeCodes), "dtype ", in_quotes(descr),
-             " is not supported (f2, f4, f8, i4, i8, u1, b1 are)");
+             " is not supported; the supported dtypes are f2, f4, f8, i4, i8, u1 and b1");
   const bool one_byte = item_size(known->dtype) == 1;
   const std::string_view orders = one_byte ? "|<>=" : "<>=";
   const char order = descr[0];
-  file.check(orders.find(order) != std::string_view::npos, "dtype ", in_quotes(descr), " has no byte order");
+  file.check(orders.find(order) != std::string_view::npos, "dtype ", in_quotes(descr), " has no valid byte order");
   return {known->dtype, !one_byte && order != '=' && order != kNativeOrder};
 }
 

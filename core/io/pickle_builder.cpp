@@ -8,8 +8,8 @@ namespace voxgrad {
 namespace {
 
 constexpr size_t kMaxNodes = 4'000'000;
-constexpr size_t kMaxArguments = 8;     // of calls that are computed
-constexpr size_t kMaxShortText = 1000;  // keys of storages and types of devices
+constexpr size_t kMaxArguments = 8;     // maximum number of arguments of evaluated calls
+constexpr size_t kMaxShortText = 1000;  // bytes of a storage's key, of its type and of a device's type
 
 constexpr std::pair<std::string_view, DType> kStorageTypes[] = {
     {"torch.FloatStorage", f32}, {"torch.DoubleStorage", f64},    {"torch.HalfStorage", f16}, {"torch.IntStorage", i32},
@@ -17,7 +17,7 @@ constexpr std::pair<std::string_view, DType> kStorageTypes[] = {
 };
 constexpr std::string_view kDtypePrefixes[] = {"float", "bfloat", "int", "uint", "bool", "complex", "qint", "quint"};
 
-/// Copies the bytes of a T.
+/// Returns the T whose memory contains these bytes.
 template <class T>
 T from_bytes(const std::string& bytes) {
   T value;
@@ -70,7 +70,7 @@ uint32_t PickleBuilder::make_integer(std::string_view bytes) {
 }
 
 uint32_t PickleBuilder::make_text(Kind kind, std::string_view text, Role role) {
-  // Calls and class names copy texts, which could be large and used often.
+  // Calls and class names copy texts. Without this limit, a small pickle could copy a large text many times.
   text_bytes_ += text.size();
   file_.check(text_bytes_ / 4 <= pickle_bytes_, "the texts of the pickle take more than four times its size");
   graph.texts.emplace_back(text);
@@ -145,7 +145,7 @@ void PickleBuilder::set_state(uint32_t object, uint32_t state) {
   if (node(object).role != Role::numpy_dtype) return;
   const Indices& values = items(state, "the state of a NumPy dtype");
   const bool is_little_endian = values.size() >= 2 && text(values[1], "a byte order") != ">";
-  if (!is_little_endian) node(object).role = Role::plain;  // the scalars become objects
+  if (!is_little_endian) node(object).role = Role::plain;  // scalars of this dtype become objects
 }
 
 // ---- calls
@@ -170,14 +170,14 @@ std::optional<uint32_t> PickleBuilder::make_tensor(const Indices& arguments) {
   const size_t axes = items(arguments[2], "the shape of a tensor").size();
   check(items(arguments[3], "the strides of a tensor").size() == axes, "a tensor needs a stride for each axis");
   const uint32_t last = arguments.size() > 6 ? arguments[6] : 0;
-  if (node(last).kind == Kind::text)  // a dtype without a class of storages
+  if (node(last).kind == Kind::text)  // PyTorch has no storage class for this dtype
     tensor.problem = concat("dtype ", in_quotes(graph.text(last)), " is not supported");
   else if (node(last).kind == Kind::dict && !node(last).children.empty())
     tensor.problem = "lazily negated or conjugated elements are not supported";
   else if (!storage.dtype)
     tensor.problem = concat("elements of ", in_quotes(storage.type), " are not supported");
   else if (axes > kMaxRank)
-    tensor.problem = concat(axes, " axes are not supported, at most ", kMaxRank, " are");
+    tensor.problem = concat(axes, " axes are not supported; the maximum is ", kMaxRank);
   else
     set_geometry(tensor, node(arguments[2]).children, node(arguments[3]).children);
   file_.check(graph.tensors.size() < kMaxPickledTensors, "more than ", kMaxPickledTensors, " tensors");
@@ -236,7 +236,7 @@ std::optional<uint32_t> PickleBuilder::make_numpy_scalar(const Indices& argument
   return {};
 }
 
-/// Converts latin-1 text, which stores bytes in protocols 1 and 2.
+/// Converts a latin-1 text to bytes. Pickles of protocols 1 and 2 store bytes as such texts.
 std::optional<uint32_t> PickleBuilder::make_bytes(const Indices& arguments) {
   if (text(arguments[1], "an encoding") != "latin1") return {};
   const std::string& utf8 = text(arguments[0], "a text to encode");

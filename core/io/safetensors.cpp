@@ -135,8 +135,7 @@ class HeaderReader {
   }
 
   void take_item(const std::string& what, const std::string& key, const JsonValue& value) {
-    file_.check(value.integer.value_or(-1) >= 0, what, key, " must hold integers that are not negative, found ",
-                value.type);
+    file_.check(value.integer.value_or(-1) >= 0, what, key, " must contain non-negative integers, found ", value.type);
     if (key == "shape") {
       file_.check(claim_->shape->size() < kMaxRank, what, "more than ", kMaxRank, " axes");
       claim_->shape->push_back(*value.integer);
@@ -296,7 +295,7 @@ void save_safetensors(const std::filesystem::path& path, const TensorMap& tensor
     check_utf8("the name of tensor", name);
   }
   for (const auto& [key, value] : metadata) {
-    check(key != kChecksumKey, "save_safetensors", "no metadata may be named ", kChecksumKey);
+    check(key != kChecksumKey, "save_safetensors", "no metadata key may be ", kChecksumKey);
     check_utf8("metadata", key);
     check_utf8("metadata", value);
   }
@@ -315,7 +314,7 @@ void save_safetensors(const std::filesystem::path& path, const TensorMap& tensor
     file.write(&length, kLengthBytes);
     file.write(header);
   };
-  write_head("00000000");  // replaced when all tensors have been written
+  write_head("00000000");  // a placeholder; with options.checksum, the header is rewritten below
   for (const auto& [name, tensor] : order) {
     const Tensor host = tensor.detach().to(Device::cpu()).contiguous();
     file.write(host.raw_data(), static_cast<size_t>(host.numel() * item_size(host.dtype())));

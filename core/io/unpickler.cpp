@@ -76,7 +76,7 @@ class Unpickler {
     return values;
   }
 
-  // ---- instructions. The argument is a number of bytes that follow the instruction unless it has another name.
+  // ---- instructions. Unless the parameter has another name, it is the number of bytes that follow the instruction.
   void push_none(size_t) { push(0); }
   void push_bool(size_t value) { push(builder_.make(Kind::boolean, static_cast<int64_t>(value))); }
   void push_unsigned(size_t bytes) { push(builder_.make(Kind::integer, static_cast<int64_t>(take_unsigned(bytes)))); }
@@ -115,7 +115,7 @@ class Unpickler {
   }
   void get(size_t bytes) {
     const auto found = memo_.find(take_unsigned(bytes));
-    check(found != memo_.end(), "a memo is missing");
+    check(found != memo_.end(), "a memo entry is missing");
     push(found->second);
   }
   void push_empty(size_t kind) { push(builder_.make(static_cast<Kind>(kind), Indices())); }
@@ -132,7 +132,7 @@ class Unpickler {
   void extend(Kind kind, const Indices& values) {
     PickledNode& container = builder_.node(top());
     if (container.kind == Kind::object) return;
-    check(container.kind == kind, "items for ", builder_.graph.describe(top()));
+    check(container.kind == kind, "items cannot be added to ", builder_.graph.describe(top()));
     check(kind == Kind::list || values.size() % 2 == 0, "the value of a key is missing");
     container.children.insert(container.children.end(), values.begin(), values.end());
   }
@@ -159,7 +159,7 @@ class Unpickler {
   std::string_view pickle_;
   size_t position_ = 0;
   Indices stack_;
-  std::vector<size_t> marks_;  ///< sizes of the stack
+  std::vector<size_t> marks_;  ///< the size of the stack at each mark
   std::unordered_map<uint64_t, uint32_t> memo_;
 };
 

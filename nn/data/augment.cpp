@@ -76,10 +76,10 @@ AugmentParams draw_sample(const AugmentOptions& o, int64_t channels, Generator& 
 
 // ---- resampling
 
-/// Returns the first index along spatial axis i of the central part of x that has the spatial size `size`.
+/// Returns the first index, along spatial axis i, of the centered part of x with the spatial size `size`.
 int64_t center_start(const Tensor& x, const Triple& size, int i) { return (x.size(i + 2) - size[i]) / 2; }
 
-/// Returns the central part of x (N, C, D, H, W) that has the spatial size `size`.
+/// Returns the centered part of x (N, C, D, H, W) with the spatial size `size`.
 Tensor cropped(const Tensor& x, const Triple& size) {
   return part_of(x, {center_start(x, size, 0), center_start(x, size, 1), center_start(x, size, 2)}, size.values);
 }
@@ -87,8 +87,8 @@ Tensor cropped(const Tensor& x, const Triple& size) {
 /// Returns the matrix theta of affine_grid for a sample. As affine_grid requires, the rows and columns of theta are in
 /// the order W, H, D, and coordinates range from -1 to 1.
 std::array<double, 12> theta_of(const AugmentParams& params, const Tensor& x, const Triple& size) {
-  // m maps an offset from the center of the result to an offset from the center of the input: rotations about W, H and
-  // D. The scaling follows below.
+  // The matrix m rotates an offset from the center of the result about W, H and D. The result, after the scaling below,
+  // is an offset from the center of the input.
   double m[3][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
   for (const int axis : {2, 1, 0}) {
     const double angle = params.rotation[static_cast<size_t>(axis)] * std::numbers::pi / 180;
@@ -260,7 +260,7 @@ void mirror(const Tensor& volume, const AugmentParams& p) {
 
 // ---- checks of the arguments
 
-/// The limits of the range of a step.
+/// The limits within which the range [low, high] of a step must lie.
 struct StepLimits {
   const char* name;
   AugmentStep AugmentOptions::*step;

@@ -164,8 +164,8 @@ class Loader::Epoch {
   std::vector<Slot> slots_;
   std::optional<cuda::Stream> stream_;  // for copies to the GPU
   std::mutex mutex_;
-  std::condition_variable ready_;     // signaled when the next batch is ready; the consumer waits for it
-  std::condition_variable_any free_;  // signaled when a slot becomes free; workers wait for it
+  std::condition_variable ready_;     // signaled to the consumer when the next batch is ready
+  std::condition_variable_any free_;  // signaled to a worker when a slot becomes free
   std::vector<std::jthread> workers_;
 };
 

@@ -1,4 +1,5 @@
-// A data loader. Worker threads create batches of samples; their order does not depend on the number of workers.
+// A data loader. Worker threads create batches of samples. The order of the batches does not depend on the number of
+// workers.
 #pragma once
 
 #include <cstddef>
@@ -50,8 +51,8 @@ class Loader : public nn::Stateful {
   /// Makes the next loop start epoch number `epoch`. Throws Error unless it lies in [0, 2^62].
   void set_epoch(int64_t epoch);
 
-  /// Returns the position in the epoch. If the state is loaded into a loader with the same dataset and options, its
-  /// next loop continues with the next batch. load_state_dict throws Error if the seed, batch size, number of samples,
+  /// Returns the position in the epoch. After a loader with the same dataset and options has loaded the state, its next
+  /// loop continues with the next batch. load_state_dict throws Error if the seed, batch size, number of samples,
   /// drop_last or name of the sampler differ.
   TensorMap state_dict() const override;
 
@@ -79,8 +80,8 @@ class Loader : public nn::Stateful {
     Sample batch_;
   };
 
-  /// Starts an epoch. Throws Error if an epoch has no batches. PyTorch's loop ends silently in this case, and a program
-  /// that counts steps would loop forever.
+  /// Starts an epoch. Throws Error if an epoch has no batches. PyTorch's loop ends silently in this case, so that a
+  /// program that counts steps runs forever.
   Iterator begin() { return Iterator(*this); }
   Iterator end() { return {}; }
 

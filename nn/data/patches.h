@@ -1,4 +1,4 @@
-// Random patches of labeled volumes.
+// A dataset of random patches of labeled volumes.
 #pragma once
 
 #include <functional>
@@ -56,14 +56,14 @@ class PatchDataset : public Dataset {
   using Voxels = std::vector<int64_t>;  ///< row-major indices of voxels
   /// Voxels of a source that may be centers of patches.
   struct Centers {
-    std::vector<Voxels> classes;  ///< for each foreground class of the source
-    Voxels labeled;               ///< of any class that is not ignored; empty if no voxel is ignored
+    std::vector<Voxels> classes;  ///< voxels of each foreground class of the source
+    Voxels labeled;               ///< voxels of all classes except ignore_index; empty if no voxel is ignored
   };
   static Centers find_centers(const PatchSource& source, int64_t ignore_index);
 
   std::vector<PatchSource> sources_;
   PatchOptions options_;
-  std::vector<Centers> centers_;  ///< by source
+  std::vector<Centers> centers_;  ///< one entry per source
 };
 
 }  // namespace voxgrad::data

@@ -7,9 +7,9 @@ namespace voxgrad::distributed {
 
 /// Returns whether this build has NCCL.
 bool nccl_available();
-/// Returns the group of all processes that a launcher started: torchrun, a program that sets the same variables
-/// (environment.h), mpirun or srun. Without a launcher, returns a group of this process alone. Each rank uses the GPU
-/// of its local rank. Processes join with the token VOXGRAD_TOKEN, or with a random token under MPI
+/// Returns the group of all processes that a launcher started. The launcher is torchrun, a program that sets the same
+/// variables (environment.h), mpirun or srun. Without a launcher, returns a group of this process alone. Each rank uses
+/// the GPU of its local rank. Processes join with the token VOXGRAD_TOKEN, or with a random token under MPI
 /// (docs/distributed.md describes the trust model). Throws Error if this build has no NCCL, if the GPU does not exist,
 /// if the environment is inconsistent, if ranks are missing after a minute, and if MPI started the processes but this
 /// build has no MPI.
@@ -18,7 +18,7 @@ bool nccl_available();
 /// host continues. If a process ends, NCCL fails, or a rank exceeds the timeout, all processes end after one line on
 /// stderr that names the rank. Replays of a CUDAGraph have no timeout.
 Communicator& nccl_world();
-/// Leaves the group. Must be the last call on every rank.
+/// Leaves the group. Every rank must call nccl_finalize() after its last use of the group.
 void nccl_finalize();
 
 /// Returns whether this build has MPI.
@@ -27,7 +27,8 @@ bool mpi_available();
 /// starts MPI. Throws if this build has no MPI, and if the launcher or the environment (environment.h) disagrees with
 /// MPI about ranks.
 Communicator& mpi_world();
-/// Ends MPI if mpi_world() started it. Must be the last call on every rank.
+/// Leaves the group, and ends MPI if mpi_world() started MPI. Every rank must call mpi_finalize() after its last use of
+/// the group.
 void mpi_finalize();
 
 }  // namespace voxgrad::distributed

@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kOp = "DataParallel";
 using distributed::Communicator;
 
-/// Describes the options and tensors that must be the same on all ranks, one line each.
+/// Returns a description, one per line, of each option and tensor that must be the same on all ranks.
 std::string describe_lines(const Module& module, const DataParallelOptions& options) {
   std::string lines =
       concat("options reduce_dtype ", options.reduce_dtype, ", bucket_cap_mb ", options.bucket_cap_mb, '\n');
@@ -46,7 +46,7 @@ void check_same(Communicator& group, const std::string& own) {
     const std::string_view other = text_of(rank);
     if (other == first) continue;
     const auto same = static_cast<size_t>(std::ranges::mismatch(first, other).in1 - first.begin());
-    const size_t begin = first.substr(0, same).rfind('\n') + 1;  // of the first line that differs
+    const size_t begin = first.substr(0, same).rfind('\n') + 1;  // start of the first line that differs
     const auto line = [begin](std::string_view text) { return text.substr(begin, text.find('\n', begin) - begin); };
     throw distributed::CollectiveError(0, concat(kOp, ": the ranks' models differ: rank ", rank, " has ", line(other),
                                                  ", where rank 0 has ", line(first)));

@@ -30,16 +30,17 @@ struct DataParallelOptions {
 /// are means over parts of equal size, the gradients equal those of the whole batch on one rank, up to rounding. Runs
 /// with the same number of ranks give the same bits.
 ///
-/// All ranks must run the same backward passes, and each pass must reach a parameter. If a pass reaches a parameter on
-/// another rank but not on this rank, the gradient of this rank counts as zero. If no rank reaches the parameter, its
-/// gradient is not changed. Each pass determines the reached parameters at its start, and ranks that reach all
-/// parameters do not wait for this information. If layers communicate in the backward pass, as SyncBatchNorm and
-/// SpatialParallel do, all ranks must reach the same parameters.
+/// All ranks must run the same backward passes, and each pass must reach at least one parameter. If a pass reaches a
+/// parameter on another rank but not on this rank, the gradient of this rank counts as zero. If no rank reaches the
+/// parameter, its gradient is not changed. Each pass determines the reached parameters at its start, and ranks that
+/// reach all parameters do not wait for this information. If layers communicate in the backward pass, as SyncBatchNorm
+/// and SpatialParallel do, all ranks must reach the same parameters.
 ///
 /// Backward passes with create_graph = true are not supported. The gradient of a parameter is stored in a bucket, and
-/// the next pass overwrites it; clone() it to keep it. On GPUs, passes can be captured in a CUDA graph; a replay treats
-/// parameters that no rank reached in the last pass before the capture as unreached. Buffers are not averaged, so those
-/// of BatchNorm differ between the ranks.
+/// the next pass overwrites it; clone() it to keep it. On GPUs, passes can be captured in a CUDA graph. The ranks do
+/// not exchange the reached parameters of a captured pass: a parameter counts as reached if this rank reaches it, or if
+/// any rank reached it in the last pass before the capture. Buffers are not averaged, so the running statistics of
+/// BatchNorm differ between the ranks.
 class DataParallel {
  public:
   /// Copies the parameters and buffers of rank 0 to all ranks. Averages the gradients of the parameters that require

@@ -1,4 +1,4 @@
-// The sockets on which rank 0 listens. They use only the interfaces that MASTER_ADDR requires.
+// The class Listener: the sockets on which rank 0 listens.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -89,7 +89,7 @@ std::string Listener::listen_on(const char* host) {
   for (const addrinfo* a = found; a; a = a->ai_next) {
     char name[NI_MAXHOST] = "?";
     ::getnameinfo(a->ai_addr, a->ai_addrlen, name, sizeof name, nullptr, 0, NI_NUMERICHOST);
-    // The resolver returns an address twice if /etc/hosts does.
+    // The resolver returns an address twice if /etc/hosts lists the address twice.
     if (std::ranges::find(addresses_, name) != addresses_.end()) continue;
     port_in(a->ai_addr) = htons(static_cast<uint16_t>(port_));  // the same port on all addresses
     const int handle = listening_socket(*a);

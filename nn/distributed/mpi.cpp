@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Throws on an error of MPI, and stores its message in `failure`.
+/// Throws Error if `code` is an error of MPI, and stores the error message in `failure`.
 void check_mpi(int code, const char* call, std::string* failure = nullptr) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -30,7 +30,7 @@ void check_mpi(int code, const char* call, std::string* failure = nullptr) {
   fail(call, text);
 }
 
-/// Reduces bf16 and f16, for which MPI has no type. They are sent as 16-bit integers.
+/// Reduces bf16 or f16 elements. They are sent as 16-bit integers, because MPI has no type for them.
 template <class Half, ReduceOp op>
 void reduce_halves(void* in, void* result, int* count, MPI_Datatype*) {
   const auto* a = static_cast<const Half*>(in);
@@ -151,7 +151,7 @@ class MpiWork : public Work {
   MpiWork(MpiCommunicator& group, std::shared_ptr<Operation> operation)
       : group_(group), operation_(std::move(operation)) {}
 
-  // A Work may outlive its group, which completes all operations before it is destroyed.
+  // A Work may outlive its group. finish() completes all operations before the group is destroyed.
   bool test() override { return operation_->is_over || group_.advance(*operation_); }
   void wait() override {
     if (!operation_->is_over) group_.wait(*operation_);
@@ -339,8 +339,8 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
 MpiCommunicator* world = nullptr;  // deleted by mpi_finalize(), because MPI must not be called at exit
 bool started_here = false;
 
-/// Throws if the launcher and MPI disagree about the number of ranks. Without this check each process would be a
-/// separate group; the processes would train separate models and overwrite each other's files.
+/// Throws if the launcher and MPI disagree about the number of ranks. Without this check, each process could form a
+/// separate group. The processes would then train separate models and overwrite each other's files.
 void check_launch(int rank, int size) {
   constexpr const char* kOp = "distributed::mpi_world";
   if (const auto env = environment()) {

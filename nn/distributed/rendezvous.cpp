@@ -21,11 +21,11 @@ namespace voxgrad::distributed {
 namespace {
 
 constexpr const char* kOp = "distributed::Rendezvous";
-constexpr double kHelloSeconds = 5;     // limit between a connection and its hello
+constexpr double kHelloSeconds = 5;     // limit between accepting a connection and receiving its hello
 constexpr double kFarewellSeconds = 1;  // limit for sending the last frames to a peer that does not read
-constexpr double kGraceSeconds = 2;     // a rank waits this long after its limit for rank 0's refusal
-constexpr double kSilentSeconds = 2;    // a rank that is silent this long counts as missing; ranks send every second
-constexpr double kCallsSeconds = 2.5;   // limit for the latest calls; above kSilentSeconds, to detect frozen ranks
+constexpr double kGraceSeconds = 2;     // time that a rank waits beyond its limit for rank 0's refusal
+constexpr double kSilentSeconds = 2;    // a rank that sends no frames for this long is missing; ranks send every second
+constexpr double kCallsSeconds = 2.5;   // rank 0 waits this long for the latest calls; longer than kSilentSeconds
 constexpr double kVerdictSeconds = 5;   // a rank that reports a late collective waits this long for rank 0
 constexpr int64_t kMaxHello = 4096;     // bytes of a hello's text; small, because the peer may not have the token
 constexpr int kMaxAccepted = 64;        // new connections per round
@@ -114,7 +114,7 @@ std::vector<int> Rendezvous::missing() const {
 void Rendezvous::gather(const Listener& listener, double seconds) {
   const Deadline end = after(seconds);
   std::deque<Newcomer> newcomers;
-  std::string refused;  // the last reason
+  std::string refused;  // the reason of the last refusal
   while (!missing().empty()) {
     if (Clock::now() >= end) {
       const std::string why = concat(

@@ -92,7 +92,7 @@ void ZeroRedundancy::exchange() {
 }
 
 void ZeroRedundancy::consolidate_state_dict(int to) {
-  check(to >= 0 && to < group_.size(), kOp, "there is no rank ", to, " among ", group_.size());
+  check(to >= 0 && to < group_.size(), kOp, "there is no rank ", to, " in a group of ", group_.size(), " ranks");
   const NoGradGuard no_grad;
   for (size_t i = 0; i < owners_.size(); ++i) {
     auto& slot = optimizer_.slots_[i];

@@ -7,9 +7,9 @@
 namespace voxgrad::nn {
 
 /// Shards the state of an optimizer over the ranks, as stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations
-/// Toward Training Trillion Parameter Models", arXiv:1910.02054) and PyTorch's ZeroRedundancyOptimizer do. Each rank
-/// owns some of the parameters. A rank stores the state of its own parameters, updates them, and then sends them to the
-/// other ranks.
+/// Toward Training Trillion Parameter Models", arXiv:1910.02054) and PyTorch's ZeroRedundancyOptimizer do. Each
+/// parameter is owned by one rank. A rank stores only the state of the parameters that it owns. In each step, the rank
+/// updates these parameters and sends the new values to the other ranks.
 ///
 ///   nn::DataParallel parallel(model, world);
 ///   optim::AdamW optimizer(model.parameters(), options);
@@ -24,7 +24,7 @@ class ZeroRedundancy {
   /// arguments. Throws Error on all ranks if the numbers or sizes of the parameters differ between the ranks, or if the
   /// optimizer already has state: create this object before the first step and before load_state_dict().
   ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communicator& communicator);
-  /// Steps of the optimizer throw Error afterwards.
+  /// After the destruction, steps of the optimizer throw Error.
   ~ZeroRedundancy();
   ZeroRedundancy(const ZeroRedundancy&) = delete;
   ZeroRedundancy& operator=(const ZeroRedundancy&) = delete;

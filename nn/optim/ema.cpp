@@ -19,7 +19,7 @@ void validate(const EmaOptions& o) {
   check(o.warmup == 0 || o.warmup >= 1, kOp, "warmup must be 0 or at least 1, got ", o.warmup);
 }
 
-/// The numbers of a state_dict, without the averages.
+/// Returns the fields of a state_dict: all entries except the values and the class.
 nn::Fields fields_of(EmaOptions& options, int64_t& updates) {
   return nn::named_fields("updates, decay, warmup", updates, options.decay, options.warmup);
 }

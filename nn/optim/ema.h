@@ -21,8 +21,8 @@ struct EmaOptions {
 /// approximation by averaging", 1992; with a decay as in Tarvainen and Valpola, "Mean teachers are better role models",
 /// NeurIPS 2017). Buffers are copied without averaging. Averages of bf16 and f16 parameters are f32.
 ///
-/// The object keeps handles of the model's tensors, so create the object after the model has its final device and
-/// dtype, like an optimizer. update() may be captured in a CUDA graph. Only one thread may use an object at a time.
+/// The object keeps handles of the model's tensors. As with an optimizer, create the object after the model has its
+/// final device and dtype. update() may be captured in a CUDA graph. Only one thread may use an object at a time.
 class ExponentialMovingAverage : public nn::Stateful {
  public:
   /// Starts from the current values of the model. Throws Error for invalid options.
@@ -30,12 +30,12 @@ class ExponentialMovingAverage : public nn::Stateful {
   ExponentialMovingAverage(const ExponentialMovingAverage&) = delete;
   ExponentialMovingAverage& operator=(const ExponentialMovingAverage&) = delete;
 
-  /// Updates the averages with the current values of the model. Call it after each step of the optimizer.
+  /// Updates the averages with the current values of the model. Call update() after each step of the optimizer.
   void update();
   /// Returns the number of updates.
   int64_t updates() const { return updates_; }
 
-  /// Returns the averages and the copies of buffers under the model's names. They change with each update.
+  /// Returns the averages and the copies of buffers under the model's names. update() modifies these tensors in place.
   const TensorMap& values() const { return values_; }
   /// Copies the averages to a model of the same structure: model.load_state_dict(values()).
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }

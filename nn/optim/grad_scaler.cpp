@@ -20,7 +20,7 @@ void validate(const GradScalerOptions& o) {
   check(o.growth_interval > 0, kOp, "growth_interval must be positive, got ", o.growth_interval);
 }
 
-/// The numbers of a state_dict.
+/// Returns the fields of a state_dict: all entries except the class.
 nn::Fields fields_of(GradScalerOptions& o, int64_t& growth_tracker) {
   return nn::named_fields("scale, growth_factor, backoff_factor, growth_interval, growth_tracker",  //
                           o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval, growth_tracker);

@@ -62,7 +62,7 @@ class GradScaler : public nn::Stateful {
   TensorMap state_dict() const override;
 
  private:
-  /// The gradients of an optimizer that were checked since the last update.
+  /// The result of checking the gradients of an optimizer.
   struct Checked {
     Tensor found_inf;       ///< i64 scalar, not 0 if a gradient overflowed
     bool unscaled = false;  ///< unscale_() was called
@@ -77,7 +77,7 @@ class GradScaler : public nn::Stateful {
   // Scalars on the device of the first loss; undefined before the first call of scale().
   Tensor scale_;                                 // f32
   Tensor growth_tracker_;                        // i64, updates since the last change of the scale
-  std::map<const Optimizer*, Checked> checked_;  // since the last update
+  std::map<const Optimizer*, Checked> checked_;  // optimizers whose gradients were checked since the last update
 };
 
 }  // namespace voxgrad::optim

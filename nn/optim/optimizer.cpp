@@ -66,7 +66,7 @@ void Optimizer::check_gradients() const {
     const Tensor& param = slots_[i].param;
     check(param.body().use_count() > 1, name_, "parameter ", i, ", ", describe(param),
           ", is no longer used by any module: its module was destroyed, or another tensor was assigned to the member; "
-          "create the optimizer after that");
+          "create the optimizer after replacing modules or parameters");
     const Tensor grad = param.grad();
     if (!grad.defined()) continue;
     const bool fits = grad.shape() == param.shape() && grad.dtype() == param.dtype() && grad.device() == param.device();
@@ -215,7 +215,7 @@ TensorMap Optimizer::state_dict() const {
 
 void Optimizer::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "an");
-  size_t known = 1;  // number of entries of the state that have been read
+  size_t known = 1;  // number of entries of `state` that have been read, from 1 for the entry "class.<name>"
   std::vector<BufferSpecs> specs(num_groups());
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');

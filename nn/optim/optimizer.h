@@ -1,4 +1,5 @@
-// Base classes of all optimizers. optimizers.h defines the optimizers, and ops/optim.h their steps.
+// Base classes of all optimizers. optimizers.h defines the optimizers. ops/optim.h declares the functions that compute
+// their steps.
 #pragma once
 
 #include <array>
@@ -40,8 +41,8 @@ using BufferSpecs = std::vector<BufferSpec>;
 
 /// Arguments that a GradScaler passes to Optimizer::step: scalar tensors on the device of the parameters.
 struct GradScaling {
-  Tensor scale{};      ///< f32; the step divides gradients by it; undefined: gradients are not scaled
-  Tensor found_inf{};  ///< i64; if it is not 0, the device skips the step and does not count it; undefined: 0
+  Tensor scale{};      ///< f32; the step divides the gradients by `scale`; undefined: no division
+  Tensor found_inf{};  ///< i64; if not 0, the device skips the step, which is then not counted; undefined: 0
 };
 
 /// A step of all parameters of a group that have taken the same number of steps.
@@ -64,9 +65,9 @@ struct Update {
 };
 
 /// Base class of optimizers, which update parameters from their gradients. The parameters must be floating leaves that
-/// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has its memory
-/// format and dtype, but the state of bf16 and f16 parameters is f32, and their steps are computed in f32. Only one
-/// thread may use an optimizer at a time, and no other thread may use its parameters meanwhile.
+/// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has the memory
+/// format and the dtype of the parameter. For bf16 and f16 parameters, the state is f32 and steps are computed in f32.
+/// Only one thread may use an optimizer at a time, and no other thread may use its parameters meanwhile.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -78,8 +79,8 @@ class Optimizer : public nn::Stateful {
   /// assigned to the member. This check cannot detect the problem if another handle of the parameter exists, for
   /// example in a list.
   ///
-  /// In the capture of a CUDA graph (cuda/cuda.h), the step is recorded, and each replay performs it. `scaling` comes
-  /// from a GradScaler (nn/optim/grad_scaler.h); the host does not wait for its values.
+  /// During the capture of a CUDA graph (cuda/cuda.h), the step is recorded, and each replay performs one step. A
+  /// GradScaler (nn/optim/grad_scaler.h) passes `scaling`; the host does not wait for the values.
   void step(const GradScaling& scaling = {});
   /// Returns the gradients of all parameters that have one.
   Tensors gradients() const;
@@ -140,19 +141,20 @@ class Optimizer : public nn::Stateful {
   void check_gradients() const;
   /// Returns the addresses of the parameters and of their state. A captured step uses them in its replays.
   std::vector<const void*> memory_of(const Update& u) const;
-  /// Adds u.given.found_inf to u.skipped. If other parameters share the counter, first creates a separate counter for
-  /// these parameters.
+  /// Adds u.given.found_inf to u.skipped. If parameters outside `u` share the counter, first creates a separate counter
+  /// for the parameters of `u`.
   void count_skip(Update& u);
-  /// Performs updates of parameters and counts their steps. In a replay, a step has the current number.
+  /// Performs the updates and counts the steps of their parameters. In a replay, the number of a step follows from the
+  /// current count, not from the count at the capture.
   void perform(std::vector<Update>& updates);
   void read_state(const TensorMap& state, bool keep) override;
 
   const char* name_;
   std::vector<size_t> group_sizes_;
   std::vector<Slot> slots_;
-  std::vector<bool> owned_;           // by slot: whether this process updates it and has its state; empty: all
-  std::function<void()> after_step_;  // set by nn::ZeroRedundancy
-  bool consolidated_ = true;          // this process has the state of all slots
+  std::vector<bool> owned_;                        // by slot: whether this process updates the parameter; empty: all
+  std::function<void()> after_step_;               // set by nn::ZeroRedundancy
+  bool consolidated_ = true;                       // this process has the state of all slots
   std::vector<std::optional<double>> initial_lr_;  // by group: the initial rate of schedules; reset by set_lr()
   // Captured steps hold a weak pointer to self_, which expires with the optimizer.
   std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);
@@ -185,7 +187,7 @@ class OptimizerOf : public Optimizer {
     return options_[group];
   }
   /// Sets the options of a group. Throws Error for invalid options. After the first step, also throws for options that
-  /// need other buffers: momentum, amsgrad and centered can then not be switched on or off.
+  /// need other buffers, so momentum, amsgrad and centered can no longer be switched on or off.
   void set_options(size_t group, const Options& changed) {
     const BufferSpecs before = options(group).buffers();
     changed.validate();
@@ -227,7 +229,7 @@ class OptimizerOf : public Optimizer {
 /// conversion would be captured.
 void match_memory_format(const char* op, const Tensor& state, const Tensor& param);
 
-/// Throws "<optimizer>: <option> must be finite and at least 0, got <value>" for the first option that is not.
+/// Throws "<optimizer>: <option> must be finite and at least 0, got <value>" for the first invalid option.
 void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
 /// Throws unless both betas lie in [0, 1).
 void check_betas(const char* optimizer, const std::array<double, 2>& betas);

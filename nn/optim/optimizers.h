@@ -7,7 +7,7 @@
 
 namespace voxgrad::optim {
 
-/// Options of SGD. `weight_decay` is added to the gradient. `lr` is the learning rate, as in all optimizers below.
+/// Options of SGD. weight_decay * parameter is added to the gradient. In all optimizers, `lr` is the learning rate.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -37,14 +37,14 @@ struct SgdOptions {
 using SGD = OptimizerOf<SgdOptions>;
 
 /// Options of Adam and AdamW. If `decoupled`, as in AdamW, weight decay multiplies the parameter by 1 - lr *
-/// weight_decay. Otherwise, weight decay is added to the gradient.
+/// weight_decay. Otherwise, weight_decay * parameter is added to the gradient.
 template <bool decoupled>
 struct AdamOptionsOf {
   double lr = 1e-3;
   std::array<double, 2> betas{0.9, 0.999};  ///< decay of the averages of the gradient and of its square
   double eps = 1e-8;                        ///< added to the root of the average square
   double weight_decay = decoupled ? 1e-2 : 0;
-  bool amsgrad = false;   ///< divides by the maximum of all averages of the square so far
+  bool amsgrad = false;   ///< uses the maximum of all averages of the square so far
   bool maximize = false;  ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = decoupled ? "AdamW" : "Adam";
@@ -74,7 +74,7 @@ struct RmspropOptions {
   double lr = 1e-2;
   double alpha = 0.99;      ///< decay of the average of the squared gradient
   double eps = 1e-8;        ///< added to the root of the average square
-  double weight_decay = 0;  ///< added to the gradient
+  double weight_decay = 0;  ///< weight_decay * parameter is added to the gradient
   double momentum = 0;
   bool centered = false;  ///< divides by the standard deviation of the gradient instead of its root mean square
   bool maximize = false;  ///< maximizes the loss instead of minimizing it
@@ -101,7 +101,7 @@ using RMSprop = OptimizerOf<RmspropOptions>;
 struct AdagradOptions {
   double lr = 1e-2;
   double lr_decay = 0;                   ///< the learning rate of step n is lr / (1 + (n - 1) * lr_decay)
-  double weight_decay = 0;               ///< added to the gradient
+  double weight_decay = 0;               ///< weight_decay * parameter is added to the gradient
   double initial_accumulator_value = 0;  ///< initial value of the sums of squares
   double eps = 1e-10;                    ///< added to the root of the sum of squares
   bool maximize = false;                 ///< maximizes the loss instead of minimizing it

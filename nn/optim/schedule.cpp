@@ -96,7 +96,7 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<Ste
   check(milestones_.size() + 1 == schedules_.size(), name(), "expects one milestone fewer than schedules, got ",
         milestones_.size(), " and ", schedules_.size());
   check_milestones(name(), milestones_);
-  check(std::is_sorted(milestones_.begin(), milestones_.end()), name(), "milestones must increase");
+  check(std::is_sorted(milestones_.begin(), milestones_.end()), name(), "milestones must not decrease");
   for (const auto& schedule : schedules_) check(schedule != nullptr, name(), "a schedule is null");
   set_steps(0);
 }

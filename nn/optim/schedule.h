@@ -14,7 +14,7 @@
 
 namespace voxgrad::optim {
 
-/// Base class of all schedules. A schedule keeps a reference to its optimizer, which must outlive it.
+/// Base class of all schedules. A schedule keeps a reference to its optimizer, which must outlive the schedule.
 ///
 /// load_state_dict throws Error if the state is incomplete or comes from another class of schedule.
 class Schedule : public nn::Stateful {
@@ -40,9 +40,9 @@ class Schedule : public nn::Stateful {
   Optimizer& optimizer_;
 };
 
-/// A schedule that computes the learning rates from the number of steps. It starts from the initial learning rate of
-/// each group, which is the rate of the optimizer when the first schedule is constructed. Later schedules of the same
-/// optimizer use the same initial rates, unless set_lr() has been called in between.
+/// A schedule that computes the learning rates from the number of steps. The initial learning rate of each group is the
+/// rate of the optimizer when its first schedule is constructed. Later schedules of the same optimizer use the same
+/// initial rates, unless set_lr() has been called in between.
 class StepSchedule : public Schedule {
  public:
   /// Counts one step, which may be an epoch or a batch, and sets the learning rates. Throws Error, before anything is
@@ -66,7 +66,7 @@ class StepSchedule : public Schedule {
   std::vector<double> initial_;  ///< initial learning rate of each group
 };
 
-/// Throws "<schedule>: <option> must be positive, got <value>" unless it is.
+/// Throws "<schedule>: <option> must be positive, got <value>" unless `value` is positive.
 inline void check_positive(const char* schedule, const char* option, int64_t value) {
   check(value > 0, schedule, option, " must be positive, got ", value);
 }
@@ -227,7 +227,8 @@ struct ExponentialLROptions {
 };
 using ExponentialLR = ScheduleOf<ExponentialLROptions>;
 
-/// Multiplies the initial learning rate by (1 - steps / total_iters) ^ power. From step total_iters on, the rate is 0.
+/// Multiplies the initial learning rate by (1 - steps / total_iters) ^ power. If power > 0, the rate is 0 from step
+/// total_iters on.
 struct PolynomialLROptions {
   int64_t total_iters = 5;
   double power = 1;
@@ -244,7 +245,7 @@ struct PolynomialLROptions {
 using PolynomialLR = ScheduleOf<PolynomialLROptions>;
 
 /// Multiplies the initial learning rate by factor(steps): LambdaLR(optimizer, [](int64_t steps) { return ...; }). The
-/// function is not part of the state. The constructor throws Error if it is empty.
+/// function is not part of the state. The constructor throws Error if the function is empty.
 struct LambdaLROptions {
   template <class F>
   LambdaLROptions(F function) : factor(std::move(function)) {}
@@ -261,8 +262,8 @@ enum class AnnealStrategy : uint8_t { cos, linear };
 
 /// Increases the learning rate to max_lr and decreases it again, and changes the momentum in the opposite direction
 /// (Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates", 2019). The
-/// rate reaches its last value after total_steps - 1 steps. One more step is allowed; further calls of step() throw
-/// Error.
+/// rate reaches its last value after total_steps - 1 steps. One more step keeps this value; further calls of step()
+/// throw Error.
 struct OneCycleLROptions {
   double max_lr = 0;        ///< highest rate of all groups; the optimizer's rates are ignored
   int64_t total_steps = 0;  ///< number of epochs * steps per epoch
@@ -286,24 +287,25 @@ using OneCycleLR = ScheduleOf<OneCycleLROptions>;
 /// from there. All schedules must have been created for the same optimizer; their own step counts are ignored.
 class SequentialLR : public StepSchedule {
  public:
-  /// Throws Error unless the milestones are in increasing order and there is one fewer than schedules.
+  /// Throws Error if the milestones are negative or decrease, if a schedule is null, or if the number of schedules is
+  /// not the number of milestones plus one.
   SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
                std::vector<int64_t> milestones);
   double lr_at(int64_t steps, double initial) const override;
   std::optional<double> momentum_at(int64_t steps) const override;
 
  private:
-  /// Returns the schedule that is active after *steps steps, and changes *steps to the number of steps of that
-  /// schedule.
+  /// Returns the schedule that is active after *steps steps, and replaces *steps by the number of steps since the start
+  /// of that schedule.
   const StepSchedule& current(int64_t* steps) const;
 
   std::vector<std::shared_ptr<StepSchedule>> schedules_;
   std::vector<int64_t> milestones_;
 };
 
-/// Whether a smaller or a larger metric is better.
+/// Selects whether a smaller or a larger metric is better.
 enum class PlateauMode : uint8_t { min, max };
-/// Whether a threshold is relative to the best metric or absolute.
+/// Selects whether a threshold is relative to the best metric or absolute.
 enum class ThresholdMode : uint8_t { relative, absolute };
 
 /// Options of ReduceLROnPlateau.
@@ -320,7 +322,7 @@ struct ReduceLROnPlateauOptions {
 
 /// Multiplies the learning rates by `factor` when a metric has stopped improving. A relative threshold is a fraction of
 /// |best|: with PlateauMode::min, a metric improves if it is below best - threshold * |best|. PyTorch uses best * (1 -
-/// threshold) instead, with which a constant negative metric improves at every step.
+/// threshold) instead, so that a constant negative metric counts as an improvement at every step.
 class ReduceLROnPlateau : public Schedule {
  public:
   explicit ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});

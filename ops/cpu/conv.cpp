@@ -1,4 +1,6 @@
-// Forward and transposed convolution on the CPU. Both use the gather form of ops/detail/conv_geometry.h.
+// Forward and transposed convolution on the CPU. Both use the gather form of ops/detail/conv_geometry.h: along each
+// axis, the outputs are divided into phases, and all outputs of a phase use the same taps. A step is the index of an
+// output within its phase.
 //
 // Usually, a task is a tile of outputs. The task packs the input tile once and then computes the rows of outputs one
 // after another. A row is a matrix product whose left operand is the packed tile, read at one offset per tap. Taps that
@@ -29,11 +31,11 @@ namespace {
 constexpr int64_t kWeightBytes = 16 << 20;
 constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
-// Below this number of terms, a product does not treat the taps at the ends of w separately.
+// Products with fewer terms per tap along w read zeros where a tap is outside the input; see multiply_inside().
 constexpr int64_t kMinDepth = 64;
 // All inputs are packed at once if they are smaller than this limit and smaller than the weights.
 constexpr int64_t kInputBytes = 4 << 20;
-// Input channels whose weights one task packs: the elements of a cache line in channels_last.
+// Number of input channels whose weights one task packs. In channels_last, their f32 weights fill a cache line.
 constexpr int64_t kPackedChannels = 16;
 // Minimum length of a tile along w. A tile is not shortened further to hold more channels.
 constexpr int64_t kMinRow = 32;
@@ -41,7 +43,7 @@ constexpr int64_t kMinRow = 32;
 /// One phase of each axis.
 using Phase3 = std::array<const ConvPhase*, 3>;
 
-/// The output tile that a thread computes, and the memory of the thread.
+/// The state of a thread: the output tile that the thread computes, and its buffers.
 template <class T>
 struct TileTask {
   const T* weights = nullptr;
@@ -120,8 +122,8 @@ class Convolution {
            inputs <= p_.groups * p_.out_channels() * p_.in_channels() * weights_.taps();
   }
 
-  /// Packs all inputs first. A task is then a block of columns: it packs the weights of one unit at a time into the
-  /// cache and uses them for all tiles.
+  /// Packs all inputs first. Each task then handles one block of output channels. The task packs the weights of one
+  /// unit at a time, so that they stay in the cache, and uses them for all tiles.
   void run_by_columns() {
     const int64_t tile_count = tiles(), block_count = static_cast<int64_t>(blocks_.size());
     const int64_t inputs = p_.groups * slabs() * tile_count;
@@ -275,8 +277,9 @@ class Convolution {
     }
   }
 
-  /// Computes a product for the `rows` steps from `step` on. Some taps may be inside the input along w for a part of
-  /// the steps only. If the product is large enough, each tap multiplies only the steps for which it is inside.
+  /// Computes a product for the `rows` steps from `step` on. A tap may be inside the input along w for only some of
+  /// these steps. If the product has at least kMinDepth terms per tap along w, each tap is multiplied only for the
+  /// steps for which it is inside.
   void multiply_inside(const TileFamily<T>& family, const TileProduct<T>& product, int64_t rows, int64_t step,
                        const ConvPhase& along_w) const {
     const size_t each = product.segments.size() / along_w.taps.size();
@@ -339,8 +342,8 @@ class Convolution {
     int64_t row, channel;
   };
 
-  /// Stores the sums of channels [channels.begin, channels.end) of a unit to the `rows` outputs from `out` on. The
-  /// first range of input channels sets the outputs; the others add to them.
+  /// Stores the sums of channels [channels.begin, channels.end) of a unit to the `rows` outputs from `out` on. The unit
+  /// with the first input channels overwrites the outputs; later units add to the outputs.
   void store(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums, int64_t rows, T* out,
              int64_t out_step) const {
     const int64_t channel_stride = p_.out.channel_stride, count = channels.end - channels.begin;
@@ -436,8 +439,8 @@ void multiply_head(const ConvProblem<T>& p) {
   });
 }
 
-/// Computes a forward convolution, or a transposed one, for which `out` is x and `in` is y. In both cases the weight is
-/// (y channels, x channels / groups, ...).
+/// Computes a forward convolution (`out` is y, `in` is x) or a transposed convolution (`out` is x, `in` is y). In both
+/// cases the weight is (y channels, x channels / groups, ...).
 void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w,
               const ConvEpilogue& epilogue, const ConvGeometry& geometry) {
   if (is_half(out.dtype))

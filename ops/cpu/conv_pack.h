@@ -18,8 +18,8 @@
 
 namespace voxgrad::cpu {
 
-/// Uninitialized memory, aligned for the register tiles. The allocator of the tensors provides it, because it reuses
-/// freed blocks: the page faults of new memory would cost as much time as packing.
+/// Uninitialized memory, aligned for the register tiles. The memory comes from the tensor allocator, which reuses freed
+/// blocks. The page faults of new memory would cost as much time as packing.
 template <class T>
 class Workspace {
  public:
@@ -32,7 +32,8 @@ class Workspace {
 };
 
 /// The inputs that `length` consecutive steps of an axis read, stored in slots. Step q (from the first step) and tap k
-/// read slot q + base[k]. Each input has one slot; inputs between dilated taps, which no step reads, have none.
+/// read slot q + base[k]. Each input that is read has one slot. Inputs between dilated taps that no step reads have no
+/// slot.
 struct AxisWindow {
   /// Slot number slot + j, with j in [0, length), holds the input at (first step + j) * in_step + position.
   struct Run {
@@ -164,8 +165,8 @@ struct PackedRun {
 };
 
 /// Packs `channels` channels of the tile at `origin`. `source` is the element (n, first channel, 0, 0, 0). Slots
-/// outside the input along w become 0. Rows outside the input are not written, because no tap reads them. Requires
-/// layout.step == 1, layout.channel == 1 or a single channel.
+/// outside the input along w become 0. Rows outside the input are not written, because no tap reads them. Requires that
+/// layout.step or layout.channel is 1, or that there is a single channel.
 template <class T>
 void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
                const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin) {
@@ -202,8 +203,8 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
       }
 }
 
-/// Returns the length of the pieces when `count` elements are divided into as few pieces of at most `max_length`
-/// elements as possible, with equal lengths except for the last piece.
+/// Divides `count` elements into as few pieces of at most `max_length` elements as possible, and returns the length of
+/// these pieces. Only the last piece may be shorter.
 inline int64_t even_piece(int64_t count, int64_t max_length) {
   const int64_t pieces = divide_up(count, max_length);
   return pieces == 0 ? 0 : divide_up(count, pieces);

@@ -1,10 +1,10 @@
 // The register tile of the CPU convolutions. It computes c = a * b with vectors of columns of b and broadcast elements
 // of a.
 //
-// A convolution is a matrix product whose left operand contains the input once per tap. With Eigen's matrix product,
-// this operand would have to be copied to memory and then packed again. The register tile instead sums over segments (a
-// tap, or a row of voxels) that point into the packed input tile. The tile holds each input once, and the list of
-// segments omits the taps outside the input.
+// A convolution is a matrix product whose left operand contains the input once per tap. Eigen's matrix product would
+// require a copy of this operand in memory and would then pack the copy. The register tile instead sums over segments
+// (a tap, or a row of voxels) that point into the packed input tile. The packed input tile holds each input once, and
+// the list of segments omits the taps outside the input.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace voxgrad::cpu {
 
-/// The start of a segment.
+/// The start of a segment in both operands.
 struct TileSegment {
   int64_t a = 0;  // offset of its first element in a
   int64_t b = 0;  // offset of its first element in b

@@ -1,10 +1,10 @@
 // The weight gradient of convolutions on the CPU: dw(co, ci, tap) = sum over n and o of y(n, co, o) * x(n, ci, i),
 // with i = o * stride - padding + tap * dilation.
 //
-// Tiles of x and y are packed with pieces of their channels innermost. For each tap, the register tile multiplies the
-// channels of one operand (the rows of the product) by the channels of the other (the columns) and sums over voxels,
-// with x shifted by the tap. Each thread computes the sums of some (channels, tap) combinations, so no sum is split
-// between threads.
+// The channels of x and y are divided into pieces. Tiles are packed piece by piece, with the channels of a piece
+// innermost. For each tap, the register tile multiplies the channels of one operand (the rows of the product) by the
+// channels of the other (the columns) and sums over voxels, with x shifted by the tap. Each thread computes the sums of
+// some (channels, tap) combinations, so no sum is split between threads.
 #include <algorithm>
 #include <numeric>
 
@@ -32,7 +32,7 @@ struct Piece {
   int64_t first = 0;
   int64_t count = 0;
   int64_t width = 0;                      // packed elements per voxel; those after `count` are 0
-  const TileFamily<T>* family = nullptr;  // the tiles that multiply the piece; null for pieces of the rows
+  const TileFamily<T>* family = nullptr;  // the tiles that multiply the piece; null for pieces of the row operand
 };
 
 /// One operand of the product: x, which the taps shift, or y.
@@ -102,8 +102,8 @@ class WeightGradient {
     return even_piece(channels, std::max<int64_t>(1, kTileBytes / item() / std::max<int64_t>(1, smallest.slots())));
   }
 
-  /// Chooses the operand whose channels are the columns of the product: the one that wastes less of the vectors or, if
-  /// both waste the same, the one with more channels.
+  /// Chooses the operand whose channels are the columns of the product. Prefers the operand with less padding in the
+  /// vectors. With equal padding, prefers the operand with more channels.
   void choose_roles() {
     const int64_t x_waste = padded_columns(column_blocks<T>(x_.channels)) * y_.channels,
                   y_waste = padded_columns(column_blocks<T>(y_.channels)) * x_.channels;
@@ -241,8 +241,8 @@ class WeightGradient {
     }
   }
 
-  /// Lists the rows of voxels whose `tap` lies inside x along d and h, one segment per row. Returns the length of all
-  /// segments: the number of voxels per row whose tap lies inside x along w.
+  /// Lists the rows of voxels whose `tap` lies inside x along d and h, one segment per row. Returns the length of a
+  /// segment, which is equal for all segments: the number of voxels per row whose tap lies inside x along w.
   int64_t fill_segments(int64_t rows_width, int64_t columns_width, int64_t tap, const std::array<int64_t, 3>& origin,
                         std::vector<TileSegment>& segments) const {
     const auto k = tap_index(tap);

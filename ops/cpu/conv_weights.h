@@ -32,7 +32,7 @@ struct ConvProblem {
   int64_t out_channels() const { return out.channels / groups; }
 };
 
-/// The smallest unit of work: the part of the sums of some output channels that comes from some input channels.
+/// The smallest unit of work: the contribution of a range of input channels to a block of output channels.
 template <class T>
 struct ConvUnit {
   int64_t group = 0;
@@ -105,7 +105,7 @@ class WeightPacking {
 
   /// Packs `count` weights per column that are contiguous in memory: the kernels of one or more input channels.
   /// Transposes squares of weights x columns. The last square overlaps the previous one, and padding columns repeat the
-  /// last column of the block. Prefetches the weights that are `ahead` elements further.
+  /// last column of the block. Also prefetches the weights `ahead` elements later.
   void pack_columns(const ConvUnit<T>& unit, const T* source, int64_t count, int64_t ahead, T* to) const {
     constexpr int kSquare = kColumnUnit<T>;
     const int64_t columns = unit.block.family->columns, taps = static_cast<int64_t>(slots_.size());

@@ -1,5 +1,5 @@
-// Elementwise operators. Rows are computed with the formulas of ops/detail/operators.h, or with Eigen's vectorized exp
-// and tanh if calls of the C library would take longer than the memory accesses.
+// Elementwise operators. Rows are computed with the formulas of ops/detail/scalar_ops.h, or with Eigen's vectorized exp
+// and tanh where the functions of the C library would take longer than the memory accesses.
 #include <array>
 
 #include "ops/cpu/eigen.h"
@@ -15,7 +15,8 @@ Block<T> sigmoid_block(const Block<T>& x) {
   return T(1) / (T(1) + exp_block<T>(-x));
 }
 
-/// Returns a function that computes the operator for blocks, or nothing (void) if the formula for elements is used.
+/// Returns a function that computes the operator for blocks. The return type is void if the operator has no such
+/// function and uses the formula for single elements.
 template <auto op, class T>
 auto block_form([[maybe_unused]] T a, [[maybe_unused]] T b) {
   using B = Block<T>;

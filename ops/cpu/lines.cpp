@@ -50,8 +50,8 @@ void for_all_lines(const View& out, const View& in, int axis, F&& f) {
 /// Returns the dtype in which elements are compared: u8 for bool, otherwise `dtype`.
 DType ordered(DType dtype) { return dtype == b8 ? u8 : dtype; }
 
-/// Finds the position of the extremum of each line. Runs from the last element to the first, so that the first of equal
-/// elements, or the first NaN, is the result.
+/// Finds the position of the extremum of each line. Visits the elements from last to first, so that the result is the
+/// first of equal elements, or the first NaN.
 template <bool largest, class T>
 void find_extremum(const Lines<int64_t, T>& lines) {
   using C = compute_t<T>;

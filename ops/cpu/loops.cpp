@@ -1,5 +1,5 @@
-// Loops over views, and copies of rows to and from the buffers of row functions. Compiled once for all operators and
-// dtypes.
+// Loops over views, and copies of rows to and from the buffers of row functions. This file is compiled once for all
+// operators and dtypes.
 #include "ops/cpu/loops.h"
 
 #include <cstring>

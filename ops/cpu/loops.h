@@ -25,7 +25,7 @@
 
 namespace voxgrad::cpu {
 
-/// Largest number of elements per call of a row function if its rows are copied to a buffer.
+/// Largest number of elements per call of a row function: the capacity of a RowBuffer.
 inline constexpr int64_t kRowPiece = 1024;
 /// Elements per task of parallel_for. With fewer elements, a second thread does not pay off.
 inline constexpr int64_t kGrain = 32768;
@@ -33,7 +33,7 @@ inline constexpr int64_t kGrain = 32768;
 /// Returns the iterations per task of parallel_for if each iteration costs as much as `work` elements.
 inline int64_t grain_of(int64_t work) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work)); }
 
-/// Largest number of views of a loop.
+/// Largest number of views that one loop accesses.
 inline constexpr size_t kMaxViews = 4;
 /// An offset or a stride for each view of a loop. Unused entries are 0.
 using Offsets = std::array<int64_t, kMaxViews>;
@@ -192,8 +192,8 @@ void with_word(DType dtype, F&& f) {
   }
 }
 
-/// A view that row functions read or write row by row, as elements of `dtype`. By default, `dtype` is the dtype of the
-/// view, but f32 for bf16 and f16.
+/// A view that row functions read or write row by row, as elements of `dtype`. By default, `dtype` is f32 for bf16 and
+/// f16 views, and otherwise the dtype of the view.
 class RowOperand {
  public:
   RowOperand(const View& operand, DType dtype);
@@ -201,8 +201,8 @@ class RowOperand {
 
   /// Returns whether row functions can read and write rows with this step in the view itself, without a buffer.
   bool in_place(int64_t step) const { return step == 1 && !load_; }
-  /// Returns `count` elements from `offset` on, in the view or copied to `buffer`. A copy has at most kRowPiece
-  /// elements.
+  /// Returns the address of `count` contiguous elements from `offset` on, which are in the view or copied to `buffer`.
+  /// `count` is at most kRowPiece if the elements are copied.
   const void* load(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
     return in_place(step) ? at(offset) : gather(offset, step, count, buffer);
   }

@@ -30,7 +30,8 @@ struct Operand {
   int64_t row_step;
   int64_t column_step;
 
-  /// Refers to the matrix at `from`, or to a copy in `buffer` if no axis is contiguous or the elements are bf16 or f16.
+  /// Refers to the matrix at `from` without a copy if possible. Copies the matrix to `buffer` if no axis is contiguous,
+  /// or if the elements are bf16 or f16.
   template <class From>
   Operand(const From* from, int64_t m, int64_t n, int64_t row, int64_t column, std::vector<T>& buffer)
       : rows(m), columns(n), row_step(row), column_step(column) {

@@ -1,8 +1,8 @@
 // Group normalization, forward and backward. Both compute sums per channel of a sample (a line), then coefficients per
 // line, and then all elements in an elementwise pass.
 //
-// The statistics are computed from deviations from an element of the group (its pivot), which avoids the difference of
-// large squares. Elements are converted when they are loaded and stored. Sums are in double, coefficients in compute_t.
+// The statistics are computed from deviations from one element of the group (the pivot). This avoids subtracting large
+// squares. Elements are converted when they are loaded and stored. Sums are in double, coefficients in compute_t.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// The mean and rstd of a group, or the means over a group of the backward pass: entry `number` of f64 pairs.
+/// Two f64 values of a group: (mean, rstd) in the statistics, or the two means that the backward pass computes.
 using Pair = std::array<double, 2>;
 Pair& pair_at(const View& pairs, const Group& group) { return pairs.as<Pair>()[group.number]; }
 
@@ -92,8 +92,8 @@ void apply_norm(const Slabs& slabs, const View& y, const View& x, const View& st
       [a](const LineNorm<T>& norm, T v, T) { return a.after.value(norm.normalized(norm.centered(a, v))); }, y, x, x);
 }
 
-/// Computes dgamma, dbeta and, in `means`, the means over each group of h and h * n. g is the gradient of the
-/// normalized value n * gamma + beta, and h = gamma * g.
+/// Computes dgamma, dbeta and, in `means`, the means over each group of h and h * n. n is the normalized value, g is
+/// the gradient of n * gamma + beta, and h = gamma * g.
 template <class T, class Activations>
 void sum_gradients(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, const View& means,
                    const GroupNormGradients& out, const View& dy, const View& x, const View& statistics,
@@ -127,7 +127,7 @@ void sum_gradients(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, co
   }
 }
 
-/// Computes dx from dv = rstd * (h - mean(h) - n * mean(h * n)).
+/// Computes dx from dv = rstd * (h - mean(h) - n * mean(h * n)), the gradient of v = before(x).
 template <class T, class Activations>
 void input_gradient(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, const View& dx, const View& dy,
                     const View& x, const View& statistics, const View& means, const Activations& a) {

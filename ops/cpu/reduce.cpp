@@ -49,7 +49,7 @@ struct Extremum {
 constexpr int64_t kColumns = 1024;
 // Smallest number of elements per chunk.
 constexpr int64_t kChunk = 65536;
-// Reductions are divided into chunks only if there are fewer groups of outputs than this.
+// Reductions are divided into chunks only if there are fewer than this number of output groups.
 constexpr int64_t kManyGroups = 64;
 
 /// Calls f(offset, count, step) for the rows, or parts of rows, that contain the elements [begin, end) of a nest.
@@ -77,7 +77,7 @@ struct Reduction {
   int64_t length;  // terms per output
   int64_t chunks = 1;
   double scale = 1;  // factor for floating-point results
-  bool columns;      // combine many outputs at once: outputs are closer in memory than the terms of an output
+  bool columns;      // combine many outputs at once, because neighboring outputs are closer in memory than terms
 
   Reduction(const View& result, const View& input) : in(input, dtype_of<T>), out(result, dtype_of<T>) {
     int64_t slot = result.numel();

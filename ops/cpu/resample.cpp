@@ -51,8 +51,8 @@ void add_row(double* sums, const T* x, int64_t step, int64_t count, double weigh
     for (int64_t i = 0; i < count; ++i) sums[i] += weight * static_cast<double>(x[i * step]);
 }
 
-/// Computes row (d, h) of `lanes` channels. x and y point to the first of them. `columns` is a buffer for a row of the
-/// input.
+/// Computes row (d, h) of `lanes` channels. x and y point to the first of these channels. `columns` is a buffer for a
+/// row of the input.
 template <class T>
 void resample_row(const ResampleProblem& p, int64_t d, int64_t h, int64_t lanes, T* y, const T* x,
                   std::vector<double>& columns) {

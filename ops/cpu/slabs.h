@@ -67,12 +67,12 @@ struct Slabs {
   size_t lines() const { return static_cast<size_t>(samples * channels); }
   size_t line(int64_t sample, int64_t channel) const { return static_cast<size_t>(sample * channels + channel); }
 
-  /// Returns the offset of row r of a slab.
+  /// Returns the offset of row r of a slab in view v.
   int64_t row(const View& v, const Slab& slab, int64_t r) const {
     return slab.sample * v.stride[0] + slab.channel * v.stride[1] + slab.position * v.stride[2] +
            (channels_inner ? r * v.stride[2] : 0);
   }
-  /// Returns the stride of the columns.
+  /// Returns the stride of the columns in view v.
   int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
 };
 
@@ -84,7 +84,7 @@ struct Group {
   int64_t channel;  // first channel
   int64_t channels;
 
-  /// Returns the number of channels in all samples of the group.
+  /// Returns the number of lines of the group: its channels times its samples.
   int64_t lines() const { return samples * channels; }
   /// Calls f(n, c) for all channels c and samples n.
   template <class F>
@@ -94,7 +94,7 @@ struct Group {
   }
 };
 
-/// Returns element c of a vector, or `fallback` if `v` is null.
+/// Returns element c of the vector `v`, or `fallback` if `v` is null.
 inline double entry(const View* v, int64_t c, double fallback) {
   double value = fallback;
   if (v)
@@ -102,14 +102,14 @@ inline double entry(const View* v, int64_t c, double fallback) {
              [&]<class T>() { value = convert<double>(v->as<T>()[c * v->stride[0]]); });
   return value;
 }
-/// Sets element c of a vector. Does nothing if `v` is null.
+/// Sets element c of the vector `v`. Does nothing if `v` is null.
 inline void set_entry(const View* v, int64_t c, double value) {
   if (v)
     dispatch(Floats(), v->dtype, "norm", "CPU", [&]<class T>() { v->as<T>()[c * v->stride[0]] = convert<T>(value); });
 }
 
-/// Returns `count` elements of a slab as T, from column `first` of row r on. They may span several rows if the rows are
-/// contiguous.
+/// Returns `count` elements of a slab as T, from column `first` of row r on. The elements may span several rows if the
+/// rows are contiguous.
 template <class T>
 const T* load(const Slabs& slabs, const RowOperand& in, const Slab& slab, int64_t r, int64_t first, int64_t count,
               RowBuffer& buffer) {
@@ -171,7 +171,7 @@ std::vector<std::array<double, kSums>> line_sums(const Slabs& slabs, const F& f,
                                                  const View& second) {
   const RowOperand in[2]{{first, dtype_of<T>}, {second, dtype_of<T>}};
   std::vector<double> parts(slabs.lines() * static_cast<size_t>(slabs.chunks) * kSums);
-  // Part number `chunk` of sum k of a line is an element of the row of this sample, chunk and sum.
+  // `parts` has the axes [sample][chunk][sum k][channel]. part() returns the elements of all channels.
   const auto part = [&](int64_t sample, int64_t chunk, size_t k) {
     return parts.data() +
            ((sample * slabs.chunks + chunk) * static_cast<int64_t>(kSums) + static_cast<int64_t>(k)) * slabs.channels;
@@ -184,7 +184,7 @@ std::vector<std::array<double, kSums>> line_sums(const Slabs& slabs, const F& f,
     for_blocks(slabs, slab, 0, slab.rows, {&in[0], &in[1]}, [&](int64_t r, int64_t rows, int64_t c, int64_t count) {
       const T* x = load<T>(slabs, in[0], slab, r, c, rows * count, buffers[0]);
       const T* v = &first == &second ? x : load<T>(slabs, in[1], slab, r, c, rows * count, buffers[1]);
-      if (!slabs.channels_inner) {  // each sweep reads the block from the cache
+      if (!slabs.channels_inner) {  // one pass per sum; later passes read the block from the cache
         [&]<size_t... k>(std::index_sequence<k...>) {
           ((*sums[k] += sum_lanes(count, [f, line, x, v](int64_t j) { return f(line, x[j], v[j])[k]; })), ...);
         }

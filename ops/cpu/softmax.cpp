@@ -65,7 +65,7 @@ void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
 }
 
 /// Computes `count` lines. `along` holds the strides of y and x along a line, and `across` the strides between lines.
-/// bf16 and f16 are copied to float32 and computed there.
+/// bf16 and f16 lines are converted to float32 buffers first.
 template <class T>
 void softmax_rows(T* y, const T* x, const Offsets& along, const Offsets& across, int64_t length, int64_t count,
                   bool logarithm) {

@@ -1,4 +1,4 @@
-// Vector types of the compiler, and small transpositions in registers, for the CPU convolutions.
+// Compiler vector types and small transpositions in registers for the CPU convolutions.
 #pragma once
 
 #include <cstdint>

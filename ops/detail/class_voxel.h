@@ -51,7 +51,7 @@ struct ClassVoxel {
   }
   /// Replaces the logits by probabilities.
   VG_HOST_DEVICE void take_softmax() {
-    C top = -std::numeric_limits<C>::infinity(), total = 0;  // the comparison skips NaN, but the total becomes NaN
+    C top = -std::numeric_limits<C>::infinity(), total = 0;  // NaN does not change the maximum, but makes the total NaN
     each([&](int c) { top = p[c] > top ? p[c] : top; });
     each([&](int c) {
       minus_log[c] = top - p[c];
@@ -80,13 +80,14 @@ struct ClassVoxel {
   /// Replaces the logits by their gradients. `grad` (C, 5) is the gradient of the sums; `own` is the class of the
   /// target.
   VG_HOST_DEVICE void differentiate(const C* grad, int64_t own, const ClassSums& options) {
-    const auto p_grad = [&](int c) {  // gradient of p[c] from sums 0 and 1; sums 3 and 4 are logarithms
+    const auto p_grad = [&](int c) {  // gradient of p[c] from sums 0 and 1; see below for sums 3 and 4
       const C* sums_grad = grad + c * kClassSums;
       return sums_grad[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? sums_grad[1] : C(0));
     };
     if (!options.softmax) return each([&](int c) { p[c] = p_grad(c); });
     take_softmax();
-    // The gradient of logit c contains the term p[c] * common, with the same factor for all classes.
+    // The gradient of -log(p[k]) with respect to logit c is p[c], minus 1 if c is k. Therefore, the gradient of logit c
+    // contains the term p[c] * common, with the same factor for all classes.
     C common = grad[own * kClassSums + 3];
     each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * p_grad(c); });
     each([&](int c) {

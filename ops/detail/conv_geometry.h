@@ -7,8 +7,8 @@
 // gather form: the outputs are divided into phases, and in each phase evenly spaced outputs read evenly spaced inputs
 // for each tap. A forward convolution has one phase. A transposed convolution has one phase for each residue of
 // i + padding modulo the stride, if the residue has taps. With g = gcd(stride, dilation), a residue that g does not
-// divide has no taps. Any other residue has every (stride / g)-th tap, and from one of these taps to the next the input
-// changes by dilation / g. Each tap belongs to exactly one phase, so that no multiplication is wasted.
+// divide has no taps. Any other residue has every (stride / g)-th tap. From one of these taps to the next, the index of
+// the input changes by dilation / g. Each tap belongs to exactly one phase, so that no multiplication is wasted.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct ConvPhase {
   std::vector<ConvTap> taps;
 };
 
-/// The gather form of one axis. An output belongs to at most one phase; an output that belongs to none is an empty sum.
+/// The gather form of one axis. An output belongs to at most one phase; an output without a phase is 0, an empty sum.
 /// Every phase has outputs and taps, so the number of phases is at most the number of taps, even with a large stride.
 struct ConvGather {
   int64_t in_size = 0;
@@ -86,8 +86,8 @@ struct ConvRange {
   int64_t begin = 0;
   int64_t end = 0;
 };
-/// Returns the q in [0, phase.count) for which the input q * in_step + tap.offset is in [0, in_size); {0, 0} if there
-/// are none.
+/// Returns the range of all q in [0, phase.count) for which the input q * in_step + tap.offset is in [0, in_size), or
+/// {0, 0} if there are none.
 ConvRange tap_range(const ConvGather& gather, const ConvPhase& phase, const ConvTap& tap);
 
 }  // namespace voxgrad

@@ -1,6 +1,6 @@
 // The three maps of the convolution family on tensors (N, C, D, H, W): the convolution, the gradient of its input and
 // the gradient of its weight. Each map is linear in both of its operands, and its gradients are the other two maps. The
-// caller passes the size of the result; positions outside of an operand count as zero. Private to ops/.
+// caller passes the size of the result. Elements outside of an operand count as zero. Private to ops/.
 #pragma once
 
 #include "../../core/autograd.h"
@@ -20,7 +20,7 @@ inline WeightForm form_of(const Tensor& weight) { return {spatial_size(weight), 
 /// Operations that a convolution kernel applies before it stores the result.
 struct FusedEpilogue {
   bool relu = false;          ///< applies ReLU after the bias
-  bool bias_recorded = true;  ///< records the bias as an input of the node (ops/detail/unrecorded.h)
+  bool bias_recorded = true;  ///< records the bias as an input of the autograd node (ops/detail/unrecorded.h)
 };
 
 /// Returns the convolution (N, Cout, size...) of x with the weight (Cout, Cin / groups, kD, kH, kW).
@@ -39,7 +39,8 @@ Tensor sum_over_voxels(const Tensor& grad);
 inline Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
 /// Computes convolve or convolve_transposed of a volume that the ranks of `group` share. x and the result are this
-/// rank's slabs. Throws Error if the depth of the volume does not change by the stride alone (ops/spatial.h).
+/// rank's slabs. Throws Error unless the depth of the volume is divided or multiplied by exactly the stride
+/// (ops/spatial.h).
 Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
                      FusedEpilogue epilogue);

@@ -45,8 +45,8 @@ inline distributed::Communicator* sharing_ranks(int64_t axes) {
   return axes == 5 ? distributed::spatial_group() : nullptr;
 }
 
-/// Throws Error if ranks share volumes and an operator reads across the boundary of a slab. `within`: whether every
-/// element that it reads along D is in the slab.
+/// Throws Error if ranks share volumes and an operator reads across the boundary of a slab. `within`: whether the
+/// operator reads only elements of the slab.
 inline void check_within_slab(const char* op, bool within) {
   check(within || !distributed::spatial_group(), op,
         "reads across the boundary of a slab along D, which is not supported while ranks share a volume "

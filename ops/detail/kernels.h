@@ -86,7 +86,7 @@ struct ClassSums {
 };
 /// Number of sums per class.
 inline constexpr int kClassSums = 5;
-/// Largest number of classes that kernels support.
+/// Largest number of classes that the class_sums kernels support.
 inline constexpr int kMaxClasses = 12;
 
 struct PoolGeometry {
@@ -96,15 +96,16 @@ struct PoolGeometry {
   Triple dilation{1};
 };
 
-/// A linear map along one axis with n inputs. For output o, with s as given:
-///   nearest        the input at min(floor(s), n - 1), s = o * scale
-///   nearest_exact  the input at min(floor(s), n - 1), s = (o + 0.5) * scale
-///   linear         interpolates the two inputs around s = o * scale if align_corners, otherwise
+/// A linear map along one axis with n inputs. Output o of each mode is:
+///   nearest        the input at min(floor(s), n - 1), where s = o * scale
+///   nearest_exact  the input at min(floor(s), n - 1), where s = (o + 0.5) * scale
+///   linear         the interpolation of the two inputs around s, where s = o * scale if align_corners, otherwise
 ///                  s = max((o + 0.5) * scale - 0.5, 0)
-///   cubic          interpolates the four inputs around s = o * scale if align_corners, otherwise
+///   cubic          the interpolation of the four inputs around s, where s = o * scale if align_corners, otherwise
 ///                  s = (o + 0.5) * scale - 0.5; positions outside take the nearest input
-///   box            the sum of the inputs in o * stride - padding + [0, kernel), times `weight` or, if `weight` is 0,
-///                  divided by the number of positions in the padded input, or of inputs if not count_include_pad
+///   box            the sum of the inputs in the window o * stride - padding + [0, kernel), multiplied by `weight`. If
+///                  `weight` is 0, the sum is instead divided by the number of positions of the window that are inside
+///                  the padded input (count_include_pad) or inside the input (otherwise)
 ///   adaptive       the mean of the inputs from floor(o * n / outputs) to ceil((o + 1) * n / outputs) - 1
 ///   reflect, replicate, circular  the input at o - padding; positions outside are padded as in PyTorch
 /// Both devices compute the positions and weights with the functions in ops/detail/resample_taps.h.
@@ -118,7 +119,7 @@ struct Resample {
   int64_t stride = 1;
   int64_t padding = 0;  ///< before the first input; box: also after the last input
   int64_t outputs = 1;
-  double weight = 0;  ///< 0 if not given
+  double weight = 0;  ///< box: factor of the sums; 0: not given
 };
 
 /// The maps along D, H and W. A default Resample leaves its axis unchanged.

@@ -20,7 +20,8 @@ struct NoActivation {
   }
 };
 
-/// relu or leaky_relu, in float. The code has no branches, because signs of elements are hard to predict.
+/// relu or leaky_relu with a float slope. The code has no branches, because a branch on the sign of an element is hard
+/// to predict.
 struct Piecewise {
   float slope;
   bool relu;

@@ -15,8 +15,8 @@ namespace voxgrad {
 template <class Step, class T>
 struct StepUpdate;
 
-/// Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, except that the
-/// learning rate multiplies the whole update, as in PyTorch.
+/// SGD with momentum: Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013,
+/// except that the learning rate multiplies the whole update, as in PyTorch.
 template <class T>
 struct StepUpdate<SgdStep, T> {
   T lr, momentum, undamped, weight_decay, sign;
@@ -46,14 +46,14 @@ struct StepUpdate<SgdStep, T> {
 /// ICLR 2019; amsgrad: Reddi et al., "On the convergence of Adam and beyond", ICLR 2018.
 template <class T>
 struct StepUpdate<AdamStep, T> {
-  T rate;          // learning rate with the bias correction of exp_avg
+  T rate;          // learning rate divided by the bias correction of exp_avg
   T shrink;        // factor by which decoupled weight decay multiplies the parameter
   T weight_decay;  // 0 if decoupled
   T sign;          // -1 to maximize
   T beta2;
   T rest1;           // 1 - beta1
   T rest2;           // 1 - beta2
-  T inv_correction;  // bias correction of sqrt(exp_avg_sq)
+  T inv_correction;  // factor that corrects the bias of sqrt(exp_avg_sq)
   T eps;
 
   static int states(const AdamStep& step) { return step.amsgrad ? 3 : 2; }
@@ -137,7 +137,8 @@ struct StepUpdate<RmspropStep, T> {
   }
 };
 
-/// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
+/// Adagrad: Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization",
+/// JMLR 2011.
 template <class T>
 struct StepUpdate<AdagradStep, T> {
   T rate, weight_decay, eps, sign;
@@ -156,7 +157,7 @@ struct StepUpdate<AdagradStep, T> {
   }
 };
 
-/// Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023. rest1 and rest2 are 1 - beta1 and
+/// Lion: Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023. rest1 and rest2 are 1 - beta1 and
 /// 1 - beta2. shrink is the factor by which weight decay multiplies the parameter.
 template <class T>
 struct StepUpdate<LionStep, T> {

@@ -91,8 +91,8 @@ struct Readers {
   int64_t first, last;
 };
 
-/// Returns a range that contains all outputs that read input `i`. It may contain other outputs. Not for reflect and
-/// circular maps.
+/// Returns a range that contains all outputs that read input `i`. The range may contain other outputs. Does not support
+/// reflect and circular maps.
 VG_HOST_DEVICE inline Readers resample_readers(const Resample& map, int64_t i, int64_t n, int64_t outputs) {
   using enum Resample::Mode;
   double low = 0, high = static_cast<double>(outputs - 1);
@@ -115,9 +115,9 @@ VG_HOST_DEVICE inline Readers resample_readers(const Resample& map, int64_t i, i
   return {first, high < static_cast<double>(outputs) ? static_cast<int64_t>(high) : outputs - 1};
 }
 
-/// Calls f(position, weight) for each term of element `o` of the result of the map or, if `transposed`, of the
-/// transposed map. `position` is the index of the term's element in the operand. `n` is the number of inputs of the map
-/// (not of the transposed map), `outputs` the number of its outputs.
+/// Element `o` of the result of the map or, if `transposed`, of the transposed map is a sum of weighted elements of the
+/// operand. Calls f(position, weight) for each term of this sum, where `position` is the index of the element. `n` and
+/// `outputs` are the numbers of inputs and outputs of the map, not of the transposed map.
 template <class F>
 VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, int64_t n, int64_t outputs, F f) {
   if (!transposed) {

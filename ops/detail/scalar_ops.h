@@ -67,7 +67,7 @@ VG_HOST_DEVICE T silu_slope(T x) {
   const T s = sigmoid_of(x);
   return s * (T(1) + x * (T(1) - s));
 }
-/// tanh(softplus(x)).
+/// Returns tanh(softplus(x)).
 template <class T>
 VG_HOST_DEVICE T mish_gate(T x) {
   if (x > T(20)) return T(1);

@@ -9,8 +9,8 @@
 
 namespace voxgrad {
 
-/// Computes conv1d, conv2d or conv3d for `Options` = ConvOptions<N>, conv_transpose1d, conv_transpose2d or
-/// conv_transpose3d for ConvTransposeOptions<N>. Autograd records the whole operation.
+/// Computes conv1d, conv2d or conv3d if `Options` is ConvOptions<N>, and conv_transpose1d, conv_transpose2d or
+/// conv_transpose3d if it is ConvTransposeOptions<N>. Autograd records the whole operation.
 template <class Options>
 Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options);
 /// Computes conv() and, if `relu`, its ReLU in one kernel. Neither the bias nor the ReLU is recorded.

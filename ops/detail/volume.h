@@ -9,7 +9,7 @@
 
 namespace voxgrad {
 
-/// D, H, W of (N, C, D, H, W).
+/// Returns the spatial size (D, H, W) of x (N, C, D, H, W).
 inline Triple spatial_size(const Tensor& x) { return {x.size(2), x.size(3), x.size(4)}; }
 
 /// Throws Error if the channel axis or one of the `axes` spatial axes of x is empty or has more than 2^62 elements.
@@ -36,8 +36,8 @@ inline Tensor as_volume(Tensor x, int64_t axes) {
   while (x.dim() < 5) x = unsqueeze(x, 2);
   return x;
 }
-/// Inverts as_volume: removes the axes that it added to an input with `axes` spatial axes. `batched`: whether that
-/// input had a batch axis.
+/// Inverts as_volume: removes the axes that as_volume added to an input with `axes` spatial axes. `batched`: whether
+/// the input had a batch axis.
 inline Tensor from_volume(Tensor y, int64_t axes, bool batched) {
   for (; axes < 3; ++axes) y = squeeze(y, 2);
   return batched ? y : squeeze(y, 0);

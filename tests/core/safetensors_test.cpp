@@ -167,13 +167,13 @@ const Malformed kMalformed[] = {
     {"{\"a\":" + entry("F4", "[18]", "[0,8]") + "}",
      "tensor 'a': [18] F4 takes 9 bytes, but data_offsets [0, 8] contain 8"},
     {"{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}",
-     "shape must hold integers that are not negative, found a negative number"},
-    {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}", "are not negative, found a number that is not a 64-bit integer"},
-    {"{\"a\":" + entry("F32", "[[2]]", "[0,8]") + "}",
-     "shape must hold integers that are not negative, found an array"},
-    {"{\"a\":" + entry("F32", "[true]", "[0,8]") + "}", "are not negative, found a boolean"},
+     "shape must contain non-negative integers, found a negative number"},
+    {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}",
+     "non-negative integers, found a number that is not a 64-bit integer"},
+    {"{\"a\":" + entry("F32", "[[2]]", "[0,8]") + "}", "shape must contain non-negative integers, found an array"},
+    {"{\"a\":" + entry("F32", "[true]", "[0,8]") + "}", "non-negative integers, found a boolean"},
     {"{\"a\":" + entry("F32", "[99999999999999999999]", "[0,8]") + "}",
-     "shape must hold integers that are not negative, found a"},
+     "shape must contain non-negative integers, found a"},
     {"{\"a\":" + entry("F32", "[9223372036854775808]", "[0,8]") + "}", "does not fit in 64 bits"},
     {"{\"a\":" + entry("F32", "[4294967296,4294967296]", "[0,8]") + "}",
      "tensor 'a': the number of bits of [4294967296, 4294967296] F32 does not fit in 64 bits"},
@@ -309,7 +309,7 @@ TEST_F(SafetensorsTest, RejectsContentsThatCouldNotBeLoaded) {
   EXPECT_ERROR(save_safetensors(path("f"), {{"a\xff", empty({1})}}), "the name of tensor 'a\xff' must be UTF-8");
   EXPECT_ERROR(save_safetensors(path("f"), {{"a", empty({1})}}, {{"k", "v\xff"}}), "metadata 'v\xff' must be UTF-8");
   EXPECT_ERROR(save_safetensors(path("f"), {{"a", empty({1})}}, {{"voxgrad.crc32", ""}}),
-               "no metadata may be named voxgrad.crc32");
+               "no metadata key may be voxgrad.crc32");
   EXPECT_ERROR(save_safetensors(path("none/f"), {{"a", empty({1})}}), "No such file or directory");
   EXPECT_EQ(file_count(), 0);
 }

@@ -81,7 +81,7 @@ TEST(Parallel, RethrowsErrorsOfTheBody) {
   const Threads guard(3);
   EXPECT_ERROR(parallel_for(10, 1, [](int64_t begin, int64_t) { check(begin > 0, "body", "no"); }), "body: no");
   EXPECT_TRUE(visits_each_index_once(10));
-  EXPECT_ERROR(set_num_threads(0), "set_num_threads: needs a positive number, got 0");
+  EXPECT_ERROR(set_num_threads(0), "set_num_threads: the number of threads must be positive, got 0");
   EXPECT_EQ(num_threads(), 3);
 }
 

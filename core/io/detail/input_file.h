@@ -38,7 +38,7 @@ class InputFile {
   /// Returns the file descriptor, for libraries that read from it themselves.
   int descriptor() const { return descriptor_; }
 
-  /// Throws Error("<op>: '<path>': <args streamed>").
+  /// Throws an Error with the message "<op>: '<path>': " and the arguments, streamed one after another.
   template <class... Args>
   [[noreturn]] void fail(const Args&... args) const {
     voxgrad::fail(op_, "'", name_, "': ", args...);
@@ -67,9 +67,9 @@ class InputFile {
 /// Formats text from a file for error messages: in quotes, abbreviated, with control characters replaced by '?'.
 std::string in_quotes(std::string_view text);
 
-/// Returns the bytes of a dense tensor with this shape and `bits` bits per element, according to the header of `file`.
-/// `what`, which must end with a space, and `dtype` are for error messages. Throws if a partial product of the sizes
-/// overflows, even if another size is 0, or if the bits are not whole bytes.
+/// Returns the number of bytes of a dense tensor with this shape and `bits` bits per element, according to the header
+/// of `file`. `what`, which must end with a space, and `dtype` are for error messages. Throws if a partial product of
+/// the sizes overflows, even if another size is 0, or if the bits are not whole bytes.
 int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
                       int64_t bits);
 
@@ -85,7 +85,7 @@ void check_part(const InputFile& file, const Shape& shape, const Dims& start, co
 template <class Run>
 void for_each_run(Shape shape, Dims start, Shape size, Run run) {
   if (shape.empty()) return run(0, 0, 1);
-  while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the one before it
+  while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the axis before it
     for (Dims* dims : {&start, &size, &shape}) {
       (*dims)[dims->size() - 2] *= shape.back();
       if (dims != &shape) dims->erase(dims->size() - 1);

@@ -1,5 +1,5 @@
 // Parses JSON value by value and writes JSON text. No document is kept in memory, because the destructor of
-// nlohmann::json allocates memory and would terminate the program if there is none left.
+// nlohmann::json allocates memory and would terminate the program if memory has run out.
 #pragma once
 
 #include <concepts>
@@ -27,7 +27,7 @@ using JsonPath = std::vector<std::string>;
 void read_json(const InputFile& file, const char* what, const std::string& text,
                const std::function<void(const JsonPath& path, const JsonValue& value)>& visit);
 
-/// Returns `text` in quotes, escaped. A byte that is not part of UTF-8 becomes U+FFFD.
+/// Returns `text` in quotes, escaped. A byte that is not valid UTF-8 becomes U+FFFD.
 std::string to_json(std::string_view text);
 /// Returns the number, or "null" if it is not finite.
 std::string to_json(double value);

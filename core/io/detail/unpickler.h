@@ -14,35 +14,36 @@
 namespace voxgrad {
 
 struct PickledStorage {
-  std::string key;  ///< of its entry in the archive
+  std::string key;  ///< name of the entry in the archive, after the folder "data/"
   std::string type;
   std::optional<DType> dtype{};  ///< empty if voxgrad does not support the type
   int64_t numel = 0;
-  ZipFile::Range range{};  ///< empty if there is no dtype
+  ZipFile::Range range{};  ///< bytes in the archive; empty if `dtype` is empty
 };
 
 /// A tensor. Unless there is a problem, its elements lie within its storage.
 struct PickledTensor {
-  uint32_t storage = 0;  ///< index
+  uint32_t storage = 0;  ///< index into PickledGraph::storages
   int64_t offset = 0;    ///< in elements
   Shape shape{};
   Strides strides{};
-  std::string problem{};  ///< why it cannot be loaded; "" if it can
+  std::string problem{};  ///< the reason why the tensor cannot be loaded, or ""
 };
 
 /// A value. Values refer to each other by index, so shared and cyclic values are destroyed without recursion.
 struct PickledNode {
   PtValue::Kind kind = PtValue::Kind::none;
-  enum class Role : uint8_t { plain, global, storage, numpy_dtype } role = Role::plain;  ///< of an object
-  uint32_t detail = 0;  ///< of a storage: its index; of a NumPy dtype: the node of its code
-  /// A boolean, an integer, the bits of a number, or an index: of a text, of the class name of an object, of a tensor.
+  enum class Role : uint8_t { plain, global, storage, numpy_dtype } role = Role::plain;  ///< the role of an object
+  uint32_t detail = 0;  ///< a storage: index into `storages`; a NumPy dtype: node of the type code
+  /// The value of a boolean or integer, or the bits of a number. For a text, for bytes and for the class name of an
+  /// object, the index into `texts`. For a tensor, the index into `tensors`.
   int64_t value = 0;
   std::vector<uint32_t> children{};  ///< items, or alternating keys and values
 };
 
 struct PickledGraph {
   uint32_t root = 0;
-  std::vector<PickledNode> nodes;  ///< begins with None
+  std::vector<PickledNode> nodes;  ///< the first node is None
   std::deque<std::string> texts;
   std::vector<PickledStorage> storages;
   std::vector<PickledTensor> tensors;
@@ -55,7 +56,7 @@ struct PickledGraph {
 
 inline constexpr size_t kMaxPickledTensors = 1'000'000;
 
-/// Creates the values of a pickle and computes the calls that build tensors and plain data. Functions throw Error for
+/// Creates the values of a pickle and evaluates the calls that build tensors and plain data. Functions throw Error for
 /// values of the wrong kind and if a limit is exceeded.
 class PickleBuilder {
  public:
@@ -65,7 +66,7 @@ class PickleBuilder {
   /// The class names of objects that the builder creates itself: indices of texts.
   enum ClassName : uint8_t { class_int, class_set, class_frozenset, class_storage, class_dtype };
 
-  /// Keeps the references. `pickle_bytes` limits the texts.
+  /// Keeps the references. The texts may take up to four times `pickle_bytes`, the size of the pickle.
   PickleBuilder(const InputFile& file, const ZipFile& zip, const std::string& folder, size_t pickle_bytes);
 
   PickledGraph graph;
@@ -87,17 +88,17 @@ class PickleBuilder {
   /// Converts a little-endian two's complement number.
   uint32_t make_integer(std::string_view bytes);
   uint32_t make_text(Kind kind, std::string_view text, Role role = Role::plain);
-  /// Returns a class or function. The dtypes of PyTorch are texts.
+  /// Returns a class or function. PyTorch's dtypes are represented as texts.
   uint32_t make_global(std::string_view module, std::string_view name);
   /// Returns a storage for the tuple ('storage', class, key, device, number of elements).
   uint32_t make_storage(uint32_t id);
-  /// Returns the result of a call, which is an object if the call is not computed.
+  /// Returns the result of a call. Returns an object of class `function` if the builder cannot evaluate the call.
   uint32_t call(uint32_t function, uint32_t arguments, bool has_keywords);
   /// Discards the state of an object, except the byte order of a NumPy dtype.
   void set_state(uint32_t object, uint32_t state);
 
  private:
-  /// A call that is computed. It returns nothing if the result is an object.
+  /// A function that the builder evaluates. `call` returns nullopt if it cannot evaluate these arguments.
   struct Function {
     std::string_view name;
     size_t min_arguments;

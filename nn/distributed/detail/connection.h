@@ -1,4 +1,4 @@
-// Non-blocking TCP connections between ranks. Frames wait in buffers until the socket accepts or delivers them.
+// Non-blocking TCP connections between ranks. Each connection buffers its frames in both directions.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ struct Frame {
 /// disappears, sends an invalid frame, or does not read.
 class Connection {
  public:
-  Connection() = default;  ///< closed
+  Connection() = default;  ///< creates a closed connection
   /// Takes ownership of the socket.
   explicit Connection(int handle);
   ~Connection() { close(); }
@@ -57,7 +57,8 @@ class Connection {
   void send(const Frame& frame);
   /// Moves bytes in both directions without blocking.
   void transfer();
-  /// Returns the next complete frame, if any. Also returns frames that arrived before the connection was closed.
+  /// Returns the next complete frame, or nullopt if there is none. Also returns frames that arrived before the
+  /// connection was closed.
   std::optional<Frame> next();
   void close();
 
@@ -70,8 +71,8 @@ class Connection {
   std::string output_;
 };
 
-/// Waits until a connection can transfer bytes or a handle is readable, until the deadline, but at most 0.1 seconds.
-/// Then transfers on the connections that are ready. Skips closed connections.
+/// Waits until a connection can transfer bytes or a handle is readable, at most 0.1 seconds and not beyond the
+/// deadline. Then calls transfer() of the connections that are ready. Skips closed connections.
 void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline);
 
 /// Connects to one of the addresses of a host before the deadline. If none accepts, returns a closed connection and

@@ -24,10 +24,10 @@ namespace voxgrad::distributed {
 /// The sockets on which rank 0 waits for the other ranks.
 class Listener {
  public:
-  /// Listens on the addresses of `host` that belong to this machine. If there are none, or if a host name resolves to
-  /// loopback addresses only (Debian's 127.0.1.1), other machines cannot connect to these addresses. In this case, the
-  /// listener uses all interfaces if `token` is not empty. Port 0 selects a free port. Throws Error with the reason if
-  /// no address can be used.
+  /// Listens on the addresses of `host` that belong to this machine. Other machines cannot connect to these addresses
+  /// if there are none, or if `host` is a name other than localhost that resolves only to loopback addresses (such as
+  /// Debian's 127.0.1.1). In these cases, the listener uses all interfaces if `token` is not empty. Port 0 selects a
+  /// free port. Throws Error with the reason if no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -75,7 +75,7 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  /// The message of rank 0.
+  /// Returns the message of rank 0.
   const std::string& message() const { return message_; }
   /// Starts a thread that calls `progress` every 0.1 seconds. If a process ends without leaving the group, if a
   /// collective is late or fails, or if the ranks' calls differ, the thread prints one line on stderr that names the
@@ -124,7 +124,7 @@ class Rendezvous {
   std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
   std::optional<Frame> late_;               // the first report of a late collective
   Deadline late_deadline_;                  // when the late collective ends all processes
-  Deadline next_calls_{};                   // when to send a frame of calls even without new calls
+  Deadline next_calls_{};                   // when to send a frame even if there are no new calls
   std::atomic<bool> stopping_ = false;
   std::thread watcher_;
 
@@ -139,7 +139,7 @@ std::string random_token();
 void print_failure(int rank, int size, const std::string& what);
 /// Returns the name of this machine.
 std::string host_name();
-/// Calls f(world). An exception ends all processes, after one line on stderr.
+/// Calls f(world). If f throws, prints one line on stderr and ends the processes of all ranks.
 void run_guarded(Communicator& world, const std::function<void(Communicator& world)>& f);
 
 }  // namespace voxgrad::distributed
