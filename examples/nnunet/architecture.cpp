@@ -136,7 +136,7 @@ UNetOptions build(const Fields& fields, int64_t in_channels, int64_t num_classes
 bool read_class(const Json& name) {
   const std::string network = short_name(name);
   name.check_supported(network == "PlainConvUNet" || network == "ResidualEncoderUNet",
-                       "PlainConvUNet, ResidualEncoderUNet");
+                       "PlainConvUNet, ResidualEncoderUNet, MedNeXt");
   return network == "ResidualEncoderUNet";
 }
 
@@ -157,6 +157,16 @@ UNetOptions read_arch_kwargs(const Json& architecture, int64_t axes, int64_t in_
   options.norm = read_norm(kwargs.find("norm_op"), kwargs.find("norm_op_kwargs"), axes);
   options.activation = read_activation(kwargs.find("nonlin"), kwargs.find("nonlin_kwargs"));
   return options;
+}
+
+MedNeXtOptions read_mednext(const Json& kwargs, int64_t in_channels, int64_t num_classes) {
+  constexpr size_t kParts = 9;
+  return {.in_channels = in_channels,
+          .num_classes = num_classes,
+          .channels = kwargs.at("channels").integer(),
+          .kernel_size = kwargs.at("kernel_size").integer(),
+          .blocks = per_stage(kwargs.at("blocks"), kParts),
+          .expansion = per_stage(kwargs.at("expansion"), kParts)};
 }
 
 /// Reads the format of early nnU-Net v2, whose networks have a bias, InstanceNorm and LeakyReLU(0.01).
@@ -182,10 +192,12 @@ bool is_2d(const Json& configuration) {
   return axes == 2;
 }
 
-UNetOptions read_architecture(const Json& configuration, int64_t in_channels, int64_t num_classes) {
+NetworkOptions read_architecture(const Json& configuration, int64_t in_channels, int64_t num_classes) {
   const int64_t axes = is_2d(configuration) ? 2 : 3;
   const Json architecture = configuration.find("architecture");
   if (architecture.is_null()) return read_old_format(configuration, axes, in_channels, num_classes);
+  if (short_name(architecture.at("network_class_name")) == "MedNeXt")
+    return read_mednext(architecture.at("arch_kwargs"), in_channels, num_classes);
   const Json conv = architecture.at("arch_kwargs").at("conv_op");
   conv.check(short_name(conv) == concat("Conv", axes, 'd'), "must be Conv", axes, "d, because the patches have ", axes,
              " axes");

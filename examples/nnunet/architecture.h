@@ -6,12 +6,14 @@
 #include <voxgrad.h>
 
 #include "examples/nnunet/json.h"
+#include "examples/nnunet/network.h"
 
 namespace nnunet {
 
 /// Returns the network of a configuration of plans.json, with "inherits_from" already resolved. A 2-D network becomes a
-/// 3-D network with kernel size 1 and stride 1 along D. Throws Error for a network that nn::UNet cannot represent.
-voxgrad::nn::UNetOptions read_architecture(const Json& configuration, int64_t in_channels, int64_t num_classes);
+/// 3-D network with kernel size 1 and stride 1 along D. Throws Error for other networks than those of nn::UNet and the
+/// MedNeXt of save_model().
+NetworkOptions read_architecture(const Json& configuration, int64_t in_channels, int64_t num_classes);
 
 /// Returns true if the kernels of the configuration have two axes.
 bool is_2d(const Json& configuration);

@@ -172,8 +172,9 @@ std::vector<Json> inheritance(const Json& plans, const std::string& name) {
 
 }  // namespace
 
-ModelPlan read_plan(const std::filesystem::path& folder, const std::string& name) {
-  const Json dataset = Json::load(folder / "dataset.json"), plans = Json::load(folder / "plans.json");
+ModelPlan read_plan(const std::filesystem::path& dataset_json, const std::filesystem::path& plans_json,
+                    const std::string& name) {
+  const Json dataset = Json::load(dataset_json), plans = Json::load(plans_json);
   const Json configuration = Json::merged(inheritance(plans, name));
   configuration.check(configuration.find("previous_stage").is_null(),
                       "is the second stage of a cascade, which is not supported");
@@ -243,13 +244,13 @@ Tensor Checkpoint::weight(const std::string& name) const {
   return found == pt_weights_.end() ? Tensor() : found->second.tensor();
 }
 
-std::shared_ptr<nn::UNet> Checkpoint::network(const ModelPlan& plan) const {
+Network Checkpoint::network(const ModelPlan& plan) const {
   const nn::init::SkipInit skip;
-  auto network = std::make_shared<nn::UNet>(plan.network);
-  network->eval();
+  Network network = make_network(plan.network);
+  network.module->eval();
   TensorMap state;
   std::vector<std::string> differences;
-  for (const auto& [name, expected] : network->state_dict()) {
+  for (const auto& [name, expected] : network.module->state_dict()) {
     Tensor tensor = weight(name);
     if (!tensor.defined()) {
       differences.push_back(name + " is missing");
@@ -267,7 +268,7 @@ std::shared_ptr<nn::UNet> Checkpoint::network(const ModelPlan& plan) const {
   check(differences.empty(), "nnU-Net", "'", path_.string(),
         "' belongs to another network than plans.json describes: ", text,
         differences.size() > kShown ? concat(" and ", differences.size() - kShown, " more") : std::string());
-  network->load_state_dict(state);
+  network.module->load_state_dict(state);
   return network;
 }
 

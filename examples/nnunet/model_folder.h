@@ -11,6 +11,7 @@
 #include <voxgrad.h>
 
 #include "examples/nnunet/case.h"
+#include "examples/nnunet/network.h"
 #include "examples/nnunet/resample.h"
 
 namespace nnunet {
@@ -62,15 +63,16 @@ struct ModelPlan {
   voxgrad::Triple patch_size = 1;
   std::vector<ChannelPlan> normalization;  ///< per channel
   ResampleOptions resample_image, resample_logits;
-  voxgrad::nn::UNetOptions network;
+  NetworkOptions network;
 };
 
-/// Reads the plan of `configuration` from the two files of a model folder. Throws voxgrad::Error, with the file and the
-/// key, if a file is missing, contradicts itself, or describes something that voxgrad does not support: cascades,
-/// readers other than SimpleITKIO, NibabelIO and NibabelIOWithReorient, resampling functions other than
-/// resample_data_or_seg_to_shape, and networks other than PlainConvUNet and ResidualEncoderUNet. Accepts plans of early
-/// versions of nnU-Net v2, which have no "architecture".
-ModelPlan read_plan(const std::filesystem::path& folder, const std::string& configuration);
+/// Reads the plan of `configuration` from the files dataset.json and plans.json of a model. Throws voxgrad::Error, with
+/// the file and the key, if a file is missing, contradicts itself, or describes something that voxgrad does not
+/// support: cascades, readers other than SimpleITKIO, NibabelIO and NibabelIOWithReorient, resampling functions other
+/// than resample_data_or_seg_to_shape, and networks other than PlainConvUNet, ResidualEncoderUNet and MedNeXt. Accepts
+/// plans of early versions of nnU-Net v2, which have no "architecture".
+ModelPlan read_plan(const std::filesystem::path& dataset, const std::filesystem::path& plans,
+                    const std::string& configuration);
 
 /// A checkpoint in the folder of a fold: checkpoint_final.pth, which nnU-Net writes, or checkpoint_final.safetensors,
 /// which save_model() writes.
@@ -83,7 +85,7 @@ class Checkpoint {
   voxgrad::Axes mirror_axes;  ///< spatial axes that mirroring at test time may flip; in 2-D, axis 0 is H
   /// Returns the network of `plan` with the weights of the checkpoint, in evaluation mode. Throws Error, with the names
   /// and shapes of the first tensors that differ, if the weights belong to another network.
-  std::shared_ptr<voxgrad::nn::UNet> network(const ModelPlan& plan) const;
+  Network network(const ModelPlan& plan) const;
 
  private:
   /// Returns a tensor of the network, or an undefined tensor if the file has none of this name.
@@ -95,9 +97,10 @@ class Checkpoint {
 };
 
 /// Writes a model folder that predict can use: dataset.json, plans.json and fold_0/checkpoint_final.safetensors. The
-/// two JSON files are those of nnU-Net. The network must be three-dimensional with InstanceNorm and LeakyReLU, and the
-/// labels must not be regions. `training_cases` is the number of cases that the network was trained on.
-void save_model(const std::filesystem::path& folder, const ModelPlan& plan, voxgrad::nn::UNet& network,
+/// two JSON files are those of nnU-Net, which can use the folder unless the network is a MedNeXt. A U-Net must be
+/// three-dimensional with InstanceNorm and LeakyReLU, and the labels must not be regions. `training_cases` is the
+/// number of cases that the network was trained on.
+void save_model(const std::filesystem::path& folder, const ModelPlan& plan, const Network& network,
                 const voxgrad::Axes& mirror_axes, int64_t training_cases);
 
 }  // namespace nnunet

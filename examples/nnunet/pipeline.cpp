@@ -221,7 +221,7 @@ TrainingVolume prepare_for_training(const Case& labeled, const ModelPlan& plan) 
   return {prepared.image, label.squeeze(0).contiguous()};
 }
 
-Tensor predict_logits(const Tensor& image, nn::UNet& network, const ModelPlan& plan, const Axes& mirror_axes,
+Tensor predict_logits(const Tensor& image, const Network& network, const ModelPlan& plan, const Axes& mirror_axes,
                       const PredictOptions& options) {
   Axes axes;
   for (const int64_t axis : mirror_axes) axes.push_back(plan.is_2d ? axis + 1 : axis);
@@ -234,7 +234,7 @@ Tensor predict_logits(const Tensor& image, nn::UNet& network, const ModelPlan& p
                                          .accumulate = options.sums,
                                          .sum_dtype = options.half_accumulation ? f16 : f32,
                                          .progress = options.progress};
-  const auto model = [&network](const Tensor& x) { return network(x); };
+  const auto model = [&network](const Tensor& x) { return network.module->forward(x); };
   return nn::sliding_window_inference(image.unsqueeze(0), model, windows).squeeze(0);
 }
 

@@ -64,7 +64,7 @@ struct PredictOptions {
 };
 
 /// Returns the logits (K, a0, a1, a2) of an image (C, a0, a1, a2) by sliding windows.
-voxgrad::Tensor predict_logits(const voxgrad::Tensor& image, voxgrad::nn::UNet& network, const ModelPlan& plan,
+voxgrad::Tensor predict_logits(const voxgrad::Tensor& image, const Network& network, const ModelPlan& plan,
                                const voxgrad::Axes& mirror_axes, const PredictOptions& options);
 
 /// Returns the labels (D, H, W) of the original image, u8 or i32, in the order of its axes in `prepared`. Resamples one

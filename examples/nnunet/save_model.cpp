@@ -24,7 +24,18 @@ Json per_stage(const std::vector<nn::UNetStage>& stages, T nn::UNetStage::*membe
   return list;
 }
 
+Json architecture(const MedNeXtOptions& network) {
+  return {{"network_class_name", "voxgrad.MedNeXt"},
+          {"arch_kwargs",
+           {{"channels", network.channels},
+            {"kernel_size", network.kernel_size},
+            {"blocks", network.blocks},
+            {"expansion", network.expansion}}}};
+}
+
 Json architecture(const nn::UNetOptions& network) {
+  check(network.norm && !network.norm->batch && network.activation.kind == ActivationKind::leaky_relu, "save_model",
+        "expected a network with InstanceNorm and LeakyReLU");
   const std::vector<nn::UNetStage>& stages = network.stages;
   // The file lists the decoder from the lowest resolution.
   std::vector<int64_t> decoder;
@@ -75,7 +86,7 @@ Json configuration(const ModelPlan& plan) {
           {"resampling_fn_probabilities", kFunction},
           {"resampling_fn_probabilities_kwargs", resampling(plan.resample_logits, false)},
           {"batch_dice", true},
-          {"architecture", architecture(plan.network)}};
+          {"architecture", std::visit([](const auto& network) { return architecture(network); }, plan.network)}};
 }
 
 Json plans(const ModelPlan& plan) {
@@ -115,17 +126,15 @@ Json dataset(const ModelPlan& plan, int64_t training_cases) {
 
 }  // namespace
 
-void save_model(const std::filesystem::path& folder, const ModelPlan& plan, nn::UNet& network, const Axes& mirror_axes,
-                int64_t training_cases) {
-  check(!plan.is_2d && !plan.labels.regions && plan.network.norm && !plan.network.norm->batch &&
-            plan.network.activation.kind == ActivationKind::leaky_relu,
-        "save_model", "expected a 3-D network with InstanceNorm and LeakyReLU, and labels without regions");
+void save_model(const std::filesystem::path& folder, const ModelPlan& plan, const Network& network,
+                const Axes& mirror_axes, int64_t training_cases) {
+  check(!plan.is_2d && !plan.labels.regions, "save_model", "expected a 3-D network and labels without regions");
   std::filesystem::create_directories(folder / "fold_0");
   write_file(folder / "dataset.json", dataset(plan, training_cases).dump(2) + '\n', "save_model");
   write_file(folder / "plans.json", plans(plan).dump(2) + '\n', "save_model");
   std::string axes;
   for (const int64_t axis : mirror_axes) axes += std::to_string(axis);
-  save_safetensors(folder / "fold_0/checkpoint_final.safetensors", network.state_dict(),
+  save_safetensors(folder / "fold_0/checkpoint_final.safetensors", network.module->state_dict(),
                    {{"configuration", plan.configuration}, {"mirror_axes", axes}});
 }
 

@@ -116,7 +116,7 @@ std::vector<fs::path> fold_files(const fs::path& model, const Options& options) 
 struct Model {
   ModelPlan plan;
   vg::Axes mirror_axes;
-  std::vector<std::shared_ptr<vg::nn::UNet>> networks;  // one per fold
+  std::vector<nnunet::Network> networks;  // one per fold
 };
 
 Model load_model(const Options& options, vg::Device device) {
@@ -125,11 +125,11 @@ Model load_model(const Options& options, vg::Device device) {
   for (const fs::path& file : fold_files(folder, options)) {
     const Checkpoint checkpoint(file);
     if (model.networks.empty()) {
-      model.plan = nnunet::read_plan(folder, checkpoint.configuration);
+      model.plan = nnunet::read_plan(folder / "dataset.json", folder / "plans.json", checkpoint.configuration);
       if (options.mirroring) model.mirror_axes = checkpoint.mirror_axes;
     }
     model.networks.push_back(checkpoint.network(model.plan));
-    model.networks.back()->to(device);
+    model.networks.back().module->to(device);
   }
   return model;
 }
@@ -140,13 +140,13 @@ vg::Tensor predict_all(const vg::Tensor& image, const Model& model, nnunet::Pred
   int64_t previous = 0;
   const int64_t folds = std::ssize(model.networks);
   examples::Progress progress(0, 0, "window");
-  for (const auto& network : model.networks) {
+  for (const nnunet::Network& network : model.networks) {
     options.progress = [&](int64_t done, int64_t total) {
       progress.set_total(folds * total);
       progress.update(previous * total + done, "");
       return true;
     };
-    const vg::Tensor logits = nnunet::predict_logits(image, *network, model.plan, model.mirror_axes, options);
+    const vg::Tensor logits = nnunet::predict_logits(image, network, model.plan, model.mirror_axes, options);
     if (sum.defined())
       sum.add_(logits);
     else

@@ -82,9 +82,24 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--spacing", train.spacing,
                  "voxel spacing of the network's input in mm (default: 2 on the CPU, the median of the cases on a GPU)")
       ->check(examples::number_in(0.01, 100));
-  app.add_option("--channels", train.channels, "channels of the first stage (default: 8 on the CPU, 16 on a GPU)")
+  app.add_option("--channels", train.channels,
+                 "channels of the first stage (default: 32; for unet 8 on the CPU, 16 on a GPU)")
       ->check(CLI::Range(1, 320));
-  app.add_flag("--residual", train.residual, "use nnU-Net's residual encoder");
+  auto* const network =
+      app.add_option("--network", train.network,
+                     "unet: nnU-Net's plain U-Net; resenc-m, resenc-l: residual encoder, for patches of 128^3 or 160^3 "
+                     "voxels on a GPU; mednext-b, mednext-l: MedNeXt")
+          ->check(CLI::IsMember({"unet", "resenc-m", "resenc-l", "mednext-b", "mednext-l"}))
+          ->capture_default_str();
+  app.add_option("--kernel-size", train.kernel_size, "kernel size of MedNeXt: 3 or 5")
+      ->check(CLI::IsMember({3, 5}))
+      ->capture_default_str();
+  app.add_option("--upkern", train.upkern,
+                 "start from this model folder of a MedNeXt with kernel size 3, with enlarged kernels")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--plans", train.plans, "plans.json of nnU-Net with the network, patch size and preprocessing")
+      ->check(CLI::ExistingFile)
+      ->excludes(network);
   app.add_flag("--recompute-activations", train.recompute,
                "recompute activations in the backward pass: less memory, slower");
   app.add_option("--optimizer", train.optimizer, "adamw, or sgd with Nesterov momentum 0.99")
@@ -160,7 +175,7 @@ void write_results(const std::filesystem::path& out, const Task& task, const Tra
   examples::write_curves(out / "curves.png", std::array{loss, dice});
   const bool mirrored = task.augment.mirror_p > 0 && options.augment;
   const vg::Axes mirror_axes = mirrored ? vg::Axes{0, 1, 2} : vg::Axes{};
-  nnunet::save_model(out / "model", trained.plan, *trained.model, mirror_axes, std::ssize(task.training));
+  nnunet::save_model(out / "model", trained.plan, trained.network, mirror_axes, std::ssize(task.training));
   write_report(out / "report.md", task, trained, tests, device);
 }
 

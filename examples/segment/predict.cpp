@@ -10,7 +10,7 @@ Prediction predict(const TrainResult& trained, const Case& c, const TrainOptions
   const nnunet::OrientedImage oriented = nnunet::orient(c.image, c.geometry, trained.plan);
   const nnunet::PreparedImage prepared = nnunet::prepare(oriented, trained.plan);
   const vg::Tensor logits = nnunet::predict_logits(
-      prepared.image, *trained.model, trained.plan, /*mirror_axes=*/{},
+      prepared.image, trained.network, trained.plan, /*mirror_axes=*/{},
       {.device = device, .sums = device, .autocast = examples::Precision(options.precision).half()});
   Prediction result{.labels = nnunet::unorient(nnunet::labels_of(logits, prepared, trained.plan), oriented)};
   if (probabilities)

@@ -28,14 +28,16 @@ nnunet::ModelPlan plan_of(const Task& task) {
 
 }  // namespace
 
-Survey survey(const Task& task, double spacing, uint64_t seed) {
+Survey survey(const Task& task, double spacing, uint64_t seed, const std::filesystem::path& plans) {
   constexpr int64_t kSamples = 10000;  // random voxels per CT channel of a case
   vg::Generator random(seed);
-  Survey result{.plan = plan_of(task)};
+  vg::check(plans.empty() || !task.dataset_json.empty(), "segment", "--plans needs --dataset");
+  const bool planned = !plans.empty();
+  Survey result{.plan = planned ? nnunet::read_plan(task.dataset_json, plans, "3d_fullres") : plan_of(task)};
   std::array<std::vector<double>, 3> spacings;
   double sum = 0;
   for (size_t channel = 0; channel < task.channels.size(); ++channel) {
-    const bool ct = result.plan.normalization[channel].kind == nnunet::Normalization::ct;
+    const bool ct = !planned && result.plan.normalization[channel].kind == nnunet::Normalization::ct;
     if (channel > 0 && !ct) continue;
     std::vector<float> values;
     for (const LazyCase& lazy : task.training) {
@@ -53,7 +55,7 @@ Survey survey(const Task& task, double spacing, uint64_t seed) {
     if (ct) result.plan.normalization[channel].intensities = nnunet::measure_intensities(std::move(values));
   }
   result.cases = vg::concat(task.training.size(), " with sum ", sum);
-  for (size_t a = 0; a < 3; ++a) {
+  for (size_t a = 0; a < 3 && !planned; ++a) {
     std::vector<double>& along = spacings[a];
     std::ranges::nth_element(along, along.begin() + std::ssize(along) / 2);
     result.plan.spacing[a] = spacing > 0 ? spacing : along[along.size() / 2];

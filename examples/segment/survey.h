@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace segment {
 
 /// Properties of the training cases, measured before they are preprocessed.
 struct Survey {
-  nnunet::ModelPlan plan{};           ///< all fields except the patch size and the network
+  nnunet::ModelPlan plan{};           ///< all fields; without `plans`, all except the patch size and the network
   std::string cases{};                ///< number of cases and sum of their intensities, which --resume compares
   std::vector<uint32_t> checksums{};  ///< one per case
 };
@@ -22,6 +23,10 @@ struct Survey {
 /// Measures the training cases. Loads the cases one after another, and once more for each CT channel except the first
 /// channel. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median spacing of
 /// the cases. CT channels are measured at random voxels, which `seed` selects.
-Survey survey(const Task& task, double spacing, uint64_t seed);
+///
+/// If `plans` is not empty, it is the path of a plans.json of nnU-Net. The plan, with the patch size and the network,
+/// is then that of its configuration 3d_fullres, and only the sums of the cases are measured. Throws voxgrad::Error if
+/// the task has no dataset.json.
+Survey survey(const Task& task, double spacing, uint64_t seed, const std::filesystem::path& plans = {});
 
 }  // namespace segment

@@ -153,6 +153,7 @@ Task dataset(const std::filesystem::path& path) {
   vg::check(!folder->training.empty(), "segment", "'", path.string(), "' has no labeled cases");
   Task task;
   task.name = path.filename().empty() ? path.parent_path().filename().string() : path.filename().string();
+  task.dataset_json = path / "dataset.json";
   task.classes = folder->classes;
   task.ignore_index = folder->ignore_index;
   task.channels = folder->channels;

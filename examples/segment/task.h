@@ -28,11 +28,12 @@ struct LazyCase {
 
 /// A segmentation task.
 struct Task {
-  std::string name;                   ///< shown in reports
-  std::vector<std::string> classes;   ///< names; classes[0] is the background
-  std::vector<int64_t> scored;        ///< classes whose Dice enters the mean
-  int64_t ignore_index = -100;        ///< label of voxels that the loss and the Dice ignore; negative: no such label
-  std::vector<std::string> channels;  ///< names; normalization_of() selects the normalization
+  std::filesystem::path dataset_json{};  ///< of a folder in nnU-Net\'s layout; otherwise empty
+  std::string name;                      ///< shown in reports
+  std::vector<std::string> classes;      ///< names; classes[0] is the background
+  std::vector<int64_t> scored;           ///< classes whose Dice enters the mean
+  int64_t ignore_index = -100;           ///< label of voxels that the loss and the Dice ignore; negative: no such label
+  std::vector<std::string> channels;     ///< names; normalization_of() selects the normalization
   voxgrad::data::AugmentOptions augment{};  ///< augmentation of training patches; elastic deformation in mm
   bool in_memory = true;                    ///< keep preprocessed training cases in memory; otherwise in files
   std::vector<LazyCase> training;

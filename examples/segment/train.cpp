@@ -22,7 +22,7 @@ namespace {
 
 /// The objects whose state changes during training.
 struct Run {
-  Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const nnunet::Plan& plan,
+  Run(const std::vector<vg::data::PatchSource>& sources, const TrainOptions& o, const nnunet::ModelPlan& plan,
       int64_t ignore_index, vg::Device device, vg::distributed::Communicator* world)
       : patches(sources, {.size = vg::Shape{plan.patch_size[0], plan.patch_size[1], plan.patch_size[2]},
                           .samples = o.steps * o.batch,
@@ -33,7 +33,8 @@ struct Run {
                          .seed = o.seed,
                          .device = device,
                          .sampler = examples::make_sampler(o.steps * o.batch, o.batch, world)}),
-        model(std::make_shared<vg::nn::UNet>(plan.network)),
+        network(nnunet::make_network(plan.network)),
+        model(network.module),
         precision(o.precision),
         scaler(precision.scaler()) {
     model->to(device);
@@ -62,7 +63,8 @@ struct Run {
 
   vg::data::PatchDataset patches;
   vg::data::Loader loader;
-  std::shared_ptr<vg::nn::UNet> model;
+  nnunet::Network network;
+  std::shared_ptr<vg::nn::Layer> model;            // of `network`
   std::unique_ptr<vg::nn::DataParallel> parallel;  // null if there is only one rank
   std::unique_ptr<vg::optim::Optimizer> optimizer;
   std::unique_ptr<vg::optim::PolynomialLR> schedule;
@@ -78,7 +80,9 @@ vg::Metadata describe_run(const std::string& cases, const TrainOptions& o) {
           {"batch", vg::concat(o.batch)},
           {"channels", vg::concat(o.channels)},
           {"spacing", vg::concat(o.spacing)},
-          {"residual", vg::concat(o.residual)},
+          {"network", o.network},
+          {"kernel size", vg::concat(o.kernel_size)},
+          {"plans", o.plans},
           {"optimizer", o.optimizer},
           {"lr", vg::concat(o.lr)},
           {"ema", vg::concat(o.ema)},
@@ -97,17 +101,16 @@ class Training {
         options_(options),
         device_(device),
         out_(std::move(out)),
-        survey_(survey(task, options.spacing, options.seed)),
+        survey_(survey(task, options.spacing, options.seed, options.plans)),
         metadata_(describe_run(survey_.cases, options)),
         sources_(sources(resume)),
         plan_(plan_network()),
         run_(sources_, options, plan_, task.ignore_index, device, world),
         augment_(in_voxels(task.augment, survey_.plan.spacing)) {
     run_.precision.set_float32();
-    result_.model = run_.model;
-    result_.plan = survey_.plan;
-    result_.plan.patch_size = plan_.patch_size;
-    result_.plan.network = plan_.network;
+    result_.network = run_.network;
+    result_.plan = plan_;
+    if (!options.upkern.empty() && !resume) start_from(options.upkern);
     metadata_["patch"] = vg::concat(plan_.patch_size);
     if (resume) load();
   }
@@ -177,20 +180,45 @@ class Training {
     }
     return all;
   }
-  /// Plans the network for patches of options_.patch voxels, or fewer along an axis on which all cases are shorter.
-  nnunet::Plan plan_network() const {
+  /// Completes the plan of the survey: selects the network and the patch size. The patches have options_.patch voxels,
+  /// or fewer along an axis on which all cases are shorter, rounded up to a size that the network accepts.
+  nnunet::ModelPlan plan_network() const {
+    nnunet::ModelPlan plan = survey_.plan;
+    if (!options_.plans.empty()) {  // the file contains both
+      std::visit([&](auto& network) { network.recompute = options_.recompute; }, plan.network);
+      return plan;
+    }
     vg::Triple largest = 1;
     for (const vg::data::PatchSource& source : sources_)
       for (int64_t a = 0; a < 3; ++a) largest[a] = std::max(largest[a], source.shape[a]);
     vg::Triple patch = options_.patch;
     for (int64_t a = 0; a < 3; ++a) patch[a] = std::min(patch[a], largest[a]);
-    nnunet::Plan plan = nnunet::plan_unet(patch, survey_.plan.spacing,
+    if (options_.network.starts_with("mednext")) {
+      nnunet::MedNeXtOptions mednext = nnunet::mednext_preset(options_.network == "mednext-l");
+      mednext.in_channels = std::ssize(task_.channels);
+      mednext.num_classes = std::ssize(task_.classes);
+      mednext.channels = options_.channels;
+      mednext.kernel_size = options_.kernel_size;
+      mednext.recompute = options_.recompute;
+      plan.network = mednext;
+      constexpr int64_t kStride = 16;  // of the network
+      for (int64_t a = 0; a < 3; ++a) plan.patch_size[a] = (patch[a] + kStride - 1) / kStride * kStride;
+      return plan;
+    }
+    nnunet::Plan unet = nnunet::plan_unet(patch, plan.spacing,
                                           {.in_channels = std::ssize(task_.channels),
                                            .num_classes = std::ssize(task_.classes),
-                                           .residual = options_.residual,
+                                           .residual = options_.network != "unet",
                                            .base_features = options_.channels});
-    plan.network.recompute = options_.recompute;
+    unet.network.recompute = options_.recompute;
+    plan.network = unet.network;
+    plan.patch_size = unet.patch_size;
     return plan;
+  }
+  /// Loads the weights of a model folder that segment wrote, with resized kernels.
+  void start_from(const std::filesystem::path& folder) {
+    const std::filesystem::path file = folder / "fold_0/checkpoint_final.safetensors";
+    run_.model->load_state_dict(nnunet::upkern(vg::load_safetensors(file), *run_.model));
   }
   std::filesystem::path checkpoint() const { return out_ / "checkpoint.safetensors"; }
 
@@ -224,7 +252,7 @@ class Training {
     {
       const vg::autocast guard = run_.precision.autocast();
       loss_ = vg::deep_supervision_loss(
-          run_.model->levels(batch_.input), batch_.target,
+          run_.network.levels(batch_.input), batch_.target,
           {.dice = {.batch = true, .include_background = false, .ignore_index = task_.ignore_index}});
     }
     run_.optimizer->zero_grad();
@@ -284,7 +312,7 @@ class Training {
   const Survey survey_;
   vg::Metadata metadata_;
   const std::vector<vg::data::PatchSource> sources_;
-  const nnunet::Plan plan_;
+  const nnunet::ModelPlan plan_;
   Run run_;
   const vg::data::Augmentation augment_;
   vg::data::Sample batch_;                    // input of run_eagerly() and of the CUDA graph
@@ -300,8 +328,9 @@ TrainOptions settle(TrainOptions o, vg::Device device) {
   const bool gpu = device.is_cuda();
   if (o.steps == 0) o.steps = gpu ? 1500 : 900;
   if (o.batch == 0) o.batch = gpu ? 4 : 1;
-  if (o.channels == 0) o.channels = gpu ? 16 : 8;
-  if (o.patch[0] == 0) o.patch = gpu ? 80 : 64;
+  const bool preset = o.network != "unet";
+  if (o.channels == 0) o.channels = preset ? 32 : gpu ? 16 : 8;
+  if (o.patch[0] == 0) o.patch = !gpu ? 64 : !preset ? 80 : o.network == "resenc-l" ? 160 : 128;
   if (o.spacing == 0 && !gpu) o.spacing = 2;
   if (o.lr == 0) o.lr = o.optimizer == "sgd" || !gpu ? 1e-2 : 3e-3;
   if (o.precision.empty()) o.precision = gpu ? "bf16" : "highest";

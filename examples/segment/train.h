@@ -17,10 +17,13 @@ namespace segment {
 struct TrainOptions {
   int64_t steps = 0;                ///< optimizer steps; 0: default
   int64_t batch = 0;                ///< patches per step; 0: default
+  std::string network = "unet";     ///< "unet", "resenc-m", "resenc-l", "mednext-b" or "mednext-l"
   int64_t channels = 0;             ///< channels of the first stage; 0: default
+  int64_t kernel_size = 3;          ///< of MedNeXt's depthwise convolutions: 3 or 5
+  std::string upkern;               ///< model folder of a MedNeXt with kernel size 3 to start from; empty: none
+  std::string plans;                ///< plans.json of nnU-Net with the network and the preprocessing; empty: none
   voxgrad::Triple patch{0};         ///< voxels, rounded up to a size that the network accepts; 0: default
   double spacing = 0;               ///< voxel spacing of the network's input in mm; 0: default (GPU: median)
-  bool residual = false;            ///< use nnU-Net's residual encoder
   bool recompute = false;           ///< recompute activations in the backward pass
   std::string optimizer = "adamw";  ///< or "sgd", with Nesterov momentum 0.99 as in nnU-Net
   double lr = 0;                    ///< initial learning rate; 0: default
@@ -40,10 +43,10 @@ TrainOptions settle(TrainOptions options, voxgrad::Device device);
 
 /// The result of a training run.
 struct TrainResult {
-  std::shared_ptr<voxgrad::nn::UNet> model;  ///< with averaged weights, unless TrainOptions::ema is 0
-  nnunet::ModelPlan plan{};                  ///< preprocessing, patch size and network
-  int64_t steps = 0;                         ///< completed steps, including earlier runs
-  double seconds = 0;                        ///< time of training and validation, including earlier runs
+  nnunet::Network network;   ///< with averaged weights, unless TrainOptions::ema is 0
+  nnunet::ModelPlan plan{};  ///< preprocessing, patch size and network
+  int64_t steps = 0;         ///< completed steps, including earlier runs
+  double seconds = 0;        ///< time of training and validation, including earlier runs
   History history{};
   bool interrupted = false;                          ///< true if Ctrl-C stopped the run; a checkpoint was written
   std::shared_ptr<voxgrad::SummaryWriter> writer{};  ///< null if TrainOptions::tensorboard is empty

@@ -52,8 +52,8 @@ def main():
         make_dataset(folder / "balls")
         (folder / "input").mkdir()
         (folder / "input/a_0000.nii.gz").write_bytes((folder / "balls/imagesTr/a_0000.nii.gz").read_bytes())
-        for network in ([], ["--residual"]):
-            out = folder / f"out{len(network)}"
+        for network in ([], ["--network", "resenc-m"]):
+            out = folder / f"out-{'-'.join(network)}"
             run(programs / "segment", "--dataset", folder / "balls", "--device", "cpu", "--steps", 40, "--patch", 24,
                 "--channels", 4, "--spacing", 1, "--out", out, *network)
             run(sys.executable, FOLDER / "examples/segment/to_nnunet.py", out / "model")

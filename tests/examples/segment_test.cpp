@@ -11,6 +11,9 @@
 #include "core/io/safetensors.h"
 #include "core/random.h"
 #include "ops/create.h"
+#include "ops/elementwise.h"
+#include "ops/interpolate.h"
+#include "ops/reduce.h"
 #include "ops/shape.h"
 #include "tests/examples/programs.h"
 
@@ -70,8 +73,9 @@ TEST_F(Segment, LearnsADatasetInNnUNetsLayout) {
 
 TEST_F(Segment, WritesAModelFolderForPredict) {
   make_dataset(folder_ / "balls");
-  for (const char* options : {"--spacing 1 ", "--spacing 1.5 --residual "}) {
-    const Result trained = run(std::string("segment --dataset balls --device cpu --batch 2 --patch 16 --channels 4 ") +
+  for (const char* options : {"--spacing 1 --patch 16 ", "--spacing 1.5 --patch 16 --network resenc-m ",
+                              "--network mednext-b --spacing 1 --patch 32 "}) {
+    const Result trained = run(std::string("segment --dataset balls --device cpu --batch 2 --channels 4 ") +
                                "--steps 30 --lr 1e-2 --out out --probabilities " + options);
     ASSERT_EQ(trained.code, 0) << trained.output;
     const Result predicted =
@@ -84,6 +88,35 @@ TEST_F(Segment, WritesAModelFolderForPredict) {
               load_nifti(folder_ / "out/a-probabilities.nii.gz").data.to_vector());
     EXPECT_NE(predicted.output.find("ball"), std::string::npos) << predicted.output;
   }
+}
+
+TEST_F(Segment, EnlargesTheKernelsOfMedNeXt) {
+  make_dataset(folder_ / "balls");
+  const std::string program =
+      "segment --dataset balls --device cpu --batch 1 --patch 32 --spacing 1 --channels 4 --network mednext-b --steps "
+      "1 "
+      "--lr 1e-9 --ema 0 --out ";
+  ASSERT_EQ(run(program + "small").code, 0);
+  const Result large = run(program + "large --kernel-size 5 --upkern small/model");
+  ASSERT_EQ(large.code, 0) << large.output;
+  const TensorMap a = load_safetensors(folder_ / "small" / kModel), b = load_safetensors(folder_ / "large" / kModel);
+  EXPECT_EQ(b.at("blocks.0.0.depthwise.0.weight").shape(), (Shape{4, 1, 5, 5, 5}));
+  const Tensor kernel = a.at("blocks.0.0.depthwise.0.weight");
+  const Tensor expected = interpolate(kernel, {.size = Dims{5, 5, 5}, .mode = InterpolateMode::trilinear});
+  EXPECT_LT(abs(b.at("blocks.0.0.depthwise.0.weight") - expected).amax().item(), 1e-5);
+  EXPECT_LT(abs(b.at("stem.weight") - a.at("stem.weight")).amax().item(), 1e-5);
+  expect_failure(kSegment + "--upkern small/model", 1, "blocks.0.0");
+}
+
+TEST_F(Segment, TakesPlansOfNnUNet) {
+  make_dataset(folder_ / "balls");
+  const fs::path plans = fs::path(TESTS_DIR) / "examples/nnunet/iso_plain/model/plans.json";
+  const Result result =
+      run("segment --dataset balls --device cpu --steps 1 --batch 1 --plans '" + plans.string() + "'");
+  ASSERT_EQ(result.code, 0) << result.output;
+  const TensorMap model = load_safetensors(folder_ / "out/segment" / kModel);
+  EXPECT_EQ(model.at("encoder.stages.2.0.convs.0.conv.weight").shape(), (Shape{24, 16, 3, 3, 3}));
+  expect_failure("segment --device cpu --plans '" + plans.string() + "'", 1, "--plans needs --dataset");
 }
 
 TEST_F(Segment, ResumesBitwiseAfterAnInterrupt) {
@@ -178,7 +211,8 @@ TEST_F(Segment, NamesAMissingPreprocessedFile) {
 }
 
 TEST_F(Segment, SegmentsTheBrain) {
-  const Result result = run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --residual --out out");
+  const Result result =
+      run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --network resenc-m --out out");
   ASSERT_EQ(result.code, 0) << result.output;
   // The mean Dice of the baseline, which predicts the labels of the left half for the mirrored right half.
   EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;

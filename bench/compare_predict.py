@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Compares `predict` with nnU-Net's command line: time, memory and labels.
+
+    bench/compare_predict.py build/release/examples/predict
+
+Needs nnunetv2, whose programs must be in PATH. The script writes a model folder with a random network of five stages
+with 16 to 160 channels, and a volume of 160 x 160 x 128 voxels of 2 mm, which both programs resample to 1.8 mm and
+predict in 18 windows. The programs run alternately. The time is that of the whole command, and the memory is the peak
+of the largest process.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import time
+
+import numpy as np
+import SimpleITK as sitk
+import torch
+from dynamic_network_architectures.architectures.unet import PlainConvUNet
+
+FEATURES = [16, 32, 64, 128, 160]
+
+
+def write_model(folder, classes):
+    settings = dict(n_stages=5, features_per_stage=FEATURES, kernel_sizes=[[3] * 3] * 5,
+                    strides=[[1] * 3] + [[2] * 3] * 4, n_conv_per_stage=[2] * 5, n_conv_per_stage_decoder=[2] * 4,
+                    conv_bias=True, norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin_kwargs={"inplace": True})
+    torch.manual_seed(0)
+    network = PlainConvUNet(1, num_classes=classes, conv_op=torch.nn.Conv3d, norm_op=torch.nn.InstanceNorm3d,
+                            nonlin=torch.nn.LeakyReLU, deep_supervision=True, **settings)
+    network.apply(network.initialize)
+    (folder / "fold_0").mkdir(parents=True)
+    torch.save({"network_weights": network.state_dict(), "trainer_name": "nnUNetTrainer",
+                "init_args": {"configuration": "3d_fullres"}, "inference_allowed_mirroring_axes": (0, 1, 2)},
+               folder / "fold_0/checkpoint_final.pth")
+    resampling = {}
+    for kind, order in (("data", 3), ("seg", 1), ("probabilities", 1)):
+        resampling[f"resampling_fn_{kind}"] = "resample_data_or_seg_to_shape"
+        resampling[f"resampling_fn_{kind}_kwargs"] = {"is_seg": kind == "seg", "order": order, "order_z": 0,
+                                                      "force_separate_z": None}
+    architecture = {
+        "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+        "arch_kwargs": {**settings, "conv_op": "torch.nn.modules.conv.Conv3d", "dropout_op": None,
+                        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d", "nonlin": "torch.nn.LeakyReLU",
+                        "dropout_op_kwargs": None},
+        "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"]}
+    configuration = {"data_identifier": "random", "preprocessor_name": "DefaultPreprocessor", "batch_size": 2,
+                     "patch_size": [96] * 3, "spacing": [1.8] * 3, "normalization_schemes": ["ZScoreNormalization"],
+                     "use_mask_for_norm": [False], "architecture": architecture, **resampling}
+    (folder / "plans.json").write_text(json.dumps({
+        "dataset_name": "Dataset000_random", "plans_name": "nnUNetPlans", "image_reader_writer": "SimpleITKIO",
+        "transpose_forward": [0, 1, 2], "transpose_backward": [0, 1, 2], "label_manager": "LabelManager",
+        "configurations": {"3d_fullres": configuration}, "foreground_intensity_properties_per_channel": {"0": {}}}))
+    (folder / "dataset.json").write_text(json.dumps({
+        "channel_names": {"0": "MRI"}, "labels": {"background": 0, **{f"class {i}": i for i in range(1, classes)}},
+        "numTraining": 1, "file_ending": ".nii.gz"}))
+
+
+def write_volume(path, size):
+    grid = np.meshgrid(*(np.linspace(0, 9, n) for n in size[::-1]), indexing="ij", sparse=True)
+    noise = np.random.default_rng(0).standard_normal(size[::-1], dtype=np.float32)
+    image = sitk.GetImageFromArray((200 * np.sin(grid[0]) * np.cos(grid[1] + grid[2]) + 60 * noise).astype(np.int16))
+    image.SetSpacing((2.0, 2.0, 2.0))
+    sitk.WriteImage(image, str(path))
+
+
+def measure(command):
+    """Runs a command. Returns its time in seconds and the peak memory of its largest process in MB."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+        log.seek(0)
+        if status:
+            raise SystemExit(f"{log.read()[-2000:]}{command[0]} failed")
+    return time.perf_counter() - start, usage.ru_maxrss / 1000
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("predict", help="the program")
+    parser.add_argument("--size", type=int, nargs=3, default=[160, 160, 128], help="voxels along x, y and z")
+    parser.add_argument("--classes", type=int, default=5)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for variable in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+            os.environ[variable] = name  # nnU-Net prints warnings if they are not set
+        write_model(folder / "model", options.classes)
+        (folder / "input").mkdir()
+        write_volume(folder / "input/case_0000.nii.gz", options.size)
+        commands = {
+            "predict": [options.predict, folder / "model", folder / "input", folder / "predict", "--no-mirroring",
+                        "--device", options.device],
+            "nnU-Net": ["nnUNetv2_predict_from_modelfolder", "-i", folder / "input", "-o", folder / "nnU-Net", "-m",
+                        folder / "model", "-f", "0", "--disable_tta", "-device", options.device]}
+        runs = {side: [] for side in commands}
+        for _ in range(options.rounds):
+            for side, command in commands.items():
+                runs[side].append(measure(command))
+        for side, measured in runs.items():
+            print(f"{side}: {statistics.median(t for t, _ in measured):.1f} s, "
+                  f"{max(memory for _, memory in measured):.0f} MB")
+        a, b = (sitk.GetArrayFromImage(sitk.ReadImage(str(folder / side / "case.nii.gz"))) for side in commands)
+        print(f"{(a == b).mean():.6f} of the labels are equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+// MedNeXt (Roy et al., "MedNeXt: transformer-driven scaling of ConvNets for medical image segmentation", MICCAI 2023).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <voxgrad.h>
+
+namespace nnunet {
+
+/// Options of MedNeXt. The lists have an item for each of the nine parts of the network: four levels of the encoder,
+/// the lowest level, and four levels of the decoder.
+struct MedNeXtOptions {
+  int64_t in_channels = 1;
+  int64_t num_classes = 2;
+  int64_t channels = 32;           ///< of the highest level; each lower level has twice as many
+  int64_t kernel_size = 3;         ///< of the depthwise convolutions: 3 or 5
+  std::vector<int64_t> blocks;     ///< blocks of each part
+  std::vector<int64_t> expansion;  ///< channels within a block, relative to its input
+  bool recompute = false;          ///< keep only the results of blocks; the backward pass recomputes each block
+};
+
+/// Returns the options of MedNeXt-B or, with `large`, of MedNeXt-L (Table 1 of the paper).
+MedNeXtOptions mednext_preset(bool large);
+
+/// A U-Net of ConvNeXt blocks. A block is a depthwise convolution, GroupNorm with one group per channel, a 1x1x1
+/// convolution to more channels, GELU, and a 1x1x1 convolution back. Blocks with stride 2 change the resolution. The
+/// decoder adds the features of the encoder. Transposed convolutions have output padding 1, where the authors' code
+/// pads the front of each axis.
+class MedNeXt : public voxgrad::nn::Layer {
+ public:
+  /// Throws Error unless the options have nine positive numbers of blocks and expansions, and a kernel size 3 or 5.
+  explicit MedNeXt(const MedNeXtOptions& options);
+
+  /// Maps (N, in_channels, D, H, W) to logits (N, num_classes, D, H, W). D, H and W must be multiples of 16.
+  voxgrad::Tensor forward(const voxgrad::Tensor& x) const override { return levels(x)[0]; }
+  /// Returns the logits of all five levels for deep supervision, from the highest resolution.
+  voxgrad::Tensors levels(const voxgrad::Tensor& x) const;
+  voxgrad::nn::Members members() override;
+
+ private:
+  using Layers = std::vector<std::shared_ptr<voxgrad::nn::Layer>>;
+  /// Computes a layer, with recomputation in the backward pass if the options select it.
+  voxgrad::Tensor run(const std::shared_ptr<voxgrad::nn::Layer>& layer, const voxgrad::Tensor& x) const;
+
+  bool recompute_;
+  std::shared_ptr<voxgrad::nn::Layer> stem_;
+  Layers blocks_;        // of the nine parts
+  Layers down_, heads_;  // from the highest level
+  Layers up_;            // from the lowest level
+};
+
+/// Returns `state` with the kernels of depthwise convolutions resized to those of `network`, by trilinear interpolation
+/// ("UpKern" in the paper). This initializes a network with kernel size 5 from a trained network with kernel size 3.
+voxgrad::TensorMap upkern(const voxgrad::TensorMap& state, voxgrad::nn::Module& network);
+
+}  // namespace nnunet
