@@ -4,17 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
-#include "core/io/detail/input_file.h"
-#include "core/io/detail/json.h"
+#include "examples/nnunet/dataset_json.h"
 
 namespace nnunet {
 
@@ -24,75 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kOp = "DatasetFolder";
-constexpr int64_t kMaxTextSize = 1 << 24;
-
-/// Values of dataset.json by their path. Holds the top-level values, the members of top-level objects (path: two keys),
-/// and the first two items of an array that is such a member (path: two keys and ""). Deeper values are left out.
-using Values = std::multimap<JsonPath, JsonValue>;
-
-Values read_values(InputFile& file) {
-  file.check(file.size() <= kMaxTextSize, "larger than ", kMaxTextSize, " bytes");
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(text.data(), text.size());
-  Values values;
-  read_json(file, "", text, [&](const JsonPath& path, const JsonValue& value) {
-    file.check(!path.empty() || value.type == "an object", "is not a JSON object");
-    const bool is_item = path.size() == 3;
-    if (path.size() > 3 || (path.size() > 1 && values.find({path[0]})->second.type != "an object")) return;
-    if (is_item && values.find({path[0], path[1]})->second.type != "an array") return;
-    const size_t known = values.count(path);
-    file.check(known == 0 || is_item, in_quotes(path.empty() ? "" : path.back()), " occurs twice");
-    if (known < 2) values.emplace(path, value);
-  });
-  return values;
-}
-
-/// Returns the value of a top-level key. Throws if the key is missing or has another type.
-const JsonValue& at(const InputFile& file, const Values& values, const char* key, std::string_view type) {
-  const auto found = values.find({key});
-  file.check(found != values.end(), "has no ", in_quotes(key));
-  const JsonValue& value = found->second;
-  file.check(value.type == type || (type == "a number" && value.integer), in_quotes(key), " must be ", type, ", is ",
-             value.type);
-  return value;
-}
-
-/// Converts `text` to an integer. Returns nothing if `text` is not an integer.
-std::optional<int64_t> parse_integer(const std::string& text) {
-  int64_t value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value) : std::nullopt;
-}
-
-/// Returns the names in the order of their numbers, which must be 0, 1, 2, ... The object maps numbers to names, as in
-/// {"0": "T1"}, or names to numbers, as in {"background": 0}. An array with a single number stands for that number.
-std::vector<std::string> read_names(const InputFile& file, const Values& values, const char* key, size_t min_count,
-                                    size_t max_count) {
-  at(file, values, key, "an object");
-  std::map<int64_t, std::string> names;
-  for (auto entry = values.upper_bound({key}); entry != values.end() && entry->first[0] == key; ++entry) {
-    if (entry->first.size() != 2) continue;
-    const std::string& left = entry->first[1];
-    const bool is_list = entry->second.type == "an array";
-    file.check(!is_list || values.count({key, left, ""}) == 1, in_quotes(key), ": ", in_quotes(left),
-               " is a list; regions are not supported");
-    const JsonValue& right = is_list ? values.find({key, left, ""})->second : entry->second;
-    const bool is_name = right.type == "a string";
-    const std::optional<int64_t> number = is_name ? parse_integer(left) : right.integer;
-    file.check(number.has_value(), in_quotes(key), ": ", in_quotes(left), " has no integer number");
-    file.check(names.emplace(*number, is_name ? right.text : left).second, in_quotes(key), ": number ", *number,
-               " occurs twice");
-  }
-  file.check(names.size() >= min_count && names.size() <= max_count, in_quotes(key), " has ", names.size(),
-             " names, expected ", min_count, " to ", max_count);
-  std::vector<std::string> list;
-  for (const auto& [number, name] : names) {
-    file.check(number == std::ssize(list), in_quotes(key), " must be numbered 0, 1, 2, ...; ", list.size(),
-               " is missing");
-    list.push_back(name);
-  }
-  return list;
-}
 
 /// Returns the names of the files in a folder, without their ending. Skips hidden files. Returns an empty set if the
 /// folder does not exist.
@@ -144,49 +69,42 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
 }
 
 /// Throws if dataset.json contains a key that changes nnU-Net's treatment of the dataset and is not supported.
-void check_supported(const InputFile& file, const Values& values) {
-  file.check(!values.contains({"regions_class_order"}),
-             "'regions_class_order' requires regions, which are not supported");
-  file.check(!values.contains({"dataset"}),
-             "'dataset', a list of cases, is not supported; put the cases into imagesTr and labelsTr");
-  const auto reader = values.find({"overwrite_image_reader_writer"});
-  if (reader == values.end() || reader->second.type == "null") return;
-  const std::string& name = reader->second.text;
-  file.check(name == "None" || name == "SimpleITKIO" || name == "NibabelIO", "overwrite_image_reader_writer ",
-             in_quotes(name), " is not supported (SimpleITKIO and NibabelIO are)");
+void check_keys(const Json& dataset) {
+  for (const char* key : {"regions_class_order", "dataset"})
+    dataset.check(dataset.find(key).is_null(), "has the key \"", key, "\", which is not supported");
+  const Json reader = dataset.find("overwrite_image_reader_writer");
+  if (reader.is_null()) return;
+  const std::string name = reader.text();
+  reader.check_supported(name == "None" || name == "SimpleITKIO" || name == "NibabelIO", "SimpleITKIO, NibabelIO");
 }
 
 }  // namespace
 
 DatasetFolder::DatasetFolder(const fs::path& path) : folder(path) {
-  InputFile file(path / "dataset.json", kOp);
-  const Values values = read_values(file);
-  check_supported(file, values);
-  const bool older = values.contains({"modality"}) && !values.contains({"channel_names"});
-  channels = read_names(file, values, older ? "modality" : "channel_names", 1, 9999);
-  classes = read_names(file, values, "labels", 2, 256);
-  for (size_t i = 0; i < classes.size(); ++i) {
-    file.check(classes[i] != "background" || i == 0, "'labels': 'background' must be 0, is ", i);
-    file.check(classes[i] != "ignore" || i + 1 == classes.size(), "'labels': 'ignore' must be the highest label, ",
-               classes.size() - 1, ", is ", i);
-  }
-  if (classes.back() == "ignore") {
-    classes.pop_back();
+  const Json dataset = Json::load(path / "dataset.json"), labels = dataset.at("labels");
+  check_keys(dataset);
+  channels = read_channels(dataset);
+  for (const auto& [name, value] : labels.members())
+    value.check(!value.is_array() || value.items().size() == 1, "is a list; regions are not supported");
+  classes = read_labels(dataset).names;
+  labels.check(classes.size() <= 256, "has ", classes.size(), " labels, expected at most 256");
+  if (const Json background = labels.find("background"); !background.is_null())
+    background.check(classes[0] == "background", "must be 0");
+  if (const Json ignore = labels.find("ignore"); !ignore.is_null()) {
     ignore_index = std::ssize(classes);
-    file.check(classes.size() > 1, "'labels' has only ", in_quotes(classes[0]), " and 'ignore'");
+    ignore.check(ignore.integer() == ignore_index, "must be the highest label, ", ignore_index);
   }
-  file_ending = at(file, values, "file_ending", "a string").text;
-  file.check(file_ending == ".nii.gz" || file_ending == ".nii", "file_ending ", in_quotes(file_ending),
-             " is not supported (.nii.gz and .nii are)");
-  const std::optional<int64_t> count = at(file, values, "numTraining", "a number").integer;
+  file_ending = read_file_ending(dataset);
   training = list_cases(path / "imagesTr", file_ending, std::ssize(channels));
   test = list_cases(path / "imagesTs", file_ending, std::ssize(channels));
-  const std::set<std::string> labels = list(path / "labelsTr", file_ending);
-  for (const std::string& name : training) check(labels.contains(name), kOp, "'", label(name).string(), "' is missing");
-  for (const std::string& name : labels)
+  const std::set<std::string> files = list(path / "labelsTr", file_ending);
+  for (const std::string& name : training) check(files.contains(name), kOp, "'", label(name).string(), "' is missing");
+  for (const std::string& name : files)
     check(std::binary_search(training.begin(), training.end(), name), kOp, "'",
           (path / "labelsTr" / (name + file_ending)).string(), "' has no image in imagesTr");
-  file.check(count == std::ssize(training), "numTraining is ", *count, ", imagesTr has ", training.size(), " cases");
+  const Json count = dataset.at("numTraining");
+  count.check(count.integer() == std::ssize(training), "is ", count.integer(), ", but imagesTr has ", training.size(),
+              " cases");
 }
 
 std::vector<fs::path> DatasetFolder::images(const std::string& name) const {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 namespace nnunet {
 
@@ -17,8 +18,17 @@ Json Json::load(const std::filesystem::path& path) {
   auto file = std::make_shared<File>();
   file->path = path;
   const std::string text(std::istreambuf_iterator<char>(stream), {});
+  std::vector<std::set<std::string>> keys;  // of the objects that contain the current position
+  const auto check_keys = [&](int, Document::parse_event_t event, const Document& value) {
+    using Event = Document::parse_event_t;
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    voxgrad::check(event != Event::key || keys.back().insert(value.get<std::string>()).second, "nnU-Net", "'",
+                   path.string(), "': the key ", value.dump(), " occurs twice");
+    return true;
+  };
   try {
-    file->document = Document::parse(text);
+    file->document = Document::parse(text, check_keys);
   } catch (const nlohmann::json::parse_error& problem) {
     voxgrad::fail("nnU-Net", "'", path.string(), "' is not valid JSON at byte ", problem.byte);
   }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "examples/nnunet/architecture.h"
+#include "examples/nnunet/dataset_json.h"
 #include "examples/nnunet/json.h"
 
 namespace nnunet {
@@ -12,73 +13,6 @@ namespace nnunet {
 using namespace voxgrad;
 
 namespace {
-
-/// Returns the names of the channels of dataset.json, in the order of their numbers 0, 1, 2, ...
-std::vector<std::string> read_channels(const Json& dataset) {
-  const Json names = dataset.find("channel_names").is_null() ? dataset.at("modality") : dataset.at("channel_names");
-  const size_t count = names.members().size();
-  names.check(count > 0 && count < 10000, "has ", count, " channels");
-  std::vector<std::string> channels;
-  for (size_t i = 0; i < count; ++i) channels.push_back(names.at(std::to_string(i)).text());
-  return channels;
-}
-
-int64_t read_label(const Json& value) {
-  const int64_t label = value.integer();
-  value.check(label >= 0 && label <= 65535, "must be 0 to 65535, is ", label);
-  return label;
-}
-
-/// Returns the labels of an entry: an integer, or a list of integers.
-std::vector<int64_t> read_entry(const Json& value) {
-  if (!value.is_array()) return {read_label(value)};
-  std::vector<int64_t> labels;
-  for (const Json& item : value.items()) labels.push_back(read_label(item));
-  value.check(!labels.empty(), "is empty");
-  return labels;
-}
-
-bool is_background(const std::string& name, const std::vector<int64_t>& entry) {
-  return name == "background" || (entry.size() == 1 && entry[0] == 0);
-}
-
-Labels read_labels(const Json& dataset) {
-  Labels labels;
-  std::set<int64_t> numbers;
-  std::vector<std::pair<std::string, std::vector<int64_t>>> entries;
-  for (const auto& [name, value] : dataset.at("labels").members()) {
-    if (name == "ignore") continue;
-    const std::vector<int64_t> entry = read_entry(value);
-    numbers.insert(entry.begin(), entry.end());
-    labels.regions |= entry.size() > 1;
-    entries.emplace_back(name, entry);
-  }
-  if (!labels.regions) {
-    labels.names.resize(numbers.size());
-    for (const auto& [name, entry] : entries) {
-      const Json value = dataset.at("labels").at(name);
-      value.check(entry[0] < std::ssize(labels.names), "is ", entry[0], ", but there are only ", labels.names.size(),
-                  " labels, which must be numbered 0, 1, 2, ...");
-      labels.names[static_cast<size_t>(entry[0])] = name;
-    }
-    for (size_t i = 0; i < labels.names.size(); ++i) {
-      labels.values.push_back(static_cast<int64_t>(i));
-      labels.parts.push_back({static_cast<int64_t>(i)});
-    }
-    dataset.at("labels").check(labels.names.size() >= 2, "must have at least 2 labels besides \"ignore\"");
-    return labels;
-  }
-  for (const auto& [name, entry] : entries) {
-    if (is_background(name, entry)) continue;
-    labels.names.push_back(name);
-    labels.parts.push_back(entry);
-  }
-  const Json order = dataset.at("regions_class_order");
-  for (const Json& item : order.items()) labels.values.push_back(read_label(item));
-  order.check(labels.values.size() == labels.names.size(), "has ", labels.values.size(), " entries, but there are ",
-              labels.names.size(), " regions");
-  return labels;
-}
 
 /// The names of the values of Normalization, in the order of the enumeration.
 constexpr std::array kSchemes{"ZScoreNormalization", "CTNormalization", "NoNormalization", "RescaleTo01Normalization",
@@ -181,9 +115,7 @@ ModelPlan read_plan(const std::filesystem::path& dataset_json, const std::filesy
   ModelPlan plan;
   plan.configuration = name;
   plan.channels = read_channels(dataset);
-  plan.file_ending = dataset.at("file_ending").text();
-  dataset.at("file_ending")
-      .check_supported(plan.file_ending == ".nii.gz" || plan.file_ending == ".nii", ".nii.gz, .nii");
+  plan.file_ending = read_file_ending(dataset);
   plan.labels = read_labels(dataset);
   plan.orientation = read_orientation(plans);
   plan.transpose_forward = read_transpose(plans);

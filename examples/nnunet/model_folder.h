@@ -11,6 +11,7 @@
 #include <voxgrad.h>
 
 #include "examples/nnunet/case.h"
+#include "examples/nnunet/dataset_json.h"
 #include "examples/nnunet/network.h"
 #include "examples/nnunet/resample.h"
 
@@ -33,14 +34,6 @@ struct ChannelPlan {
   Normalization kind = Normalization::z_score;
   bool use_mask = false;      ///< z_score: uses and changes only the voxels of the nonzero region
   Intensities intensities{};  ///< ct: statistics of the training cases
-};
-
-/// The classes that a model predicts.
-struct Labels {
-  std::vector<std::string> names;           ///< of the outputs; without regions, names[0] is the background
-  bool regions = false;                     ///< the outputs are regions that may overlap, instead of classes
-  std::vector<int64_t> values;              ///< label of each output; later regions overwrite earlier ones
-  std::vector<std::vector<int64_t>> parts;  ///< labels that each output covers: more than one for regions
 };
 
 /// The order of an image's axes in memory.

@@ -410,13 +410,13 @@ TEST_F(Segment, RejectsBadData) {
     expect_failure(kSegment + "--out out", 1, message);
   };
   expect_failure_with_json("numTraining\": 3", "numTraining\": 4",
-                           about.string() + "': numTraining is 4, imagesTr has 3 cases");
+                           about.string() + "': numTraining is 4, but imagesTr has 3 cases");
   expect_failure_with_json("\"0\": \"T1\"", "\"0\": \"T1\", \"1\": \"T2\"",
                            "'balls/imagesTr/a_0001.nii.gz' is missing");
   expect_failure_with_json("ball\": 1", "ball\": 2",
-                           about.string() + "': 'labels' must be numbered 0, 1, 2, ...; 1 is missing");
+                           about.string() + "': labels.ball is 2, but there are only 2 labels");
   expect_failure_with_json(".nii.gz", ".nii", "does not end with .nii, the file_ending of dataset.json");
-  expect_failure_with_json("}", "", about.string() + "': is not valid JSON at byte");
+  expect_failure_with_json("}", "", about.string() + "' is not valid JSON at byte");
 }
 
 }  // namespace
