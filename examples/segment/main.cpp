@@ -28,7 +28,7 @@ using namespace segment;
 struct Options {
   std::string out = "out/segment", device = "auto", dataset;
   std::vector<std::string> images, labels;
-  bool resume = false, probabilities = false;
+  bool resume = false, probabilities = false, benchmark = false;
   int gpus = 0;
   TrainOptions train;
 };
@@ -59,6 +59,8 @@ void add_data_options(CLI::App& app, Options& options) {
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"Segmentation of volumes with voxgrad"};
   add_data_options(app, options);
+  app.add_flag("--benchmark", options.benchmark,
+               "train on generated volumes and print the time of an epoch of 250 steps, with and without data loading");
   app.add_flag("--probabilities", options.probabilities, "also write the probabilities of the classes");
   examples::add_tensorboard_option(app, options.train.tensorboard);
   examples::StepProfiler::add_option(app, options.train.profile);
@@ -136,6 +138,7 @@ int parse(int argc, char** argv, Options& options) {
 }
 
 Task task_of(const Options& options) {
+  if (options.benchmark) return generated();
   if (!options.dataset.empty()) return dataset(options.dataset);
   return options.images.empty() ? brain() : files(options.images, options.labels);
 }
@@ -184,7 +187,8 @@ int run(const Options& options) {
   const vg::Device device = examples::device_of(options.device);
   vg::runtime(device).require(device.index);
   Options settled = options;
-  settled.train = settle(options.train, device);
+  if (options.benchmark && options.train.steps == 0) settled.train.steps = 250;
+  settled.train = settle(settled.train, device);
   if (settled.train.workers < 0) settled.train.workers = examples::default_workers(device, options.gpus);
   examples::check_gpus("segment", options.gpus, settled.train.batch);
   const Task task = task_of(options);
@@ -195,6 +199,12 @@ int run(const Options& options) {
   const std::string precision = examples::Precision(settled.train.precision).text(device);
   std::printf("%s: training on %zu %s, validating on %s, in %s\n", task.name.c_str(), task.training.size(),
               task.training.size() == 1 ? "case" : "cases", task.validated_on.c_str(), precision.c_str());
+  if (options.benchmark) {
+    const EpochTimes times = measure_epoch(task, settled.train, device, out);
+    std::printf("epoch of 250 steps: %.2f s; without data loading and augmentation: %.2f s\n", times.total,
+                times.without_loading);
+    return 0;
+  }
 
   const TrainResult trained = examples::train_on(options.gpus, [&](vg::distributed::Communicator* world) {
     return train(task, settled.train, world ? world->device() : device, out, options.resume, world);

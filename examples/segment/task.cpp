@@ -104,6 +104,24 @@ void split_slices(Task& task, const LazyCase& only) {
   task.validated_on = describe(*slab) + " of " + only.name;
 }
 
+/// Returns a case of noise with a brighter ball.
+Case ball(uint64_t number) {
+  constexpr int64_t kSize = 160, kRadius = 30;
+  vg::Generator random(number);
+  vg::Tensor distance = vg::zeros({kSize, kSize, kSize});  // squared distance from the center of the ball
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    vg::Shape shape{1, 1, 1};
+    shape[axis] = kSize;
+    const auto center = static_cast<double>(kRadius + random.next_below(kSize - 2 * kRadius));
+    distance = distance + vg::reshape(vg::pow(vg::arange(0, kSize) - center, 2), shape);
+  }
+  const vg::Tensor inside = vg::lt(distance, kRadius * kRadius);
+  const vg::Tensor noise = vg::randn({kSize, kSize, kSize}, {}, &random);
+  Case c{vg::concat("ball-", number), (noise + 10 + inside.to(vg::f32) * 3).unsqueeze(0), inside.to(vg::u8), {}};
+  c.geometry.shape = c.label.shape();
+  return c;
+}
+
 }  // namespace
 
 nnunet::Normalization normalization_of(const std::string& channel) {
@@ -201,6 +219,21 @@ Task files(const std::vector<std::string>& images, const std::vector<std::string
     split_cases(task, cases, {cases.size() - 1});
   task.predicted = task.validation;
   task.predicted_as = "validation";
+  return task;
+}
+
+Task generated() {
+  Task task;
+  task.name = "generated volumes";
+  task.classes = {"background", "ball"};
+  task.channels = {"MRI"};
+  task.in_memory = false;
+  score_all(task);
+  for (uint64_t number = 0; number < 4; ++number)
+    task.training.push_back({vg::concat("ball-", number), [number] { return ball(number); }});
+  task.validation = task.predicted = {task.training[0]};
+  task.validated_on = "a training case";
+  task.predicted_as = "training";
   return task;
 }
 

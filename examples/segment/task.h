@@ -67,6 +67,10 @@ Task dataset(const std::filesystem::path& folder);
 /// last pair and trains on the other pairs; a single pair is divided by find_slab.
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels);
 
+/// Returns a task of four generated volumes of 160^3 voxels, each with a ball. They are stored in files, like the cases
+/// of a dataset.
+Task generated();
+
 /// Converts the lengths of the elastic deformation from mm to voxels. `spacing` is the voxel spacing in mm.
 voxgrad::data::AugmentOptions in_voxels(voxgrad::data::AugmentOptions options, const std::array<double, 3>& spacing);
 

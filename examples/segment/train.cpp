@@ -1,6 +1,7 @@
 #include "examples/segment/train.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
@@ -126,7 +127,7 @@ class Training {
     if (result_.steps < options_.steps)
       for (const vg::data::Sample& batch : run_.loader) {
         profiler.begin_step();
-        const vg::Tensor rank_loss = step(batch);
+        const vg::Tensor rank_loss = step(batch, options_.augment);
         const auto [loss, interrupted] = reports.add(rank_loss, first_ && interrupt->requested(), /*wait=*/true).back();
         result_.interrupted = interrupted;
         vg::check(std::isfinite(loss), "segment", "the loss of step ", result_.steps,
@@ -147,6 +148,28 @@ class Training {
     if (run_.average) run_.average->apply_to(*run_.model);
     return std::move(result_);
   }
+
+  /// Measures the steps after the first kWarmUp steps; options_.steps includes these.
+  EpochTimes measure() {
+    const int64_t count = options_.steps - kWarmUp;
+    const auto seconds = [&] {
+      vg::synchronize(device_);
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    };
+    double start = 0;
+    vg::data::Sample last;
+    for (const vg::data::Sample& batch : run_.loader) {
+      if (result_.steps == kWarmUp) start = seconds();
+      step(batch, options_.augment);
+      last = batch;
+    }
+    const double middle = seconds();
+    for (int64_t i = 0; i < count; ++i) step(last, false);
+    const double scale = 250 / static_cast<double>(count);
+    return {(middle - start) * scale, (seconds() - middle) * scale};
+  }
+
+  static constexpr int64_t kWarmUp = 10;
 
  private:
   vg::Metadata check_saved() const {
@@ -225,11 +248,11 @@ class Training {
   /// Runs a training step on a batch of patches and returns its loss. On a GPU, only the first step runs eagerly,
   /// because it allocates the optimizer's state; all later steps are replays of a CUDA graph, unless the steps are
   /// profiled.
-  vg::Tensor step(vg::data::Sample batch) {
+  vg::Tensor step(vg::data::Sample batch, bool augment) {
     const uint64_t rank = world_ ? static_cast<uint64_t>(world_->rank()) << 32 : 0;
     // The seed depends on the step, so that a resumed run draws the same numbers.
     vg::Generator random(options_.seed + rank + static_cast<uint64_t>(result_.steps));
-    if (options_.augment) batch = augment_(batch, random);
+    if (augment) batch = augment_(batch, random);
     if (device_.is_cuda()) batch.input = batch.input.contiguous(vg::MemoryFormat::channels_last);
     if (graph_) {
       batch_.input.copy_(batch.input);
@@ -336,6 +359,14 @@ TrainOptions settle(TrainOptions o, vg::Device device) {
   if (o.precision.empty()) o.precision = gpu ? "bf16" : "highest";
   if (o.validate_every == 0) o.validate_every = std::max<int64_t>(o.steps / 4, 1);
   return o;
+}
+
+EpochTimes measure_epoch(const Task& task, const TrainOptions& options, vg::Device device,
+                         const std::filesystem::path& out) {
+  TrainOptions longer = options;
+  longer.steps += Training::kWarmUp;
+  vg::manual_seed(options.seed);
+  return Training(task, longer, device, out, false, nullptr).measure();
 }
 
 TrainResult train(const Task& task, const TrainOptions& options, vg::Device device, const std::filesystem::path& out,

@@ -63,6 +63,16 @@ struct TrainResult {
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
+/// The time of an epoch of 250 steps, nnU-Net's unit, in seconds.
+struct EpochTimes {
+  double total;
+  double without_loading;  ///< each step uses the same batch, without augmentation
+};
+/// Trains for a few steps and then measures options.steps steps with data loading and augmentation, and as many
+/// without. Scales both times to 250 steps. Writes preprocessed cases to `out`.
+EpochTimes measure_epoch(const Task& task, const TrainOptions& options, voxgrad::Device device,
+                         const std::filesystem::path& out);
+
 /// The prediction for a case, on the CPU.
 struct Prediction {
   voxgrad::Tensor labels;           ///< (D, H, W) u8

@@ -108,6 +108,19 @@ TEST_F(Segment, EnlargesTheKernelsOfMedNeXt) {
   expect_failure(kSegment + "--upkern small/model", 1, "blocks.0.0");
 }
 
+TEST_F(Segment, PrintsTheTimeOfAnEpoch) {
+  const Result result = run("segment --benchmark --device cpu --steps 2 --batch 1 --patch 16 --channels 2 --spacing 4");
+  ASSERT_EQ(result.code, 0) << result.output;
+  double total = 0, alone = 0;
+  const std::string line = result.output.substr(result.output.rfind("epoch of"));
+  EXPECT_EQ(std::sscanf(line.c_str(), "epoch of 250 steps: %lf s; without data loading and augmentation: %lf", &total,
+                        &alone),
+            2)
+      << result.output;
+  EXPECT_GT(total, 0);
+  EXPECT_GT(alone, 0);
+}
+
 TEST_F(Segment, TakesPlansOfNnUNet) {
   make_dataset(folder_ / "balls");
   const fs::path plans = fs::path(TESTS_DIR) / "examples/nnunet/iso_plain/model/plans.json";
