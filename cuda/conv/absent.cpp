@@ -1,4 +1,4 @@
-// What plans ask of a GPU, in a build without CUDA.
+// Stand-ins for the functions that query a GPU, in a build without CUDA.
 #include "cuda/conv/plan.h"
 
 namespace voxgrad::cuda {

@@ -18,7 +18,7 @@ bool in_range(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
   return reach < static_cast<double>(kLimit);
 }
 
-/// `offset` of tap k must be start + t * step, divisible and exact by now.
+/// Adds a phase to an axis, and computes the range of row positions that its first result reads.
 void add(AxisPhases& axis, AxisPhase phase) {
   const int64_t last = phase.start + static_cast<int64_t>(phase.taps - 1) * phase.step;
   const int64_t low = floor_div(std::min<int64_t>(phase.start, last), axis.fold);
@@ -69,7 +69,7 @@ std::optional<AxisPhases> dgrad_phases(int64_t in_size, int64_t out_size, int64_
   axis.kernel = static_cast<int>(kernel);
   const int64_t tap_step = stride / std::gcd(stride, dilation);
   int64_t reached = 0;
-  for (int64_t k = 0; k < std::min(tap_step, kernel); ++k) {  // each starts the taps of one phase
+  for (int64_t k = 0; k < std::min(tap_step, kernel); ++k) {  // first tap of each phase
     const int64_t first = modulo(k * dilation - padding, stride);
     if (first >= out_size) continue;
     if (axis.phases == kMaxAxisPhases) return std::nullopt;

@@ -1,4 +1,4 @@
-// What the host sides of the kernel families share.
+// Host functions that all kernel families share.
 #include "cuda/conv/dispatch.h"
 
 #include <vector>
@@ -29,7 +29,7 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
   if (!epilogue.bias) return kernel::fill(out, 0);
   View values = *epilogue.bias;
   const Workspace rectified(launch, epilogue.relu ? sizeof(float) * static_cast<size_t>(values.size[0]) : 0);
-  if (epilogue.relu) {  // in float: halves have no element-wise kernels
+  if (epilogue.relu) {  // in float, because halves have no elementwise kernels
     values.data = rectified.as<void>();
     values.dtype = DType::f32;
     values.stride[0] = 1;
@@ -44,7 +44,7 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
 }
 
 ConvGpu conv_gpu(int device) {
-  static const std::vector<ConvGpu> gpus = [] {  // the driver takes a millisecond to tell
+  static const std::vector<ConvGpu> gpus = [] {  // kept, because the query takes a millisecond
     std::vector<ConvGpu> all;
     for (int i = 0; i < device_count(); ++i) all.push_back(describe_gpu(i));
     return all;

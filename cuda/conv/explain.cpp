@@ -1,4 +1,4 @@
-// What the planner of the convolutions chose, in words.
+// Describes the plan of a convolution in words.
 #include <cstdio>
 
 #include "core/error.h"
@@ -10,11 +10,12 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Of one H200, where nothing else limits: measured (TF32 at the clock that it keeps, halves, memory).
+// Measured rates of an H200 for kernels that only one resource limits. The TF32 rate is that of the sustained clock.
 constexpr double kTf32Rate = 402e12, kHalfRate = 797e12, kDoubleRate = 67e12, kByteRate = 4.23e12;
 constexpr double kFmaRate = 61e12;  // float32 on CUDA cores
 
-/// FLOP of a multiprocessor a clock, of dense products; ascending. f64 of CUDA cores where tensor cores have none.
+/// FLOP per clock and SM of dense products on tensor cores, by compute capability in ascending order. f64 is the rate
+/// of CUDA cores if tensor cores do not support f64.
 struct TensorCores {
   int capability;
   double tf32, half, f64;
@@ -117,7 +118,7 @@ std::string describe(const ConvProblem& p) {
          std::visit([&](const auto& family) { return describe(plan->problem, family); }, plan->family);
 }
 
-/// Of the problem's arithmetic, nominal.
+/// Returns the nominal FLOP/s of the GPU for the arithmetic of the problem.
 double peak_flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
   const TensorCores* cores = kTensorCores;
   for (const TensorCores& of : kTensorCores)
@@ -128,7 +129,7 @@ double peak_flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
          gpu.multiprocessors * gpu.clock;
 }
 
-/// What an H200 does, times what the GPU's peak is of an H200's.
+/// Returns the measured rate of an H200, scaled by the nominal peaks of the GPU and of an H200.
 double flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
   if (std::holds_alternative<DepthwisePlan>(choose(p)->family))
     return kFmaRate * (gpu.multiprocessors * gpu.clock) / (ConvGpu().multiprocessors * ConvGpu().clock);

@@ -6,8 +6,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// (groups, merged, out, in, taps) of weights (out, in, taps); input channels of a group are `in_step` behind those of
-/// the group before.
+/// Returns weights (out, in, taps) as a view (groups, merged, out, in, taps). The input channels of a group begin
+/// `in_step` after those of the previous group.
 View by_groups(const View& w, int64_t groups, int64_t merged, int64_t in, int64_t in_step) {
   const int64_t out = w.size[0] / (groups * merged);
   View view = w;
@@ -32,7 +32,7 @@ MergedGroups::MergedGroups(const ConvCall& call, int64_t count, const Launch& la
   const int64_t groups = call.geometry.groups / count, in = call.w.size[1];
   View& w = call_.w;
   w.size[1] *= count;
-  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // what TF32's products take as K
+  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // the axis K of TF32 products
   const int64_t elements = implicit_gemm::lay_out(w, {inner, 4, 3, 2, 1 - inner});
   weights_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
   w.data = weights_->as<void>();

@@ -9,7 +9,8 @@ namespace {
 
 std::atomic<ConvChoice> forced_choice{};
 
-/// Whether more inputs than caches hold are read by few results each: to copy them is a third trip to memory.
+/// Returns true if the inputs do not fit into the caches and each input is read by few results. A copy of the inputs
+/// would then add a third transfer from or to memory.
 bool is_used_little(const ConvProblem& p, double little) {
   if (p.pass != ConvPass::fprop) return false;
   double inputs = 1, results = 1, taps = 1;  // voxels
@@ -30,7 +31,7 @@ bool has_channels_innermost(const View& view) {
   return innermost;
 }
 
-/// Voxel after voxel, with its channels.
+/// Returns true if the view is channels-last without gaps between voxels.
 bool is_dense_channels_last(const View& view) {
   int64_t step = 1;
   for (const int axis : {1, 4, 3, 2, 0}) {
@@ -42,9 +43,9 @@ bool is_dense_channels_last(const View& view) {
 
 }  // namespace
 
-/// Few columns are no work for wgmma: 64 rows of A are read for each 8 words, however few, and three times for three
-/// products. And to copy the inputs costs more than it saves where they fill no more than a quarter of 32 bytes of
-/// channels, or are used little (by three products of contiguous inputs more is little; of few columns, more yet).
+// wgmma is slow with few columns, because it reads 64 rows of A for each 8 words, and three times for three products. A
+// copy of the inputs costs more than it saves if their channels fill at most a quarter of 32 bytes, or if they are used
+// little. The bound for "little" is higher for three products of contiguous inputs, and even higher with few columns.
 bool pays_to_copy(const ConvProblem& p) {
   const bool three = three_products(p);
   const int64_t few = three ? 16 : 8;

@@ -30,7 +30,7 @@ inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == Co
 inline int most_voxels(const ConvProblem& p) { return three_products(p) ? 8192 : 16384; }
 /// Returns the number of parts of an operand: high and low, or one.
 inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
-/// Elements per 32-bit word.
+/// Returns the number of elements per 32-bit word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
 /// Returns the phases of an axis (0: depth, 2: width); see fprop_phases() and dgrad_phases().
@@ -92,7 +92,7 @@ inline bool has_wide_groups(const ConvProblem& p) {
   const int64_t wide = 32 / static_cast<int64_t>(item_size(p.dtype));
   return p.in_channels % wide == 0 && p.out_channels % wide == 0;
 }
-/// Cycles for the copies of the weights when groups are merged.
+/// Cost in clocks of the copies of the weights when groups are merged.
 inline constexpr double kMergingGroups = 4000;
 
 /// Returns whether both tensors have so few channels that small_channel/ is considered.
@@ -109,7 +109,7 @@ inline bool has_short_offsets(const AxisPhases& axis) {
 /// Upper bound of the work units of a persistent kernel: the index of a unit plus the number of CTAs stays below 2^31.
 inline constexpr int64_t kMaxUnits = int64_t{1} << 30;
 
-/// Bytes of the input and the result of one sample.
+/// Returns the bytes of the input and the result of one sample.
 inline int64_t sample_bytes(const ConvProblem& p) {
   const int64_t in = p.in_channels * p.in_size[0] * p.in_size[1] * p.in_size[2];
   const int64_t out = p.out_channels * p.out_size[0] * p.out_size[1] * p.out_size[2];

@@ -8,7 +8,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// One channel, and of its width what taps read, from the first to the last position, beyond the ends zeros.
+/// Copies one channel. Along the width, the copy has the positions that taps read, from the first to the last, with
+/// zeros outside of the input.
 View padded_width(const View& in, const View& w, const View& out, const ConvGeometry& g,
                   std::optional<Workspace>& memory, const Launch& launch) {
   View padded = in;

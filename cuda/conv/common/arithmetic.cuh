@@ -6,7 +6,7 @@
 
 namespace voxgrad::cuda {
 
-/// body.operator()<Tf32>() or its like.
+/// Calls body.operator()<Arithmetic>() with the class of an arithmetic: Tf32, Tf32x3, Bf16 or F16.
 template <class Body>
 void with_arithmetic(ConvArithmetic arithmetic, const Body& body) {
   switch (arithmetic) {
@@ -21,7 +21,8 @@ void with_arithmetic(ConvArithmetic arithmetic, const Body& body) {
   }
 }
 
-/// For kernels that multiply halves in TF32, too: body.operator()<Tf32, BFloat16, ConvArithmetic::bf16>() or its like.
+/// Calls body.operator()<Arithmetic, Element, arithmetic>() for kernels that multiply halves in TF32, for example
+/// <Tf32, BFloat16, ConvArithmetic::bf16>.
 template <class Body>
 void with_float_arithmetic(ConvArithmetic arithmetic, const Body& body) {
   switch (arithmetic) {
@@ -36,7 +37,7 @@ void with_float_arithmetic(ConvArithmetic arithmetic, const Body& body) {
   }
 }
 
-/// body.operator()<width>() if that is one of kWidths.
+/// Calls body.operator()<width>() if `width` is one of kWidths.
 template <int... kWidths, class Body>
 void with_width(int width, const Body& body) {
   static_cast<void>(((width == kWidths && (body.template operator()<kWidths>(), true)) || ...));

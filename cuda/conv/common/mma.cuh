@@ -22,22 +22,22 @@ namespace voxgrad::cuda {
 
 using Accumulator = float[4];
 
-/// The larger one; NaN if one is.
+/// Returns the larger number, or NaN if one of the two is NaN.
 __device__ inline float max_or_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-/// Nearest TF32 value (ties away from zero), as the bits of a float. Without it the hardware truncates.
+/// Returns the nearest TF32 value (ties away from zero) as the bits of a float. Tensor cores would truncate the value.
 __device__ inline uint32_t round_tf32(float value) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
   return bits;
 }
 
-/// The same for tensor cores, which do not look at the other 13 bits, in two instructions. (Of NaN, too, which must not
-/// have its only bits there. No arithmetic makes such.)
+/// Rounds like round_tf32, but leaves the lower 13 bits undefined, which tensor cores ignore. Takes two instructions. A
+/// NaN whose only mantissa bits are these 13 bits would become infinity, but arithmetic does not produce such NaNs.
 __device__ inline uint32_t round_for_tensor_cores(float value) {
   const uint32_t bits = __float_as_uint(value);
   return fabsf(value) < INFINITY ? bits + 0x1000u : bits;
@@ -61,8 +61,8 @@ __device__ inline void mma_f16(Accumulator& c, const uint32_t (&a)[4], uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Each arithmetic's multiply() takes A as staged and B as packed (split()), multiply_words() both as staged.
-/// c[m][n] += a[m] * b[n].
+/// Computes c[m][n] += a[m] * b[n]. The arithmetics below use it: their multiply() takes A as staged and B as packed by
+/// split(), and multiply_words() takes both operands as staged.
 template <auto kMma, int kM, int kN>
 __device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
 #pragma unroll
@@ -71,14 +71,14 @@ __device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][
     for (int n = 0; n < kN; ++n) kMma(c[m][n], a[m], b[n][0], b[n][1]);
 }
 
-/// float32 tensors rounded to TF32 (10 bits after the point). NaN and infinities stay what they are.
+/// float32 tensors rounded to TF32, which has 10 explicit mantissa bits. NaN and infinities do not change.
 struct Tf32 {
-  static constexpr bool kRounds = true;  // what is staged has to be rounded
+  static constexpr bool kRounds = true;  // words are rounded when they are staged
   using Element = float;
   static constexpr int kElements = 1, kParts = 1;
   __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
   __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
-  /// From words as staged to consumers() takes.
+  /// Converts staged words to the operand B of multiply().
   template <int kN>
   __device__ static void split_words(uint32_t (&parts)[kN][2], const uint32_t (&b)[kN][2]) {
 #pragma unroll
@@ -97,10 +97,10 @@ struct Tf32 {
   }
 };
 
-/// float32 accuracy: x = high + low in TF32, and three of the four products. Tensor cores truncate what they add to
-/// an accumulator, which would spoil it within a few hundred additions, so that each step starts from zero and is
-/// added in float32. (The method: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
-/// surpassing the FP32 theoretical peak performance", 2022.) An infinite input gives NaN.
+/// float32 accuracy: x = high + low in TF32, and three of the four products. Tensor cores truncate when they add to an
+/// accumulator, and the error would grow with each addition. Each step therefore starts from zero and is added in
+/// float32 (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
+/// theoretical peak performance", 2022). An infinite input gives NaN.
 struct Tf32x3 {
   static constexpr bool kRounds = false;
   using Element = float;
@@ -113,7 +113,7 @@ struct Tf32x3 {
   __device__ static void split(const float (&x)[1], uint32_t (&parts)[2]) {
     split(__float_as_uint(x[0]), parts[0], parts[1]);
   }
-  /// b: high, high, low, low.
+  /// `b` holds the two words of the high part and then the two words of the low part.
   template <int kM, int kN>
   __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][4]) {
 #pragma unroll
@@ -150,7 +150,7 @@ struct Tf32x3 {
   }
 };
 
-/// bf16 and f16 tensors, two elements a word.
+/// bf16 and f16 tensors, with two elements per word.
 template <class T, auto kMma>
 struct Halves {
   static constexpr bool kRounds = false;
@@ -175,14 +175,15 @@ __device__ inline uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// A word, by an address that costs one addition: nvcc spends more on pointers.
+/// Loads a word from a 32-bit address in shared memory. The address takes one addition; nvcc needs more instructions
+/// for pointers.
 __device__ inline uint32_t load_shared(uint32_t address) {
   uint32_t word;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
   return word;
 }
 
-/// Two or four words, at a multiple of their size.
+/// Loads two or four words. The address must be a multiple of their size.
 __device__ inline void load_shared(uint32_t address, uint32_t (&word)[2]) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(address));
 }
@@ -196,17 +197,17 @@ __device__ inline void store_shared(uint32_t address, uint32_t word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
-/// 16 bytes from global to shared memory, in the background.
+/// Copies 16 bytes from global to shared memory asynchronously.
 __device__ inline void cp_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
-/// 4 bytes, or zero.
+/// Copies 4 bytes asynchronously if `really`; otherwise writes zeros.
 __device__ inline void cp_async_word(uint32_t shared, const void* global, bool really) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(really ? 4 : 0)
                : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Until at most kPending of the groups that this thread committed are still on their way.
+/// Waits until at most kPending of the groups that this thread committed are incomplete.
 template <int kPending>
 __device__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -10,7 +10,7 @@
 
 namespace voxgrad::cuda {
 
-/// A producer's or consumer's place in a pipeline: its stage, and how often it went round all of them.
+/// The position of a producer or consumer in a pipeline: the stage, and the number of completed rounds over all stages.
 struct PipelineState {
   int stage = 0, round = 0;
   __device__ void next(int stages) {
@@ -19,7 +19,8 @@ struct PipelineState {
 };
 
 #if VOXGRAD_HAS_WGMMA
-/// For so many threads that arrive each round. Others see it after fence_barrier_init() and __syncthreads().
+/// Initializes a barrier for this number of arrivals per round. Other threads may use it after fence_barrier_init() and
+/// __syncthreads().
 __device__ inline void init_barrier(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -28,13 +29,13 @@ __device__ inline void arrive(uint32_t barrier) {
 }
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Lets the barrier's round end when so many bytes have come.
+/// Arrives, and lets the round of the barrier end when this number of bytes has been copied.
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/// Copies the box of a tensor that begins at these coordinates, the innermost first, to a multiple of 128 bytes; what
-/// is outside of the tensor is zero.
+/// Copies the box of a tensor that begins at these coordinates (innermost first) to shared memory. The address must be
+/// a multiple of 128 bytes. Elements outside of the tensor are zero.
 __device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int c, int x, int y, int z, int n,
                                 uint32_t barrier) {
   asm volatile(
@@ -60,32 +61,32 @@ __device__ inline void tma_store(const CUtensorMap& tensor, uint32_t shared, int
       : "memory");
 }
 
-/// Fetches the description of a tensor, which the first copy would wait for.
+/// Prefetches a tensor map. Otherwise, the first copy would wait for it.
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor) : "memory");
 }
 
-/// Asks L2 for the 16-byte pieces that so many bytes lie in.
+/// Prefetches a range of bytes into L2, extended to multiples of 16 bytes.
 __device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(global), begin = first & ~uintptr_t{15};
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin),
                "r"(static_cast<uint32_t>((first + bytes + 15 - begin) & ~uintptr_t{15})));
 }
 
-/// Copies from shared to global memory, all multiples and addresses being of 16 bytes, in the background. What was
-/// written before has to be published (fence_async_proxy()) and a barrier passed.
+/// Copies from shared to global memory asynchronously. Addresses and `bytes` must be multiples of 16. The threads that
+/// wrote the data must call fence_async_proxy() and pass a barrier before.
 __device__ inline void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
                : "memory");
 }
 __device__ inline void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Until at most kPending of the groups that this thread committed are still being read from shared memory.
+/// Waits until at most kPending of the groups that this thread committed are still being read from shared memory.
 template <int kPending>
 __device__ void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// Until round `round` (0, 1, ...) has ended; no more than one round may be ahead.
+/// Waits until round `round` (0, 1, ...) has ended. The barrier must not be more than one round ahead.
 __device__ inline void wait_barrier(uint32_t barrier, int round) {
   uint32_t done;
   do {

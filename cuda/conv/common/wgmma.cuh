@@ -14,44 +14,45 @@
 
 #include "cuda/conv/common/mma.cuh"
 
-// Only there: on other architectures the kernels that use it are compiled to nothing, and never launched.
+// Other architectures have no wgmma. For them, kernels that use it are compiled as empty functions and never launched.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define VOXGRAD_HAS_WGMMA 1
 #endif
 
 namespace voxgrad::cuda {
 
-/// What is the same in all lanes of a warp: told so, the compiler keeps it, and what follows from it, in uniform
-/// registers, of which the products take their operands.
+/// Returns a value that is equal in all lanes of a warp. The shuffle lets nvcc keep the value, and results that depend
+/// on it, in uniform registers, from which wgmma takes its operands.
 template <class T>
 __device__ T warp_uniform(T value) {
   return __shfl_sync(0xffffffff, value, 0);
 }
 
-/// Whether this is a warp's first lane. To be asked before products are queued: a look at threadIdx waits behind them.
+/// Returns true in the first lane of a warp. Call it before products are queued: an access to threadIdx after them
+/// waits for the products.
 __device__ inline bool is_leader() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane == 0;
 }
 
-/// An operand's descriptor, `offset` times 16 bytes further on. In the lower word alone, which is all that changes.
+/// Returns a descriptor whose address is `offset` times 16 bytes higher. Changes only the lower word.
 __device__ inline uint64_t advance_slab(uint64_t descriptor, int offset) {
   return (descriptor & 0xffffffff00000000) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(offset));
 }
 
 #if VOXGRAD_HAS_WGMMA
-/// Registers written since are seen by the products that follow.
+/// Makes earlier writes to registers visible to the following products.
 __device__ inline void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Until at most kPending of the groups that were committed are under way.
+/// Waits until at most kPending of the committed groups are incomplete.
 template <int kPending>
 __device__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The operands of an instruction with N / 2 accumulators a thread.
+// The operands of an instruction with N / 2 accumulators per thread.
 #define VG_C4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define VG_C8(i) VG_C4(i), VG_C4(i + 1)
 #define VG_C16(i) VG_C8(i), VG_C8(i + 2)
@@ -70,7 +71,7 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define VG_D72 VG_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 
-// The widths, each with the numbers of the operands that follow its accumulators.
+// The supported widths, with the numbers of the operands that follow the accumulators.
 #define VG_EACH_WIDTH(form, type, k, tail)                                                          \
   form(type, k, tail, 16, VG_D8, "%8", "%9", "%10", "%11", "%12", "%13", VG_C8(0));                 \
   form(type, k, tail, 24, VG_D12, "%12", "%13", "%14", "%15", "%16", "%17", VG_C8(0), VG_C4(2));    \
@@ -99,14 +100,14 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
                : __VA_ARGS__                                                \
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
-/// Whether products of so many blocks of 8 columns are written out above.
+/// Returns true if the macros above contain products of n8 blocks of 8 columns.
 constexpr bool is_wgmma_width(int n8) {
   return n8 == 2 || n8 == 3 || n8 == 4 || n8 == 6 || n8 == 8 || n8 == 9 || n8 == 12 || n8 == 16 || n8 == 18;
 }
 
-/// Queues c += A * B, A of 64 rows, B of kN8 blocks of 8 columns, by their descriptors; c = A * B unless `adds`. To be
-/// rounded before: the hardware truncates to TF32. kMMajorA, kNMajorB: rows, or columns, of one k (halves) follow each
-/// other in memory.
+/// Queues c += A * B or, unless `adds`, c = A * B. Descriptors define A, with 64 rows, and B, with kN8 blocks of 8
+/// columns. floats must be rounded before, because the hardware truncates to TF32. kMMajorA, kNMajorB (halves only):
+/// the rows of A, or the columns of B, are contiguous in memory.
 template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
   static_assert(is_wgmma_width(kN8) && (!kNMajorB || sizeof(Element) == 2) && (!kMMajorA || kNMajorB));

@@ -7,8 +7,9 @@ namespace voxgrad::cuda {
 
 inline constexpr int kSumColumns = 32, kSumSlices = 8;
 
-/// Adds up the ranges in their order, in double: 8 slices, then the slices. Target: partial, weight, rows of sums and
-/// where they belong: offset(element of a range), negative for padding.
+/// Adds the partial sums of all ranges in double, in a fixed order: first within 8 slices of the ranges, then the
+/// slices. Target has the members partial, weight, elements and ranges. Target::offset(element) returns the place of an
+/// element in the weight gradient, or a negative number for padding.
 template <class T, class Target>
 __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
   __shared__ double sums[kSumSlices][kSumColumns];

@@ -8,7 +8,7 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr int64_t kMinChunk = 4;  // positions along the depth
-// A grid with fewer CTAs per SM is split along the depth. Each CTA of wgrad writes partial sums of its own.
+// A grid with fewer CTAs per SM is split along the depth. Each CTA of wgrad writes separate partial sums.
 constexpr int64_t kCtasPerSm = 12, kWgradCtasPerSm = 4;
 constexpr int kReservedShared = 2 << 10;  // static shared memory and alignment
 

@@ -9,17 +9,18 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// Which result of the CTA tile a row of its m64 tiles is: a byte each of (sample, depth, height, width), or kNone; and
-/// how many elements behind the tile's first.
+/// The result of the CTA tile that belongs to a row of its m64 tiles.
 struct ResultRow {
   static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t place, offset;
+  uint32_t place;   ///< sample, depth, height and width, a byte each; kNone if the row has no result
+  uint32_t offset;  ///< elements from the first result of the tile
 };
+/// The rows of all m64 tiles, in shared memory.
 template <class Tile>
 struct ResultRows {
   ResultRow row[Tile::kConsumers * Tile::kTiles * 64];
 
-  /// By all threads.
+  /// Computes the rows. All threads must call it.
   __device__ void list(const Params& p) {
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kConsumers * Tile::kTiles * 64; i += Tile::kThreads) {
       const int base = p.base[i / 64], in_tile = i % 64;
@@ -34,7 +35,7 @@ struct ResultRows {
   }
 };
 
-/// Element i of lane j of four neighbours becomes element j of lane i.
+/// Transposes a 4 x 4 matrix that four neighboring lanes hold: element i of lane j becomes element j of lane i.
 __device__ inline void transpose_quad(uint32_t (&v)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
@@ -50,7 +51,7 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
   }
 }
 
-/// Where a < b. The comparison is not kept for the next row.
+/// Stores a value if a < b. The assembly keeps nvcc from holding the comparison in a register for the next row.
 template <class T>
 __device__ void store_if_less(int a, int b, T* to, T value) {
   if constexpr (sizeof(T) == 4)
@@ -63,7 +64,8 @@ __device__ void store_if_less(int a, int b, T* to, T value) {
                  : "memory");
 }
 
-/// Two halves, rounded, the first one below; not below `floor`, or NaN.
+/// Rounds two floats to halves and returns them as a pair, the first in the lower bits. Each is at least the half in
+/// `floor`, or NaN.
 template <class T>
 __device__ uint32_t round_pair(float first, float second, uint32_t floor) {
   uint32_t pair;
@@ -76,8 +78,8 @@ __device__ uint32_t round_pair(float first, float second, uint32_t floor) {
   return pair;
 }
 
-/// What is done to a sum before it is stored: max(sum + bias, floor), for the columns that this lane holds. No branch:
-/// an accumulator that is changed in one would be moved. And few instructions: a warp's epilogue is one chain of them.
+/// Computes max(sum + bias, floor) for the columns that this lane holds. There is no branch, because nvcc would move an
+/// accumulator that is changed in a branch to another register.
 template <class T, int kN8>
 struct Finish {
   float bias[kN8][2], floor;
@@ -95,7 +97,7 @@ struct Finish {
           bias[n][i] = static_cast<float>(static_cast<const T*>(p.bias)[(channel + column) * p.bias_stride]);
   }
   __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
-  /// A pair of columns of halves.
+  /// Returns a pair of columns as halves.
   __device__ uint32_t pair(float first, float second, int n) const {
     return round_pair<T>(first + bias[n][0], second + bias[n][1], round_floor());
   }
@@ -107,8 +109,8 @@ struct Finish {
   }
 };
 
-/// The columns of a row that exist, of which there are `columns`, next to each other from `to` on, in vectors: of
-/// rows g and g + 8 of an m64 tile's warp, `half` says which. By quads of lanes that hold one row.
+/// Stores the first `columns` columns of a row to contiguous memory, as vectors. Four neighboring lanes hold a row.
+/// `half` selects row g or row g + 8 of the warp's m64 tile.
 template <int half, int kN8, class T, int kSums, class F>
 __device__ void store_vectors(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
@@ -131,8 +133,8 @@ __device__ void store_vectors(T* to, const Accumulator (&sum)[kSums], const F& f
   }
 }
 
-/// The same one by one, `stride` elements apart: where channels are not innermost, 8 lanes have 8 voxels of a
-/// channel.
+/// Stores the columns of a row one by one, `stride` elements apart. If channels are not innermost, 8 lanes store 8
+/// voxels of a channel.
 template <int half, int kN8, class T, int kSums, class F>
 __device__ void store_columns(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists,
                               int64_t stride) {
@@ -146,12 +148,12 @@ __device__ void store_columns(T* to, const Accumulator (&sum)[kSums], const F& f
   }
 }
 
-/// Where the rows of a warp are stored, if they are results at all.
+/// The places of a warp's rows in the results.
 struct ResultPlaces {
-  const ResultRow* rows;  // of the warp's first row in its first m64 tile
-  int limit[4];
-  bool whole;  // no row of the tile lies beyond them
-  int64_t corner;
+  const ResultRow* rows;  // begins with the warp's first row in its first m64 tile
+  int limit[4];           // results from the corner of the tile to the end of each axis
+  bool whole;             // all rows of the tile are within the limits
+  int64_t corner;         // offset of the first result of the tile
 
   __device__ ResultPlaces(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRow* list)
       : rows(list) {
@@ -164,6 +166,7 @@ struct ResultPlaces {
     whole = true;
     for (int a = 0; a < 4; ++a) whole &= p.tile[a] <= limit[a];
   }
+  /// Computes the offset of a row's result. Returns false if the row has no result.
   __device__ bool find(int row, int64_t& offset) const {
     const ResultRow at = rows[row];
     bool exists = at.place != ResultRow::kNone;
@@ -175,7 +178,7 @@ struct ResultPlaces {
   }
 };
 
-/// The sum of nothing: of a split that has no k-blocks.
+/// Stores zeros as the partial sums of a split that has no k-blocks.
 template <class Tile>
 __device__ void store_zeros(const ResultPlaces& places, float* partial, int rows_apart, int columns) {
   const int first = static_cast<int>(threadIdx.x) % 4;
@@ -186,7 +189,7 @@ __device__ void store_zeros(const ResultPlaces& places, float* partial, int rows
   }
 }
 
-/// By the four warps of a warpgroup.
+/// Stores the results of a work unit. The four warps of a warpgroup must call it.
 template <class Tile>
 __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
                               int warpgroup, typename Tile::Sums& sum, bool empty) {

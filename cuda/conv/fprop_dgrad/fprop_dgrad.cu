@@ -15,7 +15,8 @@ namespace {
 
 using namespace implicit_gemm;
 
-/// Adds up partial results, a vector of channels a thread, which it stores in one if channels are innermost.
+/// Adds the partial results. Each thread computes a vector of `width` channels and stores it in one instruction if the
+/// channels are innermost.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ ReduceParams p) {
   const int64_t vectors = p.channels / width, count = p.voxels * vectors;
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
   }
 }
 
-/// Sliding: which taps along the depth are the first block of columns, that of the results which this plane of inputs
-/// completes, and the next ones.
+/// Sets the taps of a sliding tile along the depth. The first block of columns belongs to the plane of results that the
+/// current plane of inputs completes; the other blocks belong to the planes after it.
 void list_blocks(Params& p, const AxisPhase& depth, int taps_of_a_plane) {
   const int last = depth.step > 0 ? depth.taps - 1 : 0;
   const int first_weight = (depth.tap_first + last * depth.tap_step) * taps_of_a_plane;
@@ -59,7 +60,7 @@ void list_blocks(Params& p, const AxisPhase& depth, int taps_of_a_plane) {
   for (Tap& tap : p.tap) tap.weight = static_cast<uint16_t>(tap.weight + first_weight);
 }
 
-/// Where the taps are that lie in one box, and which box.
+/// Lists the boxes of inputs and the taps that read each box.
 void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
   const int stage = plan.stage_taps;
   const bool slides = plan.cta.slide > 1;
@@ -73,7 +74,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
     Phase& phase = p.phase_of[transposed ? c : 0];
     if (transposed || c == 0) phase.first_load = static_cast<uint16_t>(loads);
     const AxisPhase* part[3];
-    int outer = 1, inner = 1, count[2][3];  // taps with a box of their own; in a box
+    int outer = 1, inner = 1, count[2][3];  // boxes, and taps per box
     for (int a = 0; a < 3; ++a) {
       part[a] = &axis[a].phase[which[a]];
       phase.first[a] = part[a]->first;
@@ -163,13 +164,15 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   return p;
 }
 
-/// Weights whose axis `inner`, 0 or 1, is contiguous, then the taps, then the other of the two.
+/// Weights that TMA can read. The axis `inner` is contiguous, followed by the taps and by the other channel axis.
 struct WeightOperand {
   View view;
-  int inner;
-  int64_t row, outer;  // elements: from a tap to the next, and of the other axis
+  int inner;      ///< 0 or 1
+  int64_t row;    ///< elements from one tap to the next
+  int64_t outer;  ///< elements from one index of the other channel axis to the next
 };
 
+/// Returns true if the weights have the layout of WeightOperand, with aligned rows.
 bool is_dense_inner(const View& w, int inner) {
   const int64_t* s = w.stride;
   const int64_t channels = w.size[inner];
@@ -179,8 +182,9 @@ bool is_dense_inner(const View& w, int inner) {
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
 }
 
-/// As they are, if TMA can read them and wgmma multiply them so (`any`: also N-major); else by way of `copy`: channels
-/// padded to 16 bytes, or (three products) high and low parts, whose taps follow each other.
+/// Returns the weights without a copy if TMA can read them and wgmma can multiply them in this layout. `any`: wgmma
+/// also accepts N-major weights. Otherwise returns `copy`, with channels padded to 16 bytes. With three products,
+/// `copy` holds the taps of the high parts and then the taps of the low parts.
 WeightOperand weight_operand(const View& w, bool transposed, bool three, bool any, std::optional<Workspace>& copy,
                              const Launch& launch) {
   const int k_axis = transposed ? 0 : 1;
@@ -200,7 +204,7 @@ WeightOperand weight_operand(const View& w, bool transposed, bool three, bool an
   return {padded, inner, padded.stride[4], padded.stride[1 - inner]};
 }
 
-/// Tells TMA of the weights, and what a group is of them.
+/// Fills in the tensor map of the weights and the distances between groups. Returns true if the weights are N-major.
 bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, const FpropDgradPlan& plan) {
   const View& w = weights.view;
   const bool n_major = weights.inner == (transposed ? 1 : 0);
@@ -220,7 +224,7 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
   return n_major;
 }
 
-/// Instead of results.
+/// Makes the kernel store partial sums instead of results.
 void store_partial_sums(Params& p, const View& out, float* partial) {
   p.partial = partial;
   p.relu = false;
@@ -234,6 +238,7 @@ void store_partial_sums(Params& p, const View& out, float* partial) {
   p.partial_stride = stride;
 }
 
+/// Adds the partial sums of all splits and stores the results.
 void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, const ConvProblem& problem,
             cudaStream_t stream) {
   ReduceParams r{};
@@ -260,6 +265,7 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   check_launch("conv: sum of splits");
 }
 
+/// Returns a view of `count` samples.
 View samples_of(View view, int64_t first, int64_t count) {
   view.data = static_cast<char*>(view.data) + first * view.stride[0] * item_size(view.dtype);
   view.size[0] = count;

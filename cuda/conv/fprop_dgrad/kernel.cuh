@@ -22,27 +22,27 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// A CTA tile: kTiles m64 tiles of voxels (cooperative: of each warpgroup) by kN output channels; sliding, by kSlide
-/// blocks of so many. kNMajor: of B, of which N is contiguous. kThree: floats in three products, cooperative and with
-/// K-major B.
+/// A CTA tile of kTiles m64 tiles of voxels (if cooperative, for each warpgroup) and kN output channels. A sliding tile
+/// has kSlide blocks of kN columns. kNMajor: N is the contiguous axis of B. kThree: floats in three products, which
+/// requires cooperative warpgroups and a K-major B.
 template <class Element_, int kN_, int kTiles_, int kSlide_, int kRowBytes_, bool kNMajor_, bool kThree_>
 struct CtaTile {
   using Element = Element_;
   static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8, kSlide = kSlide_;
   static constexpr bool kSlides = kSlide > 1;
   using Sums = Accumulator[kTiles][kN8 * kSlide];
-  static constexpr int kRowBytes = kRowBytes_;  // of a voxel's channels, a row of A
+  static constexpr int kRowBytes = kRowBytes_;  // of a row of A, which holds channels of a voxel
   static constexpr bool kNMajor = kNMajor_, kThree = kThree_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
   static constexpr int kNBlock = kNMajor && kN > 64 ? 64 : kN;  // columns of a TMA box of weights
 
-  static constexpr int kExactTaps = 256 / kRowBytes;  // of three products: taps with K = 64
+  static constexpr int kExactTaps = 256 / kRowBytes;  // kThree: taps with a total K of 64
 
   static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // of one tap
 };
 
-/// Loads the inputs' boxes. By one thread.
+/// Loads the boxes of inputs. One thread runs this function.
 template <class Tile>
 __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeline) {
   for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
@@ -63,13 +63,13 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
   });
 }
 
-/// Where the weights of a chunk are, from that tap on, behind the first stage.
+/// Returns the offset in bytes, from the first stage of weights, of a tap's weights for the current chunk.
 template <class Tile>
 __device__ int stage_of_weights(const Params& p, const KBlocks& k, int tap, const Pipeline& pipeline) {
   return (p.kept_taps > 0 ? k.chunk * p.kept_taps + tap : pipeline.stage() * p.stage_taps) * Tile::kWeightBytes;
 }
 
-/// Loads the weights of some taps a stage. By one thread.
+/// Loads the weights, several taps per stage. One thread runs this function.
 template <class Tile>
 __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipeline) {
   constexpr int tap_bytes = Tile::kWeightBytes;
@@ -103,8 +103,9 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
   for (int phase = 0; phase < p.phases; ++phase) load(WorkUnit(p, 0), p.phase_of[phase], false);
 }
 
-/// The descriptor for wgmma of an operand whose rows are `swizzle` bytes long: bytes from 8 of them to the next, and,
-/// of an N-major operand, from a block of columns to the next.
+/// Returns the wgmma descriptor of an operand whose rows have `swizzle` bytes. `groups_apart` is the distance in bytes
+/// from one group of 8 rows to the next. `blocks_apart` is the distance between blocks of columns of an N-major
+/// operand.
 __device__ inline uint64_t swizzled_operand(uint32_t shared, int swizzle, int groups_apart, int blocks_apart) {
   const uint64_t code = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(blocks_apart >> 4) << 16 |
@@ -118,9 +119,9 @@ struct Mainloop {
   const Params& p;
   const uint32_t input_stages, weight_stages;
   Pipeline inputs, weights;
-  int base[kTiles];     // of the warpgroup's m64 tiles, in 16 bytes
+  int base[kTiles];     // first rows of the warpgroup's m64 tiles, in units of 16 bytes
   int held = 0;         // resident stages
-  const uint32_t turn;  // barrier whose rounds are GEMMs: ends when the last products of one are under way
+  const uint32_t turn;  // barrier that completes a round when the last products of a GEMM have been issued
   int gemm = 0;
   const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
@@ -133,7 +134,7 @@ struct Mainloop {
           warp_uniform(max(p.base[p.cooperative ? i * Tile::kConsumers + warpgroup : i], 0) * Tile::kRowBytes / 16);
   }
 
-  /// The boxes of the next unit, which all its phases read, take the place of the last one's.
+  /// Releases the resident boxes of the previous unit. All phases of the next unit read the boxes that replace them.
   __device__ void next_resident() {
     for (; held > 0; --held) {
       if (leads()) inputs.release(inputs.stage());
@@ -142,7 +143,7 @@ struct Mainloop {
     held = p.resident_chunks;
   }
 
-  /// Leaves a GEMM to the other warpgroup.
+  /// Skips a GEMM that the other warpgroup computes.
   __device__ void skip(const WorkUnit& unit, const Phase& phase) {
     int boxes = p.chunks * phase.loads, stages = p.chunks * phase.weight_stages;
     if (p.splits > 1) {
@@ -154,13 +155,14 @@ struct Mainloop {
     if (!p.resident) inputs.skip(boxes);
   }
 
-  /// Whether there was anything to multiply; else nothing is written. Sliding: adds to the sums.
+  /// Computes the sums of a GEMM; a sliding tile adds to `sum`. Returns false, with undefined sums, if the GEMM has no
+  /// k-block.
   __device__ bool multiply(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     if constexpr (Tile::kThree) return multiply_exactly(unit, phase, sum);
     const bool releases = leads();
     bool fresh = !Tile::kSlides;
     if (p.kept_taps > 0) weights.restart(phase.first_stage);
-    // Stages that are read until the next tap's products have begun.
+    // The products of the previous tap read these stages until the products of the next tap have begun.
     int last_weights = -1, last_inputs = -1;
     const auto release_last = [&] {
       if (releases && last_weights >= 0) weights.release(last_weights);
@@ -168,7 +170,8 @@ struct Mainloop {
       last_weights = last_inputs = -1;
     };
     Pipeline input = inputs;
-    // A barrier tells one round from the next, no more: only then is none of this GEMM's stages further ahead.
+    // A barrier can only distinguish a round from the next one. This wait ensures that no stage of this GEMM is further
+    // ahead.
     if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
     ++gemm;
     KBlocks k(p, unit, phase);
@@ -186,7 +189,7 @@ struct Mainloop {
           const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
           multiply_tap(sum, advance_slab(a, shift), operand_b(b + i * Tile::kWeightBytes), fresh);
           warpgroup_commit();
-          warpgroup_wait<1>();  // for those of the tap before
+          warpgroup_wait<1>();  // until the products of the previous tap are done
           fresh = false;
           release_last();
         } while (++i < taps);
@@ -196,15 +199,16 @@ struct Mainloop {
       if (!p.resident) last_inputs = input.stage();
       input.next();
     }
-    if (releases && !p.cooperative) arrive(turn);  // the last products are under way
+    if (releases && !p.cooperative) arrive(turn);  // the last products have been issued
     warpgroup_wait<0>();
     release_last();
     if (!p.resident) inputs = input;
     return !fresh;
   }
 
-  /// The same of three products, cooperatively, with float32's accuracy: tensor cores truncate what they add, so that
-  /// sums of few products are added up outside of them. Meanwhile the other warpgroup multiplies.
+  /// Computes the sums of a GEMM by three TF32 products, with the accuracy of float32. Tensor cores truncate the
+  /// numbers that they add, so sums of a few products are added in float32. The other warpgroup multiplies in the
+  /// meantime.
   __device__ bool multiply_exactly(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     const bool releases = leads();
     Pipeline input = inputs;
@@ -212,7 +216,8 @@ struct Mainloop {
     each(sum, [](float& x, int, int, int) { x = 0; });
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
       const Load& box = k.box(p);
-      if (p.resident && k.chunk == p.resident_chunks) (input = inputs).skip(p.product_chunks.value());  // high, again
+      if (p.resident && k.chunk == p.resident_chunks)
+        (input = inputs).skip(p.product_chunks.value());  // reads the high parts again
       input.wait();
       const uint64_t a = swizzled_operand(input_stages + input.stage() * p.input_bytes, Tile::kRowBytes,
                                           p.group_pitch * Tile::kRowBytes, 0);
@@ -232,7 +237,7 @@ struct Mainloop {
           warpgroup_commit();
           warpgroup_wait<0>();
           each(products, [&](float& x, int t, int n, int j) {
-            asm volatile("" : "+f"(x));  // is not read before
+            asm volatile("" : "+f"(x));  // keeps nvcc from reading x before the wait
             sum[t][n][j] += x;
           });
         }
@@ -246,8 +251,8 @@ struct Mainloop {
     return true;
   }
 
-  /// Sliding: the sums of the next plane of results become the first ones, and those of one more begin at 0; behind the
-  /// last plane of inputs (`ends`) all do.
+  /// Moves a sliding tile by one plane of results. The sums of the next plane become the first ones, and the sums of a
+  /// new plane start at 0. After the last plane of inputs (`ends`), all sums start at 0.
   __device__ static void slide(typename Tile::Sums& sum, bool ends) {
     each(sum, [&](float& x, int t, int n, int j) {
       constexpr int kLater = (Tile::kSlide - 1) * Tile::kN8;
@@ -266,16 +271,18 @@ struct Mainloop {
         for (int i = 0; i < 4; ++i) f(sum[t][n][i], t, n, i);
   }
   __device__ bool leads() const { return first_warp && is_leader(); }
-  /// A tap's weights: rows of K of one output channel each, or of output channels of one k.
+  /// Returns the descriptor of a tap's weights. A row contains the K of one output channel or, if N-major, the output
+  /// channels of one k.
   __device__ uint64_t operand_b(uint32_t at) const {
     if constexpr (Tile::kNMajor)
       return swizzled_operand(at, 2 * Tile::kNBlock, 16 * Tile::kNBlock, Tile::kNBlock * Tile::kRowBytes);
     else
       return swizzled_operand(at, Tile::kRowBytes, 8 * Tile::kRowBytes, 0);
   }
-  /// Without a loop: wgmma wants its accumulators in registers that nothing else moves.
+  /// Issues the products of a tap. All loops are unrolled, because the accumulators of wgmma must stay in fixed
+  /// registers.
   __device__ void multiply_tap(typename Tile::Sums& sum, uint64_t a, uint64_t b, bool fresh) const {
-    constexpr int kStepA = 2, kStepB = Tile::kNMajor ? 2 * Tile::kNBlock : 2;  // of 32 bytes of K, in 16 bytes
+    constexpr int kStepA = 2, kStepB = Tile::kNMajor ? 2 * Tile::kNBlock : 2;  // 32 bytes of K, in units of 16 bytes
     warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < Tile::kRowBytes / 32; ++k)

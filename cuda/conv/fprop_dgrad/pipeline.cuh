@@ -5,14 +5,16 @@
 
 namespace voxgrad::cuda {
 
-/// One side's place in the ring. Producer: acquire(), commit(), copies, next(). Consumer: wait(), products, next(), and
-/// release() of the stage once they are done.
+/// The position of a producer or consumer in the ring. A producer calls acquire() and commit(), issues the copies, and
+/// calls next(). A consumer calls wait(), starts its products, calls next(), and releases the stage when the products
+/// are done.
 class Pipeline {
  public:
   static constexpr int kBarrierBytes = 16;  // of a stage: full, empty
 
   __device__ Pipeline(uint32_t barriers, int stages) : barriers_(barriers), stages_(stages) {}
-  /// By one thread, before the others use the ring; so many consumer warpgroups read each stage.
+  /// Initializes the barriers. One thread must call it before other threads use the ring. `consumers` is the number of
+  /// warpgroups that read each stage.
   __device__ void init(int consumers) const {
     for (int i = 0; i < stages_; ++i) {
       init_barrier(full(i), 1);
@@ -20,7 +22,7 @@ class Pipeline {
     }
   }
   __device__ int stage() const { return stage_; }
-  /// Back to a stage of the first round.
+  /// Returns to a stage of the first round.
   __device__ void restart(int stage) { stage_ = stage, round_ = 0; }
   __device__ void next() {
     if (++stage_ == stages_) stage_ = 0, ++round_;
@@ -29,17 +31,17 @@ class Pipeline {
     for (stage_ += count; stage_ >= stages_; stage_ -= stages_) ++round_;
   }
 
-  /// Until the stage is free.
+  /// Waits until the stage is free.
   __device__ void acquire() const {
     if (round_ > 0) wait_barrier(empty(stage_), round_ - 1);
   }
-  /// The stage is full when so many bytes have come to barrier().
+  /// Makes the stage full when this number of bytes has been copied with barrier().
   __device__ void commit(uint32_t bytes) const { expect_bytes(full(stage_), bytes); }
   __device__ uint32_t barrier() const { return full(stage_); }
 
-  /// Until the stage is full.
+  /// Waits until the stage is full.
   __device__ void wait() const { wait_barrier(full(stage_), round_); }
-  /// By one thread of each consumer.
+  /// Frees a stage. One thread of each consumer warpgroup must call it.
   __device__ void release(int stage) const { arrive(empty(stage)); }
 
  private:

@@ -11,26 +11,29 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxSide = 255, kMaxStages = 8;
-constexpr int kStatic = 8 * 1024;  // bytes: barriers, list of rows, alignment
-// Clocks of a model: what an SM gets from L2, writes results at, what a unit and a second kernel cost, and bytes a
-// clock of all memory.
+constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
+// Constants of the cost model. Rates in bytes per clock: an SM reads kFromL2 from L2 and writes kToMemory; all SMs
+// together transfer kMemory. Times in clocks: kUnit per work unit, kReduction for a second kernel, and kWait between
+// two units that share no stages. kAlone is the slowdown of a warpgroup that is alone on its SM.
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
                  kAlone = 1.3;
 
 using Bases = std::array<int, 8>;
 
-/// m64 tiles that cover the tile's results in its box, `pitch` rows from 8 of them to the next 8.
+/// m64 tiles that cover the results of a CTA tile in its box of inputs.
 struct Cover {
-  int pitch, tiles;
-  Bases base;
+  int pitch;   ///< rows of the box from one group of 8 rows of an m64 tile to the next
+  int tiles;   ///< number of m64 tiles
+  Bases base;  ///< first row of each m64 tile, or -1
 };
 
-/// Regions of the box (the whole, samples, or planes), each cut into m64 tiles of consecutive rows (`octets`: of 8
-/// lines of 8 neighbours). Nothing if that makes more than `most`.
+/// Divides the box into regions: the whole box (level 0), samples (1) or planes (2). Divides each region into m64 tiles
+/// of consecutive rows or, with `octets`, of 8 lines with 8 neighbors each. Returns nothing if the number of tiles
+/// exceeds `most`.
 std::optional<Cover> cover(const int (&tile)[4], const int (&box)[4], int level, bool octets, int most) {
   const int line = box[3], plane = line * box[2], volume = plane * box[1];
   const int regions = level == 0 ? 1 : level == 1 ? tile[0] : tile[0] * tile[1];
-  int lines = tile[2];  // from the first to the last that counts
+  int lines = tile[2];  // of a region, from the first to the last that contains results
   if (level < 2) lines += (tile[1] - 1) * box[2];
   if (level < 1) lines += (tile[0] - 1) * box[1] * box[2];
   const int pieces = octets ? divide_up(lines, 8) * (tile[3] / 8) : divide_up((lines - 1) * line + tile[3], 64);
@@ -47,6 +50,7 @@ std::optional<Cover> cover(const int (&tile)[4], const int (&box)[4], int level,
   return found;
 }
 
+/// Returns the cover with the fewest m64 tiles, at most `most`.
 std::optional<Cover> best_cover(const int (&tile)[4], const int (&box)[4], int most) {
   std::optional<Cover> best;
   for (const bool octets : {false, true})
@@ -59,6 +63,7 @@ std::optional<Cover> best_cover(const int (&tile)[4], const int (&box)[4], int m
   return best;
 }
 
+/// Fills in plan.axis and plan.phases. Returns false if the family does not support the strides or the number of taps.
 bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
   const bool transposed = p.pass == ConvPass::dgrad;
   int taps = 1, parts = 1;
@@ -74,7 +79,7 @@ bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
   return parts > 0;
 }
 
-/// What does not follow from the problem alone, in the order in which it is chosen.
+/// Enumerates the members of a plan that do not follow from the problem alone, and keeps the plan with the lowest cost.
 class Search {
  public:
   Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
@@ -117,7 +122,8 @@ class Search {
   }
 
  private:
-  /// Neighbouring planes of results read neighbouring planes of inputs, at each of its taps.
+  /// Returns true if a tile with this number of taps along the depth may slide: neighboring planes of results must read
+  /// neighboring planes of inputs.
   bool may_slide(int taps) const {
     const AxisPhases& depth = axes_.axis[0];
     return axes_.phases == 1 && depth.phases == 1 && depth.in_step == 1 && depth.phase[0].taps == taps &&
@@ -144,7 +150,7 @@ class Search {
           try_tile(plan);
         }
   }
-  /// Near-equal pieces, and multiples of 8.
+  /// Returns candidates for the size of a tile along an axis: nearly equal parts of `count`, and multiples of 8.
   static std::vector<int> sides(int count, int most) {
     std::vector<int> result;
     for (const int width : box_widths(count, std::min(most, kMaxSide)))
@@ -170,14 +176,14 @@ class Search {
       if (choose_stages(plan, *covered)) plan.cta.slide > 1 ? choose_run(plan) : choose_splits(plan);
     }
   }
-  /// Of the depth, near-equal runs, two of which are a work unit.
+  /// Tries divisions of the depth into nearly equal runs of planes. Two runs are a work unit.
   void choose_run(FpropDgradPlan& plan) {
     const int depth = plan.axis[0].count;
     for (int runs = 2; runs < 2 * depth; runs += 2)
       if (plan.run = divide_up(depth, runs); runs == 2 || plan.run != divide_up(depth, runs - 2)) choose_splits(plan);
   }
 
-  /// Taps that read one box.
+  /// Returns the largest number of taps that read the same box.
   static int most_box_taps(const FpropDgradPlan& plan) {
     int all = 1;
     for (int a = 0; a < 3; ++a) {
@@ -189,7 +195,8 @@ class Search {
     return all;
   }
 
-  /// Rows that are read behind the box are those of no result, but have to be shared memory.
+  /// Chooses the numbers of stages. Returns false if they do not fit into shared memory. m64 tiles may read rows after
+  /// the end of the box. These rows belong to no result, but must lie in shared memory.
   bool choose_stages(FpropDgradPlan& plan, const Cover& covered) const {
     int end = 0;
     for (const int base : covered.base) end = std::max(end, base + 7 * covered.pitch + 8);
@@ -214,14 +221,15 @@ class Search {
     }
     return end * plan.row_bytes <= input + plan.all_weight_bytes();
   }
-  /// Boxes of a chunk, of all phases.
+  /// Returns the number of boxes that all phases load for a chunk of channels.
   static int all_loads(const FpropDgradPlan& plan) {
     int loads = 1;
     for (int a = plan.cta.slide > 1 ? 1 : 0; a < 3; ++a)
       loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
     return loads;
   }
-  /// Of all weights; too many where they are not the same for all work units.
+  /// Returns the number of stages that all weights need. Returns more than kMaxStages if the weights differ between
+  /// work units.
   int weight_stages(const FpropDgradPlan& plan) const {
     if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return kMaxStages + 1;
     return plan.chunks * all_loads(plan);
@@ -245,13 +253,15 @@ class Search {
         break;
     }
   }
-  /// Boxes of a chunk, of the mean phase, not below 1.
+  /// Returns the mean number of boxes that a phase loads for a chunk, at least 1.
   static int k_loads(const FpropDgradPlan& plan) { return std::max(all_loads(plan) / plan.phases, 1); }
 
+  /// Returns the time in clocks according to the cost model.
   double cycles(const FpropDgradPlan& plan) const {
     const int phases = plan.merged ? plan.phases : 1;
     const double taps = 1.0 * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
-    const double b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);  // of 32 bytes of K
+    const double b = plan.cta.product_columns(),
+                 product = std::max(b / 2, 16 + b / 4);  // clocks of an m64 product over 32 bytes of K
     const double k = plan.row_bytes / 32.0 * plan.chunks;
     const double multiplies = taps * k * plan.m_tiles() * product;
     const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
@@ -260,12 +270,12 @@ class Search {
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
-    // One warpgroup's epilogue hides behind the other's products.
+    // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
     const int64_t rounds = divide_up(plan.units, kMultiprocessors);
     const double mainloop = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits;
-    // Alone on its multiprocessor, a warpgroup does not keep the tensor cores busy.
+    // A warpgroup that is alone on its SM does not keep the tensor cores busy.
     const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases == 1;
     const double both = plan.cooperative
                             ? mainloop + epilogue
@@ -276,14 +286,14 @@ class Search {
     if (plan.kept) all += weights / kFromL2;
     const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory;
     all = std::max(all, memory + all / 8);
-    // Weights that are N-major as they lie may have to be copied.
+    // N-major weights must be copied unless the tile supports them.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
     return all;
   }
 
-  /// How many times the results are written: lines that end within a sector write it twice, a part each time, which
-  /// memory reads before it writes.
+  /// Returns how often each byte of the results is transferred. Lines that end within a sector of 32 bytes write this
+  /// sector twice, in parts, and memory reads a sector before it writes a part of it.
   double pieces(const FpropDgradPlan& plan) const {
     if (p_.out_channels_last || plan.tile[3] >= plan.axis[2].count) return 1;
     const int64_t sector = 32 / static_cast<int64_t>(item_size(p_.dtype)), piece = plan.tile[3] * plan.axis[2].out_step;
@@ -297,7 +307,7 @@ class Search {
   std::optional<FpropDgradPlan> best_;
 };
 
-/// Whether results of a CTA tile are in reach of 32-bit offsets from the first (ResultRow).
+/// Returns true if 32-bit offsets from the first result reach all results of a CTA tile (see ResultRow).
 bool are_near(const ConvProblem& p, const FpropDgradPlan& plan) {
   int64_t reach = p.out_sample_stride * (plan.tile[0] - 1), least = p.out_sample_stride;
   for (int a = 0; a < 3; ++a) {

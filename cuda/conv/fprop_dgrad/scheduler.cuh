@@ -5,11 +5,12 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// A CTA tile of results by output channels, in one stride phase (or all), of one split of K.
+/// The results that a CTA computes at a time: a CTA tile of voxels and output channels, in one stride phase (or all
+/// phases), for one split of K.
 struct WorkUnit {
   int column, split, phase, group;
-  Coordinates at;             // results of a phase: the tile's corner
-  int plane = 0, planes = 1;  // sliding: of inputs, of so many
+  Coordinates at;             // corner of the tile, in results of the phase
+  int plane = 0, planes = 1;  // sliding: current plane of inputs, and their number
 
   __device__ WorkUnit(const Params& p, int number) {
     column = p.columns.take_digit(number);
@@ -18,14 +19,14 @@ struct WorkUnit {
     for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
     group = number;
   }
-  /// Another phase may have more results.
+  /// Returns false if the tile lies outside of the results of this phase. Phases may have different sizes.
   __device__ bool has_results(const Phase& of) const {
     return at[1] < of.count[0] && at[2] < of.count[1] && at[3] < of.count[2];
   }
 };
 
-/// Calls f(unit, phase) for each plane of inputs of a unit that slides: of both warpgroups' runs of planes, in turn.
-/// The unit's corner is then that of the results which have this plane as their first one.
+/// Calls f(unit, phase, false) for each plane of inputs of a sliding unit, alternating between the runs of the two
+/// warpgroups. The corner of the unit is then the corner of the results that read this plane first.
 template <int kSlide, class F>
 __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
   const int corner = unit.at[1];
@@ -37,8 +38,8 @@ __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
     }
 }
 
-/// Calls f(unit, phase, first) for the implicit GEMMs that fall to this CTA, `first` at the first one of a unit. Units
-/// rotate from round to round, so that each CTA meets all phases, whose K differ.
+/// Calls f(unit, phase, first) for the implicit GEMMs of this CTA. `first` is true for the first GEMM of a unit. The
+/// assignment of units to CTAs rotates from round to round, so that each CTA computes all phases, whose K differ.
 template <int kSlide, class F>
 __device__ void for_each_gemm(const Params& p, const F& f) {
   const int ctas = static_cast<int>(gridDim.x);
@@ -58,8 +59,8 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
   }
 }
 
-/// k-blocks of a GEMM: boxes of inputs, of each chunk of channels; of three products, of each product's. Those of one
-/// split.
+/// Iterates over the k-blocks of a GEMM that belong to one split. A k-block is a box of inputs for one chunk of
+/// channels. With tf32x3, each of the three products has its own chunks.
 struct KBlocks {
   int load, chunk, left;
   const int first_load, loads;
@@ -68,7 +69,7 @@ struct KBlocks {
       : first_load(phase.first_load), loads(phase.loads) {
     load = chunk = 0;
     left = p.chunks * loads;
-    if (p.splits == 1) return;  // without the divisions, of which each takes some 30 instructions
+    if (p.splits == 1) return;  // avoids the divisions, which take about 30 instructions each
     const int begin = left * unit.split / p.splits;
     left = left * (unit.split + 1) / p.splits - begin;
     chunk = begin / loads;
@@ -81,8 +82,8 @@ struct KBlocks {
   }
 };
 
-/// What a k-block's chunk is of: channels of the inputs and weights, or of one of their parts (three products: low x
-/// high, high x low, high x high, the small ones first).
+/// The operands of a k-block: a chunk of channels, and for tf32x3 the parts of inputs and weights. The order of the
+/// products is low x high, high x low, high x high, so that the small ones are added first.
 struct ChunkOperands {
   int chunk;
   bool low_input = false, low_weight = false;

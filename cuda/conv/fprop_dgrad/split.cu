@@ -1,6 +1,6 @@
-#include "core/detail/divide.h"
 #include "cuda/conv/fprop_dgrad/split.h"
 
+#include "core/detail/divide.h"
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/tensor_map.h"
 #include "cuda/detail/kernels.h"
@@ -9,7 +9,7 @@
 namespace voxgrad::cuda::implicit_gemm {
 namespace {
 
-/// Of a finite number that would be rounded to infinity, the nearer one to zero.
+/// Splits x into two TF32 numbers. If rounding a finite x would give infinity, the high part is truncated instead.
 __device__ void split(float x, float& high, float& low) {
   const uint32_t bits = __float_as_uint(x);
   high = __uint_as_float((bits + 0x1000u) & 0xffffe000u);
@@ -17,8 +17,8 @@ __device__ void split(float x, float& high, float& low) {
   low = __uint_as_float(round_tf32(x - high));
 }
 
-/// Rows of 4 * vectors elements, which lie from_row elements apart in `from` (which may be `high`). `elements`: of
-/// high.
+/// Splits rows of 4 * vectors elements. In `from`, which may be `high`, rows begin every from_row elements. `elements`
+/// is the number of elements of `high`; the low parts follow them.
 __global__ void __launch_bounds__(kBlock)
     split_rows(const float* from, int64_t from_row, float* high, int64_t elements, int64_t vectors) {
   for (int64_t i = thread_index(); i < elements / 4; i += thread_count()) {
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Elements from a row to the next if all rows along axes[0] of the view lie evenly, in the order of the axes, as
-/// vectors of 4; else 0.
+/// Returns the distance in elements between rows along axes[0] if rows of vectors of 4 lie at equal distances in the
+/// order of `axes`. Otherwise returns 0.
 int64_t row_stride(const View& view, const std::array<int, 5>& axes) {
   if (axes[0] != 1 || !is_tma_tensor(view) || view.size[1] % 4 != 0) return 0;
   int64_t stride = 0, count = 1;
@@ -44,7 +44,7 @@ int64_t row_stride(const View& view, const std::array<int, 5>& axes) {
     if (view.stride[axis] != count * stride) return 0;
     count *= view.size[axis];
   }
-  return std::max<int64_t>(stride, 1);  // of a single one it does not matter
+  return std::max<int64_t>(stride, 1);  // a single row may have any stride
 }
 
 }  // namespace

@@ -114,27 +114,29 @@ struct StagedVoxel {
   }
 };
 
-/// Fills the table of where the voxels that a thread stages go: bytes from the staged corner.
+/// Fills the table of the offsets in bytes at which a thread stages its voxels.
 template <int kThreads>
 __device__ void place_words(const MmaSyncParams& p, int* targets, int thread) {
   const int fold = p.axis[2].fold;
   for (int v = thread; v < p.rounds * kThreads; v += kThreads) {
     int lines = v;
-    // Residues lie apart, so that neighboring results read neighboring words.
+    // Residues are stored separately, so that neighboring results read neighboring words.
     const int w = p.extent[2].take_digit(lines);
     const int target = lines * p.line + w % fold * (p.extent[2].value() / fold) + w / fold;
-    targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) * static_cast<int>(sizeof(uint32_t));  // read by nobody
+    targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) *
+                 static_cast<int>(sizeof(uint32_t));  // padding that no product reads
   }
 }
 
-/// Where in the tile row `i` of a lane's 2 * kM16 lies.
+/// Returns the row of the tile that belongs to row `i` of the 2 * kM16 rows of this lane.
 template <class Tile>
 __device__ int row_of_tile(int i) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   return i / 2 * (16 * Tile::kWarps) + warp * 16 + i % 2 * 8 + lane / 4;
 }
 
-/// nvcc moves none of these before another, which would take registers for addresses and values.
+/// Stores an element if `really`. The assembly keeps nvcc from reordering the stores, which would need registers for
+/// addresses and values.
 template <class Element>
 __device__ void store_in_order(Element* at, Element value, bool really) {
   if constexpr (sizeof(Element) == 4)

@@ -7,37 +7,37 @@
 
 namespace voxgrad::cuda {
 
-/// Words of input channels of a k-block.
+/// Words of input channels in a k-block.
 inline constexpr int kKWords = 8;
 inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
-/// Of a CTA.
+/// Threads of a CTA.
 inline constexpr int kMmaSyncThreads = 128;
 
-/// Classes as in plan.h.
+/// The parameters of fprop_dgrad_mma_sync. "Class" has the meaning of plan.h.
 struct MmaSyncParams {
   const void* in;
   const uint4* weights;  // packed
   const void* bias;      // or null
   void* out;
   int64_t in_stride[5], out_stride[5], bias_stride;
-  Divisor digit[6];               // of a tile's number: tile of columns, phase, tile along width, height, depth, group
+  Divisor digit[6];  // digits of a tile's number: tile of columns, phase, tile along width, height, depth, group
   int in_channels, out_channels;  // of a group
   int column_tiles, k_blocks;
   bool transposed, relu;
-  Divisor tile[3], extent[3];  // of results; of the halo
+  Divisor tile[3], extent[3];  // results of a tile, and voxels of its halo, along each axis
   int tile_voxels, halo_voxels;
-  int rounds;       // of the threads that stage the halo
+  int rounds;       // voxels of the halo that each thread stages
   int line, pitch;  // words from a staged line to the next, and from a word of channels
   int classes;
   bool merged;  // a CTA takes all phases and columns of its tile; one halo, all of whose k-blocks are staged at once
   int input_stages;
   AxisPhases axis[3];
-  uint8_t class_phase[kMaxClasses][4];  // of the three axes
-  int class_begin[kMaxClasses + 1];     // the first of a class's taps
-  int tap_offset[kMaxTaps];             // bytes from the corner of the halo to what the tap reads
+  uint8_t class_phase[kMaxClasses][4];  // phase of each axis
+  int class_begin[kMaxClasses + 1];     // first tap of each class
+  int tap_offset[kMaxTaps];             // bytes from the corner of the halo to the first input of a tap
 };
 
-/// Where a CTA tile is.
+/// The position of a CTA tile.
 struct TileCoord {
   int64_t sample;
   int group, column_tile, phase;
@@ -59,7 +59,7 @@ __device__ inline void class_phases(const MmaSyncParams& p, int number, int (&pa
   for (int a = 0; a < 3; ++a) part[a] = p.class_phase[number][a];
 }
 
-/// Whether a tile has results: another phase may have more of them.
+/// Returns false if the tile lies outside of the results of its phase. Phases may have different sizes.
 __device__ inline bool has_results(const MmaSyncParams& p, const TileCoord& place) {
   if (!p.transposed) return true;
   int phase[3];
@@ -69,7 +69,7 @@ __device__ inline bool has_results(const MmaSyncParams& p, const TileCoord& plac
   return inside;
 }
 
-/// Queues the kernel for a problem whose packed weights have `columns` columns a tile.
+/// Launches the kernel. `columns` is the number of columns per tile of the packed weights.
 template <class Arithmetic>
 void launch_fprop_dgrad_mma_sync(const MmaSyncParams& p, int columns, int64_t blocks, cudaStream_t stream);
 

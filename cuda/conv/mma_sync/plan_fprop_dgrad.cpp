@@ -34,28 +34,32 @@ int choose_columns(const ConvProblem& p) {
   if (const auto asked = asked_width(p, compiled)) return *asked;
   int best = compiled.front();
   for (const int columns : compiled) {
-    const auto computed = [&](int c) { return divide_up(p.out_channels, c) * (c + 12); };  // 12: of a tile by itself
+    const auto computed = [&](int c) {
+      return divide_up(p.out_channels, c) * (c + 12);
+    };  // 12: constant cost of a tile
     if (computed(columns) < computed(best)) best = columns;
   }
   return best;
 }
 
-/// Of the weights on their way.
+/// Returns the bytes of shared memory for the weights that are being loaded.
 int ring_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {
   const int tap = plan.columns * kKWords * 4 * parts(p);
   return 3 * (tap <= 1024 ? 8 : 4) * tap;
 }
 
-/// Words from a staged line to the next: 8 results that straddle two lines of the tile read 8 neighbouring banks, too.
+/// Returns the words from one staged line to the next. With this distance, 8 results on two lines of the tile also read
+/// 8 different banks.
 int line_words(int tile, int extent) { return tile % 8 == 0 ? extent : tile + round_up(extent - tile, 8); }
 
-/// Bytes of shared memory of a block: staged inputs, where each of their voxels comes from and goes to, weights.
+/// Returns the bytes of shared memory of a block: the staged inputs, the source and target of each voxel, and the
+/// weights.
 int64_t shared_bytes(const ConvProblem& p, const MmaSyncPlan& plan, int64_t halo, int64_t words) {
-  const int64_t pitch = words + 32, staged = halo + 128;  // at most
+  const int64_t pitch = words + 32, staged = halo + 128;  // upper bounds
   return plan.input_stages * kKWords * 4 * pitch + 8 * staged + ring_bytes(p, plan);
 }
 
-/// Multiprocessor cycles of a tile, roughly; nothing if it does not fit.
+/// Returns the approximate time of all tiles in clocks of an SM, or nothing if a tile does not fit.
 std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const int (&tile)[3]) {
   int halo = 1, words = 1;
   double blocks = 1;
@@ -72,15 +76,15 @@ std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const 
   }
   const bool three = three_products(p);
   const double taps = static_cast<double>(plan.axis[0].kernel) * plan.axis[1].kernel * plan.axis[2].kernel;
-  const double stages = plan.merged ? 1 : plan.classes;  // of the inputs, or blocks of their own
+  const double stages = plan.merged ? 1 : plan.classes;  // how often the inputs are staged
   const double blocks8 = plan.columns / 8;
   const double parts = three ? 3 : 1;
   const double products = 16 * blocks8 * 1.46 * parts;
   const double reads = 4 * 4 * 4 * std::max(1.0, blocks8 / 8) + 4 * blocks8 * 2 * (three ? 2 : 1);
   const double multiply = taps * std::max(products, reads);
   const double stage = stages * (halo * kKWords * 0.15 + 100);
-  // Sectors of 32 bytes between L2 and the multiprocessor: a line of a tile starts anywhere in one. Those that are
-  // written in part count twice: they may be written again.
+  // Sectors of 32 bytes between L2 and the SM. A line of a tile may start anywhere in a sector. Sectors that are
+  // written in part count twice, because another tile may write the rest.
   const double bytes = static_cast<double>(item_size(p.dtype)), word_channels = 4 / bytes;
   const auto sectors = [&](double elements) { return elements * bytes / 32 + 1; };
   const double lines = halo / ((tile[2] - 1 + plan.axis[2].max_span) * plan.axis[2].fold);
@@ -91,7 +95,7 @@ std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const 
   const double tiles = plan.column_tiles;
   const double memory = (loaded * (plan.merged ? 1 : tiles) + stored * tiles) * 32 / 40;
   const double work = plan.k_blocks * (multiply * tiles + stage * (plan.merged ? 1 : tiles)) + stages * 800;
-  // A block that fills a multiprocessor by itself has nobody to hide behind.
+  // If a block is alone on its SM, no other block runs while it waits.
   const bool alone = shared_bytes(p, plan, halo, words) > kHalfShared;
   return blocks * (std::max(work, memory) + 0.3 * std::min(work, memory)) * (alone ? 1.3 : 1);
 }
@@ -157,8 +161,9 @@ std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
   MmaSyncPlan plan = axes;
   plan.input_stages = 2;
   choose_tile(p, plan);
-  // Phases read the same inputs. With one k-block of channels they are staged once for all of them; with more, what a
-  // block would have to hold leaves a multiprocessor to it alone, which was slower (by a third for 8 k-blocks).
+  // All phases read the same inputs. If the channels fit into one k-block, the inputs can be staged once for all
+  // phases. With more k-blocks, a block would need the shared memory of a whole SM, which was slower (by a third for 8
+  // k-blocks).
   if (p.pass == ConvPass::dgrad && plan.classes > 1 && plan.k_blocks == 1) {
     MmaSyncPlan merged = axes;
     merged.merged = true;

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
       }
     }
   }
-  __syncthreads();  // what was staged is read
+  __syncthreads();  // all warps have read the staged tile
 #pragma unroll
   for (int k = 0; k < kNarrow; ++k)
 #pragma unroll

@@ -19,16 +19,17 @@ namespace voxgrad::cuda {
 
 /// Threads in a block of a convolution kernel.
 inline constexpr int kTileThreads = 256;
-/// Positions stay below this in magnitude (check_positions() sees to it), so that sums of two fit 32 bits.
+/// Upper bound of the magnitude of positions, which check_positions() ensures. Sums of two positions fit into 32 bits.
 inline constexpr int kPositionLimit = 1 << 30;
 
-/// What `m` adds to the address (elements) and to the position of an element of A.
+/// The term of `m` in the offset, in elements, and in the position of an element of A.
 struct Site {
   int64_t offset;
   int position[3];
 };
 
-/// What `k` adds to them, and the address of B's row. position[0] = -kPositionLimit: no such row.
+/// The term of `k` in the offset and position of an element of A, and the offset of the row of B. position[0] is
+/// -kPositionLimit if there is no such row.
 struct alignas(16) Row {
   int64_t a;
   int64_t b;
@@ -36,13 +37,13 @@ struct alignas(16) Row {
   int unused;
 };
 
-/// A voxel by sample and by its place in a lattice of three axes.
+/// The sample of a voxel and its indices along three axes.
 struct Voxel {
   int64_t sample;
   int index[3];
 };
 
-/// The voxel number `number` of a lattice of `count` voxels an axis, samples outermost.
+/// Returns voxel `number` of volumes with count[a] voxels along axis a. Samples are the outermost axis.
 __device__ inline Voxel voxel_at(int64_t number, const int (&count)[3]) {
   Voxel voxel;
   for (int axis = 2; axis >= 0; --axis) {
@@ -54,7 +55,7 @@ __device__ inline Voxel voxel_at(int64_t number, const int (&count)[3]) {
   return voxel;
 }
 
-/// The voxel `steps` (below 2^30) after `voxel`: 32-bit divisions only.
+/// Returns the voxel that is `steps` (below 2^30) after `voxel`. Uses only 32-bit divisions.
 __device__ inline Voxel advance(Voxel voxel, int steps, const int (&count)[3]) {
   unsigned carry = static_cast<unsigned>(steps);
   for (int axis = 2; axis >= 0; --axis) {
@@ -66,15 +67,16 @@ __device__ inline Voxel advance(Voxel voxel, int steps, const int (&count)[3]) {
   return voxel;
 }
 
-/// 8 warps share kM x kN results, a warp has 32 * kThreadM of M (lane by lane, so that reads of A and stores are
-/// coalesced) and kThreadN of N (the same for all lanes, so that reads of B are broadcasts).
+/// 8 warps share kM x kN results. A warp has 32 * kThreadM rows and kThreadN columns. Neighboring lanes have
+/// neighboring rows, so that reads of A and stores are coalesced. All lanes have the same columns, so that reads of B
+/// are broadcasts.
 template <class Element, int kThreadM_, int kThreadN_, int kWarpsN>
 struct TileShape {
   using T = Element;
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;
   static constexpr int kM = kThreadM * kTileThreads / kWarpsN, kN = kThreadN * kWarpsN, kK = 8;
-  static constexpr int kRows = 32;                              // of the table that is made at a time
-  static constexpr int kBlocks = sizeof(Element) == 4 ? 2 : 1;  // at a time on a multiprocessor: bounds the registers
+  static constexpr int kRows = 32;                              // rows of the table that are computed at a time
+  static constexpr int kBlocks = sizeof(Element) == 4 ? 2 : 1;  // minimum blocks per SM, which bounds the registers
   static_assert(kTileThreads % kM == 0, "a thread stages one site");
   static_assert(kThreadN * sizeof(T) % 16 == 0, "B is read in 16-byte pieces");
 
@@ -87,13 +89,13 @@ struct TileShape {
 
 template <class Tile>
 struct alignas(16) TileMemory {
-  // The 4 words of padding spread the columns that one warp stages over the banks.
+  // With 4 words of padding, the columns that a warp stages are in different banks.
   typename Tile::T a[2][Tile::kK][Tile::kM + 4];
   typename Tile::T b[2][Tile::kK][Tile::kN + 4];
   Row rows[2][Tile::kRows];
 };
 
-/// What a product reads: `size` is that of the volume around a.
+/// The operands of a product. `size` is the size of the volume that contains A.
 template <class T>
 struct TileOperands {
   const T* a;
@@ -103,7 +105,7 @@ struct TileOperands {
   int n_count, k_count;
 };
 
-/// sum += the products of one staged k-block.
+/// Adds the products of one staged k-block to `sum`.
 template <class Tile, class T = typename Tile::T>
 __device__ void multiply_k_block(T (&sum)[Tile::kThreadM][Tile::kThreadN], const TileMemory<Tile>& memory, int stage) {
   constexpr int kPack = 16 / sizeof(T);
@@ -126,10 +128,11 @@ __device__ void multiply_k_block(T (&sum)[Tile::kThreadM][Tile::kThreadN], const
   }
 }
 
-/// total[i][j] = C[m_of(i)][n_of(j)]. site(m) and row(k), k below k_count, make Sites and Rows; a site outside of
-/// the problem has position[0] = -kPositionLimit. kRowsAdjacent: neighbouring rows are neighbours in memory rather
-/// than neighbouring sites, so threads are laid along k when A is staged. Sums are added to `total` every 256
-/// products, which keeps the error of long float sums that of short ones. All threads of a block call together.
+/// Computes total[i][j] = C[m_of(i)][n_of(j)]. make_site(m) and make_row(k), for k below k_count, return Sites and
+/// Rows. A site outside of the problem has position[0] = -kPositionLimit. kRowsAdjacent: neighboring rows, instead of
+/// neighboring sites, are neighbors in memory, so the threads are arranged along k when A is staged. Sums are added to
+/// `total` every 256 products, so that long sums in float have the error of short ones. All threads of a block must
+/// call the function.
 template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, class MakeRow>
 __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
                              const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {

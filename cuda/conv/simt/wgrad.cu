@@ -89,15 +89,15 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
   }
 }
 
-/// Voxels a range holds: enough ranges for about a thousand blocks, none shorter than 2048 voxels, which also
-/// bounds the partial results to about 16 MB or the weight's own size, whichever is more.
+/// Returns the number of voxels of a range. There are enough ranges for about a thousand blocks, but a range has at
+/// least 2048 voxels. This bounds the partial results to about 16 MB or the size of the weight, whichever is more.
 int range_length(int64_t voxels, int64_t tiles) {
   constexpr int64_t kBlocks = 1024, kShortest = 2048, kLongest = 1 << 24;
   const int64_t ranges = std::max<int64_t>(kBlocks / tiles, 1);
   return static_cast<int>(std::clamp(divide_up(voxels, ranges), kShortest, kLongest));
 }
 
-/// Sums the ranges' partial results into w.
+/// Adds the partial results of all ranges and stores them in w.
 template <class T>
 void sum_ranges(const View& w, const WgradParams<T>& problem, int64_t ranges, bool innermost) {
   View in{problem.partial, w.dtype, w.device, 7, {}, {}}, out{w.data, w.dtype, w.device, 7, {}, {}};

@@ -162,7 +162,8 @@ struct OutputPlanes {
     at = first + (part.first + int64_t{depth} * p.axis[0].out_step) * p.out_stride[2];
     return depth < part.count;
   }
-  /// Bytes from 16 of them to where a channel begins in memory, which is how it lies in shared memory, too.
+  /// Returns the offset of a channel in memory from a multiple of 16 bytes. The channel has the same offset in shared
+  /// memory.
   __device__ uint32_t shift(int channel) const {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at + channel * p.out_stride[1])) & 15;
   }
@@ -171,7 +172,7 @@ struct OutputPlanes {
   }
 };
 
-/// What the writing warp does for a block: a lane copies a channel's lines.
+/// Runs the epilogue warp of a block. Each lane copies the lines of one channel.
 template <class Tile>
 __device__ void small_channel_epilogue(const SmallChannelParams& p, const SlidingTileCoord& place,
                                        OutputPlanes<Tile> slices, const EpilogueBarriers& of_results) {

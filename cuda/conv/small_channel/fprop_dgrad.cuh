@@ -23,7 +23,7 @@
 
 namespace voxgrad::cuda {
 
-/// The sum of all accumulators, which is the first one now.
+/// Adds all accumulators to the first one and returns it.
 template <int kAccumulators, int kM16, int kN8>
 __device__ const Accumulator (&add_accumulators(Accumulator (&sums)[kAccumulators][kM16][kN8]))[kM16][kN8] {
 #pragma unroll
@@ -34,22 +34,24 @@ __device__ const Accumulator (&add_accumulators(Accumulator (&sums)[kAccumulator
   return sums[0];
 }
 
-/// What a lane of a multiplying warp reads and writes.
+/// The addresses that a lane of a consumer warp reads and writes.
 template <class Tile>
 struct SmallChannelLane {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Tile::Element;
   static constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kSize = sizeof(Element);
   static constexpr int kAccumulators =
-      kM16 * kN8 <= 2 ? 2 : 1;  // a product waits for the one before, if they share sums
+      kM16 * kN8 <= 2 ? 2 : 1;  // products with the same accumulator wait for each other
   using Sums = Accumulator[kAccumulators][kM16][kN8];
 
   int t, swap;
   uint32_t weights;
-  uint32_t rows[2 * kM16], at[2 * kM16];  // of inputs, at this lane's channel of a unit; of results, in a phase
-  int height[2 * kM16];                   // of results, in a phase
-  unsigned inside = 0;                    // a bit for each sum
-  uint32_t column_at[kN8][2];  // bytes to its channel and phase; above, those by which channels begin apart, modulo 16
+  uint32_t rows[2 * kM16];  // addresses of the inputs, for this lane's channel of a unit
+  uint32_t at[2 * kM16];    // offsets of the results of a phase
+  int height[2 * kM16];     // positions of the results of a phase along the height
+  unsigned inside = 0;      // a bit for each sum
+  /// Offset in bytes of the channel and phase of a column. The upper bits hold the offset modulo 16 between channels.
+  uint32_t column_at[kN8][2];
   float floor;
 
   __device__ SmallChannelLane(const SmallChannelParams& p, const SlidingTileCoord& place, uint32_t shared_weights,
@@ -57,7 +59,8 @@ struct SmallChannelLane {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, g = lane / 4;
     const int phases = p.phases.value();
     t = lane % 4;
-    // Of two phases, neighbours in memory, half of the lanes store the second one first: none is in the other's bank.
+    // The results of two phases are neighbors in memory. Half of the lanes store the second phase first, which avoids
+    // bank conflicts.
     swap = phases % 2 == 0 && t % 2 == 1 ? 1 : 0;
     weights = shared_weights + lane * 8 * kParts;
     floor = p.relu ? 0.0f : -INFINITY;
@@ -148,7 +151,7 @@ struct SmallChannelLane {
   }
 };
 
-/// What the multiplying warps do for a block.
+/// Runs the consumer warps of a block.
 template <class Tile>
 __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoord& place,
                                const SmallChannelLane<Tile>& lane, OutputPlanes<Tile> slices, const float* bias,

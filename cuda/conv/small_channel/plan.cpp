@@ -1,4 +1,4 @@
-// What the kernels of few channels take, and with which CTA tiles.
+// Decides which problems the kernels for few channels support, and chooses their CTA tiles.
 #include "cuda/conv/small_channel/plan.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr double kReach = 1 << 28;
-constexpr int kStatic = 1536;                // bytes of shared memory: barriers, and what the system takes
-constexpr int kMultiprocessor = 228 * 1024;  // bytes that the blocks of a multiprocessor share
+constexpr int kStatic = 1536;                // bytes of shared memory for barriers and for the system
+constexpr int kMultiprocessor = 228 * 1024;  // bytes of shared memory of an SM
 
 bool few_channels(const ConvProblem& p) {
   const auto few = [](int64_t channels) { return channels >= 1 && channels <= kSmallChannels; };
@@ -21,20 +21,20 @@ bool few_channels(const ConvProblem& p) {
          p.batch >= 1 && p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
 }
 
-/// Whether the channels of a group are in reach of 32-bit offsets from the first.
+/// Returns true if 32-bit offsets from the first channel reach all channels of a group.
 bool are_in_reach(const ConvProblem& p, int64_t channels, int64_t stride) {
   constexpr int64_t kMaxBytes = int64_t{3} << 30;  // a plane has up to 2^30 bytes
   return channels == 1 ||
          (stride >= 0 && stride <= kMaxBytes / static_cast<int64_t>(item_size(p.dtype)) / (channels - 1));
 }
 
-/// Lines of neighbours in memory, whose planes are in reach of 32-bit offsets.
+/// Returns true if lines are contiguous and 32-bit offsets reach a whole plane.
 bool has_dense_lines(const Triple& size, const Triple& stride) {
   const double reach = static_cast<double>(size[1]) * static_cast<double>(stride[1]) + static_cast<double>(size[2]);
   return (stride[2] == 1 || size[2] == 1) && stride[1] >= 0 && reach < kReach;
 }
 
-/// Nothing if numbers leave the range of the kernels.
+/// Returns the halo of a tile, or nothing if numbers exceed the range of the kernels.
 std::optional<SmallChannelHalo> halo_of(const AxisPhases (&axis)[3]) {
   SmallChannelHalo halo{};
   for (int a = 0; a < 3; ++a) {
@@ -50,11 +50,11 @@ std::optional<SmallChannelHalo> halo_of(const AxisPhases (&axis)[3]) {
     halo.span[a] = high - low + 1;
     if (high - low >= 4096 || halo.step[a] >= 4096) return std::nullopt;
   }
-  return halo.span[0] >= halo.step[0] ? std::optional(halo) : std::nullopt;  // each plane is read
+  return halo.span[0] >= halo.step[0] ? std::optional(halo) : std::nullopt;  // every plane must be read
 }
 
-/// Fills in what follows from the tile, with channels `bank` words from a multiple of `modulus` apart; false if a plane
-/// does not fit.
+/// Fills in the members of a halo that follow from the tile. The distance between channels is `bank` words more than a
+/// multiple of `modulus`. Returns false if a plane does not fit into shared memory.
 bool extend(const ConvProblem& p, SmallChannelHalo& halo, const int (&tile)[3], int channels, int bank, int modulus) {
   const double lines = (tile[1] - 1.0) * halo.step[1] + halo.span[1],
                positions = (tile[2] - 1.0) * halo.step[2] + halo.span[2];
@@ -68,19 +68,22 @@ bool extend(const ConvProblem& p, SmallChannelHalo& halo, const int (&tile)[3], 
   return true;
 }
 
-/// Clocks of a plane of the tile that takes so many instructions of warps and moves so many bytes. Fitted to runs: that
-/// many instructions a clock, with two blocks on a multiprocessor or one, and bytes a clock of its share of memory.
+/// Returns the time in clocks of a plane of the tile, from the instructions of its warps and the transferred bytes. The
+/// constants were fitted to measurements: instructions per clock with two blocks or one block per SM, and bytes per
+/// clock and SM.
 double plane_clocks(double instructions, double bytes, int resident) {
   const double issue = instructions / (resident == 2 ? 1.8 : 1.36), memory = bytes / 18;
   return std::max(issue, memory) + 0.3 * std::min(issue, memory) + 300;
 }
 
+/// Returns the number of blocks that fit on an SM, at most `most`.
 int resident_blocks(int shared_bytes, int most) {
   return std::clamp(kMultiprocessor / (shared_bytes + kStatic), 1, most);
 }
 
-/// Cuts sliding tiles into no more than so many depths, so that they fill the places for blocks evenly: clocks that all
-/// take, if one plane of a tile takes `plane`, and the first of a block `first` more; negative if none can be.
+/// Chooses the depth of sliding tiles, at most `most` planes, so that the blocks fill the SMs evenly. Returns the total
+/// time in clocks if a plane of a tile takes `plane` and the first plane of a block takes `first` more. Returns a
+/// negative number if no depth is possible.
 template <class Plan>
 double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resident, int most, double plane,
              double first) {
@@ -100,8 +103,9 @@ double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resi
   return best;
 }
 
-/// As many planes as there is room for beside other blocks, or else alone, up to two steps ahead; false if there is
-/// none. Beside another block, which works meanwhile, none needs to be ahead.
+/// Chooses the number of planes in shared memory, up to two steps ahead: as many as fit if `blocks` blocks share the
+/// SM, or otherwise if a block is alone. Returns false if too few planes fit. If another block shares the SM, no plane
+/// needs to be loaded ahead.
 bool choose_stages(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int other_bytes) {
   const auto fitting = [&](int64_t bytes) {
     return static_cast<int>((bytes - kStatic - other_bytes) / (halo.plane() * 4));
@@ -116,11 +120,12 @@ bool choose_stages(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int
 bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
   const int voxels = plan.tile[1] * plan.tile[2];
   if (!extend(p, plan.halo, plan.tile, plan.quads * 4, 8, 16)) return false;
-  // Strided inputs are more than results: who stages them has a multiprocessor for himself. Registers do for no more.
+  // With strides, there are more inputs than results, and the producers need a whole SM. Three products and more than
+  // 16 columns need the registers of a whole SM.
   const bool strided = plan.halo.step[0] > 1 || plan.halo.step[1] > 1 || plan.halo.step[2] > 1;
   plan.blocks = strided || three_products(p) || plan.columns > 16 ? 1 : 2;
   const int element = static_cast<int>(item_size(p.dtype));
-  // Of results; channels of a warp's are to lie in other banks than each other, as far as their shift allows.
+  // The pitch of results puts the channels of a warp into different banks, as far as their alignment in memory allows.
   const int64_t lines = std::min<int64_t>(int64_t{plan.tile[1]} * plan.axis[1].out_step, p.out_size[1]);
   if (lines * p.out_size[2] > p.shared_limit) return false;
   const int unit = 64 / element, bank = (plan.axis[2].out_step == 1 ? 16 : 32) / element;
@@ -134,7 +139,8 @@ bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
   plan.shared_bytes = other + plan.halo.stages * plan.halo.plane() * 4;
   plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
   plan.tiles[2] = 1;
-  // Instructions of a warp for a pair of units, for a tap along depth, and for a phase and its results; of staging.
+  // Instructions of a warp: for a pair of units, for a tap along the depth, for a phase and its results, and for
+  // staging.
   const double rows16 = plan.row_tiles, words = plan.columns / 8.0, products = three_products(p) ? 3 : 1;
   const double of_pair = 8 + rows16 * 4 + words * (1 + rows16 * products) + (products - 1) * rows16 * (6 + 2 * words);
   const double of_phase = 45 + 26 * rows16 * words;
@@ -163,12 +169,13 @@ std::vector<int> read_along(const AxisPhases& axis) {
 
 namespace {
 
-/// Whether fprop_dgrad/ takes it: channels-last tensors always, others if that is quicker than so many clocks, with a
-/// copy of the inputs. Its model knows products better than what strided results and small tiles cost beside.
+/// Returns true if fprop_dgrad/ should compute the problem: always for channels-last tensors, and for other tensors if
+/// it is faster than `clocks` including a copy of the inputs. The factor 1.5 is for strided results and small tiles,
+/// whose cost its model underestimates.
 bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
   const auto plan = plan_fprop_dgrad(p);
   if (!plan || is_channels_last(p)) return plan.has_value();
-  const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // bytes; a clock
+  const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // bytes per clock
   return 1.5 * (plan->cycles + copy) < clocks;
 }
 
@@ -177,7 +184,8 @@ bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
 std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem& p) {
   if (!few_channels(p) || !has_dense_lines(p.in_size, p.in_stride) || !has_dense_lines(p.out_size, p.out_stride))
     return std::nullopt;
-  if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1) return std::nullopt;  // consecutive lines of results
+  if (p.out_stride[1] != p.out_size[2] && p.out_size[1] > 1)
+    return std::nullopt;  // lines of results must be consecutive
   if (!are_in_reach(p, p.in_channels, p.in_channel_stride)) return std::nullopt;
   SmallChannelPlan plan{};
   for (int a = 0; a < 3; ++a) {
@@ -224,12 +232,12 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
   const int other = (plan.y.stages * plan.y.plane() + kSmallChannelStages * plan.units) * 4 + plan.x.table_bytes() +
                     plan.y.table_bytes();
   if (!choose_stages(p, plan.x, 1, other)) return false;
-  const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // where planes were
+  const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // they replace the planes
   plan.shared_bytes = std::max(other + plan.x.stages * plan.x.plane() * 4, sums);
   if (plan.shared_bytes + kStatic > p.shared_limit) return false;
   plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
   plan.tiles[2] = divide_up(plan.axis[2].count, plan.tile[2]);
-  // Instructions of a warp for 8 voxels, and for a plane; of staging.
+  // Instructions of a warp: for 8 voxels, for a plane, and for staging.
   const double octs = plan.tile[1] * padded[2] / 8.0, products = three_products(p) ? 3 : 1, words = plan.columns / 8.0;
   const double of_oct =
       20 + words * 9 +
@@ -239,9 +247,10 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
   const double staged = plan.x.step[0] * plane + octs / 4 * static_cast<double>(p.out_channels);
   const double ends =
       (plan.tiles[2] > 1 ? 48.0 : 0) * plan.x.step[0] * plan.x.lines * static_cast<double>(p.in_channels);
-  const double bytes = static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;     // of lines: parts of 32 bytes
-  const double waiting = plan.x.stages < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;      // for planes to be given back
-  const int most = static_cast<int>(most_voxels(p) * warps / (octs * 8 * plan.splits));  // depths of a block
+  const double bytes =
+      static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;  // `ends`: parts of sectors at both ends of a line
+  const double waiting = plan.x.stages < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;  // waits for planes to be released
+  const int most = static_cast<int>(most_voxels(p) * warps / (octs * 8 * plan.splits));  // planes of a block
   plan.cycles = slide(p, plan, kMultiprocessors, 1, std::min(most, plan.axis[0].count),
                       waiting * plane_clocks(multiplying + staged * 10, bytes, 1), plane * plan.x.span[0] * 5 + 6000);
   if (plan.cycles < 0) return false;

@@ -18,7 +18,8 @@ __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(BFloat16 x) { return x; }
 __device__ inline float to_float(Float16 x) { return __half2float(__ushort_as_half(x.bits)); }
 
-/// Registers go from producers to consumers: all warps of 4 that begin at a multiple of 4 say so.
+/// Changes the number of registers per thread: producers leave registers to consumers. All 4 warps of a warpgroup must
+/// call the function.
 template <int kRegisters>
 __device__ void keep_registers() {
 #if VOXGRAD_HAS_WGMMA
@@ -32,8 +33,8 @@ __device__ void leave_registers() {
 #endif
 }
 
-/// What stands there, or zero. Loads stay where they are asked for, before the stores that wait for them: nvcc would
-/// have few of them under way.
+/// Loads an element if `really`, otherwise returns 0. The assembly keeps the loads before the stores that need them.
+/// nvcc would move the loads, and few of them would run at a time.
 __device__ inline float load_in_order(const char* at, bool really) {
   float x = 0.0f;
   asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.f32 %0, [%1];}"
@@ -187,17 +188,17 @@ struct SlidingTiles {
   }
 };
 
-/// What the staging warps do for a block: the planes that its results need, one after the other.
-/// kPrefetches: asks L2 for planes before.
+/// Runs the producer warps of a block, which load the planes of inputs one after another. kPrefetches: planes are first
+/// prefetched into L2.
 template <class Element, bool kRounds, int kProducers, bool kPrefetches>
 struct SmallChannelProducer {
   static constexpr int kPrefetched = 3;  // planes ahead
   const SmallChannelInput& in;
   const StageBarriers& barriers;
   uint32_t table, ring;
-  int depth, height;  // of the next plane; of its first line
+  int depth, height;  // position of the next plane, and of its first line
   const char* channels;
-  int turn = 0;  // threads by which voxels begin later
+  int turn = 0;  // rotation of the threads from plane to plane
   PipelineState stage{};
 
   __device__ SmallChannelProducer(const SmallChannelInput& input, const StageBarriers& ring_barriers,
@@ -207,17 +208,17 @@ struct SmallChannelProducer {
     height = place.q[1] * in.halo.step[1] + in.halo.low[1];
     channels = in.data + place.sample * in.stride[0] + int64_t{place.group} * in.channels * in.stride[1];
   }
-  /// Asks L2 for the lines of a channel of a plane that will be staged later.
+  /// Prefetches the lines of a channel of a later plane into L2.
   __device__ void prefetch_channel(int channel) const {
     const int later = depth + kPrefetched, first = max(height, 0);
     const int last = min(height + in.halo.lines, in.size[1]);
     if (static_cast<unsigned>(later) >= static_cast<unsigned>(in.size[0]) || first >= last || in.size[2] == 0) return;
-    if (in.stride[3] > 2 * in.size[2] * int64_t{sizeof(Element)}) return;  // mostly what lies between lines
+    if (in.stride[3] > 2 * in.size[2] * int64_t{sizeof(Element)}) return;  // most bytes would lie between lines
     const char* const from = channels + later * in.stride[2] + channel * in.stride[1] + first * in.stride[3];
     prefetch_bulk(from,
                   static_cast<uint32_t>((last - first - 1) * in.stride[3] + in.size[2] * int64_t{sizeof(Element)}));
   }
-  /// The next plane. Each begins with the warp behind the one that ended the last.
+  /// Loads the next plane. The first warp is the one after the warp that loaded the end of the previous plane.
   __device__ void produce(int thread) {
     const bool inside = static_cast<unsigned>(depth) < static_cast<unsigned>(in.size[0]);
     if (kPrefetches && thread < in.channels) prefetch_channel(thread);

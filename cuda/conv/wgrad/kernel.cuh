@@ -22,9 +22,9 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-/// kChunk input channels are a row of x, kN output channels one of y: 32 or 64. kMTiles m64 tiles a warpgroup. Sliding:
-/// kSlide planes of y, the first of which belongs to the last tap along depth. kPromotes: products of 64 voxels are
-/// added to sums in float, as the tensor cores' own accumulators truncate.
+/// A row of x has kChunk input channels and a row of y has kN output channels, 32 or 64 each. A warpgroup has kMTiles
+/// m64 tiles. A sliding tile has kSlide planes of y; the first plane belongs to the last tap along the depth.
+/// kPromotes: products over 64 voxels are added in float, because the accumulators of tensor cores truncate.
 template <class Element_, int kChunk_, int kN_, int kMTiles_, int kSlide_, bool kPromotes_>
 struct CtaTile {
   using Element = Element_;
@@ -36,7 +36,7 @@ struct CtaTile {
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
 };
 
-/// Taps, channels and voxels of a CTA at a time.
+/// The taps, channels and voxels that a CTA computes at a time.
 struct WorkUnit {
   int set, column, channel_tile, group, split, first_tile, last_tile;
 
@@ -51,6 +51,7 @@ struct WorkUnit {
   }
 };
 
+/// Loads the boxes of x and y. One thread runs this function.
 template <class Tile>
 __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
   for (int number = static_cast<int>(blockIdx.x); number < p.units; number += static_cast<int>(gridDim.x)) {
@@ -79,13 +80,15 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
   }
 }
 
-/// The descriptor for wgmma of an operand whose rows, of one voxel, hold `columns` (32 or 64) values of M or N.
+/// Returns the wgmma descriptor of an operand with one row per voxel. A row contains `columns` (32 or 64) elements
+/// along M or N.
 __device__ inline uint64_t voxel_rows(uint32_t shared, int columns, int voxels_apart, int blocks_apart) {
   const uint64_t code = columns == 64 ? 1 : 2;
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(blocks_apart & 0x3fff) << 16 |
          static_cast<uint64_t>(voxels_apart >> 4) << 32 | code << 62;
 }
 
+/// Multiplies the tiles of a work unit.
 template <class Tile>
 struct Mainloop {
   static constexpr int kMTiles = Tile::kMTiles;
@@ -97,7 +100,7 @@ struct Mainloop {
   __device__ Mainloop(const Params& params, uint32_t at, const Pipeline& ring)
       : p(params), stages(at), pipeline(ring) {}
 
-  /// Multiplies all tiles of a unit.
+  /// Computes the sums of a unit over all its tiles.
   __device__ void multiply(const WorkUnit& unit, int warpgroup, typename Tile::Sums& sum) {
     uint64_t m_tile[kMTiles];
     find_m_tiles(p.set[unit.set], warpgroup, m_tile);
@@ -123,13 +126,14 @@ struct Mainloop {
                                warp_uniform(of.start));
     }
   }
-  /// The stage's y.
+  /// Returns the descriptor of y in a stage.
   __device__ uint64_t operand_b(int stage) const {
     return voxel_rows(stages + stage + p.boxes_bytes, Tile::kN, 8 * 2 * Tile::kN, p.y_plane / 16);
   }
-  static constexpr int kStepB = 16 * 2 * Tile::kN / 16;  // of 16 voxels, in 16 bytes
+  static constexpr int kStepB = 16 * 2 * Tile::kN / 16;  // from one step of 16 voxels to the next, in units of 16 bytes
 
-  /// Products of 64 voxels, m64 tile by m64 tile: one's are under way while those of the one before are added.
+  /// Computes products over 64 voxels for one m64 tile after another. While the products of a tile run, those of the
+  /// previous tile are added to the sums.
   template <int kUsed>
   __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
@@ -175,7 +179,7 @@ struct Mainloop {
   template <int kUsed>
   __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
-    int last = -1;  // the stage that is read until the next step's products have begun
+    int last = -1;  // stage that the previous products read until the next products have begun
     const auto release_last = [&] {
       if (releases && last >= 0) pipeline.release(last);
       last = -1;
@@ -193,7 +197,7 @@ struct Mainloop {
         for (int s = 0; s < kUsed; ++s)
           multiply_async<typename Tile::Element, true>(sum[s], advance_slab(m_tile[s], at), b, !fresh);
         warpgroup_commit();
-        warpgroup_wait<1>();  // for those of the step before
+        warpgroup_wait<1>();  // until the products of the previous step are done
         fresh = false;
         b = advance_slab(b, kStepB);
         release_last();
@@ -206,8 +210,8 @@ struct Mainloop {
   }
 };
 
-/// Columns are output channels, rows (tap, input channel): 8 lanes store 32 bytes of input channels of partial sums, or
-/// the results themselves.
+/// Stores the partial sums or, if there is one split, the results. Rows of the sums are (tap, input channel), and
+/// columns are output channels. 8 lanes store 32 bytes of neighboring input channels.
 template <class Tile>
 __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup, const typename Tile::Sums& sum) {
   using T = typename Tile::Element;

@@ -14,16 +14,17 @@ namespace voxgrad::cuda::implicit_wgrad {
 namespace {
 
 constexpr const char* kOp = "conv weight gradient";
-/// Of a slice of 16 channels: clusters of blocks, which read it twice, of so many voxels at most.
+// scale_slices: channels of a slice, blocks of a cluster, threads of a block, and the maximum number of voxels. A
+// cluster reads a slice twice.
 constexpr int kSlice = 16, kCluster = 8, kSliceBlock = 512, kMaxSliceVoxels = 1 << 15;
 
-/// float32 voxels in any order of axes.
+/// The voxels of a float32 view with any strides.
 struct Voxels {
   const float* data;
   int64_t stride[4];  // of sample, depth, height, width
   Divisor size[3];    // width, height, depth
   int count, channels;
-  bool dense;  // all voxels are as far apart as those of a line
+  bool dense;  // the distance between consecutive voxels is always stride[3]
 
   __device__ int64_t offset(int voxel) const {
     if (dense) return voxel * stride[3];
@@ -45,13 +46,14 @@ Voxels describe(const View& view) {
   return v;
 }
 
+/// Sets `most` to the maximum of `most` and the magnitude of x, as bits. Ignores infinities and NaN.
 __device__ void keep_finite(uint32_t& most, float x) {
   const uint32_t bits = __float_as_uint(x) & 0x7fffffff;
   if (bits < 0x7f800000) most = max(most, bits);
 }
 
-/// Each channel's largest finite magnitude, as bits, into zeros. A block looks at some voxels of `of_block` vectors of
-/// `width` channels, which are innermost, or of one channel.
+/// Computes the largest finite magnitude of each channel, as bits. `maxima` must be zero before. A block reads a part
+/// of the voxels for `of_block` vectors of `width` channels. If channels are not innermost, it reads one channel.
 template <int width>
 __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_constant__ Voxels p, int64_t channel_stride,
                                                              Divisor of_block, Divisor tiles, uint32_t* maxima) {
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_consta
     atomicMax(&maxima[first + i], largest[i]);
 }
 
-/// x times a power of two, and what rounding that to f16 loses.
+/// x times a power of two, rounded to f16, and the rounding error as f16.
 struct Halves {
   Float16 high, low;
 
@@ -90,7 +92,7 @@ struct Halves {
   }
 };
 
-/// For transpose(): of the channels from that of maxima[0] on.
+/// The conversion of elements in transpose(). Channel 0 is the channel of maxima[0].
 struct ScaleChannel {
   const uint32_t* maxima;
   bool low;
@@ -100,8 +102,8 @@ struct ScaleChannel {
   }
 };
 
-/// Vectors of `width` channels, innermost ones if they are more than 1; those of a group begin at multiples of `pitch`
-/// in the copy.
+/// Converts a tensor to scaled halves, in vectors of `width` channels. Channels must be innermost if `width` is more
+/// than 1. In the copy, the channels of each group begin at a multiple of `pitch`.
 template <int width>
 __global__ void __launch_bounds__(kBlock)
     scale_to_halves(const __grid_constant__ Voxels p, int64_t channel_stride, const uint32_t* maxima, Divisor of_group,
@@ -134,7 +136,7 @@ struct SlicedOperand {
   int64_t voxel_pitch;
 };
 
-/// Both operands, a cluster of blocks for each slice of channels: finds the maxima and scales by them.
+/// Computes the maxima of both operands and scales them, with a cluster of blocks for each slice of channels.
 __global__ void __launch_bounds__(kSliceBlock)
     scale_slices(const __grid_constant__ SlicedOperand x, const __grid_constant__ SlicedOperand y) {
 #if VOXGRAD_HAS_WGMMA
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(kSliceBlock)
   for (int j = 0; j < kVector; ++j)
     for (unsigned block = 0; block < kCluster; ++block)
       most[j] = max(most[j], cluster.map_shared_rank(largest, block)[column + j]);
-  cluster.sync();  // none ends while others read
+  cluster.sync();  // other blocks may still read this block's shared memory
   const int group = p.of_group.divide(channel);
   const int to = group * p.group_pitch + channel - group * p.of_group.value();
   if (voxel == 0)
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(kSliceBlock)
 #endif
 }
 
-/// The same voxels with innermost channels, dense.
+/// Returns a dense view of the same shape with innermost channels.
 View innermost(const View& view, void* data, DType dtype, int64_t channels) {
   View dense = view;
   dense.data = data;
@@ -260,9 +262,9 @@ View Operand::samples(int64_t first, int64_t count) {
     copy.size[0] = parts_ * count;
     return copy;
   }
-  View to = copy, from = view;  // channels that are dense in the copy: of all groups, or of one
+  View to = copy, from = view;  // the channels that are dense in the copy: those of all groups, or of one group
   to.size[1] = from.size[1] = channel_pitch_ == of_group ? view.size[1] : of_group;
-  const auto each_group = [&](const auto& f) {  // f(its part of the copy, of the tensor, its first channel)
+  const auto each_group = [&](const auto& f) {  // calls f(part of the copy, part of the tensor, first channel)
     for (int64_t channel = 0; channel < view.size[1]; channel += from.size[1]) {
       View part = to, of = from;
       part.data = to.as<char>() + channel / of_group * channel_pitch_ * 2;

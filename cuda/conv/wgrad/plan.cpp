@@ -11,16 +11,18 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr int kMaxTaps = 343, kMaxSets = 64, kMaxBoxes = 384, kMaxSteps = 32, kMaxStages = 6;
-constexpr int kStatic = 2 * 1024;  // bytes: barriers, alignment
+constexpr int kStatic = 2 * 1024;  // bytes of shared memory for barriers and alignment
+// Constants of the cost model: rates in bytes per clock and SM (kReductionBytes: of all SMs), and times in clocks.
 constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
-// Sums of three products take registers beside the accumulators.
+// With three products, the sums need registers in addition to the accumulators.
 constexpr WgradTile kPromotedTiles[] = {{64, 64, 4}, {64, 32, 6}, {32, 32, 6}};
 
-/// m64 tiles that the taps of a box are.
+/// Returns the number of m64 tiles that the taps of a box need.
 int m_tiles_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
 
+/// Fills in plan.axis. Returns false if the family does not support the strides or the number of taps.
 bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   int taps = 1;
   for (int a = 0; a < 3; ++a) {
@@ -33,6 +35,7 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   return taps > 0;
 }
 
+/// Enumerates the members of a plan that do not follow from the problem alone, and keeps the plan with the lowest cost.
 class Search {
  public:
   Search(const ConvProblem& problem, const WgradPlan& axes) : p_(problem), axes_(axes) {}
@@ -60,7 +63,7 @@ class Search {
   }
 
  private:
-  /// Neighbouring planes of x are read by neighbouring taps.
+  /// Returns true if a tile may slide along the depth: neighboring taps must read neighboring planes of x.
   bool may_slide(int taps) const {
     const AxisPhases& depth = axes_.axis[0];
     const AxisPhase& part = depth.phase[0];
@@ -68,7 +71,8 @@ class Search {
            part.tap_step == 1 && read_size(p_, 0) > 0;
   }
 
-  /// Cuts the taps of each part into boxes, and packs boxes into sets. Few taps: of several chunks of channels.
+  /// Divides the taps of each phase into boxes, and packs the boxes into sets. If there are few taps, a set contains
+  /// boxes of several chunks of channels.
   void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
     std::vector<WgradBox> boxes;
     int all = 0;
@@ -92,6 +96,7 @@ class Search {
         left -= m_tiles;
       }
   }
+  /// Appends the boxes of one phase, with at most `most` taps each.
   static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
     int taps[3], piece[3];
     for (int a = 2; a >= 0; --a) {
@@ -110,7 +115,7 @@ class Search {
   }
 
   void try_tiles(WgradPlan& plan) {
-    int span[3] = {1, 1, 1};  // positions that a box has beyond the tile, and one
+    int span[3] = {1, 1, 1};  // 1 + the positions of a box that exceed the tile
     for (const auto& set : plan.sets)
       for (const WgradBox& box : set)
         for (int a = 0; a < 3; ++a)
@@ -121,11 +126,11 @@ class Search {
           for (const int n : {1, 2, 4}) {
             if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
               continue;
-            if (products_ > 1 && p_.batch % n != 0) continue;  // the next part begins behind the last sample
+            if (products_ > 1 && p_.batch % n != 0) continue;  // the low parts follow the last sample
             if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
             if (w == 8 && h == 1 && d == 1) continue;
-            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // of 16 voxels, 8 are as far from the others everywhere
-            if (n > 1 && plan.cta.slide > 1) continue;         // steps take neighbouring rows of y
+            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // the two octets of all steps are equally far apart
+            if (n > 1 && plan.cta.slide > 1) continue;         // steps read consecutive rows of y
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
             if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMaxSteps || plan.rows() < 64)
@@ -140,7 +145,8 @@ class Search {
           }
   }
 
-  /// Powers of two and, of few positions, what holds all: so many, or one more.
+  /// Returns candidates for the size of a tile along an axis: powers of two, and sizes that cover a short axis, `count`
+  /// and count + 1.
   static std::vector<int> sides(int64_t count, int most) {
     std::vector<int> result;
     for (int side = 1; side <= most; side *= 2) result.push_back(side);
@@ -170,12 +176,13 @@ class Search {
     }
   }
 
+  /// Returns the time in clocks according to the cost model.
   double cycles(const WgradPlan& plan) const {
     const double n = plan.cta.columns, b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);
     const int steps = plan.rows() / 16;
     double of_units = 0, first_load = 0;
     for (const auto& set : plan.sets) {
-      // Of a warpgroup all m64 tiles are multiplied, or all but one, whether or not they have a tap.
+      // A warpgroup multiplies all its m64 tiles or all but one, even if some have no tap.
       int m_tiles = 0;
       for (const WgradBox& box : set) m_tiles += m_tiles_of(plan.cta, box.taps());
       const double multiplies = steps * product * std::max(m_tiles, 2 * (plan.cta.m_tiles - 1));
@@ -184,7 +191,8 @@ class Search {
       first_load = bytes / kFromL2;
       of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
     }
-    const bool direct = plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // and the weights, then
+    const bool direct =
+        plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // if the weights are channels-last, too
     const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
                         2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
     const double units = static_cast<double>(divide_up(plan.units, kMultiprocessors)) * unit;
@@ -197,11 +205,11 @@ class Search {
   std::optional<WgradPlan> best_;
 };
 
-/// How many samples may be copied at a time (operand.h).
+/// Returns the number of samples whose operands may be copied at a time (operand.h).
 int64_t samples_at_once(const ConvProblem& p) {
   const bool halves = is_half(p.dtype);
-  const auto copied = [&](int64_t channels, bool lies) -> int64_t {  // of a voxel
-    if (halves && lies && (p.groups == 1 || channels % 8 == 0)) return 0;
+  const auto copied = [&](int64_t channels, bool readable) -> int64_t {  // bytes per voxel
+    if (halves && readable && (p.groups == 1 || channels % 8 == 0)) return 0;
     const int64_t pitch = p.groups > 1 ? divide_up(channels, 8) * 8 : channels;
     return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8);
   };
@@ -212,7 +220,8 @@ int64_t samples_at_once(const ConvProblem& p) {
     out *= p.out_size[a];
   }
   int64_t samples = std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
-  // Of two parts the low one begins behind the last sample: a tile of samples must not reach it in any launch.
+  // The low parts follow the last sample. A tile of samples must not reach them, so all launches have equally many
+  // samples.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;
   return samples;
 }

@@ -17,7 +17,7 @@ inline ConvInstance instance{ConvPass::wgrad,
                              Tile::kMTiles,
                              Tile::kChunk};
 
-/// kPromotes: the tiles of three products.
+/// Launches the kernel of a tile. kPromotes selects the tiles for three products.
 template <class Element, bool kPromotes>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
   const auto run = [&]<int kChunk, int kN, int kMTiles, int kSlide = 1>() {

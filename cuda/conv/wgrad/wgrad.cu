@@ -14,13 +14,13 @@ using namespace implicit_wgrad;
 
 constexpr int kLanes = 32, kWarps = 8;
 
-/// What scales of x and y leave of a sum.
+/// Divides a sum by the scales of its channels of x and y.
 __device__ float unscaled(const ReduceParams& p, float sum, int x_channel, int y_channel) {
   return ldexpf(sum, -scale_exponent(p.x_maxima[x_channel]) - scale_exponent(p.y_maxima[y_channel]));
 }
 
-/// Of weights that lie as the partial sums do: a warp adds up 32 vectors of 4, or, of `slices` warps, a part of their
-/// splits each.
+/// Adds the partial sums of weights that have the layout of the partial sums. A warp adds 32 vectors of 4 elements. If
+/// `slices` is more than 1, this number of warps shares the splits of the same vectors.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_constant__ ReduceParams p) {
   __shared__ float of_slice[kWarps][4][kLanes];
@@ -56,10 +56,11 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
   store_values<4>(static_cast<T*>(p.weight) + first, sum);
 }
 
-/// A block adds up some taps of 32 input channels of one output channel: `slices` warps a part of the splits each.
+/// Adds the partial sums of weights in any layout. A block adds several taps of 32 input channels for one output
+/// channel. `slices` warps share the splits of a tap.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ ReduceParams p) {
-  extern __shared__ float sums[];  // (channel, tap), and one word between channels
+  extern __shared__ float sums[];  // [channel][tap], with an odd pitch to avoid bank conflicts
   __shared__ float of_slice[kWarps][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   int block = static_cast<int>(blockIdx.x);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
   }
 }
 
-/// Fills in the sets of taps: of each box its place, of each m64 tile where it begins.
+/// Fills in the sets of taps: the offset of each box, and the start of each m64 tile.
 void list_sets(Params& p, const WgradPlan& plan) {
   const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}, taps_of_tile = 64 / plan.cta.chunk;
   const int* kernel[] = {&plan.axis[0].kernel, &plan.axis[1].kernel, &plan.axis[2].kernel};
@@ -147,7 +148,7 @@ void list_sets(Params& p, const WgradPlan& plan) {
   }
 }
 
-/// Where 16 voxels of the tile begin in a box of x, 8 of them beside (or below) the other 8.
+/// Lists the start, in a box of x, of each step of 16 voxels: two octets of 8 voxels at a fixed distance.
 void list_steps(Params& p, const WgradPlan& plan) {
   const int* tile = plan.tile;
   const int blocks = tile[3] / 8, row = plan.chunk_bytes();
@@ -198,7 +199,8 @@ Params make_params(const Operand& x, const Operand& y, const ConvProblem& proble
   return p;
 }
 
-/// Tells of operands of `samples` samples, as many as the plan knows of or fewer. The splits that they have.
+/// Sets the parameters that depend on the operands of a launch, which have `samples` samples, at most those of the
+/// plan. Returns the number of splits.
 int set_samples(Params& p, const View& x, const View& y, int samples, const ConvProblem& problem,
                 const WgradPlan& plan) {
   constexpr const char* kOp = "conv weight gradient";
@@ -215,7 +217,7 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
   return splits;
 }
 
-/// Whether input channels are innermost, behind them the taps.
+/// Returns true if the input channels are innermost, followed by the taps.
 bool is_dense_channels_last(const View& w) {
   int64_t stride = 1;
   for (const int axis : {1, 4, 3, 2}) {
@@ -225,6 +227,7 @@ bool is_dense_channels_last(const View& w) {
   return true;
 }
 
+/// Adds the partial sums of all splits and stores the weight gradient.
 void reduce(const View& w, const Params& p, const float* partial, int splits, const Operand& x, const Operand& y,
             cudaStream_t stream) {
   ReduceParams r{};
@@ -267,7 +270,7 @@ void reduce(const View& w, const Params& p, const float* partial, int splits, co
   check_launch("conv weight gradient: sum of splits");
 }
 
-/// x without what lies behind the last position that a tap reads: there may be infinities.
+/// Returns x without the positions after the last one that a tap reads. They may contain infinities.
 View read_part(View x, const ConvProblem& problem) {
   for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
   return x;
