@@ -84,6 +84,12 @@ const Problem kProblems[] = {
     {"conv (1,128,128,12^3) k3 p1", 1, 128, 128, 12, 3, 1, 1, 0, 1, 1, false},
     {"conv (2,320,320,4^3) k3 p1", 2, 320, 320, 4, 3, 1, 1, 0, 1, 1, false},
     {"conv (1,32,3,48^3) k1", 1, 32, 3, 48, 1, 1, 0, 0, 1, 1, false},
+    {"conv (1,3,32,48^3) k1", 1, 3, 32, 48, 1, 1, 0, 0, 1, 1, false},
+    {"conv (1,128,256,24^3) k1", 1, 128, 256, 24, 1, 1, 0, 0, 1, 1, false},
+    {"conv (1,32,32,48^3) k3 p1 depthwise", 1, 32, 32, 48, 3, 1, 1, 0, 1, 32, false},
+    {"conv (1,128,128,12^3) k3 p1 depthwise", 1, 128, 128, 12, 3, 1, 1, 0, 1, 128, false},
+    {"conv (1,32,32,48^3) k5 p2 depthwise", 1, 32, 32, 48, 5, 1, 2, 0, 1, 32, false},
+    {"conv (1,32,32,48^3) k3 s2 p1 depthwise", 1, 32, 32, 48, 3, 2, 1, 0, 1, 32, false},
 };
 
 /// Returns the median GFLOP/s of Eigen's gemm, which uses the same number of threads as voxgrad's kernels.

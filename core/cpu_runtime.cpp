@@ -91,7 +91,7 @@ class CpuAllocator {
 
   struct alignas(kAlignment) Shard {
     std::mutex mutex;
-    std::multimap<size_t, void*> blocks;  // the key is block_bytes
+    std::multimap<size_t, void*> blocks;  // free blocks by size in bytes
   };
 
   static size_t own_shard() {

@@ -19,10 +19,11 @@ using FieldAddress = std::variant<double*, int64_t*, uint64_t*, bool*>;
 /// Named numbers of an object.
 using Fields = std::vector<std::pair<std::string, FieldAddress>>;
 
-/// Splits a list at its commas and removes trailing underscores: "weight, bias_" becomes {"weight", "bias"}.
+/// Splits a list at its commas and removes the trailing underscore of each name: "weight, bias_" becomes
+/// {"weight", "bias"}.
 std::vector<std::string> split_names(const char* list);
-/// Returns the addresses of the numbers under the names in the list `names`, which split_names() splits. Throws if the
-/// number of names differs from the number of arguments.
+/// Pairs each name in the comma-separated list `names` with the address of the argument at the same position in
+/// `numbers`. Throws if there are more or fewer names than numbers.
 template <class... Ts>
 Fields named_fields(const char* names, Ts&... numbers) {
   Fields fields;

@@ -73,7 +73,8 @@ template <int N>
 Tensor BatchNorm<N>::forward(const Tensor& x) const {
   const bool has_rank = x.defined() && (x.dim() == N + 2 || (N == 1 && x.dim() == 2));
   check(!x.defined() || (has_rank && x.size(1) == num_features_), concat("BatchNorm", N, 'd').c_str(), "expects (N, ",
-        num_features_, ", spatial...) with ", N, " spatial axes, got ", describe(x));
+        num_features_, ", spatial...) with ", N, N == 1 ? " spatial axis, or (N, C), got " : " spatial axes, got ",
+        describe(x));
   const Tensor y = norm_activation(x, {.norm = arguments()});
   count_batch();
   return y;

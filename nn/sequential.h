@@ -15,10 +15,11 @@ namespace voxgrad::nn {
 /// 32}}. Accepts any module with a function Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are
 /// named "0.weight", "2.bias" and so on. An empty Sequential returns its input.
 ///
-/// A norm and an activation next to each other, in either order, run as one operation, together with a convolution
-/// before them (ops/fused.h). The results and gradients are the same, with fewer passes over memory. Fused norms:
-/// GroupNorm, InstanceNorm3d, BatchNorm1d to BatchNorm3d and LayerNorm. Fused activations: ReLU, LeakyReLU, GELU and
-/// SiLU. Without a norm, a convolution is fused only with a ReLU. Classes derived from these layers are not fused.
+/// Runs an adjacent norm and activation, in either order, as one operation. If a convolution precedes them, it becomes
+/// part of this operation (ops/fused.h). The results and gradients are the same, with fewer passes over memory. Fused
+/// norms: GroupNorm, InstanceNorm3d and, in training, BatchNorm1d to BatchNorm3d. Fused activations: ReLU, LeakyReLU,
+/// GELU and SiLU. Without one of these norms, a convolution is fused only with a ReLU. Classes derived from these
+/// layers are not fused.
 class Sequential : public Layer {
  public:
   template <class... Modules>

@@ -16,8 +16,8 @@ inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; 
 /// operators call this function if their intermediate values exceed the range or precision of halves.
 Tensor widened(const Tensor& x);
 
-/// Calls `kernel` with contiguous float32 copies of the operands a, b and `bias`, which may be null, and with a float32
-/// output. Rounds that output once into `out`.
+/// Copies a, b and `bias` to contiguous float32 tensors, calls `kernel` with these copies and a float32 output, and
+/// rounds that output once into `out`. `bias` may be null.
 void through_float32(
     const View& out, const View& a, const View& b, const View* bias,
     const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel);

@@ -71,7 +71,8 @@ struct Twin {
     return placed;
   }
 
-  /// Expects the buffers to agree in every byte, or each element within `tolerance` * max(1, |CPU element|).
+  /// Expects each element of the GPU buffer to be within `tolerance` * max(1, |CPU element|) of the CPU element. NaN
+  /// matches NaN.
   void expect_same(double tolerance, const std::string& what) const {
     const Tensor got = gpu.to(Device::cpu());
     const auto bytes = static_cast<size_t>(cpu.numel() * item_size(cpu.dtype()));
@@ -324,11 +325,12 @@ TEST_F(CudaKernels, ScatterAddIsBitEqualForFewAndManyLines) {
     }
 }
 
-/// Parameters of an optimizer step with their gradients and states, and the list of their views on each device.
+/// Parameters of an optimizer step with their gradients and states. on() returns their views on a device.
 struct StepTwins {
   std::vector<std::array<Twin, 5>> params;
 
-  /// Creates a parameter of each size in `counts`, `offset` elements after an address that is aligned for vectors.
+  /// Creates a parameter of each size in `counts`. Each parameter starts `offset` elements after a vector-aligned
+  /// address.
   StepTwins(DType dtype, const std::vector<int64_t>& counts, int64_t offset) {
     for (const int64_t count : counts) {
       // The last state is the mean gradient of RMSprop. It is small, so that its square stays well below the mean of

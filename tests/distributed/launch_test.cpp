@@ -95,7 +95,8 @@ TEST_F(Launch, OneTwoAndFourRanksGiveTheSameResults) {
   for (const TensorMap& more : {two, four}) {
     expect_close(more, one, 2e-5);
     EXPECT_EQ(more.at("samples").to_vector(), one.at("samples").to_vector());
-    EXPECT_GT(difference(more.at("first.weight"), one.at("first.weight")), 0);  // another order of summation
+    // The order of summation depends on the number of ranks, so the results are not bitwise equal.
+    EXPECT_GT(difference(more.at("first.weight"), one.at("first.weight")), 0);
   }
   expect_equal(train(2), two);
   expect_equal(train(4), four);

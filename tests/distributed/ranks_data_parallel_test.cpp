@@ -157,7 +157,7 @@ class CountingCommunicator : public distributed::Communicator {
   Communicator& real_;
 };
 
-TEST_F(Ranks, UnusedParametersDelayNoBucket) {
+TEST_F(Ranks, UnusedParametersDoNotDelayBuckets) {
   if (size_ == 1) GTEST_SKIP() << "needs several ranks";
   manual_seed(0);
   Model model;  // the backward pass below does not reach the last parameters, whose buckets come first
@@ -170,8 +170,9 @@ TEST_F(Ranks, UnusedParametersDelayNoBucket) {
     return Tensor();
   });
   sum(model.second(hidden)).backward();
-  // Before the hook runs, six reductions must have started: one of the flags that mark used parameters, and five of the
-  // buckets of frozen, never and spare (one bucket per parameter). Reductions of `second` may have started as well.
+  // Before the hook runs, six reductions must have started: one for the flags that mark used parameters, and five for
+  // the parameters of frozen, never and spare, each of which has its own bucket. Reductions of `second` may have
+  // started as well.
   EXPECT_GE(started, 6);
   EXPECT_EQ(counting.reductions, 10);
 }
@@ -211,7 +212,7 @@ TEST_F(Ranks, DividesF16GradientsInF32) {
   nn::Linear layer(1, 1, {.bias = false});
   layer.to(f16);
   const nn::DataParallel parallel(layer, *world_);
-  const Tensor x = full({1, 1}, 0x1p-24, {.dtype = f16});  // the smallest f16 number; divided by 2 it becomes 0
+  const Tensor x = full({1, 1}, 0x1p-24, {.dtype = f16});  // the smallest positive f16 number; half of it rounds to 0
   sum(layer(x)).backward();
   EXPECT_EQ(layer.weight.grad().item(), 0x1p-24);
 }

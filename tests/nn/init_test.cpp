@@ -49,7 +49,7 @@ void expect_normal(const Tensor& tensor, double mean, double std) {
 TEST(Init, InitializesLayersLikePyTorch) {
   manual_seed(1);
   const nn::ConvTranspose3d up{{.in_channels = 48, .out_channels = 64, .kernel_size = {3, 4, 2}, .groups = 2}};
-  expect_uniform(up.weight, 1 / std::sqrt(32.0 * 24));  // fan_in counts axis 1: out / groups
+  expect_uniform(up.weight, 1 / std::sqrt(32.0 * 24));  // fan_in uses axis 1: out_channels / groups
   expect_uniform(up.bias, 1 / std::sqrt(32.0 * 24));
   const nn::Conv3d conv{{.in_channels = 32, .out_channels = 300, .kernel_size = 3, .groups = 4}};
   expect_uniform(conv.weight, 1 / std::sqrt(8.0 * 27));

@@ -1,4 +1,5 @@
-// Tests of the layers that Sequential fuses: results, gradients, hooks and memory must match those of separate layers.
+// Tests of the layers that Sequential fuses. Their results, gradients and hooks must match those of separate layers,
+// and they must not need more memory.
 #include "nn/sequential.h"
 
 #include <algorithm>
@@ -227,7 +228,7 @@ TEST(SequentialFusion, BackwardTwiceAccumulates) {
   for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], 2 * once[i]);
 }
 
-// Registers hooks on the parameters, the input and the result of the first part.
+// Registers hooks on the parameters, the input and the result of the ReLU.
 TEST(SequentialFusion, HooksReceiveTheSameGradients) {
   const Chain chain{up(), relu(), norm()};
   const nn::Sequential head = make_sequential({chain[0], chain[1]}), model = make_sequential(chain);
@@ -295,7 +296,7 @@ TEST(SequentialFusion, ErrorsMatchSeparateLayers) {
   EXPECT_ERROR(make_sequential({up(), relu()})(rand({1, 3, 2, 2, 2})),
                "conv_transpose3d: weight expects 4 input channels");
   EXPECT_ERROR(make_sequential({up(), relu()})(Tensor()), "conv_transpose3d: input is undefined");
-  // Without a batch axis, GroupNorm takes the first spatial axis of the result for its channels.
+  // If the input has no batch axis, GroupNorm treats the first spatial axis of the convolution's result as channels.
   EXPECT_ERROR(make_sequential({up(), relu(), norm()})(rand({4, 2, 2, 2})), "GroupNorm: expects (N, 8, ...)");
 }
 
