@@ -357,7 +357,7 @@ def main():
     torch.backends.cudnn.benchmark = True
     library = ctypes.CDLL(os.path.abspath(options.library))
     x, target, model = data(options)
-    head = (f"{gpu()}, PyTorch {torch.__version__}, {datetime.date.today()}, {options.network} stages, "
+    head = (f"{gpu()}, PyTorch {torch.__version__}, {datetime.date.today()}, {options.stages} stages, "
             f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, medians of {options.runs} runs")
     print(head)
 
