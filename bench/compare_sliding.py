@@ -4,12 +4,12 @@
     bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
     bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16
 
-PROGRAM is the built sliding_window. The model consists of two 3x3x3 convolutions with a ReLU between them: the first
-maps 1 channel to --channels, the second maps these to 4. With --channels 0, the model is only a ReLU, so that
-extracting and blending windows takes most of the time. The volume is on the CPU and the model on --device. The result
-is accumulated in float32 on --accumulate. Both implementations use the same windows, parameters, blending weights and
-mirrored copies, and run alternately. Prints the median time of each implementation, the ratio of these times, and the
-largest difference between the results.
+PROGRAM is the path of the benchmark sliding_window. The model consists of two 3x3x3 convolutions with a ReLU between
+them: the first maps 1 channel to --channels, the second maps these to 4. With --channels 0, the model is only a ReLU,
+so that extracting and blending windows takes most of the time. The volume is on the CPU and the model on --device. The
+result is accumulated in float32 on --accumulate. Both implementations use the same windows, parameters, blending
+weights and mirrored copies, and run alternately. Prints the median time of each implementation, the ratio of these
+times, and the largest difference between the results.
 """
 
 import argparse

@@ -155,7 +155,8 @@ const char* voxgrad_model_run(void* x, const int64_t* x_size, void* g) {
   return run_caught([&] { get_model().run(x, shape_of(x_size), g); });
 }
 
-/// Runs the forward and the backward pass. Stores the peak memory minus the memory that was in use before in `bytes`.
+/// Calls voxgrad_model_run(x, x_size, g). Stores the peak memory of the run in `bytes`, without the memory that was in
+/// use before the run.
 const char* voxgrad_model_peak(void* x, const int64_t* x_size, void* g, int64_t* bytes) {
   return run_caught([&] {
     get_model().drop_results();

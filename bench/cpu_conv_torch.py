@@ -29,8 +29,10 @@ def checksum(t):
 
 
 def median_seconds(work, min_total=0.3):
-    """Calls `work` at least three times and for at least `min_total` seconds in total. Returns the median time or, with
-    --busy, the minimum CPU time."""
+    """Calls `work` once to warm up, then at least three times and for at least `min_total` seconds in total.
+
+    Returns the median time or, with --busy, the minimum CPU time.
+    """
     busy = "--busy" in sys.argv
     clock = time.process_time if busy else time.perf_counter
     work()

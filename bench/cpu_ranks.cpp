@@ -1,6 +1,6 @@
 // Benchmark of training steps on CPUs: one process with several threads, compared with MPI ranks of one thread each
 // that share the batch. Trains a U-Net of three stages on patches of 48^3 voxels in float32. Times several rounds of
-// steps and prints the median of the milliseconds per step.
+// steps and prints the median over the rounds, in milliseconds per step.
 //
 //   VOXGRAD_NUM_THREADS=2 build/release/bench/cpu_ranks
 //   mpirun -n 2 -x VOXGRAD_NUM_THREADS=1 build/release/bench/cpu_ranks
@@ -22,7 +22,7 @@ namespace {
 
 using namespace voxgrad;
 
-constexpr int64_t kBatch = 2;  // samples per step of all ranks together
+constexpr int64_t kBatch = 2;  // samples per step, summed over all ranks
 constexpr int64_t kSize = 48;  // voxels per side of a patch
 constexpr int kRounds = 9, kSteps = 4;
 

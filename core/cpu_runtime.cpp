@@ -30,8 +30,8 @@ constexpr bool kCaching = true;
 /// Allocates CPU memory. Training frees and allocates the same large blocks in every step. If they were returned to the
 /// system each time, page faults would cost up to half of the time of a convolution. The allocator therefore caches
 /// large freed blocks by size class, up to a limit. The cache consists of shards, each with its own lock, because the
-/// threads of a loader allocate many blocks at the same time. A thread searches its own shard first. Small blocks come
-/// from malloc.
+/// threads of a loader allocate many blocks at the same time. A thread searches its own shard first. Small blocks are
+/// not cached.
 class CpuAllocator {
  public:
   void* allocate(size_t bytes) {
@@ -156,7 +156,7 @@ class CpuAllocator {
 };
 
 CpuAllocator& cpu_allocator() {
-  static auto* allocator = new CpuAllocator;  // never destroyed: a tensor may be a static object
+  static auto* allocator = new CpuAllocator;  // never destroyed, because static tensors may outlive it
   return *allocator;
 }
 

@@ -226,8 +226,9 @@ void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
   }
 }
 
-/// Adds a gradient while a graph is recorded. The sum is computed without the lock, because recording takes the locks
-/// of its operands. If another thread changed the gradient in the meantime, the sum is computed again.
+/// Adds a gradient while a graph is recorded. The sum is computed without holding data.mutex, because recording
+/// an operator can lock the mutexes of its operands. If another thread changed the gradient in the meantime, the sum is
+/// computed again.
 void Engine::accumulate_recorded(AutogradData& data, const Tensor& grad) {
   const auto now = [&data] {
     const std::lock_guard lock(data.mutex);
@@ -259,7 +260,7 @@ Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
       gradients.push_back(given[i]);
       continue;
     }
-    check(output.numel() == 1, op, "only the gradient of a one-element output may be omitted, the output is ",
+    check(output.numel() == 1, op, "only the gradient of a one-element output may be omitted; the output is ",
           describe(output));
     Tensor one = empty(output.shape(), output.options());
     one.fill_(1);

@@ -67,7 +67,8 @@ struct Operand {
   int64_t batch_stride;
 };
 
-/// Returns the operand for `x` (batch, rows, columns) without a copy, or nothing if neither axis is contiguous.
+/// Returns the operand for `x` (batch, rows, columns) without a copy, or nothing if cuBLAS does not support the
+/// strides.
 std::optional<Operand> operand_in_place(const View& x) {
   const int64_t rows = x.size[1], columns = x.size[2];
   const int64_t batch_stride = x.size[0] == 1 ? 0 : x.stride[0];

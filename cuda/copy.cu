@@ -20,8 +20,8 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
-/// Computes out[i] = start + i * step for `count` contiguous elements. Launch: one thread per element in a 1-D grid of
-/// any size, kBlock threads per CTA. No shared memory.
+/// Computes out[i] = start + i * step for `count` contiguous elements. Launch: one thread per element in a 1-D
+/// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock) arange_kernel(T* out, int64_t count, double start, double step) {
   for (int64_t i = thread_index(); i < count; i += thread_count()) out[i] = convert<T>(arange_value(start, step, i));

@@ -27,7 +27,7 @@ View hold_axis(const View& view, const View& like, int axis) {
 
 /// Computes out[i] = in[index[i]] along an axis. Where the index is out of range, the result is NaN, or 0 for integers.
 /// `stride` is the stride of the axis in `in`. `offsets` holds the offsets in `out`, in `in` (without the indexed axis)
-/// and in `index`. Launch: one thread per element of the output, `count` in all, in a 1-D grid of any size, kBlock
+/// and in `index`. Launch: one thread per element of the output, `count` in all, in a 1-D grid-stride loop, kBlock
 /// threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, const int64_t* index, int64_t stride,
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, c
 
 /// Adds the elements of `in` to the elements of `out` that the index selects; sums are in compute_t. A thread handles
 /// one line along the axis. `offsets` are the offsets of the lines in out, in and index. Launch: one thread per line in
-/// a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_lines(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlock)
 
 /// Computes the same as scatter_lines for an `out` of zeros, with one thread per element of `out`. The thread reads the
 /// whole line of the index. Used for few lines, because one thread per line would leave most of the GPU idle. Launch: a
-/// 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_elements(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,

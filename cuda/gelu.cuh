@@ -1,13 +1,13 @@
-// A fast normal distribution function for GELU of halves (bf16, f16). With erff(), the GELU kernels would be bound by
+// A fast normal distribution function for GELU in bf16 and f16. With erff(), the GELU kernels would be bound by
 // arithmetic instead of memory.
 #pragma once
 
 namespace voxgrad::cuda {
 
-/// The normal distribution function at x, and e^(-x^2 / 2). The approximation of the distribution has an absolute error
-/// of 1.5e-7 (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26). For negative x, no
-/// value is subtracted from 1, because the subtraction would cancel digits. In bfloat16, the error of x * distribution
-/// is therefore at most one unit in the last place for x >= -6.5.
+/// The normal distribution function at x, and e^(-x^2 / 2). Before rounding, the approximation of the distribution has
+/// an absolute error of at most 7.5e-8 (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964,
+/// 7.1.26). For negative x, the distribution is computed without a subtraction from 1, which would cancel digits. In
+/// bfloat16, the error of x * distribution is therefore at most one unit in the last place for x >= -6.5.
 struct Normal {
   float distribution;  ///< P(X <= x)
   float exponential;   ///< e^(-x^2 / 2)

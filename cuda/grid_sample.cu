@@ -69,8 +69,8 @@ __device__ void each_item(const GridProblem& p, const GridItems& items, const F&
   }
 }
 
-/// Computes y from x and the grid, in aligned vectors of `width` channels. Launch: one thread per item in a 1-D grid of
-/// any size, kBlock threads per CTA. No shared memory.
+/// Computes y from x and the grid, in aligned vectors of `width` channels. Launch: one thread per item in a 1-D
+/// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     grid_sample_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// Computes dgrid from dy, x and the grid. An item contains all channels of its position. Launch: one thread per item
-/// in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
@@ -127,8 +127,8 @@ struct Units {
   }
 };
 
-/// Adds the gradients dy to the integer sums p.x with atomic operations. Launch: one thread per item in a 1-D grid of
-/// any size, kBlock threads per CTA. No shared memory.
+/// Adds the gradients dy to the integer sums p.x with atomic operations. Launch: one thread per item in a 1-D
+/// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     add_gradients(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items, Units<T> units) {

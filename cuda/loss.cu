@@ -13,7 +13,7 @@ namespace {
 
 /// Computes the sums of class_sums() over each range of `range` positions of a sample, and writes them to `partial`
 /// (sample, range, class, kClassSums). x is the logits (N, C, L), target is the classes (N, L). Launch: one CTA per
-/// range in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock doubles.
+/// range in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock doubles.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// Computes the gradient dx of the logits from `grad`, the gradient of the sums: (N, C, kClassSums), or (1, C,
-/// kClassSums) with grad_step 0. Launch: one thread per voxel in a 1-D grid of any size, kBlock threads per CTA. No
+/// kClassSums) with grad_step 0. Launch: one thread per voxel in a 1-D grid-stride loop, kBlock threads per CTA. No
 /// shared memory.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)

@@ -49,7 +49,7 @@ __device__ void map_vector(const F& f, const Pointers<sizeof...(In)>& p, int64_t
 }
 
 /// Maps `count` contiguous elements: elements [head, head + vectors * width) as vectors, the others one by one.
-/// Launch: one thread per vector in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// Launch: one thread per vector in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class F, class Out, class... In>
 __global__ void __launch_bounds__(kBlock)
     map_contiguous(F f, Pointers<sizeof...(In)> p, int64_t count, int64_t head, int64_t vectors) {
@@ -69,7 +69,7 @@ __device__ void map_at(const F& f, const Pointers<sizeof...(In)>& p, const int64
   static_cast<Out*>(p.out)[offset[0]] = static_cast<Out>(f(static_cast<const In*>(p.in[k])[offset[k + 1]]...));
 }
 
-/// Maps `count` elements of views of any strides. Launch: one thread per element in a 1-D grid of any size, kBlock
+/// Maps `count` elements of views of any strides. Launch: one thread per element in a 1-D grid-stride loop, kBlock
 /// threads per CTA. No shared memory.
 template <class F, class Out, class... In>
 __global__ void __launch_bounds__(kBlock)
@@ -118,8 +118,8 @@ __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int 
 }
 
 /// Maps rows of an output and N inputs of dtype T. A thread computes one slot: an aligned vector of the output, or the
-/// part of such a vector that is inside the row. Launch: one thread per slot, `count` in all, in a 1-D grid of any
-/// size, kBlock threads per CTA. No shared memory.
+/// part of such a vector that is inside the row. Launch: one thread per slot, `count` in all, in a 1-D grid-stride
+/// loop, kBlock threads per CTA. No shared memory.
 template <class F, class T, size_t N>
 __global__ void __launch_bounds__(kBlock)
     map_rows(F f, Pointers<N> p, uint32_t count, const __grid_constant__ Rows<N + 1> rows) {

@@ -66,7 +66,7 @@ __device__ Moments join(const Moments& a, const Moments& b) {
 }
 
 /// Computes the statistics of each group from `total`, the sums of Deviations for every (sample, channel). Launch: one
-/// CTA per layout.columns groups in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock
+/// CTA per layout.columns groups in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock
 /// moments.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
@@ -139,7 +139,7 @@ void forward(const View& y, const View& statistics, const View& x, const View* g
 }
 
 /// Updates running statistics; see track_statistics in ops/detail/kernels.def. The number of elements in a channel is
-/// `count` plus the sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid of any size, kBlock
+/// `count` plus the sum of `counts` over the ranks. Launch: one thread per channel in a 1-D grid-stride loop, kBlock
 /// threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)

@@ -476,7 +476,7 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
 
 /// Applies a formula to `volumes`. Computes out = formula(in...) if the formula has results. Computes
 /// partial[range][sample, channel] = the sums if the formula has sums and `partial` is not null. Launch: one CTA per
-/// (range, tile) in a 1-D grid of any size, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
+/// (range, tile) in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
 /// thread), and kBlock sums.
 template <class T, Form form, class Formula>
 __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || kIsHeavy<Formula>) ? 2 : 3)
@@ -543,7 +543,7 @@ __device__ double sum_of_products(const double2& sums, const double2& group) {
 
 /// Computes dbeta[c] = the sum over the samples of total.x, and dgamma[c] = the sum over the samples of
 /// sum_of_products(total). `total` has a pair of sums for every (sample, channel). Launch: one thread per channel in a
-/// 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     parameter_gradients_kernel(const __grid_constant__ Groups shape, const double2* total, const double2* statistics,

@@ -33,7 +33,7 @@ struct GradientSums {
 };
 
 /// Computes group_means[sample, group] = the means over the group of (h, h * xhat), with xhat = (v - mean) * rstd and
-/// h = gamma * g, from the sums of GradientSums. Launch: one CTA per layout.columns groups in a 1-D grid of any size,
+/// h = gamma * g, from the sums of GradientSums. Launch: one CTA per layout.columns groups in a 1-D grid-stride loop,
 /// kBlock threads per CTA. Static shared memory: kBlock sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock)

@@ -66,16 +66,16 @@ __device__ void update_vector(const Update& update, C unscale, T* param, const T
 }
 
 /// Applies an update to all parameters of a table. The update is `*live` in a captured graph, otherwise `given`. Does
-/// nothing if gate.found_inf is set, that is, if a gradient is not finite. Launch: one CTA per piece in a 1-D grid of
-/// any size, kBlock threads per CTA. No shared memory.
+/// nothing if gate.found_inf is set, that is, if a gradient is not finite. Launch: one CTA per piece in a 1-D
+/// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class Update, class T, int kStates>
 __global__ void __launch_bounds__(kBlock)
     step_kernel(Update given, const Update* live, StepGate gate, const __grid_constant__ Table<T, kStates> table) {
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
-  // The state of halves is in float. Parameters with state are read in vectors with as many elements as a vector of the
-  // state.
+  // The state of bf16 and f16 parameters is in float. Parameters with state are read in vectors with as many elements
+  // as a vector of the state.
   constexpr int width = kStates > 0 ? kVectorWidth<compute_t<T>> : kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
     const int i = table.param_of(piece);

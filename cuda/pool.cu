@@ -23,7 +23,7 @@ int axis_to_split(const PoolViews& views) {
 
 /// Computes max pooling with any windows. A thread handles `width` channels. For windows of 2 x 2 x 2 (`pairs`), a
 /// thread loads all taps before the first comparison. With 2 or 3 CTAs per SM, enough loads are then in flight. Launch:
-/// one thread per item, `count` in all, in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
@@ -96,8 +96,8 @@ struct WindowRange {
 };
 
 /// Computes the gradient of max pooling with any windows. A thread handles `width` channels. The indices refer to the
-/// volume `whole`; p.out is this volume or a part of it. Launch: one thread per item, `count` in all, in a 1-D grid of
-/// any size, kBlock threads per CTA. No shared memory.
+/// volume `whole`; p.out is this volume or a part of it. Launch: one thread per item, `count` in all, in a 1-D
+/// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_constant__ PoolProblem p,
                                                                    const __grid_constant__ View whole, uint32_t count) {

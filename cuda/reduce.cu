@@ -204,7 +204,7 @@ __device__ In neutral_element(bool largest) {
 }
 
 /// Reduces elements that lie in contiguous runs along the innermost reduced axis. Each run is read in vectors. Launch:
-/// one CTA per (tile of layout.columns outputs, range) in a 1-D grid of any size, kBlock threads per CTA. Static shared
+/// one CTA per (tile of layout.columns outputs, range) in a 1-D grid-stride loop, kBlock threads per CTA. Static shared
 /// memory: kBlock accumulators.
 template <class Operation, class In, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock, 4)
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kBlock, 4)
 }
 
 /// Reduces elements of any strides. A thread handles `width` neighboring outputs, whose elements are aligned vectors.
-/// Launch: one CTA per (tile of layout.columns * width outputs, range) in a 1-D grid of any size, kBlock threads per
+/// Launch: one CTA per (tile of layout.columns * width outputs, range) in a 1-D grid-stride loop, kBlock threads per
 /// CTA. Static shared memory: kBlock * width accumulators.
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
 }
 
 /// Combines the results of the ranges, `from` (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
-/// a 1-D grid of any size, kBlock threads per CTA. Static shared memory: kBlock accumulators.
+/// a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock accumulators.
 template <class Operation, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock)
     join_ranges(const __grid_constant__ ReduceProblem problem, const Accumulator* from, int64_t output_tiles) {

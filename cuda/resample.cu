@@ -108,7 +108,7 @@ struct ResampleProblem {
 };
 
 /// Writes the tables of terms of all three axes. Launch: one thread per output position of the longest axis, in a 1-D
-/// grid of any size, kBlock threads per CTA. No shared memory.
+/// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class C>
 __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ ResampleProblem<C> p) {
   for (const AxisTerms<C>& to : p.terms) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ Re
 }
 
 /// Resamples runs of neighboring positions along the width; a thread computes vectors of `width` channels. Launch: one
-/// thread per run in a 1-D grid of any size, kBlock threads per CTA. No shared memory.
+/// thread per run in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;
@@ -168,7 +168,7 @@ constexpr int kMaxTileRows = 128;
 constexpr int kMaxSumBytes = 32 << 10;  // maximum bytes of sums per CTA of resample_rows
 
 /// Resamples tiles of rows. Reads rows of the input in vectors of `width` elements and stores vectors of `out_width`
-/// outputs. Launch: one CTA per tile in a 1-D grid of any size, kBlock threads per CTA. Dynamic shared memory: a row of
+/// outputs. Launch: one CTA per tile in a 1-D grid-stride loop, kBlock threads per CTA. Dynamic shared memory: a row of
 /// sums in compute_t<T> for each row of the tile. Static shared memory: the input and the position of each row.
 template <class T, int width, int out_width>
 __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {

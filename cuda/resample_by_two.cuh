@@ -1,10 +1,11 @@
 // Resampling by a factor of two along height, width and, optionally, depth: nearest and linear upsampling, average
-// pooling of 2, and their gradients. Private to cuda/resample.cu.
+// pooling with a kernel of 2, and their gradients. Private to cuda/resample.cu.
 //
-// The kernel computes the taps from the output position, so that no table of terms is needed. A thread steps along one
-// axis: the width if the channels are innermost in memory, otherwise the height. For each position along this axis, the
-// thread sums the inputs over the outer axes that are resampled. Such a sum is called a slab: a vector of channels, or
-// a few columns along the width. The thread keeps the slabs that the next step also reads.
+// The kernel computes the positions and weights of the inputs from the output position, whereas the general kernels of
+// cuda/resample.cu read positions and weights from a table. A thread steps along one axis: the width if the channels
+// are innermost in memory, otherwise the height. For each position along this axis, the thread sums the inputs over the
+// outer axes that are resampled. Such a sum is called a slab: a vector of channels, or a few columns along the width.
+// The thread keeps the slabs that the next step also reads.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -15,8 +16,9 @@
 
 namespace voxgrad::cuda {
 
-/// The arguments of by_two_kernel. The axes are in memory order, innermost first. Axis 0 is read in vectors, a thread
-/// steps along axis 1, axes 2 and 3 are the outer axes, and axis 4 is the samples.
+/// The arguments of by_two_kernel. The axes are in memory order, innermost first. Axis 0 is read in vectors. Axis 1 is
+/// divided into steps (see ByTwoStep) and runs of consecutive steps; a thread computes one run at a time. Axes 2 and 3
+/// are the outer axes, and axis 4 is the samples.
 struct ByTwoProblem {
   const void* in;
   void* out;
@@ -28,7 +30,7 @@ struct ByTwoProblem {
   Divisor runs;        ///< runs along axis 1
   Divisor outside[2];  ///< output sizes of axes 2 and 3
   int steps;           ///< steps along axis 1
-  int length;          ///< steps of a run
+  int length;          ///< steps per run
   uint32_t items;      ///< total number of runs
   double scale;        ///< factor of all results of nearest maps
 };
@@ -174,7 +176,7 @@ struct ByTwoRun {
   }
 };
 
-/// Resamples by two; see ByTwoRun for the template parameters. Launch: one thread per run in a 1-D grid of any size,
+/// Resamples by two; see ByTwoRun for the template parameters. Launch: one thread per run in a 1-D grid-stride loop,
 /// kBlock threads per CTA. No shared memory.
 template <class T, bool up, bool linear, int channels, int columns>
 __global__ void __launch_bounds__(kBlock, 2) by_two_kernel(const __grid_constant__ ByTwoProblem p) {
@@ -236,7 +238,7 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
 /// The kind of the map along one axis.
 enum class ByTwoKind : uint8_t { other, same, nearest_up, nearest_down, linear_up, linear_down };
 
-/// Classifies a map from `from` to `to` elements, where `transposed` selects the transposed map.
+/// Classifies a map from `from` to `to` elements, or the transpose of this map if `transposed`.
 inline ByTwoKind classify_by_two(const Resample& m, bool transposed, int64_t from, int64_t to) {
   using enum Resample::Mode;
   const bool tiles = m.mode == box && m.kernel == m.stride && m.padding == 0;

@@ -151,7 +151,7 @@ struct SoftmaxSlice {
 };
 
 /// Computes y = softmax(x) or log_softmax(x); see SoftmaxSlice for the template parameters. A tile is layout.columns
-/// rows if `along`, otherwise layout.columns vectors of rows. Launch: one CTA per tile in a 1-D grid of any size,
+/// rows if `along`, otherwise layout.columns vectors of rows. Launch: one CTA per tile in a 1-D grid-stride loop,
 /// kBlock threads per CTA. Static shared memory: kBlock maxima and sums.
 template <class T, int width, bool along, int held>
 __global__ void __launch_bounds__(kBlock, sizeof(T) > 4 ? 2 : 3)

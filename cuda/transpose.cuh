@@ -33,15 +33,15 @@ struct Transpose {
   Divisor parts[2];  ///< tiles along each axis
   uint32_t pitch;    ///< elements of a row of shared memory
   uint32_t skew;     ///< see SharedTile; 0 if shared memory is not written in vectors
-  Offsets<2> outer;  ///< the other axes: output, input
+  Offsets<2> outer;  ///< offsets along the other axes, in the output and in the input
 };
 
 /// One slot of a row.
 template <class T>
 struct TileSlot {
   uint32_t row;
-  int first;  ///< index in the row of the slot's first element; negative if the slot begins before the row
-  int end;    ///< one past the index in the row of the slot's last element
+  int first;  ///< index of the first element within the row; negative if the slot begins before the row
+  int end;    ///< index of the last element within the row, plus 1
 
   /// Computes slot `number` of a tile whose rows have `length` elements.
   __device__ TileSlot(const TileSide& side, const T* tile, uint32_t number, uint32_t length) : row(number) {
@@ -52,8 +52,8 @@ struct TileSlot {
   }
   /// Returns whether the slot is a whole vector.
   __device__ bool whole() const { return first >= 0 && first + kVectorWidth<T> <= end; }
-  /// Calls f(j, row, index in the row) for every existing element j of the slot. `all` requires that whole() is true,
-  /// and omits the checks of the bounds.
+  /// Calls f(j, row, index in the row) for every element j of the slot that lies within the row. If rows are joined, f
+  /// gets the original row. If `all`, skips the bounds checks; then whole() must be true.
   template <bool all, class F>
   __device__ void walk(const TileSide& side, const F& f) const {
     uint32_t across = static_cast<uint32_t>(max(first, 0));
@@ -72,8 +72,8 @@ struct TileSlot {
   }
 };
 
-/// A tile in shared memory. After every `group` rows, `skew` elements are unused, so that threads that read the same
-/// column of rows that are `group` apart access different banks.
+/// A tile in shared memory. Every `group` rows are followed by `skew` unused elements. Otherwise, threads that read one
+/// column with a distance of `group` rows between them would access the same bank.
 template <class T, int group>
 struct SharedTile {
   T* data;
@@ -177,8 +177,8 @@ __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint
 template <class To, class From>
 using SharedElement = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
 
-/// Transposes one tile per iteration: out = map(in), converted to To. Launch: one CTA per tile in a 1-D grid of any
-/// size, with 64 to kBlock threads. Dynamic shared memory: one tile of SharedElement.
+/// Transposes one tile per iteration: out = map(in), converted to To. Launch: one CTA per tile in a 1-D grid-stride
+/// loop, with 64 to kBlock threads. Dynamic shared memory: one tile of SharedElement.
 template <class To, class From, class Map>
 requires ElementMap<Map, SharedElement<To, From>, From> __global__ void __launch_bounds__(kBlock, 3)
     transpose_kernel(const __grid_constant__ Transpose p, Map map) {
@@ -222,7 +222,7 @@ TileSide tile_side(const T* data, const Nest<2>& nest, size_t k, int own, int ac
   const bool joined = step == length && length == nest.size[own] && length % width != 0;
   TileSide side{step, width, joined, Divisor(joined ? length : INT32_MAX), Divisor()};
   bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  // A tile of joined rows begins at a multiple of `width` rows, so that its start is a whole vector.
+  // A tile of joined rows begins at a multiple of `width` rows, so that its first element is aligned.
   for (int axis = 0; axis < nest.rank; ++axis)
     aligned &= axis == own || (joined && axis == across) || nest.stride[axis][k] % width == 0;
   if (joined) length *= rows;
@@ -300,7 +300,8 @@ void transpose(const View& out, const View& in, const Nest<2>& nest, int axis, c
 }
 
 /// Returns the axis of the nest of (out, in) along which `in` is contiguous if `out` is contiguous along axis 0.
-/// Returns 0 if there is no such axis, or if the two axes have too few elements to pay for a transposition.
+/// Returns 0 if there is no such axis, if `in` is broadcast or contiguous along axis 0, or if the two axes have too few
+/// elements to pay for a transposition.
 inline int transposed_axis(const Nest<2>& nest) {
   constexpr int64_t kMinElements = 512;
   const int64_t step = nest.stride[0][1];

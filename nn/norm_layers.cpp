@@ -14,7 +14,7 @@ void check_eps(const char* layer, double eps) {
 
 void check_normalized_shape(const char* layer, const Shape& shape) {
   check(!shape.empty(), layer, "normalized_shape is empty");
-  for (int64_t size : shape) check(size > 0, layer, "normalized_shape must be positive, got ", shape);
+  for (int64_t size : shape) check(size > 0, layer, "the sizes in normalized_shape must be positive, got ", shape);
 }
 
 }  // namespace

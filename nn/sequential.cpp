@@ -46,7 +46,7 @@ ActivationArguments activation_of(const Module* module) {
   return {};
 }
 
-/// A norm, an activation or both, to be run as one operation, and the number of modules that they replace.
+/// A norm, an activation or both, run as one operation, and the number of modules that the operation replaces.
 struct FusionMatch {
   NormActivation operation;
   int count = 0;  ///< 0: nothing to fuse
@@ -112,7 +112,7 @@ Tensor run_fused(const Modules& module, size_t& i, const Tensor& x) {
 }  // namespace
 
 Module& Sequential::operator[](size_t index) const {
-  check(index < size(), "Sequential", "there is no module ", index, " among ", size());
+  check(index < size(), "Sequential", "module index ", index, " is out of range for ", size(), " modules");
   return *steps_[index].module;
 }
 

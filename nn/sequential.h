@@ -11,15 +11,16 @@
 
 namespace voxgrad::nn {
 
-/// Applies modules in order, each to the result of the previous one: Sequential{Conv3d{{...}}, ReLU{}, GroupNorm{8,
-/// 32}}. Accepts any module with a function Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are
-/// named "0.weight", "2.bias" and so on. An empty Sequential returns its input.
+/// Applies modules in order, each to the result of the previous one. Example:
+/// Sequential{Conv3d{{...}}, ReLU{}, GroupNorm{8, 32}}. Accepts any module with a function
+/// Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are named "0.weight", "2.bias" and so on. An
+/// empty Sequential returns its input.
 ///
 /// Runs an adjacent norm and activation, in either order, as one operation. If a convolution precedes them, it becomes
-/// part of this operation (ops/fused.h). The results and gradients are the same, with fewer passes over memory. Fused
-/// norms: GroupNorm, InstanceNorm3d and, in training, BatchNorm1d to BatchNorm3d. Fused activations: ReLU, LeakyReLU,
-/// GELU and SiLU. Without one of these norms, a convolution is fused only with a ReLU. Classes derived from these
-/// layers are not fused.
+/// part of this operation (ops/fused.h). Fusion needs fewer passes over memory. Results and gradients equal those of
+/// the separate modules up to rounding. Fused norms: GroupNorm, InstanceNorm3d and, in training, BatchNorm1d to
+/// BatchNorm3d. Fused activations: ReLU, LeakyReLU, GELU and SiLU. Without one of these norms, a convolution is fused
+/// only with a ReLU. Classes derived from these layers are not fused.
 class Sequential : public Layer {
  public:
   template <class... Modules>

@@ -22,7 +22,7 @@ enum class Reads : uint8_t { nothing, x, y, both };
 
 // ---- helpers of the gradients in ops/detail/operators.h
 
-/// Applies a binary operator. Declared here because the gradients of binary operators use it before its definition.
+/// Applies a binary operator. Declared here because the gradients below use it before its definition.
 template <BinaryOp op>
 Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
@@ -40,7 +40,8 @@ Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
   return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
 }
 Tensor pow_slope_in_exponent(const Tensor& x, const Tensor& y) {
-  // 0^y is constant for y > 0. Its derivative with respect to y is 0, also at y = 0, but the formula gives 0 * log(0).
+  // 0^y is constant for y > 0, so its derivative with respect to y is 0, but the formula gives 0 * log(0) = NaN. At
+  // y = 0, 0^y is not continuous; its derivative is set to 0, as in PyTorch.
   const Tensor flat = mul(eq(x, 0), ge(y, 0));
   return pow(x, y) * log(where(flat, full({}, 1, x.options()), x));
 }
@@ -133,8 +134,8 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// Returns an uninitialized result in the memory format of the first operand that is not broadcast. An operand that an
-/// earlier expand() broadcast does not count either.
+/// Returns an uninitialized result in the memory format of x, or of y if x is broadcast (by this operator or by an
+/// earlier expand()). The result is contiguous if this operator broadcasts y, too.
 Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
   const auto fits = [&](const Tensor& t) {
     for (int64_t i = 0; i < t.dim(); ++i)
@@ -146,7 +147,8 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
   return like.shape() == shape ? empty_strided(shape, empty_like_strides(like), options) : empty(shape, options);
 }
 
-/// Converts x and y to the dtype in which `op` computes. An operator on floating dtypes converts integers to f32.
+/// Converts x and y to the dtype in which `op` computes. An operator that supports only floating
+/// dtypes converts integers and bool to f32.
 template <BinaryOp op>
 std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
   check_defined(name(op), "the first operand", x);

@@ -1,7 +1,7 @@
 // Functions that compute a convolution, a normalization and an activation as one operation. The activation follows
-// either the norm or the convolution. The result and all derivatives equal those of the separate functions, with fewer
-// passes over memory. Where the operations are fused, only one intermediate result is saved for the backward pass.
-// nn::Sequential uses these functions automatically.
+// either the norm or the convolution. The result and all derivatives equal those of the separate functions up to
+// rounding. Where the operations are fused, they need fewer passes over memory, and only one intermediate result is
+// saved for the backward pass. nn::Sequential uses these functions automatically.
 #pragma once
 
 #include "activation.h"

@@ -21,8 +21,8 @@ struct GridSampleOptions {
 ///
 /// The gradients cannot be differentiated again. On CUDA, the gradient with respect to x is summed in 64-bit fixed
 /// point, so that it does not depend on the order of summation. The sums need 8 bytes per element of x. Let dy
-/// be the gradient with respect to the result. The sums are rounded to multiples of a power of two that is at most
-/// max|dy| * D'H'W' * 2^-59. If an element of dy is not finite, the whole gradient with respect to x is NaN.
+/// be the gradient with respect to the result. Each term of a sum is rounded to a multiple of a power of two that is at
+/// most max|dy| * D'H'W' * 2^-59. If an element of dy is not finite, the whole gradient with respect to x is NaN.
 Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
 /// Returns the grid (N, D, H, W, 3) of the affine maps theta (N, 3, 4) for a volume of `size` (N, C, D, H, W), or the

@@ -3,8 +3,11 @@
 // Losses of an input and a target of equal shape are composed of elementwise operators and a reduction. Classification
 // losses are computed from five sums over the voxels of each class. One kernel computes the sums in one pass over the
 // logits, and another kernel computes the gradient of the logits. The loss is composed of operators on the sums, in
-// double. For more than kMaxClasses classes and for targets that are probabilities, the sums are composed of operators
-// too.
+// double.
+//
+// If there are more than kMaxClasses classes or the target holds probabilities, the Dice losses compute the sums with
+// differentiable operators. In these two cases, for (N, C) inputs and for Reduction::none, cross_entropy and nll_loss
+// do not use the sums: operators compute the loss of each voxel.
 #include "ops/loss.h"
 
 #include <algorithm>
@@ -144,7 +147,7 @@ void check_smoothing(const char* op, double smoothing) {
   check(smoothing >= 0 && smoothing <= 1, op, "label_smoothing must lie in [0, 1], got ", smoothing);
 }
 
-/// Reshapes values (C) so that they broadcast along the classes of `like` (N, C, ...).
+/// Converts values (C) to the dtype of `like` (N, C, ...) and reshapes them to (1, C, 1, ...).
 Tensor along_classes(const Tensor& values, const Tensor& like) {
   Shape shape = Dims::filled(like.dim(), 1);
   shape[1] = values.size(0);
@@ -186,7 +189,8 @@ Tensor composed_sums(const char* op, const Tensor& input, const Tensor& target, 
     return sum(soft ? values : where(voxels.counted, values, 0.0), per_sample ? Dims{2} : Dims{0, 2}, true).to(f64);
   };
   const auto squared = [&](const Tensor& values) { return options.squared ? values * values : values; };
-  const Tensor own_logs = soft ? t * logs : where(ne(t, 0.0), logs, 0.0);  // logs of other classes may be infinite
+  // The logs of the other classes may be -infinity, and 0 * -infinity is NaN, so where() replaces the product.
+  const Tensor own_logs = soft ? t * logs : where(ne(t, 0.0), logs, 0.0);
   return cat({total(squared(p)), total(p * t), total(squared(t)), neg(total(own_logs)), neg(total(logs))}, 2);
 }
 

@@ -1,5 +1,5 @@
-// prelu. One kernel computes the result, and another kernel computes the gradients. If the gradients are differentiated
-// again, they are composed of differentiable operators instead.
+// The operator prelu. One kernel computes the result, and another kernel computes the gradients. If the gradients are
+// differentiated again, they are composed of differentiable operators instead.
 #include <limits>
 
 #include "core/autograd.h"

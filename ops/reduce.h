@@ -13,7 +13,8 @@ namespace voxgrad {
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 /// Returns the mean. Floating dtypes only.
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Return the maximum or minimum. Equal maxima share the gradient equally. Throw Error if there are no elements.
+/// Return the maximum or minimum. If several elements attain it, they share the gradient equally. Throw Error if
+/// there are no elements.
 Tensor amax(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 /// Returns the variance: the sum of squared deviations from the mean, divided by (count - correction). The computation
@@ -30,8 +31,8 @@ Tensor norm(const Tensor& x, double p = 2, const Axes& axes = {}, bool keepdim =
 Tensor logsumexp(const Tensor& x, const Axes& axes, bool keepdim = false);
 /// Returns the cumulative sum along `axis`. The sum of integers and bool is i64 and wraps around.
 Tensor cumsum(const Tensor& x, int64_t axis);
-/// Sums x to `shape`, over the axes along which a tensor of that shape would broadcast to the shape of x. This is the
-/// gradient of expand(). Throws Error if `shape` does not broadcast to the shape of x.
+/// Sums x over the axes along which expand() would repeat a tensor of shape `shape`. The result has shape `shape`. This
+/// is the gradient of expand(). Throws Error if `shape` does not broadcast to the shape of x.
 Tensor sum_to(const Tensor& x, const Shape& shape);
 
 /// Return exp(x) / sum(exp(x)) along `axis`, or its logarithm. Floating dtypes only.

@@ -3,8 +3,9 @@
 
     tests/docs_test.py
 
-Each ```cpp block of the pages below must occur in one of the sources below, line by line. Only the indentation of the
-whole block may differ. Prints each block that does not occur. The exit status is 1 if there is such a block.
+Each ```cpp block of the PAGES must occur in one of the SOURCES, line by line. Only the indentation of the whole block
+may differ. Prints the position of each block that does not occur. The exit status is 1 if there is such a block, or if
+the pages have no blocks.
 """
 import pathlib
 import sys
@@ -29,10 +30,12 @@ def blocks(page):
 
 
 def dedented(lines):
+    """Removes the indentation that all lines share."""
     return textwrap.dedent("\n".join(lines)).splitlines()
 
 
 def occurs(block, source):
+    """Returns whether consecutive lines of a source equal the block, up to a common indentation."""
     wanted = dedented(block)
     return any(dedented(source[i:i + len(wanted)]) == wanted for i in range(len(source) - len(wanted) + 1))
 
@@ -47,7 +50,7 @@ def main():
             if not block or not any(occurs(block, source) for source in sources):
                 print(f"{name}:{number}: this block does not occur in {', '.join(SOURCES)}")
                 faults += 1
-    print(f"{found} blocks, {faults} faults")
+    print(f"{found} blocks, {faults} of them do not occur in the sources")
     return 1 if faults or not found else 0
 
 

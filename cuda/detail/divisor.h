@@ -13,7 +13,7 @@ namespace voxgrad::cuda {
 /// T. Granlund, P. L. Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994.
 class Divisor {
  public:
-  /// Divides by 1.
+  /// Creates the divisor 1.
   Divisor() = default;
   explicit Divisor(int64_t value) : value_(static_cast<uint32_t>(value)) {
     while ((uint64_t{1} << shift_) < value_) ++shift_;

@@ -42,7 +42,8 @@ struct Launch {
 };
 
 /// Scratch memory of one call, from the caching allocator. A Workspace may be destroyed as soon as the kernels that use
-/// it are queued: the memory is reused only by later work in the same stream. Throws OutOfMemoryError.
+/// it are queued: the memory is reused only by later work in the same stream. The constructor throws
+/// OutOfMemoryError if the memory cannot be allocated.
 class Workspace {
  public:
   Workspace(const Launch& launch, size_t bytes);
@@ -72,7 +73,7 @@ struct IndexError {
 IndexError* index_errors(int device);
 
 /// Throws Error "<op>: index 7 is out of range ..." if a kernel on `device` reported an index error, and clears the
-/// error. Call it after a wait for the device.
+/// error. Call this function after waiting for the device.
 void check_indices(int device);
 
 /// Default number of threads per CTA.

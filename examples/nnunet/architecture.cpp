@@ -16,7 +16,7 @@ std::string short_name(const Json& name) {
   return text.substr(text.rfind('.') + 1);
 }
 
-/// Throws if an object has a member that `known` lacks and that is not null.
+/// Throws if `object` has a key that is not in `known` and whose value is not null.
 void check_known(const Json& object, const std::set<std::string>& known) {
   for (const auto& [key, value] : object.members())
     object.check(known.contains(key) || value.is_null(), "has the unknown key \"", key, '"');
@@ -31,7 +31,8 @@ std::vector<int64_t> per_stage(const Json& value, size_t stages) {
   return list;
 }
 
-/// Returns sizes along D, H and W: an integer for all axes, or a list. A list of two axes gets 1 for D.
+/// Returns sizes along D, H and W. The file has either a list or one integer for all axes. If `axes` is 2, the size
+/// along D is 1.
 Triple triple(const Json& value, int64_t axes) {
   Triple result = 1;
   const int64_t first = 3 - axes;
@@ -46,7 +47,8 @@ Triple triple(const Json& value, int64_t axes) {
   return result;
 }
 
-/// Returns the sizes of each stage: one integer for all stages, or a list with an integer or a list per stage.
+/// Returns the sizes of each stage. The file has either a list with one item per stage, as in triple(), or one integer
+/// for all stages.
 std::vector<Triple> triples(const Json& value, size_t stages, int64_t axes) {
   if (value.is_integer()) return std::vector<Triple>(stages, triple(value, axes));
   std::vector<Triple> list;
@@ -55,7 +57,7 @@ std::vector<Triple> triples(const Json& value, size_t stages, int64_t axes) {
   return list;
 }
 
-/// Returns the arguments of an object, or nothing if the file has null.
+/// Returns the members of a JSON object of keyword arguments. Returns an empty list if the value is null.
 std::vector<std::pair<std::string, Json>> arguments(const Json& value) {
   if (value.is_null()) return {};
   return value.members();
@@ -68,7 +70,7 @@ std::optional<nn::UNetNorm> read_norm(const Json& name, const Json& kwargs, int6
   norm.batch = op == concat("BatchNorm", axes, 'd');
   name.check_supported(norm.batch || op == concat("InstanceNorm", axes, 'd'),
                        concat("InstanceNorm", axes, "d, BatchNorm", axes, 'd'));
-  norm.affine = norm.batch;  // PyTorch's defaults differ
+  norm.affine = norm.batch;  // PyTorch's default: true for BatchNorm, false for InstanceNorm
   for (const auto& [key, value] : arguments(kwargs)) {
     if (key == "eps")
       norm.eps = value.number();
@@ -107,7 +109,7 @@ ActivationArguments read_activation(const Json& name, const Json& kwargs) {
   return activation;
 }
 
-/// The settings of a network whose names differ between the two formats of plans.
+/// The settings of a network that have different names in the two formats of plans.
 struct Fields {
   bool residual;
   int64_t axes;  ///< 2 or 3
@@ -124,7 +126,7 @@ UNetOptions build(const Fields& fields, int64_t in_channels, int64_t num_classes
   const std::vector<int64_t> decoder_convs = per_stage(fields.decoder_convs, count - 1);
   UNetOptions options{.in_channels = in_channels, .num_classes = num_classes, .residual = fields.residual};
   for (size_t i = 0; i < count; ++i) {
-    // The file lists the decoder from the lowest resolution.
+    // The file lists the stages of the decoder from the lowest to the highest resolution.
     const int64_t decoder = i + 1 < count ? decoder_convs[count - 2 - i] : 1;
     fields.convs.check(convs[i] >= 1 && convs[i] <= kMaxConvs, "must hold numbers from 1 to ", kMaxConvs);
     fields.decoder_convs.check(decoder >= 1 && decoder <= kMaxConvs, "must hold numbers from 1 to ", kMaxConvs);
@@ -172,7 +174,7 @@ MedNeXtOptions read_mednext(const Json& kwargs, int64_t in_channels, int64_t num
 /// Reads the format of early nnU-Net v2, whose networks have a bias, InstanceNorm and LeakyReLU(0.01).
 UNetOptions read_old_format(const Json& plan, int64_t axes, int64_t in_channels, int64_t num_classes) {
   const int64_t base = plan.at("UNet_base_num_features").integer(), max = plan.at("unet_max_num_features").integer();
-  plan.check(base > 0 && max > 0, "has features that are not positive");
+  plan.check(base > 0 && max > 0, "UNet_base_num_features and unet_max_num_features must be positive");
   std::vector<int64_t> features;
   for (const size_t count = plan.at("conv_kernel_sizes").items().size(); features.size() < count;)
     features.push_back(features.empty() ? std::min(base, max) : std::min(2 * features.back(), max));

@@ -14,8 +14,8 @@ namespace nnunet {
 struct MedNeXtOptions {
   int64_t in_channels = 1;
   int64_t num_classes = 2;
-  int64_t channels = 32;           ///< of the highest level; each lower level has twice as many
-  int64_t kernel_size = 3;         ///< of the depthwise convolutions: 3 or 5
+  int64_t channels = 32;           ///< channels of the highest level; each lower level has twice as many
+  int64_t kernel_size = 3;         ///< kernel size of the depthwise convolutions: 3 or 5
   std::vector<int64_t> blocks;     ///< blocks of each part
   std::vector<int64_t> expansion;  ///< channels within a block, relative to its input
   bool recompute = false;          ///< keep only the results of blocks; the backward pass recomputes each block
@@ -46,7 +46,7 @@ class MedNeXt : public voxgrad::nn::Layer {
 
   bool recompute_;
   std::shared_ptr<voxgrad::nn::Layer> stem_;
-  Layers blocks_;        // of the nine parts
+  Layers blocks_;        // the blocks of all nine parts
   Layers down_, heads_;  // from the highest level
   Layers up_;            // from the lowest level
 };

@@ -15,12 +15,12 @@
 
 namespace nnunet {
 
-/// The network's input, and what is needed to map its output back to the voxels of the file. Axes are those of the
-/// network.
+/// The network's input, and the data that are needed to map the network's output back to the voxels of the file. All
+/// members use the axis order of OrientedImage.
 struct PreparedImage {
   voxgrad::Tensor image;         ///< (C, a0, a1, a2) f32
-  Spacing spacing{};             ///< of the original voxels, mm
-  Spacing network_spacing{};     ///< of `image`, mm
+  Spacing spacing{};             ///< spacing of the original voxels, mm
+  Spacing network_spacing{};     ///< spacing of the voxels of `image`, mm
   voxgrad::Dims original_shape;  ///< before the image was cropped
   Box box;                       ///< nonzero region, in original voxels
 };
@@ -33,7 +33,8 @@ struct OrientedImage {
   voxgrad::Dims flipped;  ///< axes of `image` that were reversed
 };
 
-/// Orders the axes of an image (C, D, H, W) as the reader of the plan does and then as transpose_forward says.
+/// Orders and flips the axes of an image (C, D, H, W) as nnU-Net does: first by plan.orientation, then by
+/// plan.transpose_forward.
 OrientedImage orient(const voxgrad::Tensor& image, const Geometry& geometry, const ModelPlan& plan);
 /// Undoes orient() for a result (D, H, W) or (K, D, H, W).
 voxgrad::Tensor unorient(const voxgrad::Tensor& result, const OrientedImage& oriented);
@@ -57,8 +58,8 @@ struct PredictOptions {
   double step = 0.5;               ///< distance of neighboring windows, relative to their size, in (0, 1]
   bool gaussian = true;            ///< weights the voxels of a window by a Gaussian
   bool half_accumulation = false;  ///< rounds sums to f16, as nnU-Net does
-  voxgrad::Device device{};        ///< of the network
-  voxgrad::Device sums{};          ///< of the sums and of the result
+  voxgrad::Device device{};        ///< device of the network
+  voxgrad::Device sums{};          ///< device of the sums and of the result
   std::optional<voxgrad::DType> autocast{};
   std::function<bool(int64_t done, int64_t total)> progress{};  ///< see SlidingWindowOptions
 };
@@ -67,9 +68,10 @@ struct PredictOptions {
 voxgrad::Tensor predict_logits(const voxgrad::Tensor& image, const Network& network, const ModelPlan& plan,
                                const voxgrad::Axes& mirror_axes, const PredictOptions& options);
 
-/// Returns the labels (D, H, W) of the original image, u8 or i32, in the order of its axes in `prepared`. Resamples one
-/// output at a time on the device of `logits`. Without regions, each voxel gets the label of its largest logit, and of
-/// the first one if several are equal. With regions, it gets the last label whose probability exceeds 1/2, or 0.
+/// Returns the labels (D, H, W) of the original image, u8 or i32. The axes are in the order of `prepared`. Resamples
+/// one output at a time on the device of `logits`. Without regions, each voxel gets the label of its largest logit; if
+/// several logits are equal, the first one counts. With regions, each voxel gets the label of the last region whose
+/// probability exceeds 1/2, or 0 if there is none.
 voxgrad::Tensor labels_of(const voxgrad::Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan);
 
 /// Returns the probabilities (K, D, H, W) f32 of the outputs in the original image, on the CPU. Outside the nonzero

@@ -14,14 +14,18 @@ struct Job {
 };
 
 /// Lists the cases. `inputs` is either one folder with files CASE_0000.nii.gz (and _0001 and so on for further
-/// channels), or one file per channel of a single case. Results of a folder go to CASE.nii.gz in the folder `output`. A
-/// single case goes to the file `output`, or into the folder `output` if that name does not end with .nii or .nii.gz.
+/// channels), or one file per channel of a single case. The result of each case of a folder is written to CASE.nii.gz
+/// in the folder `output`. The result of a single case is written to the file `output`, or into the folder `output` if
+/// that folder exists or its name does not end with .nii or .nii.gz. `file_ending` replaces .nii.gz in CASE_0000.nii.gz
+/// and in the names of results in a folder.
 ///
-/// Throws voxgrad::Error if a file is missing or unexpected, if there is no case, or if `output` cannot be written.
+/// Throws voxgrad::Error if a file is missing or unexpected, if there is no case, if `output` cannot be written, or if
+/// a result would replace an input.
 std::vector<Job> list_jobs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                            size_t channels, const std::string& file_ending);
 
-/// Returns the path of another file next to the label map: the name of the case, followed by `suffix`.
+/// Returns the path of another file next to the label map: the label map's name without .nii or .nii.gz, followed by
+/// `suffix`.
 std::filesystem::path beside(const Job& job, const std::string& suffix);
 
 }  // namespace predict

@@ -33,7 +33,7 @@ std::string describe(const std::string& name, uint32_t origin, const vg::Tensor&
                     ' ', checksum(label, checksum(image)));
 }
 
-/// Returns the line of contents.txt for the existing files of a case, or an empty string if they are missing or
+/// Reads the files of a case and returns their line of contents.txt. Returns an empty string if a file is missing or
 /// damaged.
 std::string describe(const std::string& name, uint32_t origin, const Files& files) {
   try {

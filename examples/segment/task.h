@@ -28,7 +28,7 @@ struct LazyCase {
 
 /// A segmentation task.
 struct Task {
-  std::filesystem::path dataset_json{};  ///< of a folder in nnU-Net\'s layout; otherwise empty
+  std::filesystem::path dataset_json{};  ///< path in a folder with nnU-Net's layout; otherwise empty
   std::string name;                      ///< shown in reports
   std::vector<std::string> classes;      ///< names; classes[0] is the background
   std::vector<int64_t> scored;           ///< classes whose Dice enters the mean

@@ -65,7 +65,7 @@ struct Run {
   vg::data::PatchDataset patches;
   vg::data::Loader loader;
   nnunet::Network network;
-  std::shared_ptr<vg::nn::Layer> model;            // of `network`
+  std::shared_ptr<vg::nn::Layer> model;            // the module of `network`
   std::unique_ptr<vg::nn::DataParallel> parallel;  // null if there is only one rank
   std::unique_ptr<vg::optim::Optimizer> optimizer;
   std::unique_ptr<vg::optim::PolynomialLR> schedule;
@@ -224,7 +224,7 @@ class Training {
       mednext.kernel_size = options_.kernel_size;
       mednext.recompute = options_.recompute;
       plan.network = mednext;
-      constexpr int64_t kStride = 16;  // of the network
+      constexpr int64_t kStride = 16;  // total stride of the network
       for (int64_t a = 0; a < 3; ++a) plan.patch_size[a] = (patch[a] + kStride - 1) / kStride * kStride;
       return plan;
     }
@@ -340,7 +340,7 @@ class Training {
   const vg::data::Augmentation augment_;
   vg::data::Sample batch_;                    // input of run_eagerly() and of the CUDA graph
   vg::Tensor loss_;                           // output of run_eagerly() and of the CUDA graph
-  std::optional<vg::cuda::CUDAGraph> graph_;  // of run_eagerly()
+  std::optional<vg::cuda::CUDAGraph> graph_;  // captured from run_eagerly()
   TrainResult result_;
   double earlier_seconds_ = 0;
 };

@@ -19,7 +19,7 @@ struct TrainOptions {
   int64_t batch = 0;                ///< patches per step; 0: default
   std::string network = "unet";     ///< "unet", "resenc-m", "resenc-l", "mednext-b" or "mednext-l"
   int64_t channels = 0;             ///< channels of the first stage; 0: default
-  int64_t kernel_size = 3;          ///< of MedNeXt's depthwise convolutions: 3 or 5
+  int64_t kernel_size = 3;          ///< kernel size of MedNeXt's depthwise convolutions: 3 or 5
   std::string upkern;               ///< model folder of a MedNeXt with kernel size 3 to start from; empty: none
   std::string plans;                ///< plans.json of nnU-Net with the network and the preprocessing; empty: none
   voxgrad::Triple patch{0};         ///< voxels, rounded up to a size that the network accepts; 0: default

@@ -29,7 +29,7 @@ class Patches : public vg::data::Dataset {
   Patches(vg::Tensor head, int64_t side, int64_t count) : head_(std::move(head)), side_(side), count_(count) {
     for (int64_t axis = 0; axis < 3; ++axis)
       vg::check(head_.size(axis) >= side_, "superres", "patches of ", side_,
-                " voxels do not fit into the training part ", head_.shape());
+                " voxels per side do not fit into the training part ", head_.shape());
   }
 
   int64_t size() const override { return count_; }
@@ -155,7 +155,7 @@ struct Run {
   Patches patches;
   vg::data::Loader loader;
   std::shared_ptr<SuperResolution> model;
-  std::unique_ptr<vg::nn::DataParallel> parallel;  // null if there is only one rank
+  std::unique_ptr<vg::nn::DataParallel> parallel;  // null if `world` is null
   std::unique_ptr<vg::optim::AdamW> optimizer;
   std::unique_ptr<vg::optim::CosineAnnealingLR> schedule;
   examples::Precision precision;

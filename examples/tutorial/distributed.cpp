@@ -16,7 +16,7 @@ struct Model : vg::nn::Module {
 
 namespace {
 
-constexpr int64_t kBatch = 8;  // samples of all ranks together
+constexpr int64_t kBatch = 8;  // samples per step, summed over all ranks
 
 vg::data::Sample random_sample(int64_t, vg::Generator& random) {
   const vg::Tensor volume = vg::rand({1, 8, 8, 8}, {}, &random);

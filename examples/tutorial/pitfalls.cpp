@@ -15,7 +15,7 @@ struct Incomplete : vg::nn::Module {
   VG_MODULE(first)  // second is missing
 };
 
-/// Keeps its layers where VG_MODULE cannot find them.
+/// Stores a layer in a std::vector that VG_MODULE does not list.
 struct Hidden : vg::nn::Module {
   std::vector<vg::nn::Linear> layers;
   vg::nn::Linear last{2, 2};
@@ -34,7 +34,7 @@ void expect_error(const std::function<void()>& function, const std::string& frag
     vg::check(std::string(error.what()).find(fragment) != std::string::npos, "pitfalls", error.what());
     return;
   }
-  vg::fail("pitfalls", "there was no error with ", fragment);
+  vg::fail("pitfalls", "expected an error that contains '", fragment, "'");
 }
 
 void write_elements() {
@@ -70,7 +70,7 @@ void list_members() {
 
 void hold_guards() {
   const vg::Tensor w = vg::ones({3}, {.requires_grad = true});
-  const vg::NoGradGuard no_grad;  // a name: the guard lives until the end of the block
+  const vg::NoGradGuard no_grad;  // the guard has a name: it lives until the end of the block
   expect(!(2 * w).requires_grad(), "the multiplication was recorded");
 }
 
@@ -91,22 +91,22 @@ void choose_the_precision() {
 }
 
 void mix_dtypes() {
-  expect(vg::arange(0, 3).dtype() == vg::f32, "arange");  // PyTorch: int64
-  expect(vg::full({3}, 1).dtype() == vg::f32, "full");    // PyTorch: int64
-  expect(vg::tensor({1, 2}).dtype() == vg::f32, "tensor");
-  expect(vg::tensor(std::vector<int64_t>{1, 2}).dtype() == vg::i64, "tensor of a vector");
+  expect(vg::arange(0, 3).dtype() == vg::f32, "arange is not f32");  // PyTorch: int64
+  expect(vg::full({3}, 1).dtype() == vg::f32, "full is not f32");    // PyTorch: int64
+  expect(vg::tensor({1, 2}).dtype() == vg::f32, "a tensor of a list is not f32");
+  expect(vg::tensor(std::vector<int64_t>{1, 2}).dtype() == vg::i64, "a tensor of a vector is not i64");
 
   const vg::Tensor bytes = vg::full({3}, 200, {.dtype = vg::u8});
   expect((bytes + bytes).at({0}) == 144, "u8 does not wrap around");  // as in PyTorch
-  expect((bytes * 0.5).dtype() == vg::f32 && (bytes / 2).dtype() == vg::f32, "promotion to f32");
-  expect(vg::full({3}, 2, {.dtype = vg::i64}).sum().dtype() == vg::i64, "sum of i64");
+  expect((bytes * 0.5).dtype() == vg::f32 && (bytes / 2).dtype() == vg::f32, "u8 is not promoted to f32");
+  expect(vg::full({3}, 2, {.dtype = vg::i64}).sum().dtype() == vg::i64, "the sum of i64 is not i64");
   expect_error([&] { vg::exp(bytes); }, "exp has no CPU kernel for u8");  // PyTorch: float32
   expect_error([&] { bytes.mean(); }, "needs a floating dtype");
 }
 
 void pass_a_batch() {
   const vg::Tensor weight = vg::ones({1, 2, 3, 3, 3});
-  expect(vg::conv3d(vg::ones({2, 8, 8, 8}), weight).shape() == vg::Shape{1, 6, 6, 6}, "(C, D, H, W)");
+  expect(vg::conv3d(vg::ones({2, 8, 8, 8}), weight).shape() == vg::Shape{1, 6, 6, 6}, "(C, D, H, W) is rejected");
   expect_error([&] { vg::mse_loss(vg::ones({2, 1}), vg::ones({2})); }, "differ in shape");
 }
 

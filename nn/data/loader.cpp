@@ -104,7 +104,7 @@ class Loader::Epoch {
       free_.wait(lock, stop, [&] { return claimed_ == batches_ || claimed_ - taken_ < std::ssize(slots_); });
       if (stop.stop_requested() || claimed_ == batches_) return;
       const int64_t batch = claimed_++;
-      Slot& slot = slot_of(batch);  // used by this thread only until slot.ready is set
+      Slot& slot = slot_of(batch);  // only this thread modifies the slot until slot.ready is set
       lock.unlock();
       try {
         fill(slot, batch);
@@ -260,7 +260,7 @@ void Loader::read_state(const TensorMap& state, bool keep) {
         options_.seed, ", batch size ", global_batch_size(), " and ", global_samples(), " samples");
   const auto text = state.find("sampler");
   check(text != state.end() && text->second.defined() && text->second.dtype() == u8, kOp,
-        "the state has no name of a sampler");
+        "the state does not contain the name of a sampler");
   const Tensor bytes = text->second.to(Device::cpu()).contiguous();
   const std::string name(bytes.data<uint8_t>(), bytes.data<uint8_t>() + bytes.numel());
   check(name == sampler_->name(), kOp, "the state is a position in the order of ", name, ", but this loader uses ",

@@ -24,11 +24,11 @@ struct DataParallelOptions {
 ///   loss.backward();  // the loss of this rank's part of the batch; averages the gradients over the ranks
 ///   optimizer.step();
 ///
-/// Call the model itself, as without this class. During the lifetime of a DataParallel object, backward passes average
-/// the gradients of its parameters. Gradients are collected in buckets, from the last declared parameter to the first.
-/// The reduction of a bucket starts as soon as the bucket is full and overlaps with the rest of the pass. If the losses
-/// are means over parts of equal size, the gradients equal those of the whole batch on one rank, up to rounding. Runs
-/// with the same number of ranks give the same bits.
+/// Call the model itself; a DataParallel object has no forward(). During the lifetime of a DataParallel object,
+/// backward passes average the gradients of its parameters. Gradients are collected in buckets, from the last declared
+/// parameter to the first. The reduction of a bucket starts as soon as the bucket is full and overlaps with the rest of
+/// the pass. If the losses are means over parts of equal size, the gradients equal those of the whole batch on one
+/// rank, up to rounding. Runs with the same number of ranks give the same bits.
 ///
 /// All ranks must run the same backward passes, and each pass must reach at least one parameter. If a pass reaches a
 /// parameter on another rank but not on this rank, the gradient of this rank counts as zero. If no rank reaches the
@@ -43,18 +43,20 @@ struct DataParallelOptions {
 /// BatchNorm differ between the ranks.
 class DataParallel {
  public:
-  /// Copies the parameters and buffers of rank 0 to all ranks. Averages the gradients of the parameters that require
-  /// grad at this time. Keeps references to the tensors and to `communicator`. Throws Error on all ranks if a parameter
-  /// is neither contiguous nor channels_last, or if the ranks' options, parameters or buffers differ in name, order,
-  /// shape, dtype or requires_grad. The message names the rank and the tensor.
+  /// Copies the parameters and buffers of rank 0 to all ranks. From then on, backward passes average the gradients of
+  /// the parameters that require grad at the time of construction. Keeps references to the tensors and to
+  /// `communicator`. Throws Error on all ranks if a parameter is neither contiguous nor channels_last, or if the ranks
+  /// have different options, or parameters or buffers that differ in name, order, shape, dtype or requires_grad. The
+  /// message names the rank and the tensor.
   explicit DataParallel(const Module& module, distributed::Communicator& communicator,
                         const DataParallelOptions& options = {});
   ~DataParallel();
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// During its lifetime, gradients accumulate on each rank without communication. The first pass afterwards averages
-  /// their sum. For gradient accumulation: `{ const auto guard = parallel.no_sync(); loss.backward(); }`.
+  /// A guard for gradient accumulation. While it exists, backward passes accumulate gradients on each rank without
+  /// communication. The first pass afterwards averages the accumulated gradients over the ranks. Example:
+  /// `{ const auto guard = parallel.no_sync(); loss.backward(); }`.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync() { --*guards_; }

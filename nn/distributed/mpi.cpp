@@ -91,7 +91,7 @@ int rank_on_machine() {
   return rank;
 }
 
-/// A running collective. Its Work and, until the collective has completed, the communicator share the ownership.
+/// A running collective. It is owned by its Work and, until the collective has completed, also by the communicator.
 struct Operation {
   const char* name;
   int64_t number;  ///< index of the collective, from 1
@@ -138,7 +138,7 @@ class MpiCommunicator : public Communicator {
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Comm calls_ = MPI_COMM_NULL;    // for comparisons, which must work even if the calls on comm_ differ
   MPI_Comm signals_ = MPI_COMM_NULL;  // for signals between ranks whose wait timed out
-  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // for bf16 and f16, by sum, max and min
+  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // [bf16, f16][sum, max, min]
   std::vector<std::shared_ptr<Operation>> operations_;
   std::deque<Comparison> comparisons_;  // running, in the order of the collectives
   int64_t started_ = 0;                 // number of collectives started
@@ -371,8 +371,9 @@ Communicator& mpi_world() {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads), "MPI_Init_thread");
     started_here = true;
   }
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD,
-                          MPI_ERRORS_RETURN);  // voxgrad throws; copies of the communicator inherit the handler
+  // MPI returns error codes instead of aborting, and check_mpi() throws. Copies of the communicator inherit the
+  // handler.
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
   world = new MpiCommunicator;
   return *world;

@@ -39,7 +39,8 @@ ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communi
   for (const auto& slot : optimizer_.slots_) sizes.push_back(slot.param.numel());
   bool fresh = !optimizer_.after_step_;
   for (size_t g = 0; g < optimizer_.num_groups(); ++g) fresh = fresh && !optimizer_.has_state(g);
-  const Tensor own = zeros({3}, {.dtype = i64});  // number of parameters, number of elements, whether it has no state
+  // The number of parameters, the number of elements, and 1 if the optimizer has no state and is not sharded.
+  const Tensor own = zeros({3}, {.dtype = i64});
   own.mutable_data<int64_t>()[0] = std::ssize(sizes);
   own.mutable_data<int64_t>()[1] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   own.mutable_data<int64_t>()[2] = fresh;
@@ -61,7 +62,7 @@ ZeroRedundancy::~ZeroRedundancy() {
   optimizer_.after_step_ = [] { fail(kOp, "the ZeroRedundancy object of this optimizer was destroyed"); };
 }
 
-/// Each rank sends one message per dtype.
+/// Packs the parameters of one owner and one dtype into one message, to reduce the number of broadcasts.
 void ZeroRedundancy::exchange() {
   const NoGradGuard no_grad;
   for (int rank = 0; rank < group_.size(); ++rank)

@@ -215,7 +215,7 @@ TensorMap Optimizer::state_dict() const {
 
 void Optimizer::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "an");
-  size_t known = 1;  // number of entries of `state` that have been read, from 1 for the entry "class.<name>"
+  size_t known = 1;  // entries of `state` that have been read; check_class() has read "class.<name>"
   std::vector<BufferSpecs> specs(num_groups());
   for (size_t g = 0, first = 0; g < num_groups(); first += group_sizes_[g++]) {
     const std::string prefix = concat("param_groups.", g, '.');
@@ -224,7 +224,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     std::vector<int64_t> expected(group_sizes_[g]);
     for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<int64_t>(first + i);
     check(params != state.end() && params->second.to_vector<int64_t>() == expected, name_,
-          "the state's parameter group ", g, " does not contain the parameters ", first, " to ",
+          "the state's parameter group ", g, " must contain exactly the parameters ", first, " to ",
           first + group_sizes_[g] - 1);
     known += nn::with_prefix(state, prefix).size();
   }
@@ -245,7 +245,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
         const Tensor& buffer = entry->second;
         check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
-              is_half(slot.param.dtype()) ? ", whose state is f32" : "");
+              is_half(slot.param.dtype()) ? "; the state of an f16 or bf16 parameter must be f32" : "");
         ++known;
         if (keep && owns(i)) slot.buffers[b] = buffer.to(slot.param.device()).clone().contiguous();
       }

@@ -183,7 +183,8 @@ class OptimizerOf : public Optimizer {
   double lr(size_t group = 0) const override { return options(group).lr; }
   /// Returns the options of a group. Throws Error if group >= num_groups().
   const Options& options(size_t group = 0) const {
-    check(group < options_.size(), name(), "there is no parameter group ", group, " among ", options_.size());
+    check(group < options_.size(), name(), "parameter group ", group, " is out of range for ", options_.size(),
+          " groups");
     return options_[group];
   }
   /// Sets the options of a group. Throws Error for invalid options. After the first step, also throws for options that

@@ -9,13 +9,13 @@
 
 namespace voxgrad::cpu {
 
-/// Returns the first element of channel number i, which is channel i % C of sample i / C.
+/// Returns a pointer to the first element of channel number i, which is channel i % C of sample i / C.
 template <class T>
 T* channel_data(const View& view, int64_t i) {
   return view.as<T>() + i / view.size[1] * view.stride[0] + i % view.size[1] * view.stride[1];
 }
 
-/// Stores values in row-major order to channel number i, converted to T.
+/// Converts `values`, which are in row-major order, to T and stores them in channel number i.
 template <class T, class Value>
 void store_channel(const View& view, int64_t i, const std::vector<Value>& values) {
   T* out = channel_data<T>(view, i);

@@ -9,8 +9,8 @@ namespace voxgrad {
 /// `op` is not listed, or if x is undefined, f64 or not floating.
 Tensor autocasted(const char* op, const Tensor& x);
 
-/// Returns the dtype of the result of a loss whose kernel reads bf16 and f16 directly: f32 under autocast unless the
-/// input is f64, otherwise the dtype of the input.
+/// Returns the dtype of the result of a loss whose kernel reads bf16 and f16 directly. Under autocast, the result is
+/// f32, or f64 if the input is f64. Without autocast, the result has the dtype of the input.
 DType autocasted_result(const Tensor& input);
 
 }  // namespace voxgrad

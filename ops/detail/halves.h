@@ -17,7 +17,7 @@ inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; 
 Tensor widened(const Tensor& x);
 
 /// Copies a, b and `bias` to contiguous float32 tensors, calls `kernel` with these copies and a float32 output, and
-/// rounds that output once into `out`. `bias` may be null.
+/// converts the output to the dtype of `out`. `bias` may be null.
 void through_float32(
     const View& out, const View& a, const View& b, const View* bias,
     const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel);

@@ -37,7 +37,7 @@ TEST_F(AtomicFileTest, KeepsTheOldFileWithoutCommit) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST_F(AtomicFileTest, ReplacesAndKeepsPermissions) {
+TEST_F(AtomicFileTest, ReplacesTheFileAndKeepsItsPermissions) {
   put("a", "old");
   std::filesystem::permissions(path("a"), perms::owner_read | perms::owner_write);
   write_file(path("a"), "new");

@@ -42,7 +42,7 @@ TEST(Guards, RestoreGradModeAutocastAndSpatialGroup) {
   inner.reset();
   EXPECT_EQ(autocast::dtype(), std::nullopt);
 
-  // The groups are only compared by address.
+  // SpatialGroupGuard stores the pointer without dereferencing it, so any two addresses can stand for groups.
   int places[2];
   const auto group = [&](int i) { return reinterpret_cast<distributed::Communicator*>(&places[i]); };
   auto group0 = std::make_unique<distributed::SpatialGroupGuard>(group(0));

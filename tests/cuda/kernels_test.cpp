@@ -23,8 +23,8 @@ constexpr int64_t kGuard = 32;
 
 /// The same view on the CPU and on the GPU.
 struct Twin {
-  Tensor cpu;  // the buffers, 1-D
-  Tensor gpu;
+  Tensor cpu;  // 1-D buffer that contains the view and its guard bands
+  Tensor gpu;  // copy of the buffer on the GPU
   View view;
   int64_t start = 0;  // offset of the first element in the buffers
 
@@ -82,7 +82,8 @@ struct Twin {
       const double expected = expected_values[i];
       if (values[i] == expected || (std::isnan(values[i]) && std::isnan(expected))) continue;
       ASSERT_LE(std::abs(values[i] - expected), tolerance * std::max(1.0, std::abs(expected)))
-          << what << ": element " << i << " of the buffer is " << values[i] << ", on the CPU " << expected;
+          << what << ": element " << i << " of the buffer is " << values[i] << " on the GPU and " << expected
+          << " on the CPU";
       ASSERT_GT(tolerance, 0) << what << ": element " << i;
     }
   }
@@ -157,7 +158,8 @@ TEST_F(CudaKernels, RoundsToHalfPrecisionLikeTheCpu) {
     for (size_t i = 0; i < values.size(); ++i)
       EXPECT_TRUE(std::isnan(expected[i]) ? std::isnan(got[i])
                                           : got[i] == expected[i] && std::signbit(got[i]) == std::signbit(expected[i]))
-          << dtype << " of " << values[i] << ": " << got[i] << ", on the CPU " << expected[i];
+          << values[i] << " rounded to " << dtype << " is " << got[i] << " on the GPU and " << expected[i]
+          << " on the CPU";
   }
 }
 
@@ -333,8 +335,8 @@ struct StepTwins {
   /// address.
   StepTwins(DType dtype, const std::vector<int64_t>& counts, int64_t offset) {
     for (const int64_t count : counts) {
-      // The last state is the mean gradient of RMSprop. It is small, so that its square stays well below the mean of
-      // the squares. Otherwise their difference would be only rounding error.
+      // RMSprop subtracts the square of the mean gradient (the last state) from the mean squared gradient. The mean
+      // gradient is small, because the difference of two nearly equal numbers would be only rounding error.
       const DType wide = dtype == f64 ? f64 : f32;
       const auto twin = [&](DType type, uint32_t seed, double low, double high) {
         return Twin(type, {count}, {.offset = offset}, seed, low, high);
@@ -374,8 +376,9 @@ TEST_F(CudaKernels, OptimizerStepsMatchCpu) {
             k.step("adagrad", list, AdagradStep{0.1, momentum, 0.01, 1e-8, flag, 3}, {});
           });
           run("lion", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
-            k.step("lion", list, LionStep{0.1, momentum, 0.9, 0.01},
-                   {});  // with maximize, the sign of the update could depend on rounding
+            // Do not set maximize: the average and the negated gradient would nearly cancel, and the sign of the
+            // update would depend on rounding.
+            k.step("lion", list, LionStep{0.1, momentum, 0.9, 0.01}, {});
           });
           run("ema", dtype, offset, [&](const Kernels& k, const std::vector<StepViews>& list) {
             k.step("ema", list, EmaStep{momentum}, {});

@@ -6,9 +6,9 @@
     tests/cuda/mutations.py WORK --run      # only runs the programs in WORK
 
 WORK is a folder for a copy of the sources, a build and the programs. --cmake passes an option to cmake, for example
---cmake=-DCMAKE_CUDA_ARCHITECTURES=90a-real. Each mutation of a header rebuilds most convolutions twice. The exit status
-is 1 if the tests pass despite a mutation, or if they fail for "none", the unchanged sources. A program that runs for
-more than 5 minutes counts as failed.
+--cmake=-DCMAKE_CUDA_ARCHITECTURES=90a-real. Each mutation of a header rebuilds most convolution sources twice. The
+program "none" contains the unchanged sources. The exit status is 1 if the tests pass despite a mutation, or if "none"
+fails. A program that runs for more than 5 minutes counts as failed.
 """
 import argparse
 import os
@@ -39,7 +39,7 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
     "fprop_dgrad_repeats_weights": ("cuda/conv/fprop_dgrad/fprop_dgrad.cu", "static_cast<uint16_t>(weight)}",
                                     "static_cast<uint16_t>(weight / 2 * 2)}"),
     "fprop_dgrad_releases_a_stage_early": ("cuda/conv/fprop_dgrad/kernel.cuh",
-                                           "warpgroup_wait<1>();  // for those of the tap before", ""),
+                                           "warpgroup_wait<1>();  // ", "// "),
     "fprop_dgrad_stores_at_wrong_offsets": ("cuda/conv/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
                                             "offset = corner + at.offset * (row % 16 < 8);"),
     "depthwise_drops_a_tap": ("cuda/conv/direct/depthwise.cu", "kd < K; ++kd", "kd < K - 1; ++kd"),
@@ -62,7 +62,7 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                              "low = Float16(0.0f * rest);"),
     "wgrad_forgets_a_scale": ("cuda/conv/wgrad/wgrad.cu", "- scale_exponent(p.y_maxima[y_channel])", ""),
     "wgrad_releases_a_stage_early": ("cuda/conv/wgrad/kernel.cuh",
-                                     "warpgroup_wait<1>();  // for those of the step before", "//"),
+                                     "warpgroup_wait<1>();  // ", "// "),
     "width_as_channels_forgets_a_bias": ("cuda/conv/width_as_channels.cu", "from.stride[0] = 0;",
                                          "from.stride[0] = 1;"),
     "width_as_channels_shifts_the_padding": ("cuda/conv/width_as_channels.cu",
@@ -100,7 +100,7 @@ def build(work, options):
     files = {source / name: ROOT / name for name in listed if (ROOT / name).is_file()}
     for stale in [path for path in source.rglob("*") if path.is_file() and path not in files]:
         stale.unlink()
-    for to, original in files.items():  # copy only changed files, with new dates, for an incremental build
+    for to, original in files.items():  # copy only changed files, so that the build is incremental
         to.parent.mkdir(parents=True, exist_ok=True)
         if not to.exists() or to.read_bytes() != original.read_bytes():
             shutil.copy(original, to)

@@ -295,7 +295,7 @@ void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double t
 }
 
 // dz must equal the unmasked gradient times the mask of the ReLU. The gradient of the bias must equal the sum of dz.
-TEST_F(CudaNorm, GroupNormBackwardMasksAndSumsGradients) {
+TEST_F(CudaNorm, GroupNormBackwardIncludesPrecedingBiasAndRelu) {
   const Shape shapes[] = {{2, 6, 20001}, {1, 4, 4096}, {3, 9, 1},    {2, 8, 3},     {40, 3, 771},
                           {2, 300, 33},  {2, 4, 0},    {2, 24, 333}, {1, 8, 20003}, {1, 320, 77}};
   for (const DType dtype : kFloats)

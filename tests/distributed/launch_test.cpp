@@ -1,4 +1,5 @@
-// Tests of complete training runs under mpirun on 1, 2 and 4 ranks: results, resuming from checkpoints, and failures.
+// Tests of complete training runs on up to 4 ranks, with MPI and with NCCL: results, resuming from checkpoints, and
+// failures.
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,7 +45,7 @@ class Launch : public testing::Test {
     std::string output;  // stdout and stderr
   };
 
-  /// Runs a shell command in the folder of the test.
+  /// Runs a shell command in the test's temporary folder.
   Result run_line(const std::string& line) const {
     const auto start = std::chrono::steady_clock::now();
     const int status = std::system(("cd '" + folder_.string() + "' && { " + line + "; } >log 2>&1 </dev/null").c_str());
@@ -72,7 +73,8 @@ class Launch : public testing::Test {
     EXPECT_LT(result.seconds, 20) << result.output;
     const size_t place = result.output.find(words);
     EXPECT_NE(place, std::string::npos) << words << "\nis missing in\n" << result.output;
-    EXPECT_EQ(result.output.find(words, place + 1), std::string::npos) << "twice:\n" << result.output;
+    EXPECT_EQ(result.output.find(words, place + 1), std::string::npos) << words << "\noccurs twice in\n"
+                                                                       << result.output;
   }
 
   fs::path folder_;
@@ -129,7 +131,7 @@ TEST_F(Launch, AnExceptionOnOneRankEndsAllRanks) {
     const Result result = run(4, concat("checkpoint=run every=1 fail=throw rank=", rank));
     expect_failure(result, concat("rank ", rank, " of 4 on host "));
     expect_failure(result, ": program: thrown on demand\n");
-    // The checkpoint is complete. It holds step 2 if the exception ended rank 0 before it could write step 3.
+    // The checkpoint is complete. Its step is 3, or 2 if rank 0 was stopped before it wrote the checkpoint of step 3.
     Metadata metadata;
     load_safetensors(folder_ / "run", Device::cpu(), &metadata);
     EXPECT_GE(std::stoi(metadata.at("step")), 2);
@@ -198,8 +200,9 @@ TEST_F(Launch, RejectsInvalidEnvironments) {
   EXPECT_EQ(run_line("SLURM_STEP_NUM_TASKS=1 '" PROGRAM "' steps=1").code, 0);
 }
 
-/// Runs with NCCL and the environment variables of torchrun. On a machine with one GPU, both ranks use this GPU. NCCL
-/// accepts two ranks on one GPU because the ranks set different values of NCCL_HOSTID, as if they ran on two machines.
+/// Runs the program on two ranks with NCCL and the environment variables of torchrun. On a machine with one GPU, both
+/// ranks use this GPU. NCCL accepts this because the ranks have different values of NCCL_HOSTID, as if they ran on two
+/// machines.
 class LaunchOnGpu : public Launch {
  protected:
   void SetUp() override {

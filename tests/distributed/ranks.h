@@ -1,4 +1,4 @@
-// A fixture for tests that run on every rank that mpirun or torchrun starts.
+// A fixture for tests that mpirun or torchrun starts on several ranks.
 #pragma once
 
 #include <cstdlib>
@@ -15,7 +15,8 @@ class RanksEnvironment : public testing::Environment {
   void TearDown() override { on_gpus() ? distributed::nccl_finalize() : distributed::mpi_finalize(); }
 
  public:
-  /// Returns whether the environment variable VOXGRAD_TEST_DEVICE is cuda. The tests then use GPUs and NCCL.
+  /// Returns true if the environment variable VOXGRAD_TEST_DEVICE is "cuda". The tests then use GPUs and NCCL;
+  /// otherwise, they use CPUs and MPI.
   static bool on_gpus() {
     const char* device = std::getenv("VOXGRAD_TEST_DEVICE");
     return device && device == std::string("cuda");

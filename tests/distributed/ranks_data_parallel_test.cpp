@@ -55,7 +55,7 @@ TEST_F(Ranks, AveragesGradientsOverTheWholeBatch) {
       expect_close(model.second.bias.grad(), whole.second.bias.grad(), tolerance, "second.bias");
       EXPECT_FALSE(model.spare.weight.grad().defined());
       expect_same_everywhere(model.first.weight.grad());
-      loss_of(model, own).backward();  // accumulates
+      loss_of(model, own).backward();  // adds to the existing gradients
       expect_close(model.first.weight.grad(), 2 * whole.first.weight.grad(), tolerance, "first.weight twice");
       optim::clip_grad_norm_(model.parameters(), 0.01);
       expect_same_everywhere(model.first.weight.grad());
@@ -110,7 +110,7 @@ TEST_F(Ranks, NoSyncAccumulatesOnEachRank) {
     auto earlier = std::unique_ptr<NoSync>(new NoSync(parallel.no_sync()));
     const auto guard = parallel.no_sync();
     earlier.reset();
-    loss_of(model, a, true).backward();  // the only pass that uses `spare`
+    loss_of(model, a, true).backward();  // the only backward pass that uses `spare`
   }
   loss_of(alone, a, true).backward();
   EXPECT_EQ(model.first.weight.grad().to_vector(), alone.first.weight.grad().to_vector());
@@ -186,7 +186,7 @@ TEST_F(Ranks, RemovesHooksOnDestructionAndRejectsCreateGraph) {
     const Tensor loss = loss_of(model, x);
     if (size_ > 1) EXPECT_ERROR(loss.backward({}, true, true), "in a backward pass with create_graph = true");
     model.zero_grad();
-    loss_of(model, x).backward();  // works, because the failed pass had not started to communicate
+    loss_of(model, x).backward();  // succeeds, because the failed pass had not started to communicate
     expect_same_everywhere(model.first.weight.grad());
   }
   model.zero_grad();
@@ -227,7 +227,7 @@ TEST_F(Ranks, RejectsParametersWithUnsupportedStrides) {
   EXPECT_ERROR(nn::DataParallel(module, *world_), "parameter odd is neither contiguous nor channels_last: [2, 3] f32");
 }
 
-/// Trains on the device of the ranks with both reduce dtypes.
+/// Compares training on all ranks with training on the whole batch, for both reduce dtypes.
 TEST_F(Ranks, StepsMatchTheWholeBatch) {
   for (const DType reduce_dtype : {f32, bf16}) {
     manual_seed(1);
@@ -260,8 +260,8 @@ TEST_F(Ranks, StepsMatchTheWholeBatch) {
   }
 }
 
-/// Combines f16 autocast, gradient scaling, recompute, clipping and an average of the model. If the gradients of one
-/// rank overflow, all ranks skip the step.
+/// Combines f16 autocast, gradient scaling, recompute, clipping and an exponential moving average of the model. In step
+/// 2, the gradients of the last rank overflow, and all ranks must skip the step.
 TEST_F(Ranks, F16StepsWithScalerMatchTheWholeBatch) {
   const Device device = world_->device();
   Model model, whole;

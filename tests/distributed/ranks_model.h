@@ -1,4 +1,4 @@
-// A model with unused parameters, and a loss of its results.
+// A small model with unused parameters, and a loss function for it.
 #pragma once
 
 #include "nn/layers.h"
@@ -8,7 +8,8 @@
 
 namespace voxgrad {
 
-/// `spare` is used only if with_spare is true. `never` and `frozen` are never used.
+/// A model of two linear layers. forward() uses `spare` only if with_spare is true, and never uses `never` and
+/// `frozen`.
 struct Model : nn::Module {
   nn::Linear first{6, 5}, second{5, 3}, spare{6, 3}, never{6, 3};
   nn::Parameter frozen{ones({2})};

@@ -14,7 +14,7 @@
 namespace voxgrad {
 namespace {
 
-/// Expects the same names and bitwise equal tensors.
+/// Expects that both maps have the same names and bitwise equal tensors.
 void expect_equal(const TensorMap& a, const TensorMap& b) {
   ASSERT_EQ(a.size(), b.size());
   for (const auto& [name, tensor] : a) {
@@ -99,7 +99,7 @@ TEST_F(Ranks, ZeroRedundancyAllocatesOnlyItsPartOfTheState) {
   const auto all = static_cast<double>(bytes_of_first_step(false)),
              own = static_cast<double>(bytes_of_first_step(true));
   if (size_ > 1) {
-    EXPECT_LT(own, 0.8 * all);  // this rank's part of the state, and a message buffer of the same size
+    EXPECT_LT(own, 0.8 * all);  // the rank's part of the state, and a message buffer of the same size
   }
 }
 

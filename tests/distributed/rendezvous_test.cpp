@@ -1,5 +1,5 @@
-// Tests of the rendezvous of processes without MPI and of their common shutdown. The ranks are threads or forked
-// processes. No GPU is needed.
+// Tests of the rendezvous, by which ranks find each other without MPI, and of the shutdown of the ranks. The ranks are
+// threads or forked processes. The tests need no GPU.
 #include "nn/distributed/detail/rendezvous.h"
 
 #include <netinet/in.h>
@@ -40,8 +40,8 @@ std::string error_of(const F& f) {
   return {};
 }
 
-/// Runs a rendezvous of rank 0, which expects `size` ranks, and of other processes, each given by (rank, world size).
-/// Returns the error of rank 0, followed by the errors of the other processes.
+/// Runs a rendezvous of rank 0, which expects `size` ranks, with `others`. Each of the others is a thread with the
+/// given (rank, world size). Returns the error of rank 0, followed by the errors of the other threads.
 std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, int>>& others, double seconds) {
   const Listener listener("localhost", 0, "secret");
   std::vector<std::string> errors(others.size() + 1);
@@ -102,7 +102,7 @@ class Stranger {
   ~Stranger() { ::close(handle_); }
 
   void send(const std::string& bytes) const { ::send(handle_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  /// Returns all bytes received until the connection is closed or until no bytes arrive for `seconds`.
+  /// Returns the bytes that arrive until the connection is closed or no byte has arrived for `seconds`.
   std::string receive(int seconds) const {
     const timeval time{seconds, 0};
     ::setsockopt(handle_, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
@@ -123,7 +123,7 @@ std::string hello(const std::string& token, const std::string& host) {
   return std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + text;
 }
 
-/// Starts rank 0, calls connect_strangers(port), and starts rank 1 0.3 seconds later. Returns the error of rank 0.
+/// Starts rank 0 and calls connect_strangers(port). Starts rank 1 after another 0.3 seconds. Returns rank 0's error.
 std::string rank0_error_with(const std::function<void(int port)>& connect_strangers, double seconds) {
   const Listener listener("127.0.0.1", 0, "secret");
   std::thread others([&] {
@@ -173,7 +173,7 @@ TEST(Rendezvous, SilentAndSlowConnectionsCauseNoDelay) {
   slow.join();
 }
 
-/// The peer has the right token but reads nothing. Rank 0 sends more bytes than the buffers of the socket hold.
+/// The peer sends the right token but reads nothing. Rank 0 sends more bytes than the socket's buffers can hold.
 TEST(Rendezvous, APeerThatDoesNotReadCausesNoDelay) {
   const Listener listener("127.0.0.1", 0, "secret");
   const Stranger peer(listener.port());
@@ -203,7 +203,7 @@ TEST(Rendezvous, EscapesHostNamesInErrors) {
   EXPECT_TRUE(std::ranges::all_of(error, [](char c) { return c >= ' ' && c <= '~'; })) << error;
 }
 
-TEST(Rendezvous, RejectsOtherTokens) {
+TEST(Rendezvous, RejectsAWrongToken) {
   const Listener listener("localhost", 0, "secret");
   std::string refused;
   std::thread other(
@@ -223,7 +223,7 @@ TEST(Rendezvous, TimesOutIfTheAddressDoesNotAnswer) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
-/// The first connection of rank 1 is closed, as may happen when rank 0 receives too many connections.
+/// Rank 0 closes connections if it receives too many of them. Here, it closes the first connection of rank 1.
 TEST(Rendezvous, ReconnectsAfterAClosedConnection) {
   auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
   const int port = listener->port();
@@ -346,12 +346,13 @@ TEST(Rendezvous, NamesTheLateRank) {
     for (const bool stopped : {false, true}) {
       if (stopped && late == 0) continue;
       const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
-        // A stopped rank has made all its calls.
+        // A rank that is stopped below makes all five calls first.
         for (int call = 0; call < (rank == late && !stopped ? 4 : 5); ++call) met.add_call({{}, "all_reduce"});
         met.watch([&, rank] {
           return rank == late ? Progress{} : Progress{.late = "all_reduce within 1 s", .late_call = 5};
         });
-        if (rank == late && stopped) {  // a child kills the stopped process after the other ranks have ended
+        if (rank == late && stopped) {
+          // A forked child kills the stopped process after 5 s, when the other ranks have ended.
           wait_ms(300);
           if (::fork() == 0) {
             wait_ms(5000);
@@ -397,7 +398,7 @@ TEST(Rendezvous, DifferentCallsEndAllRanks) {
   EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
 }
 
-/// The ranks compare their last calls while they shut down.
+/// The ranks compare their last calls during the shutdown. If `differ` is true, the call of rank 2 differs.
 TEST(Rendezvous, ComparesTheLastCalls) {
   for (const bool differ : {false, true}) {
     const Outcome outcome = run_three([&](int rank, Rendezvous& met) {

@@ -1,5 +1,5 @@
-// Tests of one volume split over several ranks against the whole volume on each rank, and of batch norms over the
-// samples of all ranks.
+// Tests of SpatialParallel, which splits a volume among the ranks, and of synchronized batch norms. Each rank also
+// computes the reference results with the whole volume or batch.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -239,7 +239,7 @@ TEST_F(SpatialRanks, RejectsOperationsAcrossSlabs) {
   EXPECT_ERROR(grad({y}, {leafs}, {}, true, true), "cannot be differentiated again");
 }
 
-/// Compares the loss with deep supervision and the gradients after one backward pass.
+/// Compares the deep supervision loss and the gradients of one backward pass with those of the whole volume.
 TEST_F(SpatialRanks, UNetGradientsMatchTheWholeVolume) {
   nn::UNetOptions options{.num_classes = 3, .stages = {{8}, {12, 3, 2}, {16, 3, 2}}};
   const int64_t depth = 8 * size_;
@@ -276,7 +276,7 @@ TEST_F(SpatialRanks, UNetGradientsMatchTheWholeVolume) {
             EXPECT_FALSE(p.grad().defined() && abs(p.grad()).amax().item() > 0) << name;
             continue;
           }
-          // A bias before a norm has a gradient of zero up to rounding, so use a minimum scale.
+          // The gradient of a bias before a norm is zero up to rounding, so the scale has a minimum.
           const double scale = std::max(abs(reference.grad()).amax().item(), 1e-3);
           EXPECT_LE(abs(p.grad() - reference.grad()).amax().item(), 2e-4 * scale) << name;
         }
@@ -322,7 +322,7 @@ TEST_F(SpatialRanks, LossesOfProbabilitiesMatchTheWholeVolume) {
   expect_close(dice_ce_loss(spatial.slab(logits), spatial.slab(targets)), wanted, 1e-6, "dice_ce_loss");
 }
 
-/// SpatialParallel does not apply to functions that a hook calls during the backward pass. The convolution in the hook
+/// SpatialParallel does not apply to operators that a hook calls during the backward pass. The convolution in the hook
 /// treats its input as a whole volume.
 TEST_F(SpatialRanks, HooksComputeWithWholeVolumes) {
   const Tensor x = leaf(ones({1, 1, 4, 4, 4})), w = here(ones({1, 1, 3, 3, 3}));
@@ -364,7 +364,7 @@ TEST_F(SpatialRanks, SyncBatchNormMatchesTheWholeBatch) {
   expect_close((*model)(x.narrow(0, 2 * rank_, 2)), (*whole)(x).narrow(0, 2 * rank_, 2), 1e-5, "in evaluation");
 }
 
-TEST_F(SpatialRanks, SyncBatchNormWorksWithTwoAndFourElements) {
+TEST_F(SpatialRanks, SyncBatchNormCombinesTwoAndFourElements) {
   if (size_ != 2) GTEST_SKIP() << "the expected values hold for two ranks";
   nn::BatchNorm1d norm(1, {.momentum = 1.0});
   norm.to(world_->device());
@@ -375,7 +375,7 @@ TEST_F(SpatialRanks, SyncBatchNormWorksWithTwoAndFourElements) {
   EXPECT_NEAR(norm.running_var.item(), 14.0 / 3, 1e-5);
 }
 
-/// Ranks hold 2, 5, 0 and 1 samples. The loss is the sum over all ranks.
+/// Ranks 0 to 3 have 2, 5, 0 and 1 samples. The loss is the sum of the losses of all ranks.
 TEST_F(SpatialRanks, SyncBatchNormWeightsRanksByTheirElements) {
   const std::array<int64_t, 4> samples{2, 5, 0, 1};
   int64_t first = 0, total = 0;

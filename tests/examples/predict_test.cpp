@@ -1,4 +1,5 @@
-// Tests of the program `predict` with models that nnU-Net trained, and with the labels that nnU-Net itself computed.
+// Tests of the program `predict` with models of nnU-Net (one has random weights, the others are trained) and with the
+// labels that nnU-Net computed.
 #include <array>
 #include <cmath>
 #include <map>
@@ -19,7 +20,9 @@ const fs::path kCases = fs::path(TESTS_DIR) / "examples/nnunet";
 struct ModelCase {
   const char* name;
   const char* options;
-  double equal = 0.9999;  ///< smallest fraction of voxels with nnU-Net's label; random weights give close scores
+  /// Minimum fraction of voxels that must have nnU-Net's label. Random weights need a lower minimum, because the scores
+  /// of the labels are nearly equal.
+  double equal = 0.9999;
 };
 
 constexpr ModelCase kModels[] = {
@@ -43,7 +46,8 @@ void expect_labels(const NiftiImage& found, const NiftiImage& expected, double e
   }
   const auto count = static_cast<size_t>(expected.data.numel());
   const std::span a(found.data.data<float>(), count), b(expected.data.data<float>(), count);
-  std::map<float, std::array<double, 2>> voxels;  // label: voxels in both volumes, sum over the volumes
+  // By label: the number of voxels with the label in both volumes, and the sum of their numbers in each volume.
+  std::map<float, std::array<double, 2>> voxels;
   double same = 0;
   for (size_t i = 0; i < count; ++i) {
     same += a[i] == b[i];
@@ -58,7 +62,7 @@ void expect_labels(const NiftiImage& found, const NiftiImage& expected, double e
 class Predict : public Programs {
  protected:
   std::string path(const std::string& name) const { return (kCases / name).string(); }
-  /// Returns a copy of the model of a case in the temporary folder.
+  /// Copies the model of a case to the temporary folder. Returns the path of the copy.
   fs::path copy_model(const std::string& name) const {
     const fs::path copy = folder_ / "model";
     fs::remove_all(copy);

@@ -58,7 +58,8 @@ TEST(SuperResolution, OutputDownsamplesToTheInput) {
   EXPECT_LT(largest_difference(low_resolution(model(low)), low), 1e-5);
 }
 
-// In all 48 orientations of a file, each voxel keeps its world position, and the axes run to the right, front and top.
+// Reorients images with all 48 permutations and flips of the axes. Each voxel must keep its world position, and the
+// axes of the result must point to the right, to the front and up.
 TEST(Upright, KeepsTheWorldPositionOfEachVoxel) {
   std::array<size_t, 3> order{0, 1, 2};
   do {
@@ -128,7 +129,7 @@ TEST(Canvas, RejectsPixelsAndSizesThatDoNotFit) {
   EXPECT_THROW(canvas.save("/no such folder/picture.png"), vg::Error);
 }
 
-TEST(Phantom, ContainsAHeadInABox) {
+TEST(Phantom, HasTheExpectedShapeAndIntensities) {
   const Volume phantom = make_phantom(64);
   EXPECT_TRUE(phantom.phantom);
   EXPECT_EQ(phantom.data().shape(), (vg::Shape{64, 64, 64}));

@@ -1,5 +1,6 @@
-// Fuzzes open_pt() and load_pt() with libFuzzer. An input that is not a zip archive becomes the pickle of an archive
-// with two storages, so that mutations reach the interpreter of pickles. Build and run it with Clang:
+// Fuzzes open_pt() and load_pt() with libFuzzer. If an input is not a zip archive, the program puts it as the pickle
+// into an archive with two storages, so that mutations reach the pickle interpreter. Build and run the program with
+// Clang:
 //
 //   cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DVOXGRAD_CUDA=OFF -DVOXGRAD_SANITIZE=address \
 //     -DCMAKE_CXX_FLAGS=-fsanitize=fuzzer-no-link
@@ -18,7 +19,8 @@
 namespace voxgrad {
 namespace {
 
-/// Calls every accessor of at most 1000 values below `root`. Stops at an Error.
+/// Visits `root` and the values that it contains, at most 1000 in total, and calls their accessors. Throws if a value
+/// is invalid.
 void visit(const PtValue& root) {
   std::vector<PtValue> pending{root};
   for (int i = 0; i < 1000 && !pending.empty(); ++i) {
@@ -56,12 +58,13 @@ void visit(const PtValue& root) {
   }
 }
 
+/// Calls f and catches an Error. Ends the process on an OutOfMemoryError, which libFuzzer reports.
 template <class F>
 void expect_error_or_success(F f) {
   try {
     f();
   } catch (const OutOfMemoryError&) {
-    std::abort();  // memory is allocated only for bytes that the file contains
+    std::abort();  // the reader must allocate memory only for bytes that the file contains
   } catch (const Error&) {
   }
 }

@@ -20,5 +20,6 @@ foreach(line IN LISTS lines)
   endif()
 endforeach()
 if(NOT checked EQUAL 14 OR NOT messages MATCHES "use_copy_")
-  message(FATAL_ERROR "found ${checked} marked lines, expected 14 and a message that contains use_copy_\n${messages}")
+  message(FATAL_ERROR "expected 14 marked lines and an error that contains use_copy_; found ${checked} marked lines "
+                      "and these messages:\n${messages}")
 endif()

@@ -417,7 +417,7 @@ TEST(Loader, RejectsAStateOfAnotherOrder) {
 
   TensorMap nameless = state;
   nameless["sampler"] = zeros({2});
-  EXPECT_ERROR(shuffled.load_state_dict(nameless), "data::Loader: the state has no name of a sampler");
+  EXPECT_ERROR(shuffled.load_state_dict(nameless), "data::Loader: the state does not contain the name of a sampler");
 }
 
 // The loader needs no memory per sample, except for the permutation of a shuffled epoch.

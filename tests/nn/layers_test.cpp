@@ -257,7 +257,7 @@ TEST(Sequential, AcceptsAnyModuleWithForward) {
   EXPECT_EQ(model(ones({1})).item(), 4);
   EXPECT_EQ(model.named_parameters()[1].first, "1.factor");
   EXPECT_EQ(nn::Sequential()(ones({1})).item(), 1);
-  EXPECT_ERROR(model[3], "Sequential: there is no module 3 among 3");
+  EXPECT_ERROR(model[3], "Sequential: module index 3 is out of range for 3 modules");
   EXPECT_ERROR(model.push_back(std::shared_ptr<Twice>()), "Sequential: module 3 is null");
 }
 
@@ -325,7 +325,7 @@ TEST(Layers, RMSNormAppliesItsWeight) {
   norm.weight.detach().mul_(2);
   EXPECT_EQ(norm(x).to_vector(), rms_norm(x, {3, 4}, norm.weight, 0.5).to_vector());
   EXPECT_EQ(plain(x).to_vector(), rms_norm(x, {4}).to_vector());
-  EXPECT_ERROR(nn::RMSNorm(Shape{2, 0}), "RMSNorm: normalized_shape must be positive, got [2, 0]");
+  EXPECT_ERROR(nn::RMSNorm(Shape{2, 0}), "RMSNorm: the sizes in normalized_shape must be positive, got [2, 0]");
   EXPECT_ERROR(nn::RMSNorm(2, {.eps = -1}), "RMSNorm: eps must be finite and not negative, got -1");
 }
 

@@ -73,7 +73,8 @@ Tensors step(Device device = Device::cpu()) {
   return results;
 }
 
-/// Expects the events of a trace in order of their start times. On each track, two spans must be nested or disjoint.
+/// Expects that the events of a trace are sorted by start time. Two spans on the track of a thread must be nested or
+/// disjoint. Two spans on the track of a stream must be disjoint.
 void expect_valid_trace(const std::string& text) {
   const nlohmann::json trace = nlohmann::json::parse(text);
   constexpr double kRounding = 1e-4;  // microseconds; timestamps are nanoseconds / 1000
@@ -143,7 +144,7 @@ TEST(Profiler, ReportsBytesFlopAndMemory) {
   EXPECT_EQ(conv.bytes, 4.0 * static_cast<double>(x.numel() + w.numel() + bias.numel() + y.numel()));
   // Along an axis of n voxels, a kernel of size 3 with padding 1 reads 3 n - 2 voxels.
   EXPECT_EQ(conv.flop, 2.0 * 2 * 7 * 3 * (3 * 4 - 2) * (3 * 5 - 2) * (3 * 6 - 2));
-  EXPECT_GE(conv.memory, 4 * y.numel()) << "the result and the workspaces";
+  EXPECT_GE(conv.memory, 4 * y.numel()) << "memory includes the result and the workspaces";
   EXPECT_EQ(find(profile.rows(), "matmul", "forward")->memory, 4 * 3 * 5 * 9);
   EXPECT_EQ(find(profile.rows(), "affine", "forward")->memory, 4 * 9000);
   EXPECT_EQ(find(profile.rows(), "conv_backward_data", "forward")->flop, conv.flop);
@@ -163,7 +164,7 @@ TEST(Profiler, ReportsModulesForwardAndBackward) {
   for (const char* module : {"ProfiledNet.first", "ProfiledNet.rest.0"})
     for (const char* pass : {"forward", "backward"})
       EXPECT_TRUE(find(rows, module, pass)) << module << ' ' << pass << '\n' << profile.table(GroupBy::module);
-  EXPECT_TRUE(find(rows, "ProfiledNet", "forward")) << "the ReLU between the two modules";
+  EXPECT_TRUE(find(rows, "ProfiledNet", "forward")) << "the ReLU between the two modules belongs to their parent";
   EXPECT_TRUE(find(rows, "(outside of modules)", "forward"));
 }
 
@@ -354,7 +355,7 @@ TEST(MemoryAtPeak, SumsToThePeak) {
   EXPECT_FALSE(profiler::active());
 }
 
-TEST(MemoryAtPeak, IsAtTheStartOfASessionThatOnlyFrees) {
+TEST(MemoryAtPeak, EqualsInitialMemoryIfSessionOnlyFrees) {
   auto block = std::make_unique<Tensor>(zeros({1 << 20}));
   const int64_t before = memory::stats().current;
   Session profile;

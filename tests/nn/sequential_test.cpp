@@ -300,7 +300,7 @@ TEST(SequentialFusion, ErrorsMatchSeparateLayers) {
   EXPECT_ERROR(make_sequential({up(), relu(), norm()})(rand({4, 2, 2, 2})), "GroupNorm: expects (N, 8, ...)");
 }
 
-/// In bf16 and f16, a fused chain differs from separate layers only by the roundings between the layers.
+/// Expects fused and separate layers to match in bf16 and f16, except for the rounding between separate layers.
 void expect_low_precision_matches_unfused(Device device) {
   for (const DType dtype : {bf16, f16})
     for (const ChainCase& c : chains()) {

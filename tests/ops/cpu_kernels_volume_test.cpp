@@ -67,7 +67,7 @@ TEST(CpuKernels, ReducesOverAnyAxes) {
 }
 
 TEST(CpuKernels, LongSumsKeepTheirAccuracy) {
-  // In a plain float sum of this length, single terms would lose most of their digits.
+  // If 2^20 terms were added to one float, most digits of each new term would be lost to rounding.
   const int64_t rows = 3, length = 1 << 20;
   for (Layout layout : {Layout::contiguous, Layout::reversed}) {
     Array<float> in({rows, length}, layout), out({rows, 1});
@@ -186,7 +186,7 @@ TEST(CpuKernels, MaxPoolAndGradientMatchReference) {
   });
 }
 
-/// Returns the weight of input i (of n) in output o, by the definition of each Resample mode.
+/// Returns the weight of element i of the n inputs in output o. Computes the weight from the definition of map.mode.
 double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
   const double at = static_cast<double>(o);
   using enum Resample::Mode;

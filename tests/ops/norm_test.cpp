@@ -126,7 +126,7 @@ void check_bias_before_relu() {
     y.random(-1, 1);
     y.visit([&](const Dims& i) { y(i) = static_cast<double>(y(i)) > 0 ? y(i) : T(0); });  // y is the output of a ReLU
     dy.random(-1, 1, 2);
-    // dz is the masked input gradient of the norm.
+    // dz, the gradient of the input of the ReLU, must equal dx where y > 0 and 0 elsewhere.
     Array<double> statistics({2, 1, 2}), means({2, 1, 2});
     statistics.random(0.05, 1.5);
     cpu_table.group_norm_backward({dx.view}, means.view, dy.view, y.view, statistics.view, nullptr, nullptr, {},
@@ -142,7 +142,7 @@ void check_bias_before_relu() {
   }
 }
 
-TEST(CpuKernels, GroupNormBackwardMasksAndSumsGradients) {
+TEST(CpuKernels, GroupNormBackwardIncludesPrecedingBiasAndRelu) {
   for_all_floats([]<class T>() { check_bias_before_relu<T, T>(); });
   check_bias_before_relu<BFloat16, float>();
   check_bias_before_relu<Float16, float>();

@@ -144,8 +144,8 @@ void add_fewer_axes(std::vector<OpCase>& cases) {
   });
 }
 
-/// Adds two cases: convolution with fused ReLU, and convolution with fused ReLU and GroupNorm. The references compute
-/// the operators separately.
+/// Adds a convolution with fused ReLU and, if x has a batch axis, a convolution with fused ReLU and GroupNorm. The
+/// references compute the operators separately.
 void add_chains(std::vector<OpCase>& cases, bool transposed, const Geometry& g) {
   const std::string name = std::string(transposed ? "conv_transpose3d_" : "conv3d_") + g.name;
   const auto relu_of = [=](const Arrays& a) {
@@ -198,7 +198,7 @@ void add_chains(std::vector<OpCase>& cases) {
                       {2, 2, 2, 1, 3},
                       {2, 2, 1, 2, 1},
                       true,
-                      {2, 3, 2}};  // no tap reaches some outputs, so they equal the bias
+                      {2, 3, 2}};  // outputs in the gaps have no taps; their convolution is the bias
   for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
 
   const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};

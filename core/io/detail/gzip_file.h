@@ -19,7 +19,7 @@ using GzHandle = std::unique_ptr<gzFile_s, GzClose>;
 /// Opens a file by its descriptor, which stays open when the handle is closed. Returns null if zlib fails.
 GzHandle open_gz(int descriptor, const char* mode);
 
-/// The contents of a file, unpacked if it is a gzip file. Functions throw Error if the gzip stream is damaged or
+/// The contents of a file, unpacked if it is a gzip file. Its functions throw Error if the gzip stream is damaged or
 /// truncated.
 class UnpackedFile {
  public:

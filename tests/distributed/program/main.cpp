@@ -58,8 +58,8 @@ struct Options {
   }
 };
 
-/// Fails in step `at` (default 3) in the way that the option `fail` names. In most cases only rank `rank` (default 1)
-/// fails.
+/// Causes the failure that the option `fail` selects, in step `at` (default 3). Most failures occur only on rank `rank`
+/// (default 1).
 void fail_on_demand(const Options& options, vg::distributed::Communicator& world, int64_t step) {
   const std::string how = options.text("fail");
   if (how.empty() || step != options.number("at", 3)) return;
@@ -85,7 +85,8 @@ void fail_on_demand(const Options& options, vg::distributed::Communicator& world
   }
 }
 
-/// Returns a random volume and a pointwise function of it as the target. The first voxel encodes the sample's index.
+/// Returns a random volume and a target, which is a pointwise function of the volume. The first voxel of the volume
+/// encodes the index of the sample.
 vg::data::Sample make_sample(int64_t index, vg::Generator&) {
   vg::Generator random(static_cast<uint64_t>(index));
   const vg::Tensor x = vg::randn({1, 6, 6, 6}, {}, &random);
