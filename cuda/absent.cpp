@@ -53,6 +53,8 @@ namespace cuda {
 namespace {
 // Initializes StreamGuard::stream_. Always null and never used, because the constructor of StreamGuard throws.
 thread_local ScopedValue<void*>* no_streams = nullptr;
+/// The same for AllocatorGuard::allocator_.
+thread_local ScopedValue<const ExternalAllocator*>* no_allocators = nullptr;
 }  // namespace
 
 bool has_wgmma(int) { return false; }
@@ -69,6 +71,9 @@ Stream::Stream(Stream&&) noexcept = default;
 void Stream::synchronize() const {}
 
 StreamGuard::StreamGuard(const Stream& stream) : stream_(no_streams, nullptr) { refuse(stream.device()); }
+StreamGuard::StreamGuard(int device, void*) : stream_(no_streams, nullptr) { refuse(device); }
+
+AllocatorGuard::AllocatorGuard(const ExternalAllocator&) : allocator_(no_allocators, nullptr) { refuse(0); }
 
 Event::Event(int device, bool) { refuse(device); }
 Event::~Event() = default;

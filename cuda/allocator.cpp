@@ -119,6 +119,11 @@ void Allocator::release(cudaStream_t stream) {
   kept_.erase(stream);
 }
 
+bool Allocator::is_live(const void* data) {
+  const std::lock_guard lock(mutex_);
+  return live_.contains(data);
+}
+
 bool Allocator::belongs_to(const void* data, cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(data);

@@ -65,9 +65,32 @@ class Stream {
 class [[nodiscard]] StreamGuard {
  public:
   [[nodiscard]] explicit StreamGuard(const Stream& stream);
+  /// Uses `stream`, a cudaStream_t of GPU `device` that another library owns; null is CUDA's default stream. Throws
+  /// Error if the device does not exist.
+  [[nodiscard]] StreamGuard(int device, void* stream);
 
  private:
   ScopedValue<void*> stream_;
+};
+
+/// Functions that allocate GPU memory, for programs in which another library owns the memory of the GPU.
+struct ExternalAllocator {
+  /// Returns at least `bytes` > 0 bytes of GPU `device`, aligned to 512 bytes, for work on `stream` (a cudaStream_t).
+  /// Returns null if no memory is left; the operation then throws OutOfMemoryError.
+  std::function<void*(size_t bytes, int device, void* stream)> allocate;
+  /// Frees a block of `allocate`. Work on `stream` that is already queued may still use the block. Must not throw.
+  std::function<void(void* data, int device, void* stream)> deallocate;
+};
+
+/// Makes the operations of this thread allocate GPU memory with `allocator` for the lifetime of the guard. Destroy all
+/// tensors that were allocated under the guard before the guard: their memory is not freed afterwards. The allocator
+/// must outlive the guard.
+class [[nodiscard]] AllocatorGuard {
+ public:
+  [[nodiscard]] explicit AllocatorGuard(const ExternalAllocator& allocator);
+
+ private:
+  ScopedValue<const ExternalAllocator*> allocator_;
 };
 
 /// A mark in a stream, for timing and for ordering streams.

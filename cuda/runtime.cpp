@@ -55,10 +55,26 @@ void require(int index) {
   throw Error(concat(message, "the number of GPUs is ", found.count));
 }
 
-void* allocate(size_t bytes, int index) { return Allocator::of(index).allocate(bytes, current_stream(index)); }
-void deallocate(void* data, size_t, int index) noexcept {
-  Allocator::of(index).deallocate(data, current_stream(index));
+thread_local ScopedValue<const ExternalAllocator*>* external_allocators = nullptr;
+
+/// Allocates with the innermost AllocatorGuard of this thread, otherwise with the caching allocator.
+void* allocate_on(int device, size_t bytes, cudaStream_t stream) {
+  if (external_allocators == nullptr || bytes == 0) return Allocator::of(device).allocate(bytes, stream);
+  void* const data = external_allocators->value()->allocate(bytes, device, stream);
+  if (data == nullptr)
+    throw OutOfMemoryError(
+        concat("out of memory on ", Device::cuda(device), ": the external allocator has no ", bytes, " bytes"));
+  return data;
 }
+void deallocate_on(int device, void* data, cudaStream_t stream) noexcept {
+  if (data == nullptr) return;
+  const bool external = external_allocators != nullptr && !Allocator::of(device).is_live(data);
+  if (external) return external_allocators->value()->deallocate(data, device, stream);
+  Allocator::of(device).deallocate(data, stream);
+}
+
+void* allocate(size_t bytes, int index) { return allocate_on(index, bytes, current_stream(index)); }
+void deallocate(void* data, size_t, int index) noexcept { deallocate_on(index, data, current_stream(index)); }
 
 /// Queues a copy between two GPUs. The copy follows the queued work of the current streams of both GPUs, and precedes
 /// their later work.
@@ -167,10 +183,10 @@ DeviceGuard::~DeviceGuard() {
 }
 
 Workspace::Workspace(const Launch& launch, size_t bytes)
-    : data_(Allocator::of(launch.device).allocate(bytes, launch.stream)),
-      device_(launch.device),
-      stream_(launch.stream) {}
-Workspace::~Workspace() { Allocator::of(device_).deallocate(data_, stream_); }
+    : data_(allocate_on(launch.device, bytes, launch.stream)), device_(launch.device), stream_(launch.stream) {}
+Workspace::~Workspace() { deallocate_on(device_, data_, stream_); }
+
+AllocatorGuard::AllocatorGuard(const ExternalAllocator& allocator) : allocator_(external_allocators, &allocator) {}
 
 }  // namespace cuda
 

@@ -80,6 +80,8 @@ StreamGuard::StreamGuard(const Stream& stream)
     : stream_(current_streams[static_cast<size_t>(stream.device())], stream.handle()) {
   check(stream.handle() != nullptr, "StreamGuard", "the stream was moved from");
 }
+StreamGuard::StreamGuard(int device, void* stream)
+    : stream_((cuda_runtime().require(device), current_streams[static_cast<size_t>(device)]), stream) {}
 
 Event::Event(int device, bool enable_timing) : device_(device) {
   cuda_runtime().require(device);

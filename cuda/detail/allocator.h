@@ -37,6 +37,8 @@ class Allocator {
   void keep(cudaStream_t stream);
   /// Makes the blocks of `stream` ordinary blocks again.
   void release(cudaStream_t stream);
+  /// Returns whether `data` is a live block.
+  bool is_live(const void* data);
   /// Returns whether `data` is a live block of `stream`.
   bool belongs_to(const void* data, cudaStream_t stream);
   MemoryStats stats();

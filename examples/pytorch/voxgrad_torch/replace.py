@@ -1,0 +1,80 @@
+"""Replaces modules of torch.nn in a model with those of voxgrad_torch."""
+
+import contextlib
+import dataclasses
+
+import torch
+
+from . import nn
+
+_REPLACEMENTS = {getattr(torch.nn, name): getattr(nn, name) for name in (
+    "Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d", "GroupNorm", "InstanceNorm2d", "InstanceNorm3d",
+    "Sequential")}
+_RELATED = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._NormBase, torch.nn.GroupNorm)
+
+
+@dataclasses.dataclass
+class Report:
+    """What replace_modules() did. Both members map the name of a module to a text."""
+
+    replaced: dict  # the class that computes the module now
+    left: dict  # why a convolution or a norm was left as it was
+
+    def __str__(self):
+        lines = [f"replaced {len(self.replaced)} modules, left {len(self.left)}"]
+        lines += [f"  {name}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def _reason_to_leave(module):
+    """Returns why a module is not replaced, or None."""
+    if type(module) not in _REPLACEMENTS:
+        return f"{type(module).__name__} has no replacement"
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    if getattr(module, "track_running_stats", False):
+        return "it has running statistics"
+    parameters = list(module.parameters(recurse=False))
+    for p in parameters:
+        if p.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            return f"its parameters are {p.dtype}"
+    return None
+
+
+def replace_modules(model):
+    """Replaces the convolutions and norms of `model` that voxgrad_torch has, in place, and returns a Report.
+
+    A module keeps its identity, parameters, hooks and name in state_dict(); only its class changes. An nn.Sequential
+    becomes a Sequential that fuses a convolution with the norm and the activation behind it. Subclasses, modules with
+    running statistics and modules of other dtypes are left; the report states why.
+    """
+    report = Report({}, {})
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Sequential or isinstance(module, _RELATED):
+            if type(module).__module__.startswith(__package__):
+                continue
+            reason = _reason_to_leave(module)
+            if reason is None:
+                module.__class__ = _REPLACEMENTS[type(module)]
+                report.replaced[name] = type(module).__name__
+            else:
+                report.left[name] = reason
+    return report
+
+
+def restore_modules(model):
+    """Gives the modules that replace_modules() replaced their classes of torch.nn again."""
+    originals = {new: old for old, new in _REPLACEMENTS.items()}
+    for module in model.modules():
+        module.__class__ = originals.get(type(module), type(module))
+
+
+@contextlib.contextmanager
+def replaced_modules(model):
+    """Replaces the modules of `model` within a with statement; its value is the Report."""
+    before = [(module, type(module)) for module in model.modules()]
+    try:
+        yield replace_modules(model)
+    finally:
+        for module, kind in before:
+            module.__class__ = kind
