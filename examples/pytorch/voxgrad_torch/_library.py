@@ -83,18 +83,23 @@ _state = _ThreadState()
 _layouts = {}
 
 
+def make_layout(tensor):
+    """Returns the Layout of a tensor with 1 or 5 axes."""
+    if tensor.dtype not in _DTYPES:
+        raise RuntimeError(f"voxgrad_torch: expected float32, float64, bfloat16 or float16, got {tensor.dtype}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"voxgrad_torch: expected a tensor on cpu or cuda, got {tensor.device}")
+    return Layout(_DTYPES[tensor.dtype], tensor.get_device(), tensor.dim(), 0,
+                  (ctypes.c_int64 * 5)(*tensor.shape), (ctypes.c_int64 * 5)(*tensor.stride()))
+
+
 def layout(tensor):
     """Returns the address of the Layout of a tensor with 1 or 5 axes."""
     shape, stride = tensor.shape, tensor.stride()
     key = (shape, stride, tensor.dtype, tensor.get_device())
     entry = _layouts.get(key)
     if entry is None:
-        if tensor.dtype not in _DTYPES:
-            raise RuntimeError(f"voxgrad_torch: expected float32, float64, bfloat16 or float16, got {tensor.dtype}")
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise RuntimeError(f"voxgrad_torch: expected a tensor on cpu or cuda, got {tensor.device}")
-        entry = Layout(_DTYPES[tensor.dtype], tensor.get_device(), len(shape), 0,
-                       (ctypes.c_int64 * 5)(*shape), (ctypes.c_int64 * 5)(*stride))
+        entry = make_layout(tensor)
         entry.address = ctypes.addressof(entry)
         if len(_layouts) >= _MAX_CACHED_LAYOUTS:
             _retired.append(dict(_layouts))  # other threads may still use these layouts

@@ -1,5 +1,7 @@
 """Functions with the arguments and the meaning of torch.nn.functional."""
 
+import functools
+
 import torch
 
 from . import ops
@@ -32,68 +34,78 @@ def _volume(x, axes):
 
 
 def _cast(device, *tensors):
-    """Converts the operands to the dtype of autocast, if it is active."""
-    if not torch.is_autocast_enabled(device):
-        return tensors
+    """Converts the operands to the dtype of autocast."""
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
-def _check(op, x, weight, bias, axes, transposed, groups):
-    def fail(text):
-        shapes = f"input {list(x.shape)}, weight {list(weight.shape)}, groups {groups}"
-        raise RuntimeError(f"voxgrad_torch.{op}: {text} ({shapes})")
+def _prepare(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding):
+    """Checks a convolution of shapes. Returns the spatial size of the result and the geometry for ops.conv."""
+    transposed = output_padding is not None
 
-    if x.dim() not in (axes + 1, axes + 2) or weight.dim() != axes + 2:
+    def fail(text):
+        raise RuntimeError(f"voxgrad_torch.{op}: {text} (input {list(x)}, weight {list(weight)}, groups {groups}, stride "
+                           f"{stride}, padding {padding}, dilation {dilation}, output_padding {output_padding})")
+
+    if len(x) not in (axes + 1, axes + 2) or len(weight) != axes + 2:
         fail(f"expected an input of {axes + 2} axes, or {axes + 1} without a batch, and a weight of {axes + 2} axes")
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is not None and (t.dtype != x.dtype or t.device != x.device):
-            fail(f"{name} is {t.dtype} on {t.device}, input is {x.dtype} on {x.device}")
-    channels = x.shape[x.dim() - axes - 1]
-    expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    channels = x[-axes - 1]
+    expected = weight[0] if transposed else weight[1] * groups
     if groups < 1 or channels != expected:
         fail(f"weight expects {expected} input channels, input has {channels}")
-    if (channels if transposed else weight.shape[0]) % groups:
+    if weight[0] % groups:
         fail("groups does not divide the channels")
-    outputs = weight.shape[1] * groups if transposed else weight.shape[0]
-    if bias is not None and tuple(bias.shape) != (outputs,):
-        fail(f"bias must have shape [{outputs}], got {list(bias.shape)}")
-
-
-def _run(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding=None, record_bias=True):
-    transposed = output_padding is not None
-    x, weight, bias = _cast(x.device.type, x, weight, bias)
-    _check(op, x, weight, bias, axes, transposed, groups)
-    stride, dilation = _values("stride", stride, axes), _values("dilation", dilation, axes)
-    padding = _values("padding", padding, axes)
+    outputs = weight[1] * groups if transposed else weight[0]
+    if bias is not None and tuple(bias) != (outputs,):
+        fail(f"bias must have shape [{outputs}], got {list(bias)}")
+    stride, padding = _values("stride", stride, axes), _values("padding", padding, axes)
+    dilation = _values("dilation", dilation, axes)
     if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
-        raise RuntimeError(f"voxgrad_torch.{op}: stride {stride}, dilation {dilation} or padding {padding} is out of "
-                           "range")
-    batched = x.dim() == axes + 2
-    if not batched:
-        x = x.unsqueeze(0)
+        fail("stride, dilation or padding is out of range")
     size = []
     for i in range(axes):
-        reach, in_size = dilation[i] * (weight.shape[i + 2] - 1) + 1, x.shape[i + 2]
+        reach, length = dilation[i] * (weight[i + 2] - 1) + 1, x[i - axes]
         if transposed:
             extra = _values("output_padding", output_padding, axes)[i]
             if not 0 <= extra < max(stride[i], dilation[i]):
-                raise RuntimeError(f"voxgrad_torch.{op}: output_padding {extra} must be smaller than stride or dilation")
-            size.append((in_size - 1) * stride[i] - 2 * padding[i] + reach + extra)
+                fail("output_padding must be smaller than stride or dilation")
+            size.append((length - 1) * stride[i] - 2 * padding[i] + reach + extra)
         else:
-            size.append((in_size + 2 * padding[i] - reach) // stride[i] + 1)
+            size.append((length + 2 * padding[i] - reach) // stride[i] + 1)
         if size[i] < 1:
-            raise RuntimeError(f"voxgrad_torch.{op}: the result would have {size[i]} elements along axis {i} (input "
-                               f"{list(x.shape)}, weight {list(weight.shape)}, stride {stride}, padding {padding}, "
-                               f"dilation {dilation})")
-    fill = 3 - axes
+            fail(f"the result would have {size[i]} elements along spatial axis {i}")
+    return (_triple(tuple(size), 1), _triple(stride, 1), _triple(padding, 0), _triple(dilation, 1), groups, transposed)
+
+
+_prepare_cached = functools.lru_cache(4096)(_prepare)
+
+
+def _run(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding=None, record_bias=True):
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight, bias = _cast(x.device.type, x, weight, bias)
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and (t.dtype != x.dtype or t.device != x.device):
+            raise RuntimeError(f"voxgrad_torch.{op}: {name} is {t.dtype} on {t.device}, input is {x.dtype} on "
+                               f"{x.device}")
+    arguments = (op, x.shape, weight.shape, None if bias is None else bias.shape, axes, _hashable(stride),
+                 _hashable(padding), _hashable(dilation), groups, _hashable(output_padding))
+    is_traced = torch.compiler.is_compiling() or not ops.is_plain(x)
+    prepared = _prepare(*arguments) if is_traced else _prepare_cached(*arguments)
     if bias is not None and not record_bias:
         bias = bias.detach()
-    y = ops.conv(_volume(x, axes), _volume(weight, axes), bias, (1,) * fill + tuple(size), _triple(stride, 1),
-                 _triple(padding, 0), _triple(dilation, 1), groups, transposed)
+    if axes == 3 and x.dim() == 5:
+        return ops.conv(x, weight, bias, *prepared)
+    batched = x.dim() == axes + 2
+    if not batched:
+        x = x.unsqueeze(0)
+    y = ops.conv(_volume(x, axes), _volume(weight, axes), bias, *prepared)
     if axes == 2:
         y = y.squeeze(2)
     return y if batched else y.squeeze(0)
+
+
+def _hashable(value):
+    return tuple(value) if type(value) is list else value
 
 
 def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):

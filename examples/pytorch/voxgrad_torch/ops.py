@@ -59,11 +59,30 @@ def _vector(t):
 # ---- calls of the library
 
 
+# The layouts and the geometry of recent calls of _conv, so that a repeated call needs one lookup.
+_conv_calls = {}
+_MAX_CACHED_CALLS = 4096
+
+
 def _conv(x, weight, bias, size, stride, padding, dilation, groups, transposed):
-    y = _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed)
-    function = library.voxgrad_conv_transpose if transposed else library.voxgrad_conv_forward
-    call(function, context(x), _geometry(stride, padding, dilation, groups), layout(y), y.data_ptr(), layout(x),
-         x.data_ptr(), layout(weight), weight.data_ptr(), *_vector(bias))
+    if type(size) is not tuple or type(stride) is not tuple:  # PyTorch's dispatcher passes lists
+        size, stride, padding, dilation = map(tuple, (size, stride, padding, dilation))
+    key = (x.shape, x.stride(), weight.shape, weight.stride(), size, stride, padding, dilation, groups, transposed,
+           x.dtype, x.get_device(), bias is None or bias.stride(0))
+    cached = _conv_calls.get(key)
+    if cached is None:
+        y = _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed)
+        function = library.voxgrad_conv_transpose if transposed else library.voxgrad_conv_forward
+        layouts = [_library.make_layout(t) for t in (y, x, weight) + (() if bias is None else (bias,))]
+        cached = (function, _geometry(stride, padding, dilation, groups), y.shape, y.stride(),
+                  *(ctypes.addressof(entry) for entry in layouts), *(() if bias is not None else (0,)), layouts)
+        if len(_conv_calls) >= _MAX_CACHED_CALLS:
+            _conv_calls.clear()
+        _conv_calls[key] = cached
+    function, geometry, shape, y_stride, y_layout, x_layout, weight_layout, bias_layout, _ = cached
+    y = torch.empty_strided(shape, y_stride, dtype=x.dtype, device=x.device)
+    call(function, context(x), geometry, y_layout, y.data_ptr(), x_layout, x.data_ptr(), weight_layout,
+         weight.data_ptr(), bias_layout, 0 if bias is None else bias.data_ptr())
     return y
 
 
@@ -284,11 +303,18 @@ def _register(name, schema, kernel, result, backward, save):
     torch.library.register_fake("voxgrad::" + name, result, lib=_library_fragment)
     torch.library.register_autograd("voxgrad::" + name, backward, setup_context=save, lib=_library_fragment)
     operator = getattr(torch.ops.voxgrad, name).default
+
+    # A forward function that saves its inputs itself is called much faster than one with setup_context().
+    def forward(ctx, *inputs):
+        output = kernel(*inputs)
+        save(ctx, inputs, output)
+        return output
+
     function = type(name, (torch.autograd.Function,), {
-        "forward": staticmethod(kernel), "setup_context": staticmethod(save), "backward": staticmethod(backward)})
+        "forward": staticmethod(forward), "backward": staticmethod(backward)})
 
     def front(x, *arguments):
-        if torch.compiler.is_compiling() or not _is_plain(x):
+        if torch.compiler.is_compiling() or not is_plain(x):
             return operator(x, *arguments)
         if torch.is_grad_enabled():
             return function.apply(x, *arguments)
@@ -297,7 +323,7 @@ def _register(name, schema, kernel, result, backward, save):
     return front
 
 
-def _is_plain(x):
+def is_plain(x):
     """Returns True if x is an ordinary tensor and nothing intercepts calls of operators."""
     return (type(x) in (torch.Tensor, Parameter) and torch._C._len_torch_dispatch_stack() == 0 and
             torch._C._len_torch_function_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None)
