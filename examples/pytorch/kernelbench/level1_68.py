@@ -1,0 +1,16 @@
+"""KernelBench level 1, problem 68: ConvTranspose3d, asymmetric kernel."""
+
+import torch
+
+import voxgrad_torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0, groups=1,
+                 bias=False):
+        super().__init__()
+        self.conv_transpose3d = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, stride,
+                                                              padding, output_padding, groups, bias)
+
+    def forward(self, x):
+        return self.conv_transpose3d(x)
