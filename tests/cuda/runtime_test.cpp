@@ -8,6 +8,7 @@
 #include "core/tensor.h"
 #include "ops/create.h"
 #include "ops/detail/kernels.h"
+#include "ops/reduce.h"
 #include "tests/failing_allocations.h"
 #include "tests/support.h"
 
@@ -202,6 +203,59 @@ TEST_F(CudaAllocator, RecoversFromFailingHostAllocations) {
   EXPECT_EQ(memory::stats(device).current, current);
   memory::empty_cache(device);
   EXPECT_EQ(ones({1 << 20}, {.device = device}).sum().item(), 1 << 20);
+}
+
+/// Hands out parts of a tensor, in order, and counts the calls.
+struct PoolAllocator {
+  Tensor pool = bytes_on_gpu(64 * kMiB);
+  size_t used = 0;
+  int allocated = 0, freed = 0;
+  std::vector<void*> streams;
+  cuda::ExternalAllocator functions{[this](size_t bytes, int, void* stream) -> void* {
+                                      char* const data = reinterpret_cast<char*>(pool.mutable_data<uint8_t>()) + used;
+                                      if (used + bytes > static_cast<size_t>(64 * kMiB)) return nullptr;
+                                      used += (bytes + 511) / 512 * 512;
+                                      ++allocated;
+                                      streams.push_back(stream);
+                                      return data;
+                                    },
+                                    [this](void*, int, void*) { ++freed; }};
+};
+
+TEST_F(CudaAllocator, ExternalAllocatorServesTensorsAndWorkspaces) {
+  PoolAllocator allocator;
+  const cuda::Stream stream;
+  const MemoryStats before = gpu_stats();
+  {
+    const cuda::AllocatorGuard guard(allocator.functions);
+    const cuda::StreamGuard other(0, stream.handle());
+    const Tensor x = full({100000}, 2, {.device = Device::cuda()});
+    EXPECT_EQ(sum(x).item(), 200000);  // the sum needs a workspace
+  }
+  EXPECT_GE(allocator.allocated, 3);
+  EXPECT_EQ(allocator.freed, allocator.allocated);
+  for (const void* used : allocator.streams) EXPECT_EQ(used, stream.handle());
+  EXPECT_EQ(gpu_stats().current, before.current);
+  EXPECT_EQ(gpu_stats().allocations, before.allocations);
+}
+
+TEST_F(CudaAllocator, TensorsFromBeforeTheGuardAreFreedAsUsual) {
+  PoolAllocator allocator;
+  const int64_t before = gpu_stats().current;
+  {
+    Tensor x = bytes_on_gpu(kMiB);
+    const cuda::AllocatorGuard guard(allocator.functions);
+    x = {};
+  }
+  EXPECT_EQ(gpu_stats().current, before);
+  EXPECT_EQ(allocator.freed, 0);
+}
+
+TEST_F(CudaAllocator, ExhaustedExternalAllocatorIsAnOutOfMemoryError) {
+  PoolAllocator allocator;
+  const cuda::AllocatorGuard guard(allocator.functions);
+  EXPECT_THROW(bytes_on_gpu(65 * kMiB), OutOfMemoryError);
+  EXPECT_ERROR(bytes_on_gpu(65 * kMiB), "the external allocator has no 68157440 bytes");
 }
 
 TEST_F(CudaAllocator, SupportsSeveralThreads) {

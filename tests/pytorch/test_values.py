@@ -12,6 +12,7 @@ from voxgrad_torch import functional as vF
 
 PROBLEMS = 200  # of each kind and dtype
 ACTIVATIONS = [torch.nn.ReLU(), torch.nn.LeakyReLU(0.01), torch.nn.GELU(), torch.nn.SiLU(), None]
+FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}  # largest error / epsilon
 CHANGES_VALUES = "expanded"
 
 
@@ -130,7 +131,7 @@ def test_random_problems(kind, dtype, device):
     for _ in range(PROBLEMS):
         problem = Conv(draw, kind == "conv_transpose") if "conv" in kind else Norm(draw, kind == "instance_norm")
         compare(problem, lambda *t: problem(vF, *t), lambda *t: problem(F, *t), problem.operands(dtype, device),
-                32 if dtype in (torch.float32, torch.float64) else 4)
+                FACTORS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -152,6 +153,7 @@ def test_random_fused_problems(order, dtype, device):
         norm = voxgrad_torch.GroupNorm(groups, p.cout) if groups else getattr(
             voxgrad_torch, f"InstanceNorm{p.axes}d")(p.cout, affine=True)
         norm = norm.to(device, dtype)
+        norm.eps = draw.choice([1e-2, 1e-1])  # a smaller eps can magnify the rounding errors of the convolution
         x, weight, bias = p.operands(dtype, device)
         operands = [x, weight, bias, torch.randn_like(norm.weight), torch.randn_like(norm.bias)]
 
@@ -171,4 +173,4 @@ def test_random_fused_problems(order, dtype, device):
             return y
 
         p.forms[1] = f"{p.forms[1]}, groups {groups}, {activation}"
-        compare(p, fused, reference, operands, 200 if dtype in (torch.float32, torch.float64) else 16)
+        compare(p, fused, reference, operands, 4 * FACTORS[dtype])

@@ -5,7 +5,7 @@
                 [--correct-trials 5] [--no-compile] [--no-backward] [--json FILE]
 
 KERNELBENCH is a checkout of https://github.com/ScalingIntelligence/KernelBench. Its eval.py checks each model (by
-allclose with its own tolerance) and times it (median of --trials with a cold L2 cache); its timing.py times the
+allclose with its own tolerance) and times it (mean of --trials with a cold L2 cache); its timing.py times the
 reference, eager and compiled. The columns are:
 
   correct     whether eval.py accepts the model
@@ -108,7 +108,7 @@ def errors(problem):
 
 
 def time_backward(timing, module, inputs, trials):
-    """Returns the median time in ms of a forward and a backward pass for all parameters and inputs."""
+    """Returns the mean time in ms of a forward and a backward pass for all parameters and inputs."""
     inputs = [x.requires_grad_() for x in inputs]
     gradient = torch.ones_like(module(*inputs))
 
@@ -117,7 +117,7 @@ def time_backward(timing, module, inputs, trials):
             t.grad = None
         module(*arguments).backward(gradient)
 
-    return statistics.median(timing.time_execution_with_cuda_event(step, inputs, num_trials=trials, verbose=False))
+    return statistics.fmean(timing.time_execution_with_cuda_event(step, inputs, num_trials=trials, verbose=False))
 
 
 def evaluate(evaluation, timing, source, model_source, options):
@@ -133,10 +133,10 @@ def evaluate(evaluation, timing, source, model_source, options):
             continue
         stats = timing.measure_ref_program_time("reference", source, num_trials=options.trials, precision=dtype,
                                                 use_torch_compile=compiled)
-        row[name] = stats["median"] if "median" in stats else stats["mean"]
+        row[name] = stats["mean"]
     problem = Problem(evaluation, source, model_source, dtype)
     with torch.no_grad():  # eval.py times only models that it accepts
-        row["ours"] = statistics.median(timing.time_execution_with_cuda_event(
+        row["ours"] = statistics.fmean(timing.time_execution_with_cuda_event(
             problem.model(), problem.inputs(), num_trials=options.trials, verbose=False))
     if not options.no_backward:
         for name, module in (("ours_backward", problem.model()), ("eager_backward", problem.reference())):

@@ -112,6 +112,16 @@ def layout(tensor):
 _retired = []
 
 
+def _allows_tf32():
+    """Returns whether PyTorch's convolutions use TF32."""
+    return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+
+
+if not hasattr(torch._C, "_get_fp32_precision_getter"):  # before PyTorch 2.9
+    def _allows_tf32():
+        return torch.backends.cudnn.allow_tf32
+
+
 def context(tensor):
     """Returns the address of this thread's Context, set to PyTorch's current settings for the device of `tensor`."""
     context = _state.context
@@ -122,7 +132,7 @@ def context(tensor):
         if not has_cuda:
             raise RuntimeError("voxgrad_torch was built without CUDA and cannot compute on a GPU")
         context.stream = torch._C._cuda_getCurrentRawStream(device)
-        context.tf32 = torch.backends.cudnn.allow_tf32
+        context.tf32 = _allows_tf32()
     return _state.address
 
 
