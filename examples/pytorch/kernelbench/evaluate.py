@@ -41,6 +41,15 @@ class _Record:
         self.__dict__.update(members)
 
 
+class _EmptyModule(types.ModuleType):
+    """Stands for an absent package: each of its members is _Record."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Record
+
+
 def import_kernelbench(folder):
     """Imports KernelBench's modules. Replaces absent packages that its evaluation does not use, such as the clients of
     language models, by empty modules."""
@@ -49,9 +58,7 @@ def import_kernelbench(folder):
         try:
             importlib.import_module(name)
         except ImportError:
-            module = types.ModuleType(name)
-            module.__getattr__ = lambda member: (lambda *_, **__: None) if member == "load_dotenv" else _Record
-            sys.modules[name] = module
+            sys.modules[name] = _EmptyModule(name)
     from kernelbench import eval as evaluation
     from kernelbench import timing
     return evaluation, timing
