@@ -12,7 +12,7 @@ voxgrad's tensors have the layout --layout. PyTorch is timed in both layouts, an
 
 In the table, "f+b" is the time of the forward pass plus the time of one call that computes both gradients. "% of floor
 f/d/w" is the floor as a percentage of voxgrad's time, for the forward pass, the data gradient and the weight gradient.
-The floor is the minimum time in which an H200 can compute the FLOP or move the bytes of the problem.
+The floor is the time that an H200 needs to compute the FLOP or to move the bytes of the problem, whichever is longer.
 
 voxgrad's results must agree with PyTorch's results in float64 (for large problems, in float32 without TF32). One call
 for both gradients must give the same bits as two separate calls. The program exits with 1 if a result is wrong, if
@@ -128,8 +128,8 @@ def timed(function):
 
 
 class Side:
-    """Times functions that do the same work on different copies of the buffers. Each run appends the milliseconds of a
-    call on the GPU to `times`, and the milliseconds that the host took to queue a call to `host`."""
+    """Times functions that do the same work on different copies of the buffers. Each run appends two numbers: to
+    `times`, the milliseconds of a call on the GPU, and to `host`, the milliseconds in which the host queued a call."""
 
     def __init__(self, functions, options):
         self.functions, self.kept, self.next, self.calls = functions, [None] * len(functions), 0, 1
@@ -185,7 +185,7 @@ def set_torch(tf32, benchmark):
 
 def reference_error(case, part, result):
     """Returns the relative error of a result and the dtype of PyTorch's reference. A weight gradient, which is a sum
-    over all samples, is compared as a whole; of other results, only the first sample is compared."""
+    over all samples, is compared as a whole; for other parts, only the first sample is compared."""
     dtype = torch.float64 if case.shape.flop() < FLOAT64_FLOP else torch.float32
     x, w, g = case.buffers["contiguous"][0]
     exact = 0

@@ -22,8 +22,8 @@ int axis_to_split(const PoolViews& views) {
 }
 
 /// Computes max pooling with any windows. A thread handles `width` channels. For windows of 2 x 2 x 2 (`pairs`), a
-/// thread loads all taps before the first comparison. With 2 or 3 CTAs per SM, enough loads are then in flight. Launch:
-/// one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
+/// thread loads all taps before the first comparison, so that enough loads are in flight with 2 or 3 CTAs per SM.
+/// Launch: one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {

@@ -1,10 +1,10 @@
 // Convolutions over one, two and three spatial axes.
 //
-// The public functions call three maps of tensors (N, C, D, H, W) (ops/detail/conv_maps.h): the convolution, the
-// gradient of its input (the transposed convolution) and the gradient of its weight. The gradients of each map are the
-// other two, so that all of them can be differentiated any number of times. The size of the result is an argument of
-// each map, because several input sizes lead to the same output size if the stride is above 1. Signals and images are
-// computed as volumes with leading spatial axes of size 1.
+// The public functions call the three maps of ops/detail/conv_maps.h. Each map computes a tensor (N, C, D, H, W) from
+// two tensors. The maps are the convolution, the gradient of its input (the transposed convolution) and the gradient of
+// its weight. The gradients of each map are the other two maps, so every map can be differentiated any number of times.
+// The size of the result is an argument of each map, because several input sizes lead to the same output size if the
+// stride is above 1. Signals and images are computed as volumes with leading spatial axes of size 1.
 #include "ops/conv.h"
 
 #include <algorithm>
@@ -145,7 +145,7 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
     const bool overflow = __builtin_mul_overflow(weight.size(1), r.groups, &expected);
     check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
     check(expected == channels, r.op, "weight expects ", expected, " input channels",
-          r.groups == 1 ? "" : " in all groups", ", input has ", channels, operands, hint);
+          r.groups == 1 ? "" : " in all groups together", ", input has ", channels, operands, hint);
     check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the ", weight.size(0),
           " output channels", operands);
   }

@@ -128,7 +128,7 @@ Tensor unary(const Tensor& input, double a = 0, double b = 0) {
     });
 }
 
-/// Returns a view of x broadcast to `shape`. Not recorded by autograd.
+/// Returns a view of x broadcast to `shape`. Autograd does not record the view.
 Tensor broadcast(const Tensor& x, const Shape& shape) {
   NoGradGuard no_grad;
   return x.shape() == shape ? x : expand(x, shape);

@@ -197,8 +197,8 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
   return {y, statistics, counts};
 }
 
-/// Normalizes with the given mean and rstd (1, C), which are constants. Differentiable with respect to the input,
-/// weight and bias.
+/// Normalizes with the given mean and rstd (1, C), which are constants. The result is differentiable with respect to
+/// the input, weight and bias.
 Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& input, const Tensor& weight,
                       const Tensor& bias) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());

@@ -72,13 +72,13 @@ Tensor make_view(const char* op, const Tensor& x, const Shape& shape, const Stri
   return record(op, as_strided(x, shape, strides, offset), {x}, std::move(back));
 }
 
-/// Copies `source` to `target`, usually a view of the result. Not recorded by autograd.
+/// Copies `source` to `target`, which is usually a view of the result. Autograd does not record the copy.
 void place(const Tensor& target, const Tensor& source) {
   kernels(target.device()).copy(target.view_out(), source.view_in());
 }
 
-/// Returns zeros of `shape` with `part` in the slice that begins at `start`: the gradient of narrow and slice.
-/// Differentiable.
+/// Returns a tensor of `shape` that contains `part` in the slice of `axis` that begins at `start`, and zeros elsewhere.
+/// This is the gradient of slice() and select(). The operation is differentiable.
 Tensor embed(const Tensor& part, const Shape& shape, int64_t axis, int64_t start, int64_t step) {
   const Tensor out = empty(shape, part.options(), part.suggest_memory_format());
   out.zero_();
@@ -252,7 +252,7 @@ Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis) 
     left = size <= left ? left - size : -1;
     if (left < 0) break;
   }
-  check(left == 0, "split", "the sizes do not add up to axis ", axis, " of ", x.shape());
+  check(left == 0, "split", "the sizes do not add up to the size of axis ", axis, " of ", x.shape());
   Tensors parts;
   int64_t start = 0;
   for (int64_t size : sizes) {

@@ -1,6 +1,6 @@
-// The stack machine of Python's pickle module. An instruction takes time in proportion to its own bytes or to the
-// values that it removes from the stack, so the time and memory of all instructions are proportional to the pickle's
-// size.
+// Interprets the instructions of a Python pickle, which operate on a stack. The time of an instruction is proportional
+// to its size in bytes or to the number of values that it removes from the stack. The time and memory of all
+// instructions together are therefore proportional to the size of the pickle.
 #include <algorithm>
 #include <bit>
 #include <charconv>
@@ -76,7 +76,8 @@ class Unpickler {
     return values;
   }
 
-  // ---- instructions. Unless the parameter has another name, it is the number of bytes that follow the instruction.
+  // ---- instructions. A parameter named `bytes` is the size of the number that follows the instruction. For texts,
+  // bytes and long integers, this number is the size of the value that follows the number.
   void push_none(size_t) { push(0); }
   void push_bool(size_t value) { push(builder_.make(Kind::boolean, static_cast<int64_t>(value))); }
   void push_unsigned(size_t bytes) { push(builder_.make(Kind::integer, static_cast<int64_t>(take_unsigned(bytes)))); }
@@ -128,7 +129,7 @@ class Unpickler {
   }
   void extend_list(size_t count) { extend(Kind::list, pop_values(count)); }
   void extend_dict(size_t count) { extend(Kind::dict, pop_values(count)); }
-  /// Appends to the container on top of the stack. Objects discard the values.
+  /// Appends to the container on top of the stack. Discards the values if the container is an object (PtValue::Kind).
   void extend(Kind kind, const Indices& values) {
     PickledNode& container = builder_.node(top());
     if (container.kind == Kind::object) return;

@@ -86,7 +86,7 @@ void keep_a_state() {
 
 void choose_the_precision() {
   expect(vg::float32_precision() == vg::Float32Precision::highest, "highest is not the default");
-  vg::set_float32_precision(vg::Float32Precision::high);  // TF32, as PyTorch's convolutions by default
+  vg::set_float32_precision(vg::Float32Precision::high);  // TF32, PyTorch's default for convolutions
   vg::set_float32_precision(vg::Float32Precision::highest);
 }
 

@@ -5,8 +5,8 @@
 
 namespace voxgrad {
 
-/// Converts x to the dtype that ops/autocast.cpp lists for `op`. Differentiable. Returns x if autocast is disabled, if
-/// `op` is not listed, or if x is undefined, f64 or not floating.
+/// Converts x to the dtype that ops/autocast.cpp lists for `op`. The result is differentiable. Returns x if autocast is
+/// disabled, if `op` is not listed, or if x is undefined, f64 or not floating.
 Tensor autocasted(const char* op, const Tensor& x);
 
 /// Returns the dtype of the result of a loss whose kernel reads bf16 and f16 directly. Under autocast, the result is

@@ -36,7 +36,7 @@ class PlaneExchange {
   Planes received_;
 };
 
-/// Returns the sum of t over the ranks of `group`, on every rank. Differentiable any number of times.
+/// Returns the sum of t over the ranks of `group`, on every rank. The result is differentiable any number of times.
 Tensor sum_over_ranks(const Tensor& t, distributed::Communicator& group);
 
 /// Returns the ranks that share the volume of a tensor with `axes` axes, or null if this rank has the whole tensor.

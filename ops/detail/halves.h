@@ -12,8 +12,8 @@ inline bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType
 /// Returns f32 for halves, otherwise `dtype`.
 inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; }
 
-/// Converts x to float32 if it holds halves; otherwise returns x. Differentiable. Operators that are composed of other
-/// operators call this function if their intermediate values exceed the range or precision of halves.
+/// Converts x to float32 if it holds halves; otherwise returns x. The result is differentiable. Operators that are
+/// composed of other operators call this function if their intermediate values exceed the range or precision of halves.
 Tensor widened(const Tensor& x);
 
 /// Copies a, b and `bias` to contiguous float32 tensors, calls `kernel` with these copies and a float32 output, and

@@ -89,7 +89,7 @@ inline View as_rows(const Tensor& x, View view) {
 }
 
 /// Applies a linear map along each spatial axis of x (N, C, D, H, W) and returns (N, C, size...). With `transposed`, it
-/// applies the transposed maps. Differentiable any number of times.
+/// applies the transposed maps. The result is differentiable any number of times.
 Tensor resample(const Tensor& x, const ResampleMaps& maps, const Triple& size, bool transposed = false);
 
 /// Applies resample() to x (N, C, spatial...) or (C, spatial...) with `axes` spatial axes; the result has the same

@@ -33,7 +33,8 @@ ConvProblem channels_last_problem(const Problem& p, ConvPass pass, const Mode& m
           .out_channels_last = true};
 }
 
-/// Returns the outputs (sample, depth, height, width) within a tile that its GEMM rows compute.
+/// Returns the outputs that the GEMM rows of a tile compute. An output is given by its position (sample, depth, height,
+/// width) within the tile.
 std::set<std::tuple<int, int, int, int>> outputs_of(const FpropDgradPlan& plan) {
   std::set<std::tuple<int, int, int, int>> found;
   for (int i = 0; i < plan.m_tiles(); ++i)

@@ -70,7 +70,7 @@ TEST(ConvSmallChannelPlan, OrderOfSumsDoesNotDependOnTheGpu) {
   }
 }
 
-/// Tensor cores truncate sums, so the plan limits the voxels that an accumulator adds.
+/// Tensor cores truncate sums, so the plan limits the number of voxels that one accumulator adds up.
 TEST(ConvSmallChannelPlan, LimitsVoxelsPerAccumulator) {
   for (const auto precision : {Float32Precision::high, Float32Precision::highest}) {
     ConvProblem p = dense(ConvPass::wgrad, 16, 4, {256}, {256}, {3}, {{1}, {1}, {1}, 1});

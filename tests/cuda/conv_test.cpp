@@ -1,5 +1,5 @@
 // Tests the CUDA convolutions against the CPU through the kernel table: every parameter, any strides and every compiled
-// tile. Results start as NaN and lie between guard bands.
+// tile. Outputs contain NaN before the call and lie between guard values that no kernel may change.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,6 @@
-// Tests the CUDA kernels that reduce, sort and pool against the CPU through the kernel table, with random shapes and
-// strides. Results start as NaN and lie between guard bands.
+// Compares the CUDA kernels for reductions, sorting, softmax and max pooling with those of the CPU. The tests call the
+// kernels through the kernel table, with random shapes and strides. Outputs contain NaN or random numbers before the
+// call, and each output lies between guard values that no kernel may change.
 #include <functional>
 
 #include "ops/create.h"

@@ -11,9 +11,10 @@ using namespace cudatest;
 constexpr DType kFloats[] = {f32, f64, bf16, f16};
 constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
 constexpr Layout kLayouts[] = {Layout::contiguous, Layout::channels_last, Layout::spaced};
-constexpr unsigned kSeeds = 12;  // enough, although only a quarter of the contiguous views is aligned for vectors
+constexpr unsigned kSeeds = 12;  // several, because only a quarter of the contiguous views is aligned for vectors
 
-/// Returns the error of results that are rounded from float32 sums in different orders.
+/// Returns the relative tolerance for results of `dtype`, whose sums the devices compute in different orders and then
+/// round.
 double rounding(DType dtype) { return dtype == f64 ? 1e-13 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 4e-6; }
 
 class CudaVolume : public OnGpu {};

@@ -1,6 +1,6 @@
-// Statements that look useful but have no effect, such as an assignment to a temporary view or a guard without a name.
-// check.cmake compiles this file twice. Without MISUSE it must compile. With MISUSE each line marked "// error: WORD"
-// must give an error whose message contains WORD.
+// Valid assignments to tensors, and statements that look useful but have no effect, such as an assignment to a
+// temporary view or a guard without a name. check.cmake compiles this file twice. Without MISUSE it must compile. With
+// MISUSE each line marked "// error: WORD" must give an error whose message contains WORD.
 #include <optional>
 #include <tuple>
 #include <type_traits>

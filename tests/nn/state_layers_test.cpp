@@ -13,7 +13,8 @@
 namespace voxgrad {
 namespace {
 
-// Wrapping a layer keeps the values of its weight. First and second derivatives reach the parameters that replace it.
+// Wrapping a layer keeps the values of its weight. First and second derivatives reach the parameters that replace the
+// weight.
 TEST(Layers, ReparametrizedWeightsKeepValuesAndDifferentiate) {
   for (const Device device : devices()) {
     nn::Conv2d conv{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}};
@@ -33,7 +34,8 @@ TEST(Layers, ReparametrizedWeightsKeepValuesAndDifferentiate) {
       const GradcheckReport second = gradgradcheck(function, each->parameters());
       EXPECT_TRUE(second.passed) << second.message;
     }
-    // The second forward pass runs the power method again before the backward pass of the first forward pass.
+    // The second forward pass changes u and v by power iteration. The backward pass of the first forward pass must use
+    // the vectors from before this change.
     spectral.train();
     const Tensor x = randn({1, 2, 3, 3}, {f64, device}), y = spectral(x) + spectral(x);
     sum(y).backward();

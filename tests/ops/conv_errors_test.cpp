@@ -84,7 +84,7 @@ TEST(OpErrors, ConvolutionRejectsInvalidOperands) {
       {[&] {
          conv3d(x, floats({8, 3, 3, 3, 3}), {}, {.groups = 2});
        },
-       "weight expects 6 input channels in all groups, input has 32 (input"},
+       "weight expects 6 input channels in all groups together, input has 32 (input"},
       {[&] {
          conv3d(floats({0, 4, 4, 4}), floats({8, 32, 3, 3, 3}));
        },

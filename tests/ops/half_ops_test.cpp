@@ -1,5 +1,5 @@
-// Tests composed operators in bf16 and f16 whose intermediate values overflow half precision or whose sums need more
-// digits.
+// Tests operators on bf16 and f16 tensors that are composed of other operators. The intermediate values of these
+// operators overflow f16, or their sums need more digits than bf16 and f16 have.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -84,7 +84,7 @@ TEST_P(HalfOps, DropoutKeepsExpectedShareAndRoundsOnce) {
     const Tensor x = ones({1 << 18}, like(dtype)), y = dropout(x, 0.999);
     EXPECT_EQ(y.dtype(), dtype);
     EXPECT_NEAR(static_cast<double>(sum(ne(y, 0)).item<int64_t>()), 262,
-                80);  // uniform bf16 numbers never exceed 0.999
+                80);  // none would be kept if the numbers were drawn in bf16, which has no value in [0.999, 1)
     EXPECT_EQ(amax(y).item(), full({}, 1 / (1 - 0.999), like(dtype)).item());
   }
 }

@@ -141,7 +141,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
       {[&] {
          split(x, {1, 1}, 1);
        },
-       "split: the sizes do not add up to axis 1 of [2, 3]"},
+       "split: the sizes do not add up to the size of axis 1 of [2, 3]"},
       {[&] {
          split(x, {-1, 4}, 1);
        },
