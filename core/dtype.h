@@ -17,8 +17,8 @@ using enum DType;  // voxgrad::f32, ...
 
 /// Returns "f32", "i64", "bool", ...
 const char* name(DType dtype);
-/// Converts voxgrad's name ("bf16") or PyTorch's ("bfloat16", "float32", "float", ...). Throws for other texts, with a
-/// list of the valid names.
+/// Returns the dtype with the given name: voxgrad's ("bf16") or PyTorch's ("bfloat16", "float32", "float", ...). Throws
+/// Error for any other text; the message lists the valid names.
 DType parse_dtype(const std::string& text);
 inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 

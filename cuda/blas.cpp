@@ -58,8 +58,9 @@ Handle& handle_of(const Launch& launch) {
   return *handle;
 }
 
-/// A batch of matrices as an operand of cuBLAS, which uses column-major order. `op` is N if the elements of a row are
-/// contiguous, T if the elements of a column are contiguous.
+/// A batch of matrices as an operand of multiply(), which computes the transposed product because cuBLAS uses
+/// column-major order. Therefore, `op` is N if the elements of a row are contiguous, and T if the elements of a column
+/// are contiguous.
 struct Operand {
   const void* data;
   cublasOperation_t op;

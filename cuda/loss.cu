@@ -1,7 +1,7 @@
-// Sums over voxels, and their gradient. Segmentation losses are computed from these sums, of which every class has
-// kClassSums. Each kernel reads the logits once. A thread holds all classes of a voxel, and the sums of all classes, in
-// registers. A thread sums a few dozen voxels in compute_t; sums over threads and CTAs are in double and in a fixed
-// order.
+// The sums over voxels from which segmentation losses are computed, and the gradient of the logits. Each class has
+// kClassSums sums. Each kernel reads the logits once. A thread holds all classes of a voxel, and the sums of all
+// classes, in registers. A thread sums a few dozen voxels in compute_t; sums over threads and CTAs are in double and in
+// a fixed order.
 #include "core/detail/divide.h"
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"

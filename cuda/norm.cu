@@ -5,10 +5,11 @@
 // joined with the update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
 // variances", 1979). The update is computed in double and in a fixed order.
 //
-// For halves, a thread first adds up to 32 deviations in float. The relative error of the sum of squares is at most
-// 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or 2^-8) is far larger. Squares of bfloat16
-// deviations above 1e19 overflow in float; a thread with such sums reads its elements again and adds them in double.
-// Squares of deviations below 1e-19 underflow to 0, which is harmless, because every useful eps is far larger.
+// For halves, a thread sums at most 32 deviations in float before it adds this sum to its total in double. The relative
+// error of the sum of squares is at most 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or
+// 2^-8) is far larger. Squares of bfloat16 deviations above 1e19 overflow in float; a thread with such sums reads its
+// elements again and adds them in double. Squares of deviations below 1e-19 underflow to 0, which is harmless, because
+// every useful eps is far larger.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kBlock)
       }
     moments = combine_reducers(moments, layout, shared, join);
     if (!inside || layout.reducer() > 0) continue;
-    // Rounding may make a sum of squares about a pivot slightly negative.
+    // Rounding may make the sum of squared deviations from the mean slightly negative.
     const double variance = fmax(moments.squares, 0.0) / fmax(moments.count, 1.0);
     const double scale = moments.squares == moments.squares ? 1 / sqrt(variance + eps) : moments.squares;
     statistics[number] = {moments.mean, scale};

@@ -477,7 +477,7 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
 /// Applies a formula to `volumes`. Computes out = formula(in...) if the formula has results. Computes
 /// partial[range][sample, channel] = the sums if the formula has sums and `partial` is not null. Launch: one CTA per
 /// (range, tile) in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
-/// thread), and kBlock sums.
+/// thread), and kBlock pairs of sums.
 template <class T, Form form, class Formula>
 __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || kIsHeavy<Formula>) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,

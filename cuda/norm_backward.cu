@@ -1,6 +1,7 @@
 // The backward pass of group normalization. The first kernel computes sums over the positions of every (sample,
-// channel). The gradients of the parameters and the means over the groups are computed from these sums. The last kernel
-// computes the gradient of the input.
+// channel). From these sums, one kernel computes means over each group, and another kernel computes the gradients of
+// the parameters. The gradient of the input is then computed from the means and, if requested, summed over each
+// channel.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -10,8 +11,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes the sums of g, the gradient of u (see Normalization), and of g * (v - mean) with the rounded mean. The
-/// inputs are dy and x.
+/// Computes the sums of g and of g * (v - mean). Here, g is the gradient of u, and the mean is rounded to compute_t<T>
+/// (see Normalization). The inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
   static constexpr int kInputs = 2;
@@ -34,7 +35,7 @@ struct GradientSums {
 
 /// Computes group_means[sample, group] = the means over the group of (h, h * xhat), with xhat = (v - mean) * rstd and
 /// h = gamma * g, from the sums of GradientSums. Launch: one CTA per layout.columns groups in a 1-D grid-stride loop,
-/// kBlock threads per CTA. Static shared memory: kBlock sums.
+/// kBlock threads per CTA. Static shared memory: kBlock pairs of sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,

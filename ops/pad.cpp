@@ -1,4 +1,5 @@
-// Padding with elements of the tensor. One kernel applies a linear map along each axis.
+// Padding in the modes reflect, replicate and circular. Each mode is a linear map along an axis (Resample), which the
+// kernel `resample` applies.
 #include "ops/pad.h"
 
 #include "ops/detail/checks.h"

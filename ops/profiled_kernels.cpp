@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxShapes = 8;  // upper limit of the shapes recorded per call
 
-/// The arguments of a call that the profiler uses.
+/// The information about a kernel call that the profiler needs, collected from the arguments of the call.
 struct Call {
   const char* name;
   std::vector<const View*> views{};  // in the order of the arguments; null for an optional view that is not given
@@ -48,7 +48,8 @@ struct Call {
     add(out.dx);
     for (const View* view : {out.dgamma, out.dbeta, out.sums}) add(view);
   }
-  void add(std::span<const StepViews> params) {  // the kernel reads and writes everything except the gradients
+  /// Adds the views of an optimizer step. Gradients count as read; parameters and states count as read and written.
+  void add(std::span<const StepViews> params) {
     for (const StepViews& p : params) {
       add(p.param, 2);
       add(p.grad);

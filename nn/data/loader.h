@@ -21,9 +21,11 @@ struct LoaderOptions {
   /// Number of worker threads. Each worker creates whole batches and runs parallel_for loops serially. 0: the calling
   /// thread creates each batch on request.
   int num_workers = 0;
-  bool drop_last = false;       ///< skips the last batch of an epoch if it is not full
-  int64_t prefetch_factor = 2;  ///< finished batches per worker that may wait; at most 2^20 in total
-  uint64_t seed = 0;            ///< seed of the order and of the random numbers in get()
+  bool drop_last = false;  ///< skips the last batch of an epoch if it is not full
+  /// Number of batches per worker that may be loaded ahead of the loop. num_workers * prefetch_factor must be at most
+  /// 2^20.
+  int64_t prefetch_factor = 2;
+  uint64_t seed = 0;  ///< seed of the order and of the random numbers in get()
   /// Device of the returned batches, by default the device on which get() creates the samples. For a GPU, workers copy
   /// batches ahead of time through page-locked memory on a separate stream, so that training does not wait for the
   /// copies. Finished batches then occupy GPU memory, and get() should return CPU tensors.
@@ -48,7 +50,7 @@ class Loader : public nn::Stateful {
   int64_t size() const;
   /// Returns the number of the epoch that is running or was left early, otherwise the number of the next epoch.
   int64_t epoch() const;
-  /// Makes the next loop start epoch number `epoch`. Throws Error unless it lies in [0, 2^62].
+  /// Makes the next loop start epoch number `epoch`. Throws Error unless `epoch` lies in [0, 2^62].
   void set_epoch(int64_t epoch);
 
   /// Returns the position in the epoch. After a loader with the same dataset and options has loaded the state, its next
@@ -100,7 +102,9 @@ class Loader : public nn::Stateful {
   LoaderOptions options_;
   std::shared_ptr<const Sampler> sampler_;
   Position position_;
-  /// The epoch that advances position_. Null if the next loop starts at position_.
+  /// The epoch that advances position_. Null before the first loop, after a complete epoch, and after set_epoch() or
+  /// read_state(): the next loop then starts at position_. Otherwise, the last loop was left early, and the next loop
+  /// starts the next epoch.
   const Epoch* running_ = nullptr;
 };
 

@@ -47,8 +47,8 @@ PatchSource patch_source(const Tensor& image, const Tensor& label) {
 PatchSource patch_source(const NpyFile& image, const NpyFile& label) {
   Shape shape = image.shape();
   check(shape.size() == 4 && image.dtype() == f32 && label.dtype() == u8, kOp,
-        "expected (C, D, H, W) f32 and a label of u8, got ", shape, ' ', image.dtype(), " and ", label.shape(), ' ',
-        label.dtype());
+        "expected an image (C, D, H, W) f32 and a label (D, H, W) u8, got ", shape, ' ', image.dtype(), " and ",
+        label.shape(), ' ', label.dtype());
   const int64_t channels = shape[0];
   shape.erase(0);
   check(shape == label.shape(), kOp, "the image has shape ", image.shape(), ", but its label has shape ",
@@ -63,9 +63,9 @@ PatchSource patch_source(const NpyFile& image, const NpyFile& label) {
 PatchDataset::Centers PatchDataset::find_centers(const PatchSource& source, int64_t ignore_index) {
   constexpr int64_t kMaxVoxels = 10'000;  // voxels kept per class
   constexpr int64_t kSlab = 1 << 22;      // voxels read at once
-  constexpr size_t kAny = 256;            // index of the voxels of any class
-  std::array<Voxels, 257> voxels;         // by class; at kAny, voxels of any class
-  std::array<int64_t, 257> seen{};        // number of voxels found, with the same index
+  constexpr size_t kAny = 256;            // index of the voxels of all classes
+  std::array<Voxels, 257> voxels;         // kept voxels of each class; at kAny, of all classes
+  std::array<int64_t, 257> seen{};        // number of voxels found of each class; at kAny, of all classes
   Generator random(0);
   // Keeps each voxel with the same probability (reservoir sampling, algorithm R of Vitter, 1985).
   const auto add = [&](size_t k, int64_t voxel) {
@@ -98,7 +98,7 @@ PatchDataset::PatchDataset(std::vector<PatchSource> sources, const PatchOptions&
   const Shape& size = options.size;
   check(!sources_.empty(), kOp, "there are no sources");
   check(size.size() == 3 && *std::min_element(size.begin(), size.end()) > 0, kOp,
-        "the size of a patch must be (D, H, W), got ", size);
+        "the size of a patch must be three positive numbers (D, H, W), got ", size);
   check(options.samples >= 0 && options.batch_size > 0 && options.foreground >= 0 && options.foreground <= 1, kOp,
         "samples must be at least 0, batch_size positive and foreground in [0, 1], got ", options.samples, ", ",
         options.batch_size, " and ", options.foreground);

@@ -16,7 +16,7 @@
 
 namespace voxgrad::cpu {
 
-/// Largest number of elements per slab.
+/// Largest number of elements per slab, unless a single position has more channels.
 inline constexpr int64_t kSlabElements = 65536;
 
 /// The part of a sample that one thread processes at a time. If channels are innermost, a slab has a row for each of
@@ -164,8 +164,8 @@ void map_channels(const Slabs& slabs, const std::vector<K>& coefficients, F&& f,
   });
 }
 
-/// Returns the sums of f(line, first, second), which returns kSums terms, over the elements of each line. The sums are
-/// computed in double.
+/// Returns kSums sums for each line, computed in double. f(line, first, second) returns the kSums terms that an element
+/// adds to the sums of its line.
 template <class T, size_t kSums, class F>
 std::vector<std::array<double, kSums>> line_sums(const Slabs& slabs, const F& f, const View& first,
                                                  const View& second) {

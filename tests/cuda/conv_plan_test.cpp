@@ -10,7 +10,7 @@ namespace {
 using namespace cuda;
 
 ConvProblem random_problem(Random& random) {
-  const auto up_to = [&](int64_t max) {  // log-uniform: small numbers are as likely as large ones
+  const auto up_to = [&](int64_t max) {  // log-uniform, so that small numbers are frequent
     return std::min<int64_t>(max, static_cast<int64_t>(std::exp2(random.real(0, std::log2(double(max) + 1)))));
   };
   ConvProblem p{.pass = static_cast<ConvPass>(random.integer(0, 2)),
@@ -64,7 +64,8 @@ bool is_compiled(std::span<const int> widths, int width) {
 constexpr int kMaxShared = 113 * 1024;
 
 void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
-  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64, kKWords = 8;  // from cuda/conv/mma_sync/params.cuh
+  // The limits of cuda/conv/mma_sync/plan_fprop_dgrad.cpp.
+  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64, kKWords = 8;
   const int tap_words = plan.columns * kKWords * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
   const int ring = 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
@@ -92,7 +93,7 @@ void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
   }
   expect_tiled(p.out_channels, plan.columns, plan.column_tiles, "columns");
   expect_tiled(p.in_channels, 8 * elements, plan.k_blocks, "channels");
-  // The workspace holds at most the weights, padded to whole tiles, in two parts.
+  // The workspace holds at most the weights, padded to whole tiles, as two parts of 4 bytes each.
   const int64_t padded_weights = p.groups * (p.out_channels + plan.columns) * (p.in_channels + 8 * elements) * taps;
   EXPECT_LE(workspace_bytes(p, plan), 8 * padded_weights);
 }
@@ -111,7 +112,8 @@ int max_blocks8(const MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) 
 constexpr int64_t kMaxWorkspace = int64_t{256} << 20;
 
 void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
-  constexpr int kKTileWords = 128, kMaxTaps = 1024, kMaxClasses = 64;  // from cuda/conv/mma_sync/wgrad.cuh
+  // The limits of cuda/conv/mma_sync/plan_wgrad.cpp.
+  constexpr int kKTileWords = 128, kMaxTaps = 1024, kMaxClasses = 64;
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t k_tiles = p.batch, words = 1;
   for (int a = 0; a < 3; ++a) {

@@ -174,7 +174,7 @@ TEST_F(PatchTest, RejectsReadersWithWrongResults) {
 TEST_F(PatchTest, RejectsInvalidOptionsAndCases) {
   const PatchSource source = patch_source(example());
   EXPECT_ERROR(PatchDataset({}, {.size = {1, 1, 1}}), "there are no sources");
-  EXPECT_ERROR(PatchDataset({source}, {}), "the size of a patch must be (D, H, W), got []");
+  EXPECT_ERROR(PatchDataset({source}, {}), "the size of a patch must be three positive numbers (D, H, W), got []");
   EXPECT_ERROR(PatchDataset({source}, {.size = {1, 0, 1}}), "got [1, 0, 1]");
   EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .foreground = 2}), "got 500, 2 and 2");
   EXPECT_ERROR(PatchDataset({source}, {.size = {1, 1, 1}, .batch_size = 0}), "got 500, 0 and 0.33");
@@ -187,7 +187,8 @@ TEST_F(PatchTest, RejectsInvalidOptionsAndCases) {
   save_npy(path("label.npy"), zeros({2, 3, 5}, {.dtype = u8}));
   EXPECT_ERROR(data::patch_source(NpyFile(path("image.npy")), NpyFile(path("label.npy"))),
                "the image has shape [1, 2, 3, 4], but its label has shape [2, 3, 5]");
-  EXPECT_ERROR(data::patch_source(NpyFile(path("label.npy")), NpyFile(path("label.npy"))), "expected (C, D, H, W) f32");
+  EXPECT_ERROR(data::patch_source(NpyFile(path("label.npy")), NpyFile(path("label.npy"))),
+               "expected an image (C, D, H, W) f32");
 }
 
 }  // namespace
