@@ -132,6 +132,24 @@ TEST_F(Segment, TakesPlansOfNnUNet) {
   expect_failure("segment --device cpu --plans '" + plans.string() + "'", 1, "--plans needs --dataset");
 }
 
+// save_model() cannot write these networks, so the program must stop before it preprocesses cases and trains.
+TEST_F(Segment, RejectsPlansThatItCannotSave) {
+  make_dataset(folder_ / "balls");
+  const std::string plans = read(fs::path(TESTS_DIR) / "examples/nnunet/iso_plain/model/plans.json");
+  for (const auto& [from, to] : {std::pair("instancenorm.InstanceNorm3d", "batchnorm.BatchNorm3d"),
+                                 {"\"torch.nn.LeakyReLU\"", "\"torch.nn.ReLU\""}}) {
+    std::string text = plans;
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += std::strlen(to))
+      text.replace(at, std::strlen(from), to);
+    ASSERT_NE(text, plans) << from;
+    std::ofstream(folder_ / "plans.json") << text;
+    expect_failure("segment --dataset balls --device cpu --steps 1 --batch 1 --plans plans.json --out out", 1,
+                   "save_model: expected a network with InstanceNorm and LeakyReLU");
+    for (const char* file : {"preprocessed", "checkpoint.safetensors"})
+      EXPECT_FALSE(fs::exists(folder_ / "out" / file));
+  }
+}
+
 TEST_F(Segment, ResumesBitwiseAfterAnInterrupt) {
   make_dataset(folder_ / "balls");
   expect_same_bits_resumed(kSegment + "--validate-every 8 ", kModel, "history.csv");
