@@ -31,7 +31,7 @@ std::array<double, 3> world(const std::array<std::array<double, 4>, 4>& affine, 
     at[row] = affine[row][0] * w + affine[row][1] * h + affine[row][2] * d + affine[row][3];
   return at;
 }
-/// A linear function of world coordinates, which linear interpolation reproduces.
+/// Returns a linear function of world coordinates.
 double linear(const std::array<double, 3>& at) { return at[0] + 2 * at[1] - 3 * at[2]; }
 
 NiftiImage linear_volume(const Shape& shape) {
