@@ -65,7 +65,7 @@ void add_in_place() {
 void list_members() {
   const Incomplete model;
   expect_error([&] { model.parameters(); }, "does not list its member Linear");
-  expect(Hidden().parameters().size() == 2, "the vector was found");  // weight and bias of last
+  expect(Hidden().parameters().size() == 2, "the layers of the vector were found");  // weight and bias of last
 }
 
 void hold_guards() {
@@ -86,7 +86,7 @@ void keep_a_state() {
 
 void choose_the_precision() {
   expect(vg::float32_precision() == vg::Float32Precision::highest, "highest is not the default");
-  vg::set_float32_precision(vg::Float32Precision::high);  // TF32, as PyTorch's convolutions by default
+  vg::set_float32_precision(vg::Float32Precision::high);  // TF32, the default of PyTorch's convolutions
   vg::set_float32_precision(vg::Float32Precision::highest);
 }
 
