@@ -26,8 +26,8 @@ MedNeXtOptions mednext_preset(bool large);
 
 /// A U-Net of ConvNeXt blocks. A block is a depthwise convolution, GroupNorm with one group per channel, a 1x1x1
 /// convolution to more channels, GELU, and a 1x1x1 convolution back. Blocks with stride 2 change the resolution. The
-/// decoder adds the features of the encoder. Transposed convolutions have output padding 1, whereas the
-/// authors' code pads their result with zeros at the front of each axis.
+/// decoder adds the features of the encoder. Transposed convolutions have output padding 1, whereas the authors' code
+/// pads their result with zeros at the front of each axis.
 class MedNeXt : public voxgrad::nn::Layer {
  public:
   /// Throws Error unless `blocks` and `expansion` each have nine numbers from 1 to 1024, the kernel size is 3 or 5,

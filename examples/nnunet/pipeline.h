@@ -49,8 +49,8 @@ struct TrainingVolume {
   voxgrad::Tensor label;  ///< (a0, a1, a2) u8
 };
 
-/// Applies orient() and prepare() to a labeled case. Resamples labels to the nearest voxel. Throws
-/// voxgrad::Error if all voxels of the image are 0.
+/// Applies orient() and prepare() to a labeled case. Resamples labels to the nearest voxel. Throws voxgrad::Error if
+/// all voxels of the image are 0.
 TrainingVolume prepare_for_training(const Case& labeled, const ModelPlan& plan);
 
 /// Options of predict_logits.
