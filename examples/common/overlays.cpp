@@ -20,7 +20,7 @@ vg::Tensor slice(const vg::Tensor& volume, int64_t axis, int64_t at) {
 }
 
 /// Returns the mean of the centers of the labels o.centered as voxel indices (d, h, w). Returns the middle of the
-/// volume if it contains none of them.
+/// volume if the volume contains none of these labels.
 std::array<int64_t, 3> middle(const Overlays& o) {
   const vg::Tensor labels = o.truth.defined() ? o.truth : o.labels;
   std::map<int64_t, std::array<double, 4>> sums;  // per label: sums of d, h and w, and number of voxels

@@ -17,7 +17,7 @@ struct Overlays {
   voxgrad::Tensor truth{};                             ///< true labels (D, H, W), or undefined
   std::vector<std::pair<int64_t, std::string>> names;  ///< labels and their names, for the legend
   std::vector<int64_t> centered{};                     ///< the slices go through the mean center of these labels
-  int64_t ignore_index = -100;                         ///< true label of voxels that show no error
+  int64_t ignore_index = -100;                         ///< true label of voxels that are not compared
 };
 
 /// Writes a PNG file with an axial, a coronal and a sagittal slice, one per row. The columns show the image, the true

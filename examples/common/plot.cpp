@@ -76,7 +76,8 @@ struct Scale {
       const int64_t highest = tick_above(high), lowest = tick_above(low) - 1;
       axis = {std::log(tick(lowest)), std::log(tick(highest)), kBottom, kTop};
       for (int64_t i = lowest; i <= highest; ++i)
-        if (highest - lowest <= 12 || i % 3 == 0) ticks.push_back(tick(i));  // of many ticks, only powers of ten
+        if (highest - lowest <= 12 || i % 3 == 0)
+          ticks.push_back(tick(i));  // if there are many ticks, only powers of ten
       return;
     }
     const double step = tick(tick_above(std::max(high - low, 1e-6) / 6));

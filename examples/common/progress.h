@@ -21,7 +21,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Changes the total number of steps. For runs whose length is not known at construction.
+  /// Changes the total number of steps, for runs whose length is not known at construction.
   void set_total(int64_t total) { total_ = total; }
   /// Prints the progress after `done` steps with the text `figure`. Prints nothing if the last update was too recent,
   /// except when all steps are done.

@@ -21,7 +21,7 @@ Geometry geometry_of(const std::filesystem::path& path, const Shape& shape, cons
     const size_t i = column_of(axis);
     const double length = std::hypot(g.affine[0][i], g.affine[1][i], g.affine[2][i]);
     check(length > 0, kLoad, "'", path.string(), "': the voxel-to-world matrix has a column of zeros");
-    // The matrix is rounded to f32. Prefer the spacing of the header if it differs by no more than that.
+    // The matrix has the precision of f32. Use the spacing of the header if the difference is a rounding error.
     const double spacing = image.spacing[static_cast<size_t>(axis)];
     g.spacing[static_cast<size_t>(axis)] = std::abs(length - spacing) < 1e-5 * length ? spacing : length;
   }
@@ -146,7 +146,7 @@ std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t cou
   check(count >= 0, kOp, "count must not be negative, got ", count);
   check_image(kOp, c.image);
   check(channel >= 0 && channel < c.image.size(0), kOp, "channel ", channel, " is out of range: case '", c.name,
-        "' has ", c.image.size(0));
+        "' has ", c.image.size(0), c.image.size(0) == 1 ? " channel" : " channels");
   check(c.label.defined(), kOp, "case '", c.name, "' has no label");
   check(c.label.dtype() == u8 && c.label.shape() == c.image[0].shape(), kOp, "the label of case '", c.name,
         "' must be u8 and fit the image ", c.image.shape(), ", got ", describe(c.label));

@@ -19,7 +19,7 @@ using voxgrad::Tensor;
 struct Geometry {
   Shape shape;                                    ///< (D, H, W)
   std::array<double, 3> spacing{1, 1, 1};         ///< mm along D, H, W: the lengths of the affine's columns
-  std::array<std::array<double, 4>, 4> affine{};  ///< from voxel indices (w, h, d) to mm
+  std::array<std::array<double, 4>, 4> affine{};  ///< maps voxel indices (w, h, d) to mm
 };
 
 /// A box of voxels: from `start` to `start + size - 1` along D, H and W.
@@ -28,7 +28,7 @@ struct Box {
   Shape size;
 };
 
-/// The images of one subject and, if there is one, the label map on the same voxel grid.
+/// The images of one subject and an optional label map on the same voxel grid.
 struct Case {
   std::string name;   ///< used in error messages
   Tensor image;       ///< (C, D, H, W) f32
@@ -65,7 +65,7 @@ struct Intensities {
 std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, voxgrad::Generator& random,
                                      int64_t ignore_index = -100);
 /// Computes the statistics of `values`. Percentiles are interpolated linearly; the standard deviation is biased. Throws
-/// Error if there are no values or if one is not finite.
+/// Error if there are no values or if a value is not finite.
 Intensities measure_intensities(std::vector<float> values);
 
 }  // namespace nnunet

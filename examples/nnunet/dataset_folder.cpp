@@ -58,7 +58,7 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
     for (int64_t channel = 0; channel < channels; ++channel) known |= file == name + channel_suffix(channel);
     check(known && !name.empty(), kOp, "'", (folder / (file + ending)).string(), "' is not named CASE_0000", ending,
           channels > 1 ? concat(" to CASE", channel_suffix(channels - 1), ending) : "",
-          ", one for each of the channels of dataset.json");
+          "; expected one file for each channel of dataset.json");
     cases.insert(name);
   }
   for (const std::string& name : cases)

@@ -19,7 +19,7 @@ namespace nnunet {
 /// "numTraining". If there is a label "ignore", it must have the highest number. Regions as labels,
 /// "regions_class_order", "dataset" (a list of cases) and an "overwrite_image_reader_writer" other than "SimpleITKIO"
 /// and "NibabelIO" are not supported. Other keys are ignored, as in nnU-Net. The caller must choose the normalization
-/// of each channel by its name.
+/// of a channel by the name of the channel.
 struct DatasetFolder {
   /// Reads dataset.json and lists the files. Throws Error, with the name of the file, if a file is missing or has an
   /// unexpected name, if dataset.json contradicts the files, if a required key is missing or a key is not supported, or
@@ -30,7 +30,7 @@ struct DatasetFolder {
   std::vector<std::filesystem::path> images(const std::string& name) const;
   /// Returns the label file of a training case, or an empty path for any other name.
   std::filesystem::path label(const std::string& name) const;
-  /// Loads a training or test case by load_case, and throws what load_case throws.
+  /// Loads a training or test case with load_case. Throws the errors of load_case.
   Case load(const std::string& name) const;
 
   std::filesystem::path folder;

@@ -11,7 +11,7 @@ namespace nnunet {
 
 /// The classes that a model predicts.
 struct Labels {
-  std::vector<std::string> names;           ///< of the outputs; without regions, names[0] is the background
+  std::vector<std::string> names;           ///< names of the outputs; without regions, names[0] is the background
   bool regions = false;                     ///< the outputs are regions that may overlap, instead of classes
   std::vector<int64_t> values;              ///< label of each output; later regions overwrite earlier ones
   std::vector<std::vector<int64_t>> parts;  ///< labels that each output covers: more than one for regions

@@ -18,7 +18,7 @@ Json Json::load(const std::filesystem::path& path) {
   auto file = std::make_shared<File>();
   file->path = path;
   const std::string text(std::istreambuf_iterator<char>(stream), {});
-  std::vector<std::set<std::string>> keys;  // of the objects that contain the current position
+  std::vector<std::set<std::string>> keys;  // keys of each object that contains the current position
   const auto check_keys = [&](int, Document::parse_event_t event, const Document& value) {
     using Event = Document::parse_event_t;
     if (event == Event::object_start) keys.emplace_back();

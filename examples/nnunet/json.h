@@ -14,20 +14,21 @@
 namespace nnunet {
 
 /// A value in a JSON file. The functions throw voxgrad::Error with the path of the file and the place of the value in
-/// it, such as "configurations.3d_fullres.patch_size[1]".
+/// the file, such as "configurations.3d_fullres.patch_size[1]".
 class Json {
  public:
   /// Reads a file of at most 64 MB. Throws Error if the file cannot be read or is not JSON.
   static Json load(const std::filesystem::path& path);
 
-  /// Returns an object with the members of all objects in `chain`. If several have a key, the first of them decides.
+  /// Returns an object with the members of all objects in `chain`. If several objects have a key, the result has the
+  /// value of the first of these objects.
   static Json merged(const std::vector<Json>& chain);
 
   /// Returns the value of a key. Throws if this value is not an object or does not have the key.
   Json at(const std::string& key) const;
   /// Returns the value of a key, or null if the key is missing. Throws if this value is not an object.
   Json find(const std::string& key) const;
-  /// Also true for a missing key that find() returned.
+  /// Returns true for null, and for the result of find() for a missing key.
   bool is_null() const { return value_->is_null(); }
   bool is_object() const { return value_->is_object(); }
   bool is_array() const { return value_->is_array(); }
@@ -69,7 +70,7 @@ class Json {
   Json member(const std::string& key, const Document& value) const;
   /// Returns "'plans.json': spacing[1] ", or "'plans.json' " for the whole document.
   std::string place() const;
-  /// Throws unless `good`. `expected` describes a valid value.
+  /// Throws Error unless `good` is true. `expected` describes a valid value.
   void expect(bool good, const char* expected) const;
 
   std::shared_ptr<const File> file_;

@@ -9,7 +9,7 @@ using nn::Layer;
 
 namespace {
 
-constexpr int64_t kLevels = 5;  // resolutions of the network
+constexpr int64_t kLevels = 5;  // number of resolutions of the network
 
 enum class Resolution : uint8_t { same, half, twice };
 
@@ -43,8 +43,8 @@ void check_options(const MedNeXtOptions& o) {
            std::ranges::all_of(list, [](int64_t v) { return v > 0 && v <= kMax; });
   };
   check(o.in_channels > 0 && o.num_classes > 0 && o.channels > 0 && o.channels <= kMax, kOp,
-        "in_channels, num_classes and channels must be positive, got ", o.in_channels, ", ", o.num_classes, " and ",
-        o.channels);
+        "in_channels and num_classes must be positive and channels must be 1 to ", kMax, ", got ", o.in_channels, ", ",
+        o.num_classes, " and ", o.channels);
   check(o.kernel_size == 3 || o.kernel_size == 5, kOp, "kernel_size must be 3 or 5, got ", o.kernel_size);
   check(valid(o.blocks) && valid(o.expansion), kOp, "blocks and expansion must have nine numbers from 1 to ", kMax);
 }

@@ -14,10 +14,10 @@ namespace nnunet {
 struct MedNeXtOptions {
   int64_t in_channels = 1;
   int64_t num_classes = 2;
-  int64_t channels = 32;           ///< channels of the highest level; each lower level has twice as many
+  int64_t channels = 32;           ///< channels at full resolution; each lower level has twice as many channels
   int64_t kernel_size = 3;         ///< kernel size of the depthwise convolutions: 3 or 5
   std::vector<int64_t> blocks;     ///< blocks of each part
-  std::vector<int64_t> expansion;  ///< channels within a block, relative to its input
+  std::vector<int64_t> expansion;  ///< channels within the blocks of each part, relative to their input channels
   bool recompute = false;          ///< keep only the results of blocks; the backward pass recomputes each block
 };
 
@@ -26,29 +26,30 @@ MedNeXtOptions mednext_preset(bool large);
 
 /// A U-Net of ConvNeXt blocks. A block is a depthwise convolution, GroupNorm with one group per channel, a 1x1x1
 /// convolution to more channels, GELU, and a 1x1x1 convolution back. Blocks with stride 2 change the resolution. The
-/// decoder adds the features of the encoder. Transposed convolutions have output padding 1, where the authors' code
-/// pads the front of each axis.
+/// decoder adds the features of the encoder. Transposed convolutions have output padding 1, whereas the authors' code
+/// pads their result with zeros at the front of each axis.
 class MedNeXt : public voxgrad::nn::Layer {
  public:
-  /// Throws Error unless the options have nine positive numbers of blocks and expansions, and a kernel size 3 or 5.
+  /// Throws Error unless `blocks` and `expansion` each have nine numbers from 1 to 1024, the kernel size is 3 or 5,
+  /// `channels` is 1 to 1024, and `in_channels` and `num_classes` are positive.
   explicit MedNeXt(const MedNeXtOptions& options);
 
   /// Maps (N, in_channels, D, H, W) to logits (N, num_classes, D, H, W). D, H and W must be multiples of 16.
   voxgrad::Tensor forward(const voxgrad::Tensor& x) const override { return levels(x)[0]; }
-  /// Returns the logits of all five levels for deep supervision, from the highest resolution.
+  /// Returns the logits of all five levels for deep supervision, highest resolution first.
   voxgrad::Tensors levels(const voxgrad::Tensor& x) const;
   voxgrad::nn::Members members() override;
 
  private:
   using Layers = std::vector<std::shared_ptr<voxgrad::nn::Layer>>;
-  /// Computes a layer, with recomputation in the backward pass if the options select it.
+  /// Computes a layer. If MedNeXtOptions::recompute is true, the backward pass recomputes the layer.
   voxgrad::Tensor run(const std::shared_ptr<voxgrad::nn::Layer>& layer, const voxgrad::Tensor& x) const;
 
   bool recompute_;
   std::shared_ptr<voxgrad::nn::Layer> stem_;
   Layers blocks_;        // the blocks of all nine parts
-  Layers down_, heads_;  // from the highest level
-  Layers up_;            // from the lowest level
+  Layers down_, heads_;  // highest resolution first
+  Layers up_;            // lowest resolution first
 };
 
 /// Returns `state` with the kernels of depthwise convolutions resized to those of `network`, by trilinear interpolation

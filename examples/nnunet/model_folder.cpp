@@ -93,13 +93,14 @@ std::array<int64_t, 3> read_transpose(const Json& plans) {
   return order;
 }
 
-/// Returns the configurations from `name` to its root: each inherits the keys that it lacks from the next one.
+/// Returns configuration `name` and its ancestors. A configuration inherits missing keys from the next configuration of
+/// the list.
 std::vector<Json> inheritance(const Json& plans, const std::string& name) {
   std::vector<Json> chain{plans.at("configurations").at(name)};
   for (;;) {
     const Json parent = chain.back().find("inherits_from");
     if (parent.is_null()) return chain;
-    parent.check(chain.size() < 32, "forms a circle");
+    parent.check(chain.size() < 32, "forms a cycle");
     chain.push_back(plans.at("configurations").at(parent.text()));
   }
 }
@@ -165,7 +166,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& path) : path_(path) {
   }
   for (const int64_t axis : axes) {
     check(axis >= 0 && axis < 3 && std::ranges::count(mirror_axes, axis) == 0, "nnU-Net", "'", path.string(),
-          "' allows mirroring along axis ", axis, "; expected 0 to 2");
+          "' allows mirroring along axis ", axis, "; expected distinct axes from 0 to 2");
     mirror_axes.push_back(axis);
   }
 }

@@ -19,17 +19,17 @@ namespace nnunet {
 
 /// nnU-Net's normalizations of a channel.
 enum class Normalization : uint8_t {
-  z_score,         ///< to mean 0 and standard deviation 1
+  z_score,         ///< maps to mean 0 and standard deviation 1
   ct,              ///< clips to the percentiles of the training cases, then uses their mean and standard deviation
   none,            ///< unchanged
-  rescale_to_0_1,  ///< from [minimum, maximum] of the channel to [0, 1]
-  rgb_to_0_1       ///< from [0, 255] to [0, 1]
+  rescale_to_0_1,  ///< maps [minimum, maximum] of the channel to [0, 1]
+  rgb_to_0_1       ///< maps [0, 255] to [0, 1]
 };
 
 /// Returns nnU-Net's name of a normalization in plans.json: "ZScoreNormalization", ...
 const char* scheme_name(Normalization kind);
 
-/// How a channel is normalized.
+/// Normalization of a channel.
 struct ChannelPlan {
   Normalization kind = Normalization::z_score;
   bool use_mask = false;      ///< z_score: uses and changes only the voxels of the nonzero region
@@ -42,8 +42,8 @@ enum class Orientation : uint8_t {
   closest_to_ras,  ///< axes permuted and flipped to right, anterior, superior (NibabelIOWithReorient)
 };
 
-/// Everything about a trained model except its weights. Axes are those of the network: axis i is axis
-/// transpose_forward[i] of (D, H, W).
+/// Everything about a trained model except its weights. Spacings, patch sizes and kernel sizes have the axis order of
+/// the network: axis i is axis transpose_forward[i] of the image (D, H, W).
 struct ModelPlan {
   std::string configuration;  ///< "3d_fullres", "2d", ...
   std::vector<std::string> channels;
@@ -51,8 +51,8 @@ struct ModelPlan {
   Labels labels;
   Orientation orientation = Orientation::as_stored;
   std::array<int64_t, 3> transpose_forward{0, 1, 2};
-  bool is_2d = false;  ///< predicts slices along axis 0, with one voxel along axis 0 per patch
-  Spacing spacing{};   ///< mm; in 2-D, spacing[0] is 0 and the slices keep their distance
+  bool is_2d = false;  ///< predicts each slice of axis 0 separately; patch_size[0] is 1
+  Spacing spacing{};   ///< mm; in 2-D, spacing[0] is 0, because axis 0 is not resampled
   voxgrad::Triple patch_size = 1;
   std::vector<ChannelPlan> normalization;  ///< per channel
   ResampleOptions resample_image, resample_logits;
@@ -71,7 +71,7 @@ ModelPlan read_plan(const std::filesystem::path& dataset, const std::filesystem:
 /// which save_model() writes.
 class Checkpoint {
  public:
-  /// Opens a file. Throws Error unless it is a checkpoint.
+  /// Opens a file. Throws Error if the file is not a checkpoint.
   explicit Checkpoint(const std::filesystem::path& path);
 
   std::string configuration;
@@ -81,18 +81,22 @@ class Checkpoint {
   Network network(const ModelPlan& plan) const;
 
  private:
-  /// Returns a tensor of the network, or an undefined tensor if the file has none of this name.
+  /// Returns the tensor `name` of the checkpoint, or an undefined tensor if the checkpoint does not contain it.
   voxgrad::Tensor weight(const std::string& name) const;
 
   std::filesystem::path path_;
-  std::map<std::string, voxgrad::PtValue> pt_weights_;  // of a .pth file; a tensor is read when it is needed
-  voxgrad::TensorMap weights_;                          // of a .safetensors file
+  std::map<std::string, voxgrad::PtValue> pt_weights_;  // weights in a .pth file, which weight() reads
+  voxgrad::TensorMap weights_;                          // weights in a .safetensors file
 };
 
+/// Throws Error if save_model() cannot write the plan. A U-Net must be three-dimensional with InstanceNorm and
+/// LeakyReLU, and the labels must not be regions.
+void check_savable(const ModelPlan& plan);
+
 /// Writes a model folder that predict can use: dataset.json, plans.json and fold_0/checkpoint_final.safetensors. The
-/// two JSON files are those of nnU-Net, which can use the folder unless the network is a MedNeXt. A U-Net must be
-/// three-dimensional with InstanceNorm and LeakyReLU, and the labels must not be regions. `training_cases` is the
-/// number of cases that the network was trained on.
+/// two JSON files have nnU-Net's format. Unless the network is a MedNeXt, nnU-Net can use the folder after
+/// examples/segment/to_nnunet.py has added a .pth checkpoint. `training_cases` is the number of cases that the network
+/// was trained on. Throws the errors of check_savable().
 void save_model(const std::filesystem::path& folder, const ModelPlan& plan, const Network& network,
                 const voxgrad::Axes& mirror_axes, int64_t training_cases);
 

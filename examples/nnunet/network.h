@@ -15,7 +15,7 @@ using NetworkOptions = std::variant<voxgrad::nn::UNetOptions, MedNeXtOptions>;
 
 struct Network {
   std::shared_ptr<voxgrad::nn::Layer> module;  ///< maps (N, C, D, H, W) to logits (N, classes, D, H, W)
-  /// Returns the logits of all heads for deep_supervision_loss, from the highest resolution.
+  /// Returns the logits of all heads for deep_supervision_loss, highest resolution first.
   std::function<voxgrad::Tensors(const voxgrad::Tensor&)> levels;
 };
 

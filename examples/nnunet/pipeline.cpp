@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kMinDeviation = 1e-8;  // nnU-Net's lower bound for a standard deviation or a range
 
-/// Returns a tensor of the voxels that are not 0 in some channel, (D, H, W) u8, with holes filled: zeros that no path
-/// of zeros through faces of voxels connects to the border become 1.
+/// Returns a bool mask (D, H, W) of the voxels that are nonzero in at least one channel, with holes filled. A hole
+/// consists of zero voxels that no path of face-adjacent zero voxels connects to the border of the image.
 Tensor filled_mask(const Tensor& image) {
   const Tensor mask = nonzero_mask(image).to(u8).contiguous();
   const int64_t sizes[] = {mask.size(0), mask.size(1), mask.size(2)};
@@ -46,8 +46,9 @@ Tensor filled_mask(const Tensor& image) {
   return eq(from_span<uint8_t>(outside, mask.shape()), 0);
 }
 
-/// Returns a channel (D, H, W) f32 with mean 0 and standard deviation 1. If `mask`, bool (D, H, W), is defined, uses
-/// and changes only the voxels inside. Sums in double.
+/// Normalizes a channel (D, H, W) f32 to mean 0 and standard deviation 1. Computes the sums in double. If `mask`, bool
+/// (D, H, W), is defined, computes the mean and the deviation of the voxels inside the mask and changes only these
+/// voxels.
 Tensor z_scored(const Tensor& x, const Tensor& mask) {
   const Tensor result = x.clone();
   const std::span<float> voxels(result.mutable_data<float>(), static_cast<size_t>(result.numel()));
@@ -69,7 +70,7 @@ Tensor z_scored(const Tensor& x, const Tensor& mask) {
   return result;
 }
 
-/// Returns a channel (D, H, W) f32 on the CPU, normalized.
+/// Normalizes a channel (D, H, W) f32 on the CPU. Only z_score with plan.use_mask uses `mask`.
 Tensor normalized(const Tensor& x, const ChannelPlan& plan, const Tensor& mask) {
   switch (plan.kind) {
     case Normalization::none:
@@ -90,8 +91,9 @@ Tensor normalized(const Tensor& x, const ChannelPlan& plan, const Tensor& mask) 
   return z_scored(x, plan.use_mask ? mask : Tensor());
 }
 
-/// Returns the anatomical axis (0: right, 1: anterior, 2: superior) that is closest to each axis i, j, k of a file, and
-/// whether the direction is opposite. Decides by the rotation that is closest to the affine, as nibabel does.
+/// Returns a pair for each axis i, j, k of a file: the closest anatomical axis (0: right, 1: anterior, 2: superior),
+/// and true if the two axes have opposite directions. Like nibabel, selects the anatomical axes by the rotation that is
+/// closest to the affine.
 std::array<std::pair<int, bool>, 3> closest_axes(const std::array<std::array<double, 4>, 4>& affine) {
   Eigen::Matrix3d columns;
   for (int row = 0; row < 3; ++row)
@@ -99,7 +101,7 @@ std::array<std::pair<int, bool>, 3> closest_axes(const std::array<std::array<dou
   columns.colwise().normalize();
   const Eigen::JacobiSVD<Eigen::Matrix3d> svd(columns, Eigen::ComputeFullU | Eigen::ComputeFullV);
   Eigen::Matrix3d rotation = svd.matrixU() * svd.matrixV().transpose();
-  std::array<int, 3> order{0, 1, 2};  // the clearest axes first
+  std::array<int, 3> order{0, 1, 2};  // columns of the rotation, largest component first
   std::ranges::stable_sort(order, std::greater(),
                            [&](int column) { return rotation.col(column).cwiseAbs().maxCoeff(); });
   std::array<std::pair<int, bool>, 3> result;
@@ -112,8 +114,8 @@ std::array<std::pair<int, bool>, 3> closest_axes(const std::array<std::array<dou
   return result;
 }
 
-/// Returns the axes in the order in which `order` reads them: result[i] = axes[order[i]], for spatial axes that follow
-/// `leading` other axes.
+/// Returns the argument with which permute() reorders the three spatial axes by `order` and keeps the `leading` axes
+/// before them: axis leading + i of the result is axis leading + order[i] of the input.
 Dims permutation(int64_t leading, const Dims& order) {
   Dims axes;
   for (int64_t i = 0; i < leading; ++i) axes.push_back(i);
@@ -121,14 +123,14 @@ Dims permutation(int64_t leading, const Dims& order) {
   return axes;
 }
 
-/// Returns an output of the network, (D, H, W), at the resolution of the cropped image.
+/// Resizes one output of the network (D, H, W) to the shape of the cropped image.
 Tensor full_resolution(const Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan) {
   const ResampleOptions& options = plan.resample_logits;
   const std::optional<int64_t> axis = separate_axis(options, prepared.network_spacing, prepared.spacing);
   const Dims& size = prepared.box.size;
   if (logits.dtype() == f16 || options.order != 1)
     return resample(logits.unsqueeze(0), size, options.order, axis).squeeze(0);
-  // In f32, linear interpolation is an operator, which needs less memory.
+  // interpolate() computes linear interpolation in f32 and needs less memory than resample(), which computes in f64.
   Dims in_plane = size;
   if (axis) in_plane[*axis] = logits.size(*axis);
   Tensor x = logits.unsqueeze(0).unsqueeze(0);
@@ -139,7 +141,7 @@ Tensor full_resolution(const Tensor& logits, const PreparedImage& prepared, cons
   return x.squeeze(0).squeeze(0);
 }
 
-/// Returns x (..., D, H, W) of the nonzero region, extended by `value` to the original image.
+/// Pads x (..., D, H, W), which covers the nonzero region, with `value` to the shape of the original image.
 Tensor uncropped(const Tensor& x, const PreparedImage& prepared, double value = 0) {
   std::vector<int64_t> amounts;
   for (int64_t axis = 2; axis >= 0; --axis) {

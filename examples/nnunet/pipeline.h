@@ -15,13 +15,13 @@
 
 namespace nnunet {
 
-/// The network's input, and the data that are needed to map the network's output back to the voxels of the file. All
-/// members use the axis order of OrientedImage.
+/// The network's input, and the data that are needed to map the network's output back to the voxels of the file. a0, a1
+/// and a2 are the sizes of the network's input. All members use the axis order of OrientedImage.
 struct PreparedImage {
   voxgrad::Tensor image;         ///< (C, a0, a1, a2) f32
   Spacing spacing{};             ///< spacing of the original voxels, mm
   Spacing network_spacing{};     ///< spacing of the voxels of `image`, mm
-  voxgrad::Dims original_shape;  ///< before the image was cropped
+  voxgrad::Dims original_shape;  ///< (D, H, W) before the image is cropped
   Box box;                       ///< nonzero region, in original voxels
 };
 
@@ -49,33 +49,34 @@ struct TrainingVolume {
   voxgrad::Tensor label;  ///< (a0, a1, a2) u8
 };
 
-/// Applies orient() and prepare() to a labeled case. Each voxel of the result has the label of the nearest voxel.
-/// Throws voxgrad::Error if all voxels of the image are 0.
+/// Applies orient() and prepare() to a labeled case. Resamples labels to the nearest voxel. Throws voxgrad::Error if
+/// all voxels of the image are 0.
 TrainingVolume prepare_for_training(const Case& labeled, const ModelPlan& plan);
 
 /// Options of predict_logits.
 struct PredictOptions {
-  double step = 0.5;               ///< distance of neighboring windows, relative to their size, in (0, 1]
+  double step = 0.5;               ///< distance between neighboring windows as a fraction of their size, in (0, 1]
   bool gaussian = true;            ///< weights the voxels of a window by a Gaussian
   bool half_accumulation = false;  ///< rounds sums to f16, as nnU-Net does
   voxgrad::Device device{};        ///< device of the network
   voxgrad::Device sums{};          ///< device of the sums and of the result
-  std::optional<voxgrad::DType> autocast{};
+  std::optional<voxgrad::DType> autocast{};                     ///< dtype of autocast; by default, no autocast
   std::function<bool(int64_t done, int64_t total)> progress{};  ///< see SlidingWindowOptions
 };
 
-/// Returns the logits (K, a0, a1, a2) of an image (C, a0, a1, a2) by sliding windows.
+/// Computes the logits (K, a0, a1, a2) of an image (C, a0, a1, a2) by sliding-window inference. `mirror_axes` are those
+/// of Checkpoint.
 voxgrad::Tensor predict_logits(const voxgrad::Tensor& image, const Network& network, const ModelPlan& plan,
                                const voxgrad::Axes& mirror_axes, const PredictOptions& options);
 
 /// Returns the labels (D, H, W) of the original image, u8 or i32. The axes are in the order of `prepared`. Resamples
-/// one output at a time on the device of `logits`. Without regions, each voxel gets the label of its largest logit; if
-/// several logits are equal, the first one counts. With regions, each voxel gets the label of the last region whose
-/// probability exceeds 1/2, or 0 if there is none.
+/// one output at a time on the device of `logits`. Without regions, each voxel gets the label of its largest logit, or
+/// of the first of several equal logits. With regions, each voxel gets the label of the last region whose probability
+/// exceeds 1/2, or 0 if no probability does.
 voxgrad::Tensor labels_of(const voxgrad::Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan);
 
 /// Returns the probabilities (K, D, H, W) f32 of the outputs in the original image, on the CPU. Outside the nonzero
-/// region, the background has probability 1.
+/// region, the background has probability 1 and all other outputs have probability 0.
 voxgrad::Tensor probabilities_of(const voxgrad::Tensor& logits, const PreparedImage& prepared, const ModelPlan& plan);
 
 }  // namespace nnunet

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Returns the members of all stages: a list of numbers, or of lists for Triple.
+/// Returns a list with the value of `member` of each stage. A Triple becomes a list of three numbers.
 template <class T>
 Json per_stage(const std::vector<nn::UNetStage>& stages, T nn::UNetStage::*member) {
   Json list = Json::array();
@@ -34,10 +34,8 @@ Json architecture(const MedNeXtOptions& network) {
 }
 
 Json architecture(const nn::UNetOptions& network) {
-  check(network.norm && !network.norm->batch && network.activation.kind == ActivationKind::leaky_relu, "save_model",
-        "expected a network with InstanceNorm and LeakyReLU");
   const std::vector<nn::UNetStage>& stages = network.stages;
-  // The file lists the decoder from the lowest resolution.
+  // The file lists the stages of the decoder from the lowest to the highest resolution.
   std::vector<int64_t> decoder;
   for (size_t i = stages.size() - 1; i-- > 0;) decoder.push_back(stages[i].decoder_convs);
   const char* const name = network.residual ? "ResidualEncoderUNet" : "PlainConvUNet";
@@ -61,7 +59,8 @@ Json architecture(const nn::UNetOptions& network) {
 }
 
 Json resampling(const ResampleOptions& options, bool labels) {
-  return {{"is_seg", labels}, {"order", options.order}, {"order_z", 0}, {"force_separate_z", nullptr}};
+  const Json separate = options.force_separate_z ? Json(*options.force_separate_z) : Json(nullptr);
+  return {{"is_seg", labels}, {"order", options.order}, {"order_z", 0}, {"force_separate_z", separate}};
 }
 
 Json configuration(const ModelPlan& plan) {
@@ -82,7 +81,7 @@ Json configuration(const ModelPlan& plan) {
           {"resampling_fn_data", kFunction},
           {"resampling_fn_seg", kFunction},
           {"resampling_fn_data_kwargs", resampling(plan.resample_image, false)},
-          {"resampling_fn_seg_kwargs", resampling({.order = 1, .force_separate_z = {}}, true)},
+          {"resampling_fn_seg_kwargs", resampling({1, plan.resample_image.force_separate_z}, true)},
           {"resampling_fn_probabilities", kFunction},
           {"resampling_fn_probabilities_kwargs", resampling(plan.resample_logits, false)},
           {"batch_dice", true},
@@ -126,9 +125,16 @@ Json dataset(const ModelPlan& plan, int64_t training_cases) {
 
 }  // namespace
 
+void check_savable(const ModelPlan& plan) {
+  check(!plan.is_2d && !plan.labels.regions, "save_model", "expected a 3-D network and labels without regions");
+  const auto* unet = std::get_if<nn::UNetOptions>(&plan.network);
+  check(!unet || (unet->norm && !unet->norm->batch && unet->activation.kind == ActivationKind::leaky_relu),
+        "save_model", "expected a network with InstanceNorm and LeakyReLU");
+}
+
 void save_model(const std::filesystem::path& folder, const ModelPlan& plan, const Network& network,
                 const Axes& mirror_axes, int64_t training_cases) {
-  check(!plan.is_2d && !plan.labels.regions, "save_model", "expected a 3-D network and labels without regions");
+  check_savable(plan);
   std::filesystem::create_directories(folder / "fold_0");
   write_file(folder / "dataset.json", dataset(plan, training_cases).dump(2) + '\n', "save_model");
   write_file(folder / "plans.json", plans(plan).dump(2) + '\n', "save_model");

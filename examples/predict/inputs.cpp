@@ -26,7 +26,7 @@ std::string without_ending(const fs::path& path) {
   return name.substr(0, name.size() - ending_of(path).size());
 }
 
-/// Returns the number in the suffix of CASE_0012, or -1 if `name` has no such suffix.
+/// Returns the channel number at the end of a name such as CASE_0012, or -1 if `name` does not end with a number.
 int channel_of(const std::string& name) {
   if (name.size() < 6 || name[name.size() - 5] != '_') return -1;
   const std::string digits = name.substr(name.size() - 4);
@@ -47,7 +47,7 @@ std::map<std::string, std::map<int, fs::path>> scan(const fs::path& folder, cons
   return cases;
 }
 
-/// Throws unless files can be written to the folder, or unless it can be created.
+/// Throws if no files can be written to the folder, or if the folder does not exist and cannot be created.
 void check_folder(const fs::path& folder) {
   fs::path existing = fs::absolute(folder).lexically_normal();
   while (!fs::exists(existing) && existing.has_parent_path()) existing = existing.parent_path();

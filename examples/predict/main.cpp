@@ -1,10 +1,11 @@
-// Segments volumes with a model that nnU-Net v2 trained.
+// Segments volumes with a model that nnU-Net v2 or the program segment trained.
 //
 //   predict MODEL_FOLDER INPUT... OUTPUT
 //   predict Dataset004/nnUNetTrainer__nnUNetPlans__3d_fullres imagesTs labels --folds 0 1 2 3 4
 //
-// MODEL_FOLDER contains dataset.json, plans.json and fold_0/checkpoint_final.pth, which are read without Python. INPUT
-// is a folder, or one NIfTI file per channel.
+// MODEL_FOLDER contains dataset.json, plans.json and fold_0/checkpoint_final.pth, or checkpoint_final.safetensors if
+// segment wrote the folder. The program reads these files without Python. INPUT is a folder, or one NIfTI file per
+// channel.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -41,23 +42,23 @@ struct Options {
 
 /// Reads the command line. Returns the exit code if the program ends here, otherwise -1.
 int parse(int argc, char** argv, Options& options) {
-  CLI::App app{"Segments volumes with a model that nnU-Net v2 trained"};
-  app.add_option("paths", options.paths,
-                 "the model folder; one NIfTI file per channel, or a folder with files CASE_0000.nii.gz; the file or "
-                 "folder for the label maps")
+  CLI::App app{"Segments volumes with a model that nnU-Net v2 or the program segment trained"};
+  app.add_option(
+         "paths", options.paths,
+         "MODEL_FOLDER: the folder of the model; INPUT: a folder with files CASE_0000.nii.gz, or one NIfTI file "
+         "per channel; OUTPUT: the file or folder for the label maps")
       ->required()
       ->expected(3, 1 << 14)
       ->option_text("MODEL_FOLDER INPUT... OUTPUT");
   app.add_option("--folds", options.folds, "folds whose logits are averaged (default: all folds of the model folder)");
-  app.add_option(
-      "--checkpoint", options.checkpoint,
-      "file name in the folders of the folds (default: checkpoint_final.pth, or checkpoint_best.pth if it is "
-      "missing)");
+  app.add_option("--checkpoint", options.checkpoint,
+                 "file name in the folders of the folds (default: the first of checkpoint_final.pth, "
+                 "checkpoint_final.safetensors and checkpoint_best.pth that exists)");
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")
       ->check(examples::device_name())
       ->capture_default_str();
   examples::Precision::add_option(app, options.precision, "; default: highest on the CPU, f16 on a GPU");
-  app.add_option("--step", options.step, "distance of neighboring windows, relative to their size")
+  app.add_option("--step", options.step, "distance between neighboring windows as a fraction of their size")
       ->check(examples::number_in(0.01, 1))
       ->capture_default_str();
   app.add_flag("!--no-mirroring", options.mirroring, "do not average over mirrored windows; up to 8 times as fast");
@@ -156,7 +157,8 @@ vg::Tensor predict_all(const vg::Tensor& image, const Model& model, nnunet::Pred
   return folds == 1 ? sum : sum / static_cast<double>(folds);
 }
 
-/// Returns the averaged logits, on the device of the network. If they do not fit, computes them on the CPU.
+/// Returns the averaged logits, on the device of the network. If the memory of the device is too small for the sums of
+/// the logits, stores the sums and the result on the CPU.
 vg::Tensor logits_of(const vg::Tensor& image, const Model& model, nnunet::PredictOptions settings) {
   const auto predict_on = [&](vg::Device sums) {
     settings.sums = sums;

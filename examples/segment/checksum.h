@@ -10,13 +10,13 @@
 
 namespace segment {
 
-/// Returns the checksum of data followed by the elements of a CPU tensor in row-major order. `before` is the checksum
-/// of these data; 0: no data.
+/// Extends the checksum `before` of earlier data by the elements of a CPU tensor in row-major order, and returns the
+/// new checksum. A checksum starts with `before` = 0.
 uint32_t checksum(const voxgrad::Tensor& tensor, uint32_t before = 0);
 /// Returns the checksum of the image, the label and the spacing of a case.
 uint32_t checksum(const Case& c);
-/// Returns the checksum of data followed by the parameters of the preprocessing of a plan. `before` is the checksum of
-/// these data.
+/// Extends the checksum `before` of earlier data by the spacing and the normalization of a plan, and returns the new
+/// checksum.
 uint32_t checksum(const nnunet::ModelPlan& plan, uint32_t before);
 
 }  // namespace segment

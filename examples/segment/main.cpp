@@ -1,7 +1,7 @@
 // Segmentation by nnU-Net's recipe. Trains a U-Net on labeled volumes, predicts other volumes, and writes the labels,
 // the Dice coefficients and pictures.
 //
-//   segment                                     uses a brain scan of Debian's package mricron-data; seven structures
+//   segment                                     segments seven structures of a brain scan (package mricron-data)
 //   segment --dataset Dataset004_Hippocampus    uses a folder in nnU-Net's layout
 //   segment --resume                            continues a stopped run
 //
@@ -44,8 +44,8 @@ void add_data_options(CLI::App& app, Options& options) {
   auto* const image =
       app.add_option(
              "--image", options.images,
-             "NIfTI files to train on. The last file is used only for validation; of a single file, a few slices "
-             "are used only for validation")
+             "NIfTI files to train on. The last file is used only for validation. If there is a single file, a few "
+             "of its slices are used only for validation")
           ->check(examples::not_empty())
           ->excludes(dataset);
   auto* const label = app.add_option("--label", options.labels, "NIfTI files with class indices, one per --image")
@@ -79,7 +79,9 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--batch", train.batch, "patches per step (default: 1 on the CPU, 4 on a GPU)")
       ->check(CLI::Range(1, 1 << 10));
-  app.add_option("--patch", patch, "voxels along a patch's side (default: 64 on the CPU, 80 on a GPU)")
+  app.add_option(
+         "--patch", patch,
+         "voxels along a patch's side (default: 64 on the CPU; on a GPU 80 for unet, 160 for resenc-l, otherwise 128)")
       ->check(CLI::Range(8, 512));
   app.add_option("--spacing", train.spacing,
                  "voxel spacing of the network's input in mm (default: 2 on the CPU, the median of the cases on a GPU)")

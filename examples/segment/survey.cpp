@@ -15,7 +15,7 @@ nnunet::ModelPlan plan_of(const Task& task) {
   plan.configuration = "3d_fullres";
   plan.channels = task.channels;
   plan.file_ending = ".nii.gz";
-  plan.resample_image.order = 1;  // averages voxels if the spacing doubles; nnU-Net's cubic splines keep the noise
+  plan.resample_image.order = 1;  // reduces noise when the spacing doubles, in contrast to nnU-Net's cubic spline
   plan.resample_logits.order = 1;
   for (const std::string& channel : task.channels) plan.normalization.push_back({normalization_of(channel)});
   plan.labels.names = task.classes;
@@ -34,6 +34,7 @@ Survey survey(const Task& task, double spacing, uint64_t seed, const std::filesy
   vg::check(plans.empty() || !task.dataset_json.empty(), "segment", "--plans needs --dataset");
   const bool planned = !plans.empty();
   Survey result{.plan = planned ? nnunet::read_plan(task.dataset_json, plans, "3d_fullres") : plan_of(task)};
+  if (planned) nnunet::check_savable(result.plan);  // fail before the training, not after it
   std::array<std::vector<double>, 3> spacings;
   double sum = 0;
   for (size_t channel = 0; channel < task.channels.size(); ++channel) {

@@ -1,4 +1,4 @@
-// Properties of the training cases, from which the preprocessing follows.
+// Properties of the training cases that determine the preprocessing.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,14 @@ struct Survey {
   std::vector<uint32_t> checksums{};  ///< one per case
 };
 
-/// Measures the training cases. Loads the cases one after another, and once more for each CT channel except the first
+/// Measures the training cases. Loads the cases one after another, and again for each CT channel after the first
 /// channel. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median spacing of
 /// the cases. CT channels are measured at random voxels, which `seed` selects.
 ///
-/// If `plans` is not empty, it is the path of a plans.json of nnU-Net. The plan, with the patch size and the network,
-/// is then that of its configuration 3d_fullres, and only the sums of the cases are measured. Throws voxgrad::Error if
-/// the task has no dataset.json.
+/// If `plans` is not empty, it is the path of a plans.json of nnU-Net. The returned plan, including the patch size and
+/// the network, is then the configuration 3d_fullres of this file, and the function computes only the sums and the
+/// checksums of the cases. Throws voxgrad::Error if the task has no dataset.json or, before the cases are loaded, if
+/// nnunet::check_savable() rejects the plan.
 Survey survey(const Task& task, double spacing, uint64_t seed, const std::filesystem::path& plans = {});
 
 }  // namespace segment

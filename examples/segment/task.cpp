@@ -141,7 +141,7 @@ nnunet::Normalization normalization_of(const std::string& channel) {
 Task brain() {
   const Case head = sample("ch2.nii.gz"), atlas = sample("aal.nii.gz");
   vg::check(head.geometry.shape == atlas.geometry.shape, "segment", "ch2.nii.gz has shape ", head.geometry.shape,
-            ", aal.nii.gz ", atlas.geometry.shape);
+            ", but aal.nii.gz has ", atlas.geometry.shape);
   const vg::Tensor classes = classes_of(atlas.image.select(0, 0));
   const int64_t width = classes.size(-1), side = width / 2;  // W runs from left to right
   Task task;

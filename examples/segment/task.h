@@ -19,8 +19,7 @@ using nnunet::Case;
 /// "rescale_to_0_1" (formerly "rescale_0_1") or "rgb_to_0_1", in upper or lower case. Other names select z_score.
 nnunet::Normalization normalization_of(const std::string& channel);
 
-/// A case that is loaded from its files each time when it is needed, because all cases together may be larger than
-/// memory.
+/// A case that is loaded from its files each time it is needed, because all cases together may be larger than memory.
 struct LazyCase {
   std::string name;
   std::function<Case()> load;
@@ -28,18 +27,18 @@ struct LazyCase {
 
 /// A segmentation task.
 struct Task {
-  std::filesystem::path dataset_json{};  ///< path in a folder with nnU-Net's layout; otherwise empty
+  std::filesystem::path dataset_json{};  ///< path of dataset.json; empty unless dataset() made the task
   std::string name;                      ///< shown in reports
   std::vector<std::string> classes;      ///< names; classes[0] is the background
   std::vector<int64_t> scored;           ///< classes whose Dice enters the mean
   int64_t ignore_index = -100;           ///< label of voxels that the loss and the Dice ignore; negative: no such label
   std::vector<std::string> channels;     ///< names; normalization_of() selects the normalization
-  voxgrad::data::AugmentOptions augment{};  ///< augmentation of training patches; elastic deformation in mm
+  voxgrad::data::AugmentOptions augment{};  ///< training patches; elastic deformation in mm, see in_voxels()
   bool in_memory = true;                    ///< keep preprocessed training cases in memory; otherwise in files
   std::vector<LazyCase> training;
-  /// Cases whose Dice is measured during training. --patience stops the training if this Dice no longer rises. No voxel
-  /// is used for both training and validation: if a case is in both lists, each of its voxels has the label
-  /// ignore_index in one of the lists.
+  /// Cases whose Dice is measured during training. --patience stops the training if this Dice no longer rises. Except
+  /// in generated(), no voxel is used for both training and validation: if a case is in both lists, each of its voxels
+  /// has the label ignore_index in at least one of the lists.
   std::vector<LazyCase> validation;
   std::string validated_on;         ///< shown in reports: "slices 117 to 120 along y of left half"
   std::vector<LazyCase> predicted;  ///< cases to predict after training; nnU-Net's test cases have no label
@@ -67,8 +66,8 @@ Task dataset(const std::filesystem::path& folder);
 /// last pair and trains on the other pairs; a single pair is divided by find_slab.
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels);
 
-/// Returns a task of four generated volumes of 160^3 voxels, each with a ball. They are stored in files, like the cases
-/// of a dataset.
+/// Returns a task of four generated volumes of 160^3 voxels, each with a ball. Training stores the preprocessed volumes
+/// in files, as for a dataset. The first training case is also the case for validation and prediction.
 Task generated();
 
 /// Converts the lengths of the elastic deformation from mm to voxels. `spacing` is the voxel spacing in mm.

@@ -149,7 +149,7 @@ class Training {
     return std::move(result_);
   }
 
-  /// Measures the steps after the first kWarmUp steps; options_.steps includes these.
+  /// Measures the steps after kWarmUp warm-up steps. options_.steps includes the warm-up steps.
   EpochTimes measure() {
     const int64_t count = options_.steps - kWarmUp;
     const auto seconds = [&] {
@@ -186,8 +186,8 @@ class Training {
     earlier_seconds_ = std::strtod(saved.at("seconds").c_str(), nullptr);
   }
 
-  /// Returns the preprocessed training cases. With `resume`, throws if the checkpoint was written with other options,
-  /// before it writes any file.
+  /// Returns the preprocessed training cases. With `resume`, first checks that the checkpoint was written with the same
+  /// options, so that an error leaves all files unchanged.
   std::vector<vg::data::PatchSource> sources(bool resume) const {
     if (resume) check_saved();
     if (!task_.in_memory) {
@@ -207,7 +207,7 @@ class Training {
   /// or fewer along an axis on which all cases are shorter, rounded up to a size that the network accepts.
   nnunet::ModelPlan plan_network() const {
     nnunet::ModelPlan plan = survey_.plan;
-    if (!options_.plans.empty()) {  // the file contains both
+    if (!options_.plans.empty()) {  // the plans contain the network and the patch size
       std::visit([&](auto& network) { network.recompute = options_.recompute; }, plan.network);
       return plan;
     }

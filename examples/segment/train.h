@@ -25,7 +25,7 @@ struct TrainOptions {
   voxgrad::Triple patch{0};         ///< voxels, rounded up to a size that the network accepts; 0: default
   double spacing = 0;               ///< voxel spacing of the network's input in mm; 0: default (GPU: median)
   bool recompute = false;           ///< recompute activations in the backward pass
-  std::string optimizer = "adamw";  ///< or "sgd", with Nesterov momentum 0.99 as in nnU-Net
+  std::string optimizer = "adamw";  ///< "adamw", or "sgd" with Nesterov momentum 0.99 as in nnU-Net
   double lr = 0;                    ///< initial learning rate; 0: default
   double ema = 0.99;                ///< decay of the moving average of the weights; 0: no average
   int64_t validate_every = 0;       ///< steps between validations; 0: default
@@ -55,7 +55,7 @@ struct TrainResult {
 /// Trains on the training cases of a task. Writes checkpoint.safetensors and history.csv to `out`. If task.in_memory is
 /// false, writes the preprocessed cases to out/preprocessed (store.h). Throws voxgrad::Error if the loss is not finite.
 ///
-/// With `resume`, continues from the checkpoint in `out`. The result has the same bits as that of an uninterrupted run.
+/// With `resume`, continues from the checkpoint in `out`. The result is bitwise equal to that of an uninterrupted run.
 /// Throws voxgrad::Error if there is no checkpoint or if it was written with other options.
 ///
 /// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
@@ -63,13 +63,13 @@ struct TrainResult {
 TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device device,
                   const std::filesystem::path& out, bool resume, voxgrad::distributed::Communicator* world = nullptr);
 
-/// The time of an epoch of 250 steps, nnU-Net's unit, in seconds.
+/// Seconds per epoch of 250 steps, the length of an epoch in nnU-Net.
 struct EpochTimes {
   double total;
   double without_loading;  ///< each step uses the same batch, without augmentation
 };
-/// Trains for a few steps and then measures options.steps steps with data loading and augmentation, and as many
-/// without. Scales both times to 250 steps. Writes preprocessed cases to `out`.
+/// Trains for a few steps and then measures options.steps steps with data loading and augmentation, and the same
+/// number of steps without them. Scales both times to 250 steps. Writes preprocessed cases to `out`.
 EpochTimes measure_epoch(const Task& task, const TrainOptions& options, voxgrad::Device device,
                          const std::filesystem::path& out);
 

@@ -13,8 +13,8 @@ struct Score {
   double ssim = 0;  ///< structural similarity
 };
 
-/// Compares two volumes (1, 1, D, H, W). The peak is the maximum of the truth. The structural similarity is defined as
-/// by Wang, Bovik, Sheikh and Simoncelli (2004), with a uniform window of 7 x 7 x 7 voxels.
+/// Compares two volumes (1, 1, D, H, W). The peak is the maximum of the truth. The structural similarity is that
+/// of Wang, Bovik, Sheikh and Simoncelli (2004), with a uniform window of 7 x 7 x 7 voxels.
 Score score(const voxgrad::Tensor& result, const voxgrad::Tensor& truth);
 
 /// Doubles the resolution of a volume (1, 1, D, H, W) with the network. Runs the network on overlapping tiles of `tile`

@@ -132,7 +132,7 @@ void print_tests(const std::vector<TestResult>& tests) {
                 t.network_score.ssim, t.trilinear_score.ssim);
 }
 
-/// Writes to TensorBoard: the scores and the middle slices (trilinear, network, truth) of the tests.
+/// Writes the scores and the middle slices (trilinear, network, truth) of the tests to TensorBoard.
 void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, int64_t step) {
   for (const TestResult& t : tests) {
     writer.add_scalar(t.label + "/PSNR", t.network_score.psnr, step);

@@ -38,7 +38,7 @@ struct TrainResult {
 /// Trains on patches of `head` (D, H, W). Writes checkpoint.safetensors and losses.csv to `out`. Throws voxgrad::Error
 /// if the loss is not finite.
 ///
-/// With `resume`, continues from the checkpoint in `out`. The result has the same bits as that of an uninterrupted run.
+/// With `resume`, continues from the checkpoint in `out`. The result is bitwise equal to that of an uninterrupted run.
 /// If the checkpoint already has all steps, does not train. Throws voxgrad::Error if there is no checkpoint or if it
 /// was written with other options.
 ///

@@ -65,7 +65,7 @@ void add_in_place() {
 void list_members() {
   const Incomplete model;
   expect_error([&] { model.parameters(); }, "does not list its member Linear");
-  expect(Hidden().parameters().size() == 2, "the vector was found");  // weight and bias of last
+  expect(Hidden().parameters().size() == 2, "the layers of the vector were found");  // weight and bias of last
 }
 
 void hold_guards() {

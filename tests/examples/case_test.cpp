@@ -31,7 +31,7 @@ std::array<double, 3> world(const std::array<std::array<double, 4>, 4>& affine, 
     at[row] = affine[row][0] * w + affine[row][1] * h + affine[row][2] * d + affine[row][3];
   return at;
 }
-/// A linear function of world coordinates, which linear interpolation reproduces.
+/// Returns a linear function of world coordinates.
 double linear(const std::array<double, 3>& at) { return at[0] + 2 * at[1] - 3 * at[2]; }
 
 NiftiImage linear_volume(const Shape& shape) {
@@ -133,7 +133,7 @@ TEST(Intensities, AreMeasuredInTheForeground) {
   EXPECT_EQ(std::count(of_class_2.begin(), of_class_2.end(), 23.f), 50);
   EXPECT_TRUE(sample_foreground(c, 0, 0, random).empty());
   EXPECT_ERROR(sample_foreground(c, 0, -1, random), "sample_foreground: count must not be negative, got -1");
-  EXPECT_ERROR(sample_foreground(c, 1, 9, random), "channel 1 is out of range: case 'case' has 1");
+  EXPECT_ERROR(sample_foreground(c, 1, 9, random), "channel 1 is out of range: case 'case' has 1 channel");
   c.label = zeros({2, 3, 5}, {.dtype = u8});
   EXPECT_ERROR(sample_foreground(c, 0, 9, random), "must be u8 and fit the image [1, 2, 3, 4], got [2, 3, 5] u8");
   EXPECT_ERROR(measure_intensities({1, std::numeric_limits<float>::quiet_NaN()}), "the values must be finite");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that nnU-Net predicts the same labels with a model that `segment` trained as `predict` does.
+"""Checks that nnU-Net and `predict` compute the same labels with a model that `segment` trained.
 
     python3 tests/examples/compare_nnunet.py build/release/examples
 

@@ -24,7 +24,7 @@ class DatasetFolderTest : public FileTest {
     put("dataset.json", kJson);
     put("imagesTr/.DS_Store", "?");
   }
-  /// Saves a volume with this value in every voxel.
+  /// Saves a volume in which every voxel has the value `value`.
   void volume(const std::string& name, double value) const {
     NiftiImage image;
     image.data = full({2, 2, 2}, value);

@@ -11,7 +11,7 @@ namespace {
 
 using namespace voxgrad;
 
-/// Returns a plan without resampling for images with one channel of this kind per entry.
+/// Returns a plan with these channels for images with a spacing of 1 mm, so that images are not resampled.
 ModelPlan plan_for(std::vector<ChannelPlan> channels) {
   ModelPlan plan;
   plan.spacing = {1, 1, 1};
@@ -31,7 +31,7 @@ PreparedImage prepared(const Tensor& image, const ModelPlan& plan) {
 TEST(Pipeline, NormalizesByTheMeanOfTheImageOrOfTheMask) {
   Generator random(2);
   Tensor image = randn({1, 5, 6, 7}, {}, &random) * 7 + 100;
-  for (int64_t d = 0; d < 5; ++d) image.set({0, d, 0, 3}, 0);  // zeros that reach the border are outside
+  for (int64_t d = 0; d < 5; ++d) image.set({0, d, 0, 3}, 0);  // zeros that reach the border are outside the mask
   for (const bool use_mask : {false, true}) {
     const std::vector<double> x = image.to_vector(),
                               y = prepared(image, plan_for({{Normalization::z_score, use_mask, {}}})).image.to_vector();
@@ -73,7 +73,7 @@ TEST(Pipeline, KeepsVoxelsInPlace) {
     EXPECT_EQ(volume.image.shape(), (Shape{1, 10 * scale, 6 * scale, 8 * scale}));
     EXPECT_EQ(volume.label.shape(), (Shape{10 * scale, 6 * scale, 8 * scale}));
     EXPECT_EQ(sum(gt(volume.label, 0)).item(), 16 * std::pow(scale, 3));
-    // Logits that favor the label lead back to the label.
+    // labels_of() must map logits that favor the resampled label back to the original label.
     const OrientedImage oriented = orient(image, case_of(image).geometry, plan);
     const PreparedImage input = prepare(oriented, plan);
     const Tensor favored = gt(volume.label, 0).to(f32) - 0.5;

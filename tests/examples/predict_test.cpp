@@ -1,5 +1,5 @@
-// Tests of the program `predict` with models of nnU-Net (one has random weights, the others are trained) and with the
-// labels that nnU-Net computed.
+// Tests that compare the program `predict` with labels that nnU-Net computed. nnU-Net trained all models except one,
+// which has random weights.
 #include <array>
 #include <cmath>
 #include <map>
@@ -46,7 +46,8 @@ void expect_labels(const NiftiImage& found, const NiftiImage& expected, double e
   }
   const auto count = static_cast<size_t>(expected.data.numel());
   const std::span a(found.data.data<float>(), count), b(expected.data.data<float>(), count);
-  // By label: the number of voxels with the label in both volumes, and the sum of their numbers in each volume.
+  // Per label: the number of voxels that have the label in both volumes, and the number of voxels that have the label
+  // in one volume plus the number in the other volume.
   std::map<float, std::array<double, 2>> voxels;
   double same = 0;
   for (size_t i = 0; i < count; ++i) {

@@ -54,7 +54,7 @@ class Programs : public testing::Test {
   }
 
   /// Starts a program and sends it `signal` as soon as the shell command `ready` succeeds, or after a minute. Returns
-  /// the exit code, which is 0 if the program had finished before.
+  /// the exit code, which is 0 if the program succeeded before the signal arrived.
   int run_until(const std::string& ready, const std::string& signal, const std::string& command) const {
     fs::remove(folder_ / "log");  // written by an earlier run
     const std::string start = "sh -c '\"" EXAMPLES_DIR "/\"" + command + " >log 2>&1 & for i in $(seq 6000); do " +

@@ -132,6 +132,24 @@ TEST_F(Segment, TakesPlansOfNnUNet) {
   expect_failure("segment --device cpu --plans '" + plans.string() + "'", 1, "--plans needs --dataset");
 }
 
+// save_model() cannot write these networks, so the program must stop before it preprocesses cases and trains.
+TEST_F(Segment, RejectsPlansThatItCannotSave) {
+  make_dataset(folder_ / "balls");
+  const std::string plans = read(fs::path(TESTS_DIR) / "examples/nnunet/iso_plain/model/plans.json");
+  for (const auto& [from, to] : {std::pair("instancenorm.InstanceNorm3d", "batchnorm.BatchNorm3d"),
+                                 {"\"torch.nn.LeakyReLU\"", "\"torch.nn.ReLU\""}}) {
+    std::string text = plans;
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += std::strlen(to))
+      text.replace(at, std::strlen(from), to);
+    ASSERT_NE(text, plans) << from;
+    std::ofstream(folder_ / "plans.json") << text;
+    expect_failure("segment --dataset balls --device cpu --steps 1 --batch 1 --plans plans.json --out out", 1,
+                   "save_model: expected a network with InstanceNorm and LeakyReLU");
+    for (const char* file : {"preprocessed", "checkpoint.safetensors"})
+      EXPECT_FALSE(fs::exists(folder_ / "out" / file));
+  }
+}
+
 TEST_F(Segment, ResumesBitwiseAfterAnInterrupt) {
   make_dataset(folder_ / "balls");
   expect_same_bits_resumed(kSegment + "--validate-every 8 ", kModel, "history.csv");
@@ -229,7 +247,7 @@ TEST_F(Segment, SegmentsTheBrain) {
   ASSERT_EQ(result.code, 0) << result.output;
   // The mean Dice of the baseline, which predicts the labels of the left half for the mirrored right half.
   EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;
-  // The program trains on the left half, except for the slices of it on which it validates.
+  // The program trains on the left half, except for the slices that it uses for validation.
   EXPECT_NE(result.output.find(kBrainSlab), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("right half, mirrored (test)"), std::string::npos) << result.output;
   const std::string report = read(folder_ / "out/report.md");
@@ -283,7 +301,8 @@ TEST_F(Segment, ValidatesOnTheLastOfSeveralPairs) {
   EXPECT_NEAR(std::stod(result.output.substr(row + 15)), dice, 5e-4) << result.output;
 }
 
-/// Adds an ignore label to dataset.json and gives it to all voxels for which `ignored(d, h, w)` holds.
+/// Adds an ignore label to dataset.json. Changes the label of all voxels for which `ignored(d, h, w)` is true to the
+/// ignore label.
 template <class F>
 void ignore_voxels(const fs::path& folder, const F& ignored) {
   std::ofstream(folder / "dataset.json") << R"({"channel_names": {"0": "T1"}, "numTraining": 3,
@@ -343,7 +362,7 @@ TEST_F(Segment, NormalizesEachChannelByItsName) {
   EXPECT_NEAR(range_of("nonorm", 1).second, 4.99, 0.02);
   EXPECT_EQ(range_of("rescale_to_0_1", 1), std::pair(0.0, 1.0));
   EXPECT_NEAR(range_of("RGB_to_0_1", 1).second, 4.99 / 255, 1e-4);
-  const auto ct = range_of("ct", 1);  // in standard deviations from the mean intensity of the balls
+  const auto ct = range_of("ct", 1);  // distances from the mean intensity of the balls, in standard deviations
   EXPECT_NEAR(ct.first, -1.7, 0.1);
   EXPECT_NEAR(ct.second, 1.7, 0.1);
 }

@@ -143,7 +143,8 @@ TEST(StepReports, ArriveInOrderAndOneStepLaterOnAGpu) {
   for (const vg::Device device : {vg::Device::cpu(), vg::Device::cuda()}) {
     if (device.is_cuda() && !vg::cuda::is_available()) continue;
     examples::StepReports reports(device, nullptr);
-    const vg::Tensor loss = vg::full({}, 1, {.device = device});  // each step overwrites it, like graph replays
+    const vg::Tensor loss =
+        vg::full({}, 1, {.device = device});  // each step overwrites this tensor, like a graph replay
     std::vector<double> losses;
     std::vector<size_t> counts;
     for (int step = 1; step <= 5; ++step) {
