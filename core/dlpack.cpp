@@ -73,13 +73,13 @@ Tensor import_tensor(Managed* managed) {
     elements += (size - 1) * stride;
   }
   const int64_t item = item_size(body->dtype);
-  const auto address = is_empty ? 0 : reinterpret_cast<uintptr_t>(from.data) + from.byte_offset;
   check(is_empty || from.data, kOp, "data is null");
-  check(from.byte_offset <= kMaxExtent && address % static_cast<uintptr_t>(item) == 0, kOp, "data at byte_offset ",
-        from.byte_offset, " is out of range or not aligned to the ", item, " bytes of an element of ", body->dtype);
-  body->storage = std::make_shared<Storage>(reinterpret_cast<void*>(address), static_cast<size_t>(elements * item),
-                                            device, release);
-  owner.release();
+  check(from.byte_offset <= kMaxExtent, kOp, "byte_offset ", from.byte_offset, " is too large");
+  void* data = is_empty ? nullptr : static_cast<char*>(from.data) + from.byte_offset;
+  check(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item) == 0, kOp, "data at byte_offset ",
+        from.byte_offset, " is not aligned to the ", item, " bytes of an element of ", body->dtype);
+  body->storage = std::make_shared<Storage>(data, static_cast<size_t>(elements * item), device, release);
+  static_cast<void>(owner.release());
   return Tensor(std::move(body));
 }
 
