@@ -61,6 +61,9 @@ TEST(Dlpack, RoundTripsEmptyTensors) {
     EXPECT_EQ(concat(describe(y)), concat(shape, " i64 on cpu"));
     EXPECT_TRUE(y.clone().to_vector().empty());
   }
+  DLManagedTensor* managed = to_dlpack_unversioned(ones({4}).narrow(0, 2, 0));
+  EXPECT_EQ(managed->dl_tensor.data, nullptr);
+  managed->deleter(managed);
 }
 
 TEST(Dlpack, DescribesATensor) {
