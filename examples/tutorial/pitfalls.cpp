@@ -110,6 +110,14 @@ void pass_a_batch() {
   expect_error([&] { vg::mse_loss(vg::ones({2, 1}), vg::ones({2})); }, "differ in shape");
 }
 
+void share_memory() {
+  const vg::Tensor x = vg::zeros({2, 3});
+  vg::dlpack::DLManagedTensorVersioned* managed = vg::to_dlpack(x);
+  const vg::Tensor y = vg::from_dlpack(managed);  // y owns `managed` and shares the memory of x
+  y.fill_(7);
+  expect(x.at({1, 2}) == 7, "x and y do not share memory");
+}
+
 void write_to_a_saved_tensor() {
   const vg::Tensor w = vg::ones({3}, {.requires_grad = true});
   const vg::Tensor x = vg::ones({3});
@@ -129,5 +137,6 @@ int main() {
   choose_the_precision();
   mix_dtypes();
   pass_a_batch();
+  share_memory();
   write_to_a_saved_tensor();
 }
