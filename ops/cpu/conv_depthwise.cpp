@@ -88,12 +88,22 @@ struct RowProduct {
   bool relu = false;
 };
 
+template <class T, int bytes>
+[[gnu::always_inline]] inline typename VectorOf<T, bytes>::Type load(const T* from) {
+  typename VectorOf<T, bytes>::Type vector;
+  std::memcpy(&vector, from, bytes);
+  return vector;
+}
+
 template <class T, int bytes, int rows>
 void multiply_rows(const RowProduct<T>& p) {
   using Vector = typename VectorOf<T, bytes>::Type;
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sums[rows];
-  unrolled<rows>([&](auto r) { sums[r] = p.bias + Vector{}; });
+  unrolled<rows>([&](auto r) {
+    sums[r] = p.bias + Vector{};
+    __builtin_prefetch(p.out + r * p.out_row, 1);
+  });
   for (int64_t c = 0; c < p.channels; ++c)
     unrolled<kMaxRun>([&](auto last) {
       constexpr int taps = last + 1;
@@ -101,12 +111,11 @@ void multiply_rows(const RowProduct<T>& p) {
         const T* const x = p.x + c * p.channel_pitch + run.offset;
         const T* const weights = p.weights + c * p.tap_count + run.first;
         Vector w[taps];
-        unrolled<taps>([&](auto k) { w[k] = weights[k] + Vector{}; });
+        unrolled<taps>([&](auto k) { w[k] = weights[k] - Vector{}; });
         unrolled<rows + taps - 1>([&](auto row) {
-          Vector in;
-          std::memcpy(&in, x + row * p.pitch, bytes);
+          const Vector in = load<T, bytes>(x + row * p.pitch);
           unrolled<taps>([&](auto k) {
-            if constexpr (row >= k && row - k < rows) sums[row - k] += in * w[k];
+            if constexpr (row >= k && row - k < rows) sums[row - k] += w[k] * in;
           });
         });
       }
@@ -126,7 +135,8 @@ void multiply_rows(const RowProduct<T>& p) {
 
 /// Computes `rows` rows of outputs.
 template <class T, int bytes>
-void multiply_block(RowProduct<T> p, int64_t rows) {
+void multiply_block(const RowProduct<T>& product, int64_t rows) {
+  RowProduct<T> p = product;
   auto step = [&]<int height>(std::integral_constant<int, height>) {
     for (; rows >= height; rows -= height, p.x += height * p.pitch, p.out += height * p.out_row)
       multiply_rows<T, bytes, height>(p);
@@ -155,11 +165,10 @@ struct DepthwiseTile {
         elements(channels * channel_pitch + kLanes) {}
 
   int64_t plane() const { return tiling.windows[1].slots * pitch; }
-  /// Packs a tile. Slots outside the input are zero.
+  /// Packs a tile. Slots outside the input are zero. Does not write the elements between the rows.
   void pack(T* to, const Volume<const T>& in, int64_t n, int64_t channel, int64_t channels,
             const std::array<int64_t, 3>& origin) const {
-    std::fill_n(to, elements, T(0));
-    pack_tile(to, {pitch, channel_pitch, 1}, in.at(n, channel), in, channels, gather, tiling, origin);
+    pack_tile(to, {pitch, channel_pitch, 1, true}, in.at(n, channel), in, channels, gather, tiling, origin);
   }
 };
 
@@ -347,6 +356,7 @@ void depthwise_weight_gradient(const View& w, const View& x_view, const View& y_
   parallel_for(w.size[0] * parts, 1, [&](int64_t begin, int64_t end) {
     constexpr int64_t lanes = DepthwiseTile<T>::kLanes;
     const Workspace<T> packed(tile.elements), packed_y(tile_y.elements), sums(tap_count * lanes);
+    std::fill_n(packed_y.data(), tile_y.elements, T(0));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t channel = i / parts, first = i % parts * tiles_per_part;
       double* const total = totals.data() + i * tap_count;
