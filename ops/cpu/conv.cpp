@@ -15,6 +15,7 @@
 
 #include "core/detail/divide.h"
 #include "core/thread_pool.h"
+#include "ops/cpu/conv_depthwise.h"
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/conv_weights.h"
@@ -472,7 +473,10 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     problem.relu = epilogue.relu && covered;
     if (is_head(problem, out, in, w, geometry)) return multiply_head(problem);
     if (!covered) fill_bias<T>(out, bias);
-    Convolution<T>(problem).run();
+    if (is_depthwise(w, geometry))
+      convolve_depthwise(problem);
+    else
+      Convolution<T>(problem).run();
     if (epilogue.relu && !covered) unary(UnaryOp::relu, out, out, 0, 0);
   });
 }

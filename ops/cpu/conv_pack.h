@@ -102,6 +102,7 @@ struct PackedLayout {
   int64_t row = 0;
   int64_t channel = 0;
   int64_t step = 0;
+  bool fills_rows = false;  ///< sets rows outside the input to 0
 };
 
 /// Number of lines that are interleaved at a time.
@@ -165,8 +166,8 @@ struct PackedRun {
 };
 
 /// Packs `channels` channels of the tile at `origin`. `source` is the element (n, first channel, 0, 0, 0). Slots
-/// outside the input along w become 0. Rows outside the input are not written, because no tap reads them. Requires that
-/// layout.step or layout.channel is 1, or that there is a single channel.
+/// outside the input along w become 0. Rows outside the input are only written if layout.fills_rows, which requires that
+/// layout.step is 1. Requires that layout.step or layout.channel is 1, or that there is a single channel.
 template <class T>
 void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
                const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin) {
@@ -175,19 +176,25 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
     const int64_t at = windows[axis].position(slot, gather[axis].in_step) + origin[axis] * gather[axis].in_step;
     return at < gather[axis].in_size ? at : -1;
   };
+  std::vector<int64_t> positions;  // along h
+  for (int64_t h = 0; h < windows[1].slots; ++h) positions.push_back(position(1, h));
   std::vector<PackedRun> runs;
   for (const AxisWindow::Run& run : windows[2].runs) runs.emplace_back(run, gather[2], origin[2], volume.stride[2]);
   // Read the input in memory order: all channels of a voxel at once in channels_last, otherwise few channels at a time.
   const int64_t few = layout.step == 1 ? 1 : kInterleaved;
   const int64_t together = volume.channel_stride < volume.stride[2] ? channels : few;
   for (int64_t c = 0; c < channels; c += together)
-    for (int64_t d = 0; d < windows[0].slots; ++d)
+    for (int64_t d = 0; d < windows[0].slots; ++d) {
+      const int64_t pd = position(0, d), now = std::min(together, channels - c);  // this iteration packs `now` channels
       for (int64_t h = 0; h < windows[1].slots; ++h) {
-        const int64_t pd = position(0, d), ph = position(1, h);
-        if (pd < 0 || ph < 0) continue;
-        const T* row = source + c * volume.channel_stride + pd * volume.stride[0] + ph * volume.stride[1];
+        const int64_t ph = positions[static_cast<size_t>(h)];
         T* to = packed + (d * windows[1].slots + h) * layout.row + c * layout.channel;
-        const int64_t now = std::min(together, channels - c);  // channels that this iteration packs
+        if (pd < 0 || ph < 0) {
+          for (int64_t i = 0; layout.fills_rows && i < now; ++i)
+            std::fill_n(to + i * layout.channel, windows[2].slots, T(0));
+          continue;
+        }
+        const T* row = source + c * volume.channel_stride + pd * volume.stride[0] + ph * volume.stride[1];
         // Prefetch the next channels, which are too far away for the hardware prefetcher.
         constexpr int64_t kLine = 64 / sizeof(T);
         for (int64_t i = together; volume.stride[2] == 1 && i < std::min(2 * together, channels - c); ++i)
@@ -201,6 +208,7 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
           }
         }
       }
+    }
 }
 
 /// Divides `count` elements into as few pieces of at most `max_length` elements as possible, and returns the length of

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/thread_pool.h"
+#include "ops/cpu/conv_depthwise.h"
 #include "ops/cpu/conv_pack.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/kernels.h"
@@ -289,7 +290,10 @@ void conv_backward_weight(const View& w, const View& x, const View& y, const Con
     });
   dispatch(WideFloats(), w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
     if (w.numel() == 0) return;
-    WeightGradient<T>(w, x, y, geometry).run();
+    if (is_depthwise(w, geometry))
+      depthwise_weight_gradient<T>(w, x, y, geometry);
+    else
+      WeightGradient<T>(w, x, y, geometry).run();
   });
 }
 
