@@ -1,6 +1,7 @@
 """Functions with the arguments and the meaning of torch.nn.functional."""
 
 import functools
+import math
 
 import torch
 
@@ -81,7 +82,7 @@ _prepare_cached = functools.lru_cache(4096)(_prepare)
 
 
 def _run(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding=None, record_bias=True):
-    if torch.is_autocast_enabled(x.device.type):
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         x, weight, bias = _cast(x.device.type, x, weight, bias)
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and (t.dtype != x.dtype or t.device != x.device):
@@ -141,21 +142,21 @@ def _norm(op, x, groups, weight, bias, eps, before=_NO_ACTIVATION, after=_NO_ACT
     if x.numel() == groups and shape[0] == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(shape)}")
     if x.dim() != 5:
-        x = x.unsqueeze(2) if x.dim() == 4 else x.reshape(shape[0], shape[1], 1, 1, -1)
+        x = x.unsqueeze(2) if x.dim() == 4 else x.reshape(shape[0], shape[1], 1, 1, math.prod(shape[2:]))
     y = ops.norm(x, weight, bias, added, groups, eps, *before, *after)
     return y.squeeze(2) if len(shape) == 4 else y.reshape(shape) if len(shape) != 5 else y
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
-    """Computes torch.nn.functional.group_norm. Under autocast, the result is float32, as in PyTorch."""
-    if torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.bfloat16, torch.float16):
+    """Computes torch.nn.functional.group_norm. Under autocast on a GPU, the result is float32, as in PyTorch."""
+    if input.is_cuda and torch.is_autocast_enabled("cuda") and input.dtype in (torch.bfloat16, torch.float16):
         input = input.float()
     return _norm("group_norm", input, num_groups, weight, bias, eps)
 
 
 def instance_norm(input, weight=None, bias=None, eps=1e-5):
     """Computes torch.nn.functional.instance_norm without running statistics."""
-    if input.dim() > 2 and input[0, 0].numel() == 1:
+    if math.prod(input.shape[2:]) == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(input.shape)}")
     return _norm("instance_norm", input, input.shape[1], weight, bias, eps)
 

@@ -17,6 +17,7 @@ dispatcher, which takes longer than a small convolution.
 import ctypes
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 
 from . import _library
@@ -68,7 +69,8 @@ def _conv(x, weight, bias, size, stride, padding, dilation, groups, transposed):
     if type(size) is not tuple or type(stride) is not tuple:  # PyTorch's dispatcher passes lists
         size, stride, padding, dilation = map(tuple, (size, stride, padding, dilation))
     key = (x.shape, x.stride(), weight.shape, weight.stride(), size, stride, padding, dilation, groups, transposed,
-           x.dtype, x.get_device(), bias is None or bias.stride(0))
+           x.dtype, weight.dtype, x.get_device(), weight.get_device(),
+           None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()))
     cached = _conv_calls.get(key)
     if cached is None:
         y = _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed)
@@ -104,24 +106,20 @@ def _norm_options(groups, eps, before, before_slope, after, after_slope):
     return _address(_norms, key, lambda: _library.NormOptions(groups, eps, before, after, before_slope, after_slope))
 
 
-def _dense(t, like=None):
-    """Returns t, copied if it is neither contiguous nor channels-last, or if its format differs from that of `like`."""
-    return t.contiguous(memory_format=_format(t if like is None else like))
-
-
 def _norm(x, weight, bias, added, groups, eps, before, before_slope, after, after_slope):
-    x = _dense(x)
-    y = torch.empty_like(x)
-    statistics = torch.empty((x.shape[0], groups, 2), dtype=torch.float64, device=x.device)
+    y, statistics = _norm_result(x, weight, bias, added, groups, eps, before, before_slope, after, after_slope)
+    x = x.contiguous(memory_format=_format(x))
     call(library.voxgrad_norm_forward, context(x), _norm_options(groups, eps, before, before_slope, after, after_slope),
          layout(x), y.data_ptr(), x.data_ptr(), statistics.data_ptr(), *_vector(weight), *_vector(bias))
     return y, statistics
 
 
 def _norm_backward(dy, x, statistics, weight, bias, added, groups, eps, before, before_slope, after, after_slope, mask):
-    x = _dense(x)
-    dy = _dense(dy, x)
     dx, dweight, dbias, dadded = _norm_gradients(x, weight, bias, added, groups, before, mask)
+    form = _format(x)
+    x, dy = x.contiguous(memory_format=form), dy.contiguous(memory_format=form)
+    # The library writes each gradient with the stride of its parameter.
+    weight, bias = (t if t is None else t.contiguous() for t in (weight, bias))
     dw, db, da = (t.data_ptr() if t.numel() else 0 for t in (dweight, dbias, dadded))
     if not _added_matters(x, groups, before):
         dadded.zero_()
@@ -313,9 +311,15 @@ def _register(name, schema, kernel, result, backward, save):
     function = type(name, (torch.autograd.Function,), {
         "forward": staticmethod(forward), "backward": staticmethod(backward)})
 
+    tensors = schema.split(") ->")[0].count("Tensor")
+
     def front(x, *arguments):
-        if torch.compiler.is_compiling() or not is_plain(x):
+        if torch.compiler.is_compiling():
             return operator(x, *arguments)
+        if forward_ad._current_level >= 0:
+            return function.apply(x, *arguments)  # throws if an operand has a tangent; the operator would ignore it
+        if not is_plain(x) or x.is_neg() or any(t is not None and t.is_neg() for t in arguments[:tensors - 1]):
+            return operator(x, *arguments)  # the dispatcher replaces negative views by their values
         if torch.is_grad_enabled():
             return function.apply(x, *arguments)
         return kernel(x, *arguments)
@@ -324,9 +328,10 @@ def _register(name, schema, kernel, result, backward, save):
 
 
 def is_plain(x):
-    """Returns True if x is an ordinary tensor and nothing intercepts calls of operators."""
-    return (type(x) in (torch.Tensor, Parameter) and torch._C._len_torch_dispatch_stack() == 0 and
-            torch._C._len_torch_function_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None)
+    """Returns True if x is an ordinary tensor with data and nothing intercepts calls of operators."""
+    return (type(x) in (torch.Tensor, Parameter) and not x.is_meta and torch._C._len_torch_dispatch_stack() == 0 and
+            torch._C._len_torch_function_stack() == 0 and not torch._C._are_functorch_transforms_active() and
+            torch._C._get_tracing_state() is None)
 
 
 conv = _register(
