@@ -2,11 +2,14 @@
 """Compares `predict` with nnU-Net's command line: time, memory and labels.
 
     bench/compare_predict.py build/release/examples/predict
+    bench/compare_predict.py PREDICT --device cuda --size 512 512 300 --classes 16 --network standard --rounds 1
 
-Needs nnunetv2, whose programs must be in PATH. The script writes a model folder with a random network of five stages
-with 16 to 160 channels, and a volume of 160 x 160 x 128 voxels of 2 mm, which both programs resample to 1.8 mm and
-predict in 18 windows. The programs run alternately. The time is that of the whole command, and the memory is the peak
-of the largest process.
+Needs nnunetv2, whose programs must be in PATH. The script writes a model folder with a random network, and a volume
+whose voxels are 2 mm wide. Both programs resample the volume to 1.8 mm. --network selects the network:
+  small     five stages with 16 to 160 channels, windows of 96^3 voxels
+  standard  nnU-Net's six stages with 32 to 320 channels, windows of 128^3 voxels
+With the default arguments, a prediction has 18 windows. The programs run alternately. The time is that of the whole
+command, and the memory is the peak of the largest process.
 """
 import argparse
 import json
@@ -17,18 +20,19 @@ import subprocess
 import tempfile
 import time
 
+import nibabel
 import numpy as np
-import SimpleITK as sitk
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
-FEATURES = [16, 32, 64, 128, 160]
+NETWORKS = {"small": ([16, 32, 64, 128, 160], 96), "standard": ([32, 64, 128, 256, 320, 320], 128)}
 
 
-def write_model(folder, classes):
-    settings = dict(n_stages=5, features_per_stage=FEATURES, kernel_sizes=[[3] * 3] * 5,
-                    strides=[[1] * 3] + [[2] * 3] * 4, n_conv_per_stage=[2] * 5, n_conv_per_stage_decoder=[2] * 4,
-                    conv_bias=True, norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin_kwargs={"inplace": True})
+def write_model(folder, features, patch, classes):
+    stages = len(features)
+    settings = dict(n_stages=stages, features_per_stage=features, kernel_sizes=[[3] * 3] * stages,
+                    strides=[[1] * 3] + [[2] * 3] * (stages - 1), n_conv_per_stage=[2] * stages,
+                    n_conv_per_stage_decoder=[2] * (stages - 1), conv_bias=True, norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin_kwargs={"inplace": True})
     torch.manual_seed(0)
     network = PlainConvUNet(1, num_classes=classes, conv_op=torch.nn.Conv3d, norm_op=torch.nn.InstanceNorm3d,
                             nonlin=torch.nn.LeakyReLU, deep_supervision=True, **settings)
@@ -49,10 +53,10 @@ def write_model(folder, classes):
                         "dropout_op_kwargs": None},
         "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"]}
     configuration = {"data_identifier": "random", "preprocessor_name": "DefaultPreprocessor", "batch_size": 2,
-                     "patch_size": [96] * 3, "spacing": [1.8] * 3, "normalization_schemes": ["ZScoreNormalization"],
+                     "patch_size": [patch] * 3, "spacing": [1.8] * 3, "normalization_schemes": ["ZScoreNormalization"],
                      "use_mask_for_norm": [False], "architecture": architecture, **resampling}
     (folder / "plans.json").write_text(json.dumps({
-        "dataset_name": "Dataset000_random", "plans_name": "nnUNetPlans", "image_reader_writer": "SimpleITKIO",
+        "dataset_name": "Dataset000_random", "plans_name": "nnUNetPlans", "image_reader_writer": "NibabelIO",
         "transpose_forward": [0, 1, 2], "transpose_backward": [0, 1, 2], "label_manager": "LabelManager",
         "configurations": {"3d_fullres": configuration}, "foreground_intensity_properties_per_channel": {"0": {}}}))
     (folder / "dataset.json").write_text(json.dumps({
@@ -61,11 +65,10 @@ def write_model(folder, classes):
 
 
 def write_volume(path, size):
-    grid = np.meshgrid(*(np.linspace(0, 9, n) for n in size[::-1]), indexing="ij", sparse=True)
-    noise = np.random.default_rng(0).standard_normal(size[::-1], dtype=np.float32)
-    image = sitk.GetImageFromArray((200 * np.sin(grid[0]) * np.cos(grid[1] + grid[2]) + 60 * noise).astype(np.int16))
-    image.SetSpacing((2.0, 2.0, 2.0))
-    sitk.WriteImage(image, str(path))
+    grid = np.meshgrid(*(np.linspace(0, 9, n) for n in size), indexing="ij", sparse=True)
+    noise = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+    values = (200 * np.sin(grid[2]) * np.cos(grid[1] + grid[0]) + 60 * noise).astype(np.int16)
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([2.0, 2.0, 2.0, 1.0])), path)
 
 
 def measure(command):
@@ -85,6 +88,7 @@ def main():
     parser.add_argument("predict", help="the program")
     parser.add_argument("--size", type=int, nargs=3, default=[160, 160, 128], help="voxels along x, y and z")
     parser.add_argument("--classes", type=int, default=5)
+    parser.add_argument("--network", default="small", choices=NETWORKS)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -92,7 +96,7 @@ def main():
         folder = pathlib.Path(name)
         for variable in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
             os.environ[variable] = name  # nnU-Net prints warnings if they are not set
-        write_model(folder / "model", options.classes)
+        write_model(folder / "model", *NETWORKS[options.network], options.classes)
         (folder / "input").mkdir()
         write_volume(folder / "input/case_0000.nii.gz", options.size)
         commands = {
@@ -107,7 +111,7 @@ def main():
         for side, measured in runs.items():
             print(f"{side}: {statistics.median(t for t, _ in measured):.1f} s, "
                   f"{max(memory for _, memory in measured):.0f} MB")
-        a, b = (sitk.GetArrayFromImage(sitk.ReadImage(str(folder / side / "case.nii.gz"))) for side in commands)
+        a, b = (np.asarray(nibabel.load(folder / side / "case.nii.gz").dataobj) for side in commands)
         print(f"{(a == b).mean():.6f} of the labels are equal")
 
 

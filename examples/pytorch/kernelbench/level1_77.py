@@ -10,6 +10,7 @@ class ModelNew(torch.nn.Module):
         super().__init__()
         self.conv_transpose3d = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, stride,
                                                               padding, 0, 1, bias, dilation)
+        self.conv_transpose3d.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return self.conv_transpose3d(x)

@@ -16,6 +16,7 @@ class ModelNew(torch.nn.Module):
         self.conv_transpose = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, stride, padding)
         self.bias = torch.nn.Parameter(torch.randn(1, out_channels, 1, 1, 1))
         self.scaling_factor = scaling_factor
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(x), self.bias, self.scaling_factor)

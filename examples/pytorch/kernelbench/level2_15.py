@@ -17,6 +17,7 @@ class ModelNew(torch.nn.Module):
         self.conv_transpose = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, stride, padding,
                                                             bias=bias)
         self.batch_norm = torch.nn.BatchNorm3d(out_channels)
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(x), self.batch_norm)

@@ -18,6 +18,7 @@ class ModelNew(torch.nn.Module):
         self.conv_transpose = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, stride, padding,
                                                             output_padding)
         self.bias = torch.nn.Parameter(torch.randn(bias_shape))  # the reference has this parameter, but does not use it
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x, add_input):
         return tail(self.conv_transpose(x), add_input)

@@ -20,6 +20,7 @@ class ModelNew(torch.nn.Module):
         self.sum_weight = torch.nn.Parameter(torch.tensor(sum_weight))
         self.norm = torch.nn.LayerNorm(norm_shape)
         self.avg_pool = torch.nn.AvgPool3d(pool_kernel_size)
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(x), self.sum_weight, self.norm, self.avg_pool)

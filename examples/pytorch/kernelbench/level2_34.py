@@ -19,6 +19,7 @@ class ModelNew(torch.nn.Module):
                                                             bias=bias)
         self.layer_norm = torch.nn.LayerNorm(out_channels, eps=eps)
         self.scaling_factor = scaling_factor
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(x), self.layer_norm, self.scaling_factor)

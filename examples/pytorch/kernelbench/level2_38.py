@@ -20,6 +20,7 @@ class ModelNew(torch.nn.Module):
                                                             output_padding)
         self.limits = clamp_min, clamp_max
         self.scale = torch.nn.Parameter(torch.ones(1, out_channels, 1, 1, 1))
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(self.avg_pool(x)), *self.limits, self.scale)

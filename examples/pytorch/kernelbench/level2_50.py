@@ -18,6 +18,7 @@ class ModelNew(torch.nn.Module):
         self.scale1 = torch.nn.Parameter(torch.tensor(scale1))
         self.bias = torch.nn.Parameter(torch.randn(bias_shape))
         self.scale2 = torch.nn.Parameter(torch.tensor(scale2))
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(x), self.scale1, self.bias, self.scale2)

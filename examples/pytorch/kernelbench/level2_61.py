@@ -11,6 +11,7 @@ class ModelNew(torch.nn.Module):
         self.conv_transpose = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, bias=bias)
         self.relu = torch.nn.ReLU()
         self.group_norm = voxgrad_torch.GroupNorm(groups, out_channels)
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return voxgrad_torch.functional.conv_norm_activation(x, self.conv_transpose, self.group_norm, self.relu,

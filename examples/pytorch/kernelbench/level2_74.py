@@ -17,6 +17,7 @@ class ModelNew(torch.nn.Module):
         self.conv_transpose = voxgrad_torch.ConvTranspose3d(in_channels, out_channels, kernel_size, stride, padding,
                                                             output_padding)
         self.multiplier = torch.nn.Parameter(torch.randn(multiplier_shape))
+        self.conv_transpose.to(memory_format=torch.channels_last_3d)
 
     def forward(self, x):
         return tail(self.conv_transpose(x), self.multiplier)
