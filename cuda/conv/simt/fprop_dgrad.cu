@@ -1,5 +1,4 @@
-// Fprop and dgrad (the transposed convolution) on CUDA cores, for every parameter: a SIMT implicit GEMM. The tests use
-// this kernel as a reference for the other kernels.
+// Fprop and dgrad (the transposed convolution) on CUDA cores, for every parameter: a SIMT implicit GEMM.
 //
 // A result is the sum of input voxels times weights, over the taps that reach the result. Along one axis
 //

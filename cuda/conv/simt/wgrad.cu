@@ -1,5 +1,4 @@
-// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K. The tests use this kernel as a reference
-// for the other kernels.
+// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K.
 //
 //   dw[co][ci][k] = sum over samples and voxels o of y[co][o] * x[ci][o * stride - padding + k * dilation]
 //
