@@ -38,8 +38,8 @@ std::optional<AxisPhases> phases_of(const ConvProblem& p, int axis, bool fold);
 /// Returns, for fprop and wgrad, the number of input positions along an axis up to the last one that a tap reads.
 int64_t read_size(const ConvProblem& p, int axis);
 
-/// Returns whether wgmma is still faster if the inputs must first be copied to channels-last, according to the number
-/// of columns and how often each input is read.
+/// Returns whether wgmma is expected to be faster than other kernels although the inputs must first be copied to
+/// channels-last.
 bool pays_to_copy(const ConvProblem& p);
 
 /// Returns the candidate widths of tiles, at most `most`: those that divide `count` into nearly equal pieces.

@@ -106,8 +106,8 @@ constexpr bool is_wgmma_width(int n8) {
 }
 
 /// Queues c += A * B or, unless `adds`, c = A * B. Descriptors define A, with 64 rows, and B, with kN8 blocks of 8
-/// columns. floats must be rounded before, because the hardware truncates to TF32. kMMajorA, kNMajorB (halves only):
-/// the rows of A, or the columns of B, are contiguous in memory.
+/// columns. Elements of type float must already be rounded, because the hardware truncates to TF32. kMMajorA, kNMajorB
+/// (halves only): the rows of A, or the columns of B, are contiguous in memory.
 template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
   static_assert(is_wgmma_width(kN8) && (!kNMajorB || sizeof(Element) == 2) && (!kMMajorA || kNMajorB));

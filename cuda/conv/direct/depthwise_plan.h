@@ -1,8 +1,9 @@
 // Plans of depthwise convolutions (one input channel and one output channel per group) of channels-last tensors, for
 // the kernels depthwise.cu (fprop and dgrad) and depthwise_wgrad.cu.
 //
-// The kernels run on CUDA cores, in float32 for every dtype. A lane is a channel, a warp computes a patch of a plane,
-// and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared memory.
+// The kernels run on CUDA cores, in float32 for every dtype. A lane computes one channel, a warp computes a patch of a
+// plane, and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared
+// memory.
 #pragma once
 
 #include <array>
