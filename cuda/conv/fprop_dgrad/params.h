@@ -57,7 +57,7 @@ struct Params {
   bool resident;     ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
   bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
                      ///< in turn (ping-pong)
-  bool merged;  ///< a work unit consists of all phases of its CTA tile, which are computed one after another
+  bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
   int samples;
   int phases;
   int chunks;
