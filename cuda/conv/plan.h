@@ -92,7 +92,7 @@ ConvGpu conv_gpu(int device);
 /// Sets the members of the problem that depend on the GPU. Does nothing if GPU `device` does not exist.
 void describe_device(ConvProblem& problem, int device);
 
-/// Returns a description of the plan, and the attainable rates of the GPU: of the problem's arithmetic and of memory.
+/// Returns a description of the plan, and the attainable rates of the GPU for the problem's arithmetic and for memory.
 ConvExplanation explain(const ConvProblem& problem, const ConvGpu& gpu = {});
 
 }  // namespace voxgrad::cuda

@@ -97,10 +97,11 @@ struct Tf32 {
   }
 };
 
-/// float32 accuracy: x = high + low in TF32, and three of the four products. Tensor cores truncate when they add to an
-/// accumulator, and the error would grow with each addition. Each call therefore sums its products from zero and adds
-/// this sum to the accumulator in float32 (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
-/// while surpassing the FP32 theoretical peak performance", 2022). An infinite input gives NaN.
+/// float32 tensors with the accuracy of float32. Operands are split into x = high + low in TF32, and three of the four
+/// products of the parts are computed. Tensor cores truncate when they add to an accumulator, and the error would grow
+/// with each addition. Each call therefore sums its products from zero and adds this sum to the accumulator in float32
+/// (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+/// peak performance", 2022). An infinite input gives NaN.
 struct Tf32x3 {
   static constexpr bool kRounds = false;
   using Element = float;

@@ -51,8 +51,8 @@ int shared_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
   return std::max(planes + y_planes, taps) + kDepthwiseAlignment;
 }
 
-/// Sets the largest number of stages with which several CTAs fit on an SM, or at least 2 stages. Returns false if not
-/// even one such CTA fits.
+/// Sets the largest number of stages with which several CTAs fit on an SM, but at least 2 stages. Returns false if a
+/// single CTA with 2 stages does not fit.
 bool choose_stages(const ConvProblem& p, DepthwisePlan& plan) {
   const int64_t ctas = p.pass == ConvPass::wgrad ? 1 : plan.kernel == 7 ? 2 : 3;
   for (plan.stages = kMaxDepthwiseStages;; --plan.stages) {

@@ -42,7 +42,7 @@ struct DepthwisePlan {
   std::array<int, 2> box{};        ///< input positions of a CTA tile along height and width, with the halo
   std::array<int64_t, 3> tiles{};  ///< CTA tiles along each axis
   int64_t chunk{};                 ///< positions of a CTA tile along the depth
-  int64_t channel_blocks{};        ///< CTAs that share the channels of a voxel
+  int64_t channel_blocks{};        ///< CTAs among which the channels are divided
   int stages{};                    ///< input planes in shared memory
   int shared_bytes{};              ///< dynamic shared memory of a CTA
   int64_t ctas{};                  ///< CTAs of the grid

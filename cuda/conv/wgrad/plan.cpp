@@ -129,7 +129,7 @@ class Search {
             if (products_ > 1 && p_.batch % n != 0) continue;  // a tile must not contain both parts
             if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
             if (w == 8 && h == 1 && d == 1) continue;
-            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // steps need equally spaced octets
+            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // the octets of all steps must be equally far apart
             if (n > 1 && plan.cta.slide > 1) continue;         // planes of y must be consecutive
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
