@@ -2,11 +2,10 @@
 // shared memory. Each of the four warps holds the accumulators of 16 rows, in the layout of the m16n8 products of
 // mma.cuh.
 //
-// Operand A is 64 rows x 8 words, operand B is 8 words x kN8 * 8 columns. Descriptors define their addresses and
-// layouts: K-major, or, for halves only, M-major or N-major. The products run asynchronously. Until warpgroup_wait()
-// returns, no thread may access their accumulators or write to their operands. Threads that write operands with
-// ordinary stores must call fence_async_proxy() before the barrier that publishes the writes. Copies by TMA (tma.cuh)
-// need no fence.
+// Descriptors define the addresses and layouts of the operands: K-major, or, for halves only, M-major or N-major. The
+// products run asynchronously. Until warpgroup_wait() returns, no thread may access the accumulators or write to the
+// operands. Threads that write operands with ordinary stores must call fence_async_proxy() before the barrier that
+// publishes the writes. Copies by TMA (tma.cuh) need no fence.
 #pragma once
 
 #include <cstdint>

@@ -34,7 +34,6 @@ __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __
   }
 }
 
-/// Launches wgrad_reduce().
 template <class T, class Target>
 void reduce_ranges(const Target& target, cudaStream_t stream) {
   wgrad_reduce<T><<<grid_size(target.elements, kSumColumns), kSumColumns * kSumSlices, 0, stream>>>(target);

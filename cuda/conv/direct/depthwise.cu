@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kPatch = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
-/// The parameters of depthwise().
 struct DepthwiseParams {
   CUtensorMap in, out;
   DepthwiseTiles tiles;

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kRows = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
-/// The parameters of depthwise_wgrad().
 struct DepthwiseWgradParams {
   CUtensorMap x, y;
   DepthwiseTiles tiles;

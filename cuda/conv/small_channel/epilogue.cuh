@@ -14,7 +14,6 @@ struct SmallChannelUnit {
   int channel;  // first of the 4 channels; negative if the unit only completes a pair
 };
 
-/// The parameters of fprop_dgrad_small_channel().
 struct SmallChannelParams {
   SmallChannelInput in;
   const void* weight;

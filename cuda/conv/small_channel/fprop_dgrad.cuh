@@ -247,7 +247,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #endif
 }
 
-/// Launches the kernel.
 template <class Tile>
 void launch_fprop_dgrad_small_channel(const SmallChannelParams& p, int64_t blocks, int shared_bytes,
                                       cudaStream_t stream) {

@@ -20,7 +20,6 @@ namespace voxgrad::cuda {
 
 inline constexpr int kSmallChannelUnits = kSmallChannelWgradConsumers / 32 * small_channel_units(8);
 
-/// The parameters of wgrad_small_channel().
 struct SmallChannelWgradParams {
   SmallChannelInput x, y;
   float* partial;  // (ranges, groups, units, 8 channels of x, columns)
@@ -181,7 +180,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #endif
 }
 
-/// Launches the kernel.
 template <class Tile>
 void launch_wgrad_small_channel(const SmallChannelWgradParams& p, int64_t blocks, int shared_bytes,
                                 cudaStream_t stream) {
