@@ -6,9 +6,10 @@
 //                 if the index of y is an integer
 //
 // Dgrad has one phase for each residue of the *results* modulo the stride. Fprop has one phase for each residue of the
-// *inputs*; the result is the sum over the phases. The inputs of a phase, residue, residue + stride, ..., form a dense
-// row. On the innermost axis the residues are instead loaded together ("folded"), so that mma.sync kernels read
-// contiguous memory; in shared memory the residues are stored separately.
+// *inputs*, and a result is the sum over the phases. The inputs of a phase (residue, residue + stride, ...) form a
+// dense row. An axis can also be *folded*: all residues then belong to one phase and are loaded together. The mma.sync
+// kernels fold the innermost axis, so that they read contiguous memory. In shared memory, they store the residues
+// separately.
 #pragma once
 
 #include <cstdint>

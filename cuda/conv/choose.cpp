@@ -18,12 +18,12 @@ FamilyPlan try_plan(const ConvProblem& p) {
   return found ? FamilyPlan(std::move(*found)) : FamilyPlan();
 }
 
-/// Plans wgrad/ only if no operand must be copied. With few channels, that copy costs more than the product.
+/// Plans wgrad/ only if no operand must be copied. With few channels, a copy costs more than the product.
 FamilyPlan try_wgrad_without_copies(const ConvProblem& p) {
   return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? try_plan<plan_wgrad>(p) : FamilyPlan();
 }
 
-// The first planner that returns a plan wins. small_channel/ returns none where wgmma is faster.
+// The first plan is used. small_channel/ returns no plan if wgmma is faster.
 constexpr Planner kFpropDgrad[] = {try_plan<plan_pointwise>, try_plan<plan_small_channel_fprop_dgrad>,
                                    try_plan<plan_fprop_dgrad>, try_plan<plan_mma_sync_fprop_dgrad>};
 constexpr Planner kWgrad[] = {try_plan<plan_pointwise>, try_wgrad_without_copies, try_plan<plan_small_channel_wgrad>,
@@ -31,7 +31,7 @@ constexpr Planner kWgrad[] = {try_plan<plan_pointwise>, try_wgrad_without_copies
 
 bool has_plan(const FamilyPlan& plan) { return plan.index() > 0; }
 
-/// Chooses the number of groups to merge, 1 included, with the lowest cost by wgmma. Leaves `plan` unchanged if no
+/// Chooses the number of groups to merge (at least 1) with the lowest estimated cost. Leaves `plan` unchanged if no
 /// number has a plan.
 template <auto plan_family>
 void choose_merged_groups(const ConvProblem& problem, ConvPlan& plan) {

@@ -1,5 +1,5 @@
-// Convolutions, their data gradients (the transposed convolutions) and their weight gradients, each by the kernels that
-// choose() names.
+// Runs convolutions, data gradients (the transposed convolutions) and weight gradients with the kernels that choose()
+// selects.
 #include <optional>
 
 #include "cuda/conv/dispatch.h"

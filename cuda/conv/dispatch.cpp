@@ -44,7 +44,7 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
 }
 
 ConvGpu conv_gpu(int device) {
-  static const std::vector<ConvGpu> gpus = [] {  // kept, because the query takes a millisecond
+  static const std::vector<ConvGpu> gpus = [] {  // cached, because a query takes a millisecond
     std::vector<ConvGpu> all;
     for (int i = 0; i < device_count(); ++i) all.push_back(describe_gpu(i));
     return all;

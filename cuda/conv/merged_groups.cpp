@@ -32,7 +32,7 @@ MergedGroups::MergedGroups(const ConvCall& call, int64_t count, const Launch& la
   const int64_t groups = call.geometry.groups / count, in = call.w.size[1];
   View& w = call_.w;
   w.size[1] *= count;
-  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // the axis K of TF32 products
+  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // for TF32, the axis of K
   const int64_t elements = implicit_gemm::lay_out(w, {inner, 4, 3, 2, 1 - inner});
   weights_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
   w.data = weights_->as<void>();

@@ -1,4 +1,4 @@
-// Computes several groups of few channels as one group, because tensor cores multiply blocks of at least 16 channels.
+// Computes several groups of few channels as one group, because a product of the tensor cores has at least 16 channels.
 //
 // The weights of all groups form one larger weight tensor. Its elements are zero where the input channel and the output
 // channel belong to different groups, and the gradients of these elements are discarded. Because the kernels multiply

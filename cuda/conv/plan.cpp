@@ -9,8 +9,8 @@ namespace {
 
 std::atomic<ConvChoice> forced_choice{};
 
-/// Returns true if the inputs do not fit into the caches and each input is read by few results. A copy of the inputs
-/// would then add a third transfer from or to memory.
+/// Returns true if the inputs do not fit into the caches and each input element is used in fewer than `little`
+/// products. The convolution is then memory-bound, and a copy would triple the traffic of the inputs.
 bool is_used_little(const ConvProblem& p, double little) {
   if (p.pass != ConvPass::fprop) return false;
   double inputs = 1, results = 1, taps = 1;  // voxels
@@ -43,9 +43,9 @@ bool is_dense_channels_last(const View& view) {
 
 }  // namespace
 
-// wgmma is slow with few columns, because it reads 64 rows of A for each 8 words, and three times for three products. A
-// copy of the inputs costs more than it saves if their channels fill at most a quarter of 32 bytes, or if they are used
-// little. The bound for "little" is higher for three products of contiguous inputs, and even higher with few columns.
+// wgmma is slow with few columns, because a product reads 64 rows of A for any number of columns. Three products read A
+// three times. A copy of the inputs does not pay if the channels of a voxel fill at most 8 bytes, or if each element is
+// used in few products. The bounds of this number were fitted to measurements.
 bool pays_to_copy(const ConvProblem& p) {
   const bool three = three_products(p);
   const int64_t few = three ? 16 : 8;

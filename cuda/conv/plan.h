@@ -29,28 +29,28 @@ struct alignas(8) ConvChoice {
   uint8_t slide : 2 = 0;           ///< 1: no tiles that slide along depth; 2: only such tiles
   int8_t k_blocks = 0;             ///< fprop_dgrad: bytes of a row / 32; wgrad: channels of a row
   int8_t m_tiles = 0;              ///< m64 tiles of a warpgroup
-  int8_t pairs = 0;                ///< fprop_dgrad: 1: the warpgroups take tiles in turn; 2: they share a tile
+  int8_t pairs = 0;                ///< fprop_dgrad: 1: the warpgroups compute tiles in turn; 2: they share a tile
   int16_t width = 0;               ///< columns of a tile; rows for small_channel and the weight gradient of mma_sync
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Sets the overrides for all later convolutions of the program. A width that is not compiled is ignored.
 void force_conv_choice(ConvChoice choice);
 
-/// A convolution as its kernels compute it. `in` is the tensor that is read at the taps of the kernel. `out` is the
-/// tensor whose positions are visited one by one: the result, or, for the weight gradient, y.
+/// A convolution as the CUDA kernels compute it. `in` is the tensor that the taps of the kernel read. `out` is the
+/// result or, for the weight gradient, y.
 struct ConvProblem {
   ConvPass pass = ConvPass::fprop;
   DType dtype = DType::f32;
   Float32Precision precision = Float32Precision::highest;
   int64_t batch = 1;
   int64_t groups = 1;
-  int64_t in_channels = 1;   ///< of a group
-  int64_t out_channels = 1;  ///< of a group
+  int64_t in_channels = 1;   ///< per group
+  int64_t out_channels = 1;  ///< per group
   Triple in_size{1};
   Triple out_size{1};
   Triple kernel{1};
   ConvGeometry geometry{};
-  int64_t shared_limit = 227 * 1024;  ///< bytes of shared memory that a CTA may have; default: sm_90
+  int64_t shared_limit = 227 * 1024;  ///< maximum shared memory of a CTA in bytes; default: sm_90
   int multiprocessors = 132;          ///< SMs; default: H200
   bool wgmma = true;                  ///< the GPU is sm_90a and the program has code for it
   Triple in_stride{0};                ///< elements, along D, H and W
@@ -92,7 +92,7 @@ ConvGpu conv_gpu(int device);
 /// Sets the members of the problem that depend on the GPU. Does nothing if GPU `device` does not exist.
 void describe_device(ConvProblem& problem, int device);
 
-/// Returns a description of the plan, and the attainable rates of the GPU: of the problem's arithmetic and of memory.
+/// Returns a description of the plan, and the attainable rates of the GPU for the problem's arithmetic and for memory.
 ConvExplanation explain(const ConvProblem& problem, const ConvGpu& gpu = {});
 
 }  // namespace voxgrad::cuda

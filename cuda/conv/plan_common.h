@@ -11,9 +11,9 @@
 
 namespace voxgrad::cuda {
 
-/// Upper bound of the bytes of copied inputs. It may be exceeded by a single sample if the planner allows it.
+/// Upper bound of the bytes of copied inputs. Some planners allow a single sample to exceed the bound.
 inline constexpr int64_t kMaxCopied = int64_t{1} << 30;
-/// Upper bound of the bytes of partial sums. It may be exceeded by the sums of a single range.
+/// Upper bound of the bytes of partial sums. The sums of a single range may exceed the bound.
 inline constexpr int64_t kMaxSums = int64_t{256} << 20;
 
 /// Limits of TMA: positions of a box along an axis, and the step from one position to the next.
@@ -25,8 +25,8 @@ inline constexpr int64_t kMultiprocessors = 132;
 
 /// Returns whether float32 products are computed as three TF32 products.
 inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == ConvArithmetic::tf32x3; }
-/// Returns the maximum number of voxels that are added to one accumulator. Accumulators truncate; the bound keeps that
-/// error small compared with the rounding of the inputs.
+/// Returns the maximum number of voxels that are added to one accumulator. Accumulators truncate, and the bound keeps
+/// the error of the truncation small compared with the rounding of the inputs.
 inline int most_voxels(const ConvProblem& p) { return three_products(p) ? 8192 : 16384; }
 /// Returns the number of parts of an operand: high and low, or one.
 inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
@@ -38,8 +38,8 @@ std::optional<AxisPhases> phases_of(const ConvProblem& p, int axis, bool fold);
 /// Returns, for fprop and wgrad, the number of input positions along an axis up to the last one that a tap reads.
 int64_t read_size(const ConvProblem& p, int axis);
 
-/// Returns whether wgmma is still faster if the inputs must first be copied to channels-last, according to the number
-/// of columns and how often each input is read.
+/// Returns whether wgmma is expected to be faster than other kernels although the inputs must first be copied to
+/// channels-last.
 bool pays_to_copy(const ConvProblem& p);
 
 /// Returns the candidate widths of tiles, at most `most`: those that divide `count` into nearly equal pieces.
@@ -53,8 +53,8 @@ inline bool is_channels_last(const ConvProblem& p) {
 /// Returns whether TMA can read a channels-last view (N, C, D, H, W): all voxels begin at multiples of 16 bytes.
 bool is_tma_tensor(const View& view);
 
-/// Returns whether the kernel is as wide as its stride, so that the taps of neighboring results are neighboring voxels
-/// and do not overlap.
+/// Returns whether the kernel is as wide as its stride. The taps of neighboring results are then neighboring voxels and
+/// do not overlap.
 inline bool has_width_of_stride(const ConvProblem& p) {
   const ConvGeometry& g = p.geometry;
   const int64_t stride = g.stride[2];

@@ -64,7 +64,7 @@ CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
     sizes[a] = static_cast<cuuint64_t>(tensor.size[a]);
     box[a] = static_cast<cuuint32_t>((tensor.box[a] - 1) * tensor.step[a] + 1);
     steps[a] = static_cast<cuuint32_t>(tensor.step[a]);
-    // An axis with one element may have any stride, also one that TMA would reject.
+    // An axis with one element may have a stride that TMA would reject. TMA does not use this stride.
     const int64_t stride = tensor.size[a] == 1 ? 16 : tensor.stride[a] * static_cast<int64_t>(item_size(tensor.dtype));
     if (a > 0) strides[a - 1] = static_cast<cuuint64_t>(stride);
   }

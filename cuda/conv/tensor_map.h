@@ -43,8 +43,8 @@ class TmaTensor {
 /// Returns the TMA tensor map of a tensor. Throws Error if cuTensorMapEncodeTiled rejects the tensor.
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op);
 
-/// Returns the TMA tensor map of a view that is_tma_tensor(). Boxes have `channels` channels and box[] voxels (sample,
-/// depth, height, width), which are in_step[] voxels apart along depth, height and width.
+/// Returns the TMA tensor map of a view for which is_tma_tensor() is true. Boxes have `channels` channels and box[]
+/// voxels (sample, depth, height, width), which are in_step[] voxels apart along depth, height and width.
 CUtensorMap describe_voxels(const View& view, int channels, const int (&box)[4], const int (&in_step)[3],
                             const char* op);
 

@@ -7,6 +7,7 @@
 
 namespace predict {
 
+/// One case.
 struct Job {
   std::string name;                           ///< used in messages
   std::vector<std::filesystem::path> images;  ///< one file per channel
@@ -16,8 +17,8 @@ struct Job {
 /// Lists the cases. `inputs` is either one folder with files CASE_0000.nii.gz (and _0001 and so on for further
 /// channels), or one file per channel of a single case. The result of each case of a folder is written to CASE.nii.gz
 /// in the folder `output`. The result of a single case is written to the file `output`, or into the folder `output` if
-/// that folder exists or its name does not end with .nii or .nii.gz. If `file_ending` is .nii,
-/// input folders contain CASE_0000.nii and result folders CASE.nii instead.
+/// that folder exists or its name does not end with .nii or .nii.gz. If `file_ending` is .nii, files in folders end
+/// with .nii instead of .nii.gz.
 ///
 /// Throws voxgrad::Error if a file is missing or unexpected, if there is no case, if `output` cannot be written, or if
 /// a result would replace an input.

@@ -215,7 +215,7 @@ void write_picture(const predict::Job& job, const vg::Tensor& labels, const nnun
 
 void run_job(const predict::Job& job, const Model& model, const Options& options,
              const nnunet::PredictOptions& settings) {
-  // Each tensor is released when it is no longer needed: a volume can take most of the memory.
+  // Release each tensor when it is no longer needed, because a volume can take most of the memory.
   nnunet::Case input = nnunet::load_case(job.name, job.images);
   nnunet::OrientedImage oriented = nnunet::orient(input.image, input.geometry, model.plan);
   input.image = {};

@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def settings():
-    """Makes every test independent of the settings and random numbers of the others."""
+    """Makes every test independent of the settings and random numbers of other tests."""
     threads = torch.get_num_threads()
     tf32 = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False

@@ -37,7 +37,7 @@ def in_form(t, form):
 
 def assert_near(got, expected, factor, text="", floor=1e-3):
     """Fails if `got` differs from the float64 tensor `expected` by more than `factor` rounding errors of the largest
-    element of `expected`, or of `floor` if that is larger."""
+    element of `expected`, or of `floor` if `floor` is larger."""
     assert got.shape == expected.shape, f"{text}: {list(got.shape)}, expected {list(expected.shape)}"
     if got.numel() == 0:
         return

@@ -5,8 +5,8 @@ To run this file from the root of the repository, after building the target dlpa
     export DLPACK_LIBRARY=$PWD/build/cpu/tests/libdlpack_library.so
     python -m pytest --noconftest tests/pytorch/test_dlpack.py
 
-Tests of NumPy need NumPy 2.1 or newer, tests of PyTorch need PyTorch. Tests on a GPU run if PyTorch finds a GPU and the
-library was built with CUDA.
+The tests need NumPy 2.1 or newer. Tests of PyTorch run if PyTorch is installed. Tests on a GPU run if PyTorch finds a
+GPU and the library was built with CUDA.
 """
 
 import ctypes
@@ -115,7 +115,7 @@ _USED = {b"dltensor": b"used_dltensor", b"dltensor_versioned": b"used_dltensor_v
 
 
 class Unversioned:
-    """A producer that supports only capsules without a version, as libraries did before DLPack 1.0."""
+    """A producer that supports only capsules without a version, like libraries before DLPack 1.0."""
 
     def __init__(self, producer):
         self.producer = producer
@@ -128,7 +128,7 @@ class Unversioned:
 
 
 def producers(source):
-    """Returns the producer itself, which creates versioned capsules, and one that creates unversioned capsules."""
+    """Returns the producer itself, which creates versioned capsules, and a producer of unversioned capsules."""
     return [source, Unversioned(source)]
 
 

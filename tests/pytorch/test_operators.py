@@ -271,7 +271,7 @@ def results_of(model, x):
 
 
 def assert_equal_results(got, expected, factor=64):
-    """Fails if tensors differ by more than `factor` rounding errors, relative to the largest element of all."""
+    """Fails if tensors differ by more than `factor` rounding errors, relative to the largest element of all tensors."""
     largest = max(e.abs().max().item() for e in expected)
     for g, e in zip(got, expected, strict=True):
         assert_near(g, e.double(), factor, floor=largest)
@@ -374,7 +374,7 @@ def test_vmap(device):
     weight = torch.randn(3, 2, 3, 3, 3, device=device)
     x = torch.randn(4, 2, 2, 5, 5, 5, device=device)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns that vmap computes one slice after the other
+        warnings.simplefilter("ignore")  # PyTorch warns that vmap computes one slice after another
         y = torch.func.vmap(lambda x: vF.conv3d(x, weight))(x)
     for got, sample in zip(y, x):
         assert same_bits(got, vF.conv3d(sample, weight))

@@ -10,7 +10,7 @@ from support import DTYPES, FORMS, SEED, assert_near, in_form
 import voxgrad_torch
 from voxgrad_torch import functional as vF
 
-PROBLEMS = 200  # of each kind and dtype
+PROBLEMS = 200  # per kind and dtype
 ACTIVATIONS = [torch.nn.ReLU(), torch.nn.LeakyReLU(0.01), torch.nn.GELU(), torch.nn.SiLU(), None]
 FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}  # largest error / epsilon
 CHANGES_VALUES = "expanded"

@@ -37,7 +37,7 @@ __device__ inline uint32_t round_tf32(float value) {
 }
 
 /// Rounds like round_tf32, but leaves the lower 13 bits undefined, which tensor cores ignore. Takes two instructions. A
-/// NaN whose only mantissa bits are these 13 bits would become infinity, but arithmetic does not produce such NaNs.
+/// NaN whose only mantissa bits are these 13 bits becomes infinity, but arithmetic does not produce such NaNs.
 __device__ inline uint32_t round_for_tensor_cores(float value) {
   const uint32_t bits = __float_as_uint(value);
   return fabsf(value) < INFINITY ? bits + 0x1000u : bits;
@@ -61,8 +61,8 @@ __device__ inline void mma_f16(Accumulator& c, const uint32_t (&a)[4], uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Computes c[m][n] += a[m] * b[n]. The arithmetics below use it: their multiply() takes A as staged and B as packed by
-/// split(), and multiply_words() takes both operands as staged.
+/// Computes c[m][n] += a[m] * b[n] with the instruction kMma. In the arithmetic classes below, multiply() takes the
+/// staged words of A and the parts of B that split() returns. multiply_words() takes the staged words of both operands.
 template <auto kMma, int kM, int kN>
 __device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
 #pragma unroll
@@ -97,10 +97,11 @@ struct Tf32 {
   }
 };
 
-/// float32 accuracy: x = high + low in TF32, and three of the four products. Tensor cores truncate when they add to an
-/// accumulator, and the error would grow with each addition. Each call therefore sums its products from zero and adds
-/// this sum to the accumulator in float32 (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
-/// while surpassing the FP32 theoretical peak performance", 2022). An infinite input gives NaN.
+/// float32 tensors with the accuracy of float32. Operands are split into x = high + low in TF32, and three of the four
+/// products of the parts are computed. Tensor cores truncate when they add to an accumulator, and the error would grow
+/// with each addition. Each call therefore sums its products from zero and adds this sum to the accumulator in float32
+/// (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+/// peak performance", 2022). An infinite input gives NaN.
 struct Tf32x3 {
   static constexpr bool kRounds = false;
   using Element = float;
@@ -175,8 +176,8 @@ __device__ inline uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// Loads a word from a 32-bit address in shared memory. The address takes one addition; nvcc needs more instructions
-/// for pointers.
+/// Loads a word from a 32-bit address in shared memory. Address arithmetic then takes fewer instructions than with
+/// pointers.
 __device__ inline uint32_t load_shared(uint32_t address) {
   uint32_t word;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));

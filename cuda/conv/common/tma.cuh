@@ -1,5 +1,5 @@
 // Asynchronous copies between global and shared memory by Hopper's TMA, mbarriers that count copied bytes or arrived
-// threads, and the state of a producer or consumer of a pipeline. wgmma can read data that TMA copied without a fence.
+// threads, and the state of a producer or consumer of a pipeline. After a copy by TMA, wgmma needs no fence.
 #pragma once
 
 #include <cuda.h>
@@ -29,7 +29,7 @@ __device__ inline void arrive(uint32_t barrier) {
 }
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Arrives, and lets the round of the barrier end when this number of bytes has been copied.
+/// Arrives at the barrier. The round of the barrier ends when this number of bytes has been copied.
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -52,8 +52,8 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& tensor, int 
       : "memory");
 }
 
-/// Copies a box from shared memory to the tensor in the background, like bulk_store(). Elements of the box that are
-/// outside of the tensor are not copied.
+/// Copies a box from shared memory to the tensor asynchronously. The requirements are those of bulk_store(). Elements
+/// of the box that are outside of the tensor are not copied.
 __device__ inline void tma_store(const CUtensorMap& tensor, uint32_t shared, int c, int x, int y, int z, int n) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&tensor),
@@ -73,8 +73,8 @@ __device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
                "r"(static_cast<uint32_t>((first + bytes + 15 - begin) & ~uintptr_t{15})));
 }
 
-/// Copies from shared to global memory asynchronously. Addresses and `bytes` must be multiples of 16. The threads that
-/// wrote the data must call fence_async_proxy() and pass a barrier before.
+/// Copies from shared to global memory asynchronously. Addresses and `bytes` must be multiples of 16. Before the call,
+/// the threads that wrote the data must call fence_async_proxy() and pass a barrier.
 __device__ inline void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
                : "memory");

@@ -2,11 +2,10 @@
 // shared memory. Each of the four warps holds the accumulators of 16 rows, in the layout of the m16n8 products of
 // mma.cuh.
 //
-// Operand A is 64 rows x 8 words, operand B is 8 words x kN8 * 8 columns. Descriptors define their addresses and
-// layouts: K-major, or, for halves only, M-major or N-major. The products run asynchronously. Until warpgroup_wait()
-// returns, no thread may access their accumulators or write to their operands. Threads that write operands with
-// ordinary stores must call fence_async_proxy() before the barrier that publishes the writes. Copies by TMA (tma.cuh)
-// need no fence.
+// Descriptors define the addresses and layouts of the operands: K-major, or, for halves only, M-major or N-major. The
+// products run asynchronously. Until warpgroup_wait() returns, no thread may access the accumulators or write to the
+// operands. Threads that write operands with ordinary stores must call fence_async_proxy() before the barrier that
+// publishes the writes. Copies by TMA (tma.cuh) need no fence.
 #pragma once
 
 #include <cstdint>
@@ -106,8 +105,8 @@ constexpr bool is_wgmma_width(int n8) {
 }
 
 /// Queues c += A * B or, unless `adds`, c = A * B. Descriptors define A, with 64 rows, and B, with kN8 blocks of 8
-/// columns. floats must be rounded before, because the hardware truncates to TF32. kMMajorA, kNMajorB (halves only):
-/// the rows of A, or the columns of B, are contiguous in memory.
+/// columns. Elements of type float must already be rounded, because the hardware truncates to TF32. kMMajorA, kNMajorB
+/// (halves only): the rows of A, or the columns of B, are contiguous in memory.
 template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
 __device__ void multiply_async(Accumulator (&c)[kN8], uint64_t a, uint64_t b, bool adds = true) {
   static_assert(is_wgmma_width(kN8) && (!kNMajorB || sizeof(Element) == 2) && (!kMMajorA || kNMajorB));

@@ -8,8 +8,8 @@ namespace voxgrad::cuda {
 inline constexpr int kSumColumns = 32, kSumSlices = 8;
 
 /// Adds the partial sums of all ranges in double, in a fixed order: first within 8 slices of the ranges, then the
-/// slices. Target has the members partial, weight, elements and ranges. Target::offset(element) returns the place of an
-/// element in the weight gradient, or a negative number for padding.
+/// slices. Target has the members partial, weight, elements and ranges. Target::offset(element) returns the offset of
+/// an element in the weight gradient, or a negative number for padding.
 template <class T, class Target>
 __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
   __shared__ double sums[kSumSlices][kSumColumns];

@@ -1,9 +1,9 @@
-// Depthwise convolutions of channels-last tensors: fprop and dgrad.
+// Fprop and dgrad of depthwise convolutions of channels-last tensors: direct SIMT convolutions with TMA.
 //
-// A lane is a channel. A warp computes patches of 4 x 4 positions, plane after plane along the depth. It adds each
-// input plane to the accumulators of all output planes that the plane contributes to, so that a plane is read once.
-// When the last input plane of an output plane was added, the warp stores the output plane. Planes of the input arrive
-// by TMA, which fills positions outside of the volume with zeros.
+// Each lane computes one channel. A warp computes a patch of 4 x 4 positions in one plane after another along the
+// depth. The warp adds each input plane to the accumulators of all output planes to which this plane contributes, so
+// that the plane is read once. After the last input plane of an output plane, the warp stores the output plane. TMA
+// copies the input planes to shared memory and fills positions outside of the volume with zeros.
 #include "cuda/conv/direct/depthwise.cuh"
 #include "cuda/detail/kernels.h"
 
@@ -22,7 +22,7 @@ struct DepthwiseParams {
   int in_depth, out_depth;
   int channels;
   float floor;           ///< lower bound of the results: 0 with ReLU
-  int padding[3] = {};   ///< of fprop, or of the transposed convolution
+  int padding[3] = {};   ///< padding of fprop, or of dgrad with a stride
   int output_bytes = 0;  ///< bytes of an output plane in shared memory
 };
 
@@ -41,7 +41,8 @@ struct Gather {
   __device__ static int first_input(int begin, int padding) { return begin * S - padding; }
   __device__ static int steps(int size) { return size + planes - 1; }
   __device__ static int input_planes(int size) { return (size - 1) * S + K; }
-  /// Returns the position of plane 0 in a step. Plane j is at this position - j, and a step completes the last plane.
+  /// Returns the output position of plane 0 in a step. Plane j has this position minus j. A step completes the last
+  /// plane.
   __device__ static int position(int begin, int step) { return begin + step; }
   static constexpr int offset(int plane) { return -plane; }
   static constexpr int first_done = planes - 1;
@@ -51,7 +52,7 @@ struct Gather {
   static constexpr int input_of(int q, int k) { return q * S + k; }
 };
 
-/// The dgrad form with stride 2: output o reads input i = (o + padding - k) / 2 at tap k, where that is an integer. The
+/// The dgrad form with stride 2: output o reads input i = (o + padding - k) / 2 at tap k, if i is an integer. The
 /// padding and the center of the kernel must both be even or both be odd. Along the depth, an input plane completes two
 /// output planes.
 template <int K>
@@ -62,14 +63,15 @@ struct Scatter {
   static constexpr int done = 2;
   static constexpr int planes = K;
   static constexpr int center = K / 2;
-  static constexpr int reach = center / 2;  ///< inputs before the one at the first output of a patch
+  static constexpr int reach = center / 2;  ///< inputs that a patch reads before the input at its first output
   static constexpr int window = (kPatch - 1 + center) / 2 + reach + 1;
   static constexpr int pitch = kPatch / 2;
 
   __device__ static int first_input(int begin, int padding) { return (begin + padding - center) / 2 - reach; }
   __device__ static int steps(int size) { return (size - 1 + center) / 2 + reach + 1; }
   __device__ static int input_planes(int size) { return steps(size); }
-  /// Returns the position of plane 0 in a step. Plane j is at this position + j, and a step completes the first planes.
+  /// Returns the output position of plane 0 in a step. Plane j has this position plus j. A step completes planes 0
+  /// and 1.
   __device__ static int position(int begin, int step) { return begin + 2 * (step - reach) - center; }
   static constexpr int offset(int plane) { return plane; }
   static constexpr int first_done = 0;
@@ -120,7 +122,7 @@ struct PatchSums {
     }
   }
 
-  /// Adds an input plane. `in` is the first input of the patch, of the lane's channel; `pitch` is the number of
+  /// Adds an input plane. `in` points to the first input of the patch in the lane's channel. `pitch` is the number of
   /// elements from one row to the next.
   template <int kPhase, bool kAll>
   __device__ void add_plane(const T* in, int pitch, const float* weights, int first, int last) {
@@ -147,7 +149,8 @@ struct PatchSums {
     }
   }
 
-  /// Writes the results of a plane to shared memory. `out` is the lane's first element of the patch.
+  /// Writes the results of a plane to shared memory. `out` points to the first output of the patch in the lane's
+  /// channel.
   __device__ void write(int plane, T* out, int pitch, float bias, float floor) const {
 #pragma unroll
     for (int y = 0; y < kPatch; ++y)
@@ -201,11 +204,11 @@ struct PlaneCopies {
 template <class Form>
 struct Occupancy {
   static constexpr int threads = 32 * kMaxDepthwiseWarps;
-  static constexpr int registers = Form::planes * kPatch * kPatch + kPatch * Form::window + 40;  // estimate of a lane
+  static constexpr int registers = Form::planes * kPatch * kPatch + kPatch * Form::window + 40;  // estimate
   static constexpr int ctas = registers > 170 ? 2 : registers > 135 ? 3 : 4;
 };
 
-/// Launch: one CTA per CTA tile and block of channels in a 1-D grid, one warp per patch. Dynamic shared memory: the
+/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic shared memory: the
 /// stages, the weights in float, and the output planes of two steps.
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)

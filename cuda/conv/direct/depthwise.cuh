@@ -1,4 +1,4 @@
-// Parameters and helpers that the kernels of depthwise convolutions share.
+// Parameters and helpers of the kernels for depthwise convolutions.
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -28,7 +28,7 @@ struct DepthwiseTile {
   int channel;  ///< first channel
   int sample;
   int begin[3];  ///< first position along each axis
-  int range;     ///< index among the CTA tiles of a channel block
+  int range;     ///< index of the CTA tile among those of the same channels
 
   __device__ explicit DepthwiseTile(const DepthwiseTiles& p) {
     int index = static_cast<int>(blockIdx.x);

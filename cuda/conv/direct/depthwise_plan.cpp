@@ -1,4 +1,4 @@
-// The choice of the tiles of depthwise convolutions.
+// Chooses the CTA tiles of depthwise convolutions.
 #include <limits>
 
 #include "cuda/conv/direct/depthwise_plan.h"
@@ -8,7 +8,8 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr int64_t kMinChunk = 4;  // positions along the depth
-// A grid with fewer CTAs per SM is split along the depth. Each CTA of wgrad writes separate partial sums.
+// The depth is divided until there are this many CTAs per SM. Wgrad uses fewer CTAs, because each CTA stores partial
+// sums.
 constexpr int64_t kCtasPerSm = 12, kWgradCtasPerSm = 4;
 constexpr int kReservedShared = 2 << 10;  // static shared memory and alignment
 
@@ -50,8 +51,8 @@ int shared_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
   return std::max(planes + y_planes, taps) + kDepthwiseAlignment;
 }
 
-/// Sets the largest number of stages with which several CTAs fit on an SM, or at least 2 stages. Returns false if not
-/// even one such CTA fits.
+/// Sets the largest number of stages with which several CTAs fit on an SM, but at least 2 stages. Returns false if a
+/// single CTA with 2 stages does not fit.
 bool choose_stages(const ConvProblem& p, DepthwisePlan& plan) {
   const int64_t ctas = p.pass == ConvPass::wgrad ? 1 : plan.kernel == 7 ? 2 : 3;
   for (plan.stages = kMaxDepthwiseStages;; --plan.stages) {

@@ -1,8 +1,9 @@
 // Plans of depthwise convolutions (one input channel and one output channel per group) of channels-last tensors, for
 // the kernels depthwise.cu (fprop and dgrad) and depthwise_wgrad.cu.
 //
-// The kernels run on CUDA cores, in float32 for every dtype. A lane is a channel, a warp computes a patch of a plane,
-// and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared memory.
+// The kernels run on CUDA cores, in float32 for every dtype. A lane computes one channel, a warp computes a patch of a
+// plane, and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared
+// memory.
 #pragma once
 
 #include <array>
@@ -41,7 +42,7 @@ struct DepthwisePlan {
   std::array<int, 2> box{};        ///< input positions of a CTA tile along height and width, with the halo
   std::array<int64_t, 3> tiles{};  ///< CTA tiles along each axis
   int64_t chunk{};                 ///< positions of a CTA tile along the depth
-  int64_t channel_blocks{};        ///< CTAs that share the channels of a voxel
+  int64_t channel_blocks{};        ///< CTAs among which the channels are divided
   int stages{};                    ///< input planes in shared memory
   int shared_bytes{};              ///< dynamic shared memory of a CTA
   int64_t ctas{};                  ///< CTAs of the grid

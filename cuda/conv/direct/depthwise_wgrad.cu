@@ -1,9 +1,10 @@
-// Depthwise convolutions of channels-last tensors: wgrad.
+// Wgrad of depthwise convolutions of channels-last tensors: a direct SIMT convolution with TMA and split-K.
 //
-// A lane is a channel. A warp holds the sums of the K x K taps of one plane of the kernel. It multiplies a patch of y
-// with the inputs around the patch, plane after plane along the depth. The K warps of a patch read the same plane of x
-// and different planes of y. Both arrive by TMA, which fills positions outside of the volumes with zeros. Each CTA
-// writes the sums of its tile, and a second kernel adds the tiles.
+// Each lane computes one channel. A warp holds the sums of the K x K taps of one plane of the kernel. In one plane
+// after another along the depth, the warp multiplies a patch of y by the inputs around the patch. The K warps of a
+// patch read the same plane of x and different planes of y. TMA copies the planes to shared memory and fills positions
+// outside of the volumes with zeros. Each CTA stores the sums of its tile, and a second kernel adds the sums of all
+// tiles.
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/direct/depthwise.cuh"
 #include "cuda/detail/divisor.h"
@@ -25,6 +26,7 @@ struct DepthwiseWgradParams {
   int y_stage_bytes = 0;  ///< y_bytes, rounded up for TMA
 };
 
+/// The constants and the products of one kernel size and stride.
 template <class T, int K, int S>
 struct WgradKernel {
   static constexpr int columns = depthwise_wgrad_columns(K, S), patches = depthwise_wgrad_patches(K);
@@ -78,7 +80,8 @@ struct WgradLoader {
   }
 };
 
-/// Writes the sums of all patches of a CTA, patch after patch in shared memory and then to the CTA's partial sums.
+/// Adds the sums of all patches of a CTA in shared memory, one patch after another, and stores the partial sums of the
+/// CTA.
 template <int K>
 __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& tile, const float (&sum)[K][K], int tap,
                            int patch, int patches, float* shared) {
@@ -97,7 +100,7 @@ __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& t
     partial[int64_t{i} * p.channels] = shared[i * kChannels + lane];
 }
 
-/// Launch: one CTA per CTA tile and block of channels in a 1-D grid, K warps per patch. Dynamic shared memory: the
+/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, K warps per patch. Dynamic shared memory: the
 /// stages of x and y; later the sums of all taps.
 template <class T, int K, int S>
 __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
@@ -153,6 +156,7 @@ __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
   store_sums<K>(p, tile, sum, tap, patch, warps / K, reinterpret_cast<float*>(shared));
 }
 
+/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
 struct DepthwiseReduction {
   const float* partial;
   void* weight;

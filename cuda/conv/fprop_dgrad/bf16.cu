@@ -1,4 +1,4 @@
-// kernel.cuh for BFloat16.
+// Instantiates kernel.cuh for BFloat16.
 #include "cuda/conv/fprop_dgrad/tiles.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {

@@ -9,10 +9,10 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// The result of the CTA tile that belongs to a row of its m64 tiles.
+/// The result that belongs to a row of an m64 tile.
 struct ResultRow {
   static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t place;   ///< sample, depth, height and width, a byte each; kNone if the row has no result
+  uint32_t place;   ///< sample, depth, height and width, one byte each; kNone if the row has no result
   uint32_t offset;  ///< elements from the first result of the tile
 };
 /// The rows of all m64 tiles, in shared memory.
@@ -40,7 +40,7 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
-    const int other = 3 - bit;  // the other distance
+    const int other = 3 - bit;  // 2 or 1
     const bool upper = lane & bit;
     const uint32_t first = __shfl_xor_sync(0xffffffff, upper ? v[0] : v[bit], bit);
     const uint32_t second = __shfl_xor_sync(0xffffffff, upper ? v[other] : v[3], bit);
@@ -64,8 +64,8 @@ __device__ void store_if_less(int a, int b, T* to, T value) {
                  : "memory");
 }
 
-/// Rounds two floats to halves and returns them as a pair, the first in the lower bits. Each is at least the half in
-/// `floor`, or NaN.
+/// Rounds two floats to halves and returns the pair, the first half in the lower bits. Applies the lower bounds of the
+/// pair `floor`; NaN remains NaN.
 template <class T>
 __device__ uint32_t round_pair(float first, float second, uint32_t floor) {
   uint32_t pair;
@@ -148,7 +148,7 @@ __device__ void store_columns(T* to, const Accumulator (&sum)[kSums], const F& f
   }
 }
 
-/// The places of a warp's rows in the results.
+/// The positions of a warp's rows in the results.
 struct ResultPlaces {
   const ResultRow* rows;  // begins with the warp's first row in its first m64 tile
   int limit[4];           // results from the corner of the tile to the end of each axis

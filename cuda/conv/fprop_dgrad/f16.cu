@@ -1,4 +1,4 @@
-// kernel.cuh for Float16.
+// Instantiates kernel.cuh for Float16.
 #include "cuda/conv/fprop_dgrad/tiles.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {

@@ -15,8 +15,8 @@ namespace {
 
 using namespace implicit_gemm;
 
-/// Adds the partial results. Each thread computes a vector of `width` channels and stores it in one instruction if the
-/// channels are innermost.
+/// Adds the partial sums of all splits. Each thread computes a vector of `width` channels and stores it in one
+/// instruction if the channels are innermost.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ ReduceParams p) {
   const int64_t vectors = p.channels / width, count = p.voxels * vectors;
@@ -278,7 +278,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const View &out = call.out, &in = call.in, &w = call.w;
   const bool transposed = call.pass == ConvPass::dgrad, three = plan.products > 1;
   const int64_t copied = three ? copied_bytes(problem) : TmaTensor::copy_bytes(in), half = problem.batch / 2;
-  if (copied > kMaxCopied && half > 0) {  // half of the samples, then the others
+  if (copied > kMaxCopied && half > 0) {  // computes the two halves of the batch separately
     for (const int64_t first : {int64_t{0}, half}) {
       ConvCall part = call;
       part.in = samples_of(in, first, first == 0 ? half : problem.batch - half);

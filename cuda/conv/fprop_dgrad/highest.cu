@@ -1,4 +1,4 @@
-// kernel.cuh for float in three products.
+// Instantiates kernel.cuh for three products of float.
 #include "cuda/conv/fprop_dgrad/tiles.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {

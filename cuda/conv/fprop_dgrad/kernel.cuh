@@ -31,7 +31,7 @@ struct CtaTile {
   static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8, kSlide = kSlide_;
   static constexpr bool kSlides = kSlide > 1;
   using Sums = Accumulator[kTiles][kN8 * kSlide];
-  static constexpr int kRowBytes = kRowBytes_;  // of a row of A, which holds channels of a voxel
+  static constexpr int kRowBytes = kRowBytes_;  // bytes of a row of A: some channels of a voxel
   static constexpr bool kNMajor = kNMajor_, kThree = kThree_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
@@ -39,7 +39,7 @@ struct CtaTile {
 
   static constexpr int kExactTaps = 256 / kRowBytes;  // kThree: taps with a total K of 64
 
-  static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // of one tap
+  static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // bytes of the weights of one tap
 };
 
 /// Loads the boxes of inputs. One thread runs this function.
@@ -120,7 +120,7 @@ struct Mainloop {
   const uint32_t input_stages, weight_stages;
   Pipeline inputs, weights;
   int base[kTiles];     // first rows of the warpgroup's m64 tiles, in units of 16 bytes
-  int held = 0;         // resident stages
+  int held = 0;         // stages of the resident boxes of the current unit
   const uint32_t turn;  // barrier that completes a round when the last products of a GEMM have been issued
   int gemm = 0;
   const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
@@ -134,7 +134,8 @@ struct Mainloop {
           warp_uniform(max(p.base[p.cooperative ? i * Tile::kConsumers + warpgroup : i], 0) * Tile::kRowBytes / 16);
   }
 
-  /// Releases the resident boxes of the previous unit. All phases of the next unit read the boxes that replace them.
+  /// Releases the resident boxes of the previous unit. The boxes of the next unit then remain for all phases of this
+  /// unit.
   __device__ void next_resident() {
     for (; held > 0; --held) {
       if (leads()) inputs.release(inputs.stage());
@@ -170,8 +171,8 @@ struct Mainloop {
       last_weights = last_inputs = -1;
     };
     Pipeline input = inputs;
-    // A barrier can only distinguish a round from the next one. This wait ensures that no stage of this GEMM is further
-    // ahead.
+    // A wait on a barrier identifies a round only by its parity. This wait for the other warpgroup ensures that the
+    // stages of this GEMM cannot be two rounds behind (docs/conv-kernels.md).
     if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
     ++gemm;
     KBlocks k(p, unit, phase);
@@ -206,9 +207,8 @@ struct Mainloop {
     return !fresh;
   }
 
-  /// Computes the sums of a GEMM by three TF32 products, with the accuracy of float32. Tensor cores truncate the
-  /// numbers that they add, so sums of a few products are added in float32. The other warpgroup multiplies in the
-  /// meantime.
+  /// Computes the sums of a GEMM by three TF32 products, with the accuracy of float32. Tensor cores truncate when they
+  /// add, so this function adds sums over 64 elements of K in float32. The other warpgroup multiplies in the meantime.
   __device__ bool multiply_exactly(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     const bool releases = leads();
     Pipeline input = inputs;
@@ -293,6 +293,7 @@ struct Mainloop {
   }
 };
 
+/// Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the rings of inputs and weights.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA

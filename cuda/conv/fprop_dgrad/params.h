@@ -16,14 +16,14 @@ inline constexpr int kMaxStages = 8;
 
 /// One TMA box of inputs and the taps that read it.
 struct Load {
-  int16_t offset[3];  ///< of the box from the CTA tile, in input positions: depth, height, width
+  int16_t offset[3];  ///< offset of the box from the CTA tile, in input positions: depth, height, width
   uint16_t first_tap;
   uint16_t taps;
 };
 
 /// A tap within its box.
 struct Tap {
-  int16_t shift;    ///< in rows of the box
+  int16_t shift;    ///< offset of operand A from the beginning of the box, in rows
   uint16_t weight;  ///< index of the tap in the kernel
 };
 
@@ -48,26 +48,26 @@ struct Params {
   const void* bias;    ///< or null
   int64_t bias_stride;
   void* out;
-  int64_t out_stride[4];   ///< elements, for Coordinates
-  int64_t channel_stride;  ///< elements, of the results
+  int64_t out_stride[4];   ///< strides of sample, depth, height and width, in elements
+  int64_t channel_stride;  ///< elements from one channel of the results to the next
   float* partial;          ///< split-K: dense (split, N, D, H, W, C); otherwise null
   int64_t partial_stride;  ///< elements from one split to the next
   bool relu;
   bool vectors;      ///< channels of a voxel can be stored 16 bytes at a time
   bool resident;     ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
-  bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they take GEMMs in
-                     ///< turn (ping-pong)
-  bool merged;       ///< a work unit is all phases of its CTA tile, one after the other
+  bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
+                     ///< in turn (ping-pong)
+  bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
   int samples;
   int phases;
   int chunks;
   Divisor product_chunks;  ///< chunks of one product
   int resident_chunks;     ///< chunks whose boxes are loaded once: the low and the high parts
-  int taps;                ///< of the kernel
+  int taps;                ///< taps of the convolution kernel
   int k_group;             ///< channels from one group to the next along K of the weights
   int n_group;             ///< channels from one group to the next along N of the weights
-  int in_channels;         ///< of a group
-  int out_channels;        ///< of a group
+  int in_channels;         ///< per group
+  int out_channels;        ///< per group
   int chunk_channels;      ///< channels of a voxel in one chunk
   int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
   int splits;
@@ -81,7 +81,7 @@ struct Params {
   int out_step[3];
   Coordinates tile;     ///< results of a CTA tile
   Coordinates unit;     ///< results of a work unit
-  Divisor extent[3];    ///< of the box: width, height, depth
+  Divisor extent[3];    ///< size of the box: width, height, depth
   int box_rows;         ///< rows that TMA loads
   int group_pitch;      ///< rows of the box from one group of 8 rows of an m64 tile to the next
   int base[kMaxTiles];  ///< first row of each m64 tile in the box

@@ -13,8 +13,9 @@ namespace {
 constexpr int kMaxTaps = 512, kMaxPhases = 64, kMaxSide = 255, kMaxStages = 8;
 constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
 // Constants of the cost model. Rates in bytes per clock: an SM reads kFromL2 from L2 and writes kToMemory; all SMs
-// together transfer kMemory. Times in clocks: kUnit per work unit, kReduction for a second kernel, and kWait between
-// two units that share no stages. kAlone is the slowdown of a warpgroup that is alone on its SM.
+// together transfer kMemory. Times in clocks: kUnit per work unit, kReduction for a second kernel, and kWait for each
+// unit whose boxes cannot be loaded during the previous unit. kAlone is the slowdown of a warpgroup that is alone on
+// its SM.
 constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
                  kAlone = 1.3;
 
@@ -33,7 +34,7 @@ struct Cover {
 std::optional<Cover> cover(const int (&tile)[4], const int (&box)[4], int level, bool octets, int most) {
   const int line = box[3], plane = line * box[2], volume = plane * box[1];
   const int regions = level == 0 ? 1 : level == 1 ? tile[0] : tile[0] * tile[1];
-  int lines = tile[2];  // of a region, from the first to the last that contains results
+  int lines = tile[2];  // lines of a region, from the first to the last line with results
   if (level < 2) lines += (tile[1] - 1) * box[2];
   if (level < 1) lines += (tile[0] - 1) * box[1] * box[2];
   const int pieces = octets ? divide_up(lines, 8) * (tile[3] / 8) : divide_up((lines - 1) * line + tile[3], 64);
@@ -79,7 +80,7 @@ bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
   return parts > 0;
 }
 
-/// Enumerates the members of a plan that do not follow from the problem alone, and keeps the plan with the lowest cost.
+/// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
 class Search {
  public:
   Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
@@ -292,8 +293,8 @@ class Search {
     return all;
   }
 
-  /// Returns how often each byte of the results is transferred. Lines that end within a sector of 32 bytes write this
-  /// sector twice, in parts, and memory reads a sector before it writes a part of it.
+  /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,
+  /// two tiles write a part of this sector, and memory reads the sector before each write.
   double pieces(const FpropDgradPlan& plan) const {
     if (p_.out_channels_last || plan.tile[3] >= plan.axis[2].count) return 1;
     const int64_t sector = 32 / static_cast<int64_t>(item_size(p_.dtype)), piece = plan.tile[3] * plan.axis[2].out_step;

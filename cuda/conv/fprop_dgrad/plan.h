@@ -18,9 +18,9 @@ struct FpropDgradTile {
   friend constexpr bool operator==(const FpropDgradTile&, const FpropDgradTile&) = default;
 };
 
-/// A tile, and the sizes of shared memory rows for which it is compiled in each arithmetic: a bit set of 32, 64 and 128
-/// bytes. Combinations that the planner chose for at most 4 of 1,280 layers of real model families are left out. In
-/// tf32x3 the sums and the products must fit into registers.
+/// A tile, and the sizes of rows in shared memory for which the tile is compiled. There is a bit set of 32, 64 and 128
+/// bytes for each arithmetic. A combination is omitted if the planner chose it for at most 4 of 1,280 layers of real
+/// model families. In tf32x3, the sums and the products of a tile must fit into registers together.
 struct CompiledFpropDgradTile {
   FpropDgradTile tile;
   int halves;

@@ -26,7 +26,7 @@ struct WorkUnit {
 };
 
 /// Calls f(unit, phase, false) for each plane of inputs of a sliding unit, alternating between the runs of the two
-/// warpgroups. The corner of the unit is then the corner of the results that read this plane first.
+/// warpgroups. unit.at[1] is then the plane of results whose first plane of inputs is the current plane.
 template <int kSlide, class F>
 __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
   const int corner = unit.at[1];
@@ -83,7 +83,7 @@ struct KBlocks {
 };
 
 /// The operands of a k-block: a chunk of channels, and for tf32x3 the parts of inputs and weights. The order of the
-/// products is low x high, high x low, high x high, so that the small ones are added first.
+/// products is low x high, high x low, high x high, so that the small products are added first.
 struct ChunkOperands {
   int chunk;
   bool low_input = false, low_weight = false;

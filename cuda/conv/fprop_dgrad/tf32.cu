@@ -1,4 +1,4 @@
-// kernel.cuh for float.
+// Instantiates kernel.cuh for float.
 #include "cuda/conv/fprop_dgrad/tiles.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {

@@ -1,4 +1,4 @@
-// Fprop and dgrad on mma.sync: plan, packing of weights, table of taps, launch.
+// Host side of fprop_dgrad.cuh: packing of the weights, table of taps, launch.
 #include <algorithm>
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -10,7 +10,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// The classes' phases, and where in the halo each of their taps reads.
+/// Lists the phases of each class, and the offset in the halo of each tap.
 void list_taps(MmaSyncParams& p) {
   int count = 0;
   for (int c = 0; c < p.classes; ++c) {
@@ -27,12 +27,12 @@ void list_taps(MmaSyncParams& p) {
       int index = i, offset[3], residue = 0;
       for (int a = 2; a >= 0; --a) {
         const int fold = p.axis[a].fold;
-        const int row = part[a]->start + index % part[a]->taps * part[a]->step - part[a]->low * fold;  // not negative
+        const int row = part[a]->start + index % part[a]->taps * part[a]->step - part[a]->low * fold;  // at least 0
         index /= part[a]->taps;
         if (a == 2) residue = row % fold;  // the other axes are not folded
         offset[a] = row / fold;
       }
-      const int run = p.extent[2].value() / p.axis[2].fold;  // of a residue
+      const int run = p.extent[2].value() / p.axis[2].fold;  // words of a residue in a line
       p.tap_offset[count++] = ((offset[0] * p.extent[1].value() + offset[1]) * p.line + residue * run + offset[2]) * 4;
     }
   }
@@ -72,7 +72,7 @@ MmaSyncParams make_params(const View& out, const View& in, const ConvEpilogue& e
   return p;
 }
 
-/// The digits of a tile's number; how many tiles there are.
+/// Sets the digits of a tile's number. Returns the number of tiles.
 int64_t number_tiles(MmaSyncParams& p, const ConvProblem& problem, const MmaSyncPlan& plan) {
   const int column_tiles = p.merged ? 1 : p.column_tiles, phases = p.transposed && !p.merged ? p.classes : 1;
   const int groups = static_cast<int>(problem.groups);

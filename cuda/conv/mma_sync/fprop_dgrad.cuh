@@ -27,7 +27,7 @@ struct MmaSyncTile {
   static constexpr int kSlab = kColumns * kKWords * Arithmetic::kParts;  // words of one tap of B
   static constexpr int kStageTaps = kSlab > 256 ? 4 : 8, kStages = 3;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
-  static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // a multiprocessor: bounds registers
+  static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // CTAs per SM; limits the registers
   static constexpr int kRing = kStages * kStageTaps * kSlab;                       // words
 
   static size_t shared_bytes(const MmaSyncParams& p) {
@@ -35,10 +35,11 @@ struct MmaSyncTile {
   }
 };
 
-/// The offset of a voxel that is not there.
+/// The offset of a voxel outside of the input. Its elements are zero.
 inline constexpr uint32_t kOutside = UINT32_MAX;
 
-/// The least position on each axis that a tile of a class reads.
+/// Computes the lowest input position that a CTA tile reads along each axis for one class. The position may lie outside
+/// of the input.
 __device__ inline void halo_first(const MmaSyncParams& p, const TileCoord& place, int number, int (&first)[3]) {
   int part[3];
   class_phases(p, number, part);
@@ -47,7 +48,7 @@ __device__ inline void halo_first(const MmaSyncParams& p, const TileCoord& place
     first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
   }
 }
-/// In elements from the first of the sample.
+/// Returns the offset of this lowest position in elements, from the first element of the sample.
 __device__ inline int64_t halo_corner(const MmaSyncParams& p, const TileCoord& place, int number) {
   int first[3];
   halo_first(p, place, number, first);
@@ -55,7 +56,7 @@ __device__ inline int64_t halo_corner(const MmaSyncParams& p, const TileCoord& p
   for (int a = 0; a < 3; ++a) corner += first[a] * p.in_stride[a + 2];
   return corner;
 }
-/// Where the voxels of the halo are: bytes from its corner, or kOutside.
+/// Fills the table `offsets` with the offset of each voxel of the halo: bytes from halo_corner(), or kOutside.
 template <class Element>
 __device__ void locate_halo(const MmaSyncParams& p, const TileCoord& place, int number, uint32_t* offsets, int thread,
                             int threads) {
@@ -73,19 +74,20 @@ __device__ void locate_halo(const MmaSyncParams& p, const TileCoord& place, int 
   }
 }
 
-/// Input elements of one voxel on their way to shared memory.
+/// The channels of one voxel in one k-block, held in registers between the load and the store to shared memory.
 template <class Arithmetic>
 struct StagedVoxel {
   using Element = typename Arithmetic::Element;
   static constexpr int kChannels = kKWords * Arithmetic::kElements;
   Element value[kChannels];
 
-  /// `channels` of them are there, `stride` bytes apart.
+  /// Loads the first `channels` elements, which are `stride` bytes apart, and sets the others to zero.
   __device__ void load(const char* at, int64_t stride, int channels) {
 #pragma unroll
     for (int c = 0; c < kChannels; ++c, at += stride) value[c] = load_element(at, c < channels);
   }
-  /// Zero unless `inside`. In order, so that no more than one address has to be held.
+  /// Loads an element, or returns zero unless `inside`. The assembly keeps nvcc from reordering the loads, which would
+  /// need registers for several addresses.
   __device__ static Element load_element(const char* at, bool inside) {
     if constexpr (sizeof(Element) == 4) {
       float x;
@@ -103,6 +105,7 @@ struct StagedVoxel {
       return element;
     }
   }
+  /// Stores the elements as words, `pitch` bytes apart.
   __device__ void store(uint32_t shared, uint32_t pitch) const {
 #pragma unroll
     for (int w = 0; w < kKWords; ++w, shared += pitch) {
@@ -114,7 +117,8 @@ struct StagedVoxel {
   }
 };
 
-/// Fills the table of the offsets in bytes at which a thread stages its voxels.
+/// Fills the table `targets` with the offset in bytes at which each voxel of the halo is stored in a stage. Threads
+/// also store voxels beyond the halo; these go to a word of padding.
 template <int kThreads>
 __device__ void place_words(const MmaSyncParams& p, int* targets, int thread) {
   const int fold = p.axis[2].fold;
@@ -123,8 +127,7 @@ __device__ void place_words(const MmaSyncParams& p, int* targets, int thread) {
     // Residues are stored separately, so that neighboring results read neighboring words.
     const int w = p.extent[2].take_digit(lines);
     const int target = lines * p.line + w % fold * (p.extent[2].value() / fold) + w / fold;
-    targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) *
-                 static_cast<int>(sizeof(uint32_t));  // padding that no product reads
+    targets[v] = (v < p.halo_voxels ? target : p.pitch - 1) * static_cast<int>(sizeof(uint32_t));
   }
 }
 
@@ -149,7 +152,8 @@ __device__ void store_in_order(Element* at, Element value, bool really) {
                  : "memory");
 }
 
-/// out = sum + bias of a tile, of class `number`.
+/// Adds the bias, applies ReLU and stores the results of a CTA tile. In dgrad, class `number` is the phase of the
+/// results.
 template <class Tile>
 __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, int number,
                               const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
@@ -161,7 +165,7 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
   int phase[3] = {};
   if (p.transposed) class_phases(p, number, phase);
   Element* rows[2 * Tile::kM16];
-  unsigned inside = 0;  // a bit a row
+  unsigned inside = 0;  // one bit per row
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kM16; ++i) {
     int m = row_of_tile<Tile>(i);
@@ -189,11 +193,13 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kM16; ++i) {
         const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;
-        store_in_order(rows[i] + step, Element(value < floor ? floor : value), inside >> i & 1);  // NaN stays
+        store_in_order(rows[i] + step, Element(value < floor ? floor : value), inside >> i & 1);  // keeps NaN
       }
     }
 }
 
+/// Launch: one CTA per CTA tile in a 1-D grid; MmaSyncParams::digit decodes the number of a tile. Dynamic shared
+/// memory: the ring of weights, the stages of inputs, and the tables `offsets` and `targets`.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
@@ -201,8 +207,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   using Element = typename Arithmetic::Element;
   constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
   constexpr int kStageWords = Tile::kStageTaps * Tile::kSlab, kStageTaps = Tile::kStageTaps;
-  constexpr int kVoxelTaps = 4;                // taps that are multiplied while a voxel is on its way
-  constexpr int kAhead = kParts == 1 ? 1 : 0;  // taps whose fragments are loaded early; three products take longer
+  constexpr int kVoxelTaps = 4;  // taps that are multiplied between the load and the store of a voxel
+  // Taps between the load of fragments and their products. Three products per tap are long enough to hide the loads.
+  constexpr int kAhead = kParts == 1 ? 1 : 0;
   extern __shared__ uint4 dynamic_shared[];
   uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
   uint32_t* const a_words = b_ring + Tile::kRing;
@@ -215,14 +222,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (!p.merged && !has_results(p, place)) return;
   const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
 
-  // ---- A on its way
+  // ---- Producer of operand A: the halos of the inputs
   const char* const in =
       reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
                                     place.group * int64_t{p.in_channels} * p.in_stride[1]);
   const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
   struct {
     int number, k_block;  // class, k-block of channels
-    int64_t corner;
+    int64_t corner;       // halo_corner() of the class
   } stage{place.phase, 0, 0};
   const auto locate = [&] {
     locate_halo<Element>(p, place, stage.number, offsets, thread, kThreads);
@@ -245,7 +252,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int stage_b) {
     voxel.store(shared_address(a_words + stage_b * a_stage_words) + targets[thread + round * kThreads], p.pitch * 4);
   };
-  const auto stage_voxels = [&](int round, int rounds, int stage_b) {  // nothing to hide behind: several at a time
+  // Stages voxels while no products run. Several voxels at a time hide the latency of the loads.
+  const auto stage_voxels = [&](int round, int rounds, int stage_b) {
     constexpr int kMany = Arithmetic::kElements == 1 && kN8 != 4 ? 3 : 2;
     for (; round < rounds; round += kMany) {
       StagedVoxel<Arithmetic> voxel[kMany];
@@ -256,7 +264,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     }
   };
 
-  // ---- B on its way
+  // ---- Producer of operand B: the packed weights
   const uint4* weights = p.weights + thread +
                          ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
                           p.class_begin[place.phase]) *
@@ -295,8 +303,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (p.merged)
     for (stage.k_block = 1; stage.k_block < p.k_blocks; ++stage.k_block) stage_voxels(0, p.rounds, stage.k_block);
 
-  const uint32_t upper = 4 * p.pitch * 4;
-  uint32_t rows[2 * kM16];  // of A: shared addresses of this lane's rows and words of channels
+  // ---- Mainloop
+  const uint32_t upper = 4 * p.pitch * 4;  // bytes from word t of a k-block to word t + 4
+  uint32_t rows[2 * kM16];                 // shared addresses of word t in this lane's rows of A
 #pragma unroll
   for (int i = 0; i < 2 * kM16; ++i) {
     int m = row_of_tile<Tile>(i);
@@ -368,7 +377,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
           multiply_taps.template operator()<false>(tap, last - tap);
         if (++stage_b == Tile::kStages) stage_b = 0;
       }
-      stage_voxels(round, rounds, 1 - a_now);  // too few taps to hide them all behind
+      stage_voxels(round, rounds, 1 - a_now);  // the voxels that the products above did not hide
       if (!p.merged) a_now = 1 - a_now;
       if (p.merged ? k_block + 1 == p.k_blocks : !more) {
         store_results<Tile>(p, place, number, sum);

@@ -1,6 +1,6 @@
-// Weights in the order in which fprop_dgrad.cuh multiplies them,
-//   (group, column tile, class of taps, k-block, tap of the class, block of 8 columns, lane, its words),
-// so that a CTA reads them from one end to the other. Channels beyond the last are zero.
+// Packs the weights in the order in which fprop_dgrad.cuh reads them:
+//   (group, column tile, class of taps, k-block, tap of the class, block of 8 columns, lane, words of the lane).
+// The weights of a CTA are then contiguous. Channels after the last channel are zero.
 #include "cuda/conv/mma_sync/pack.h"
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -24,7 +24,8 @@ __global__ void pack_weights_kernel(const __grid_constant__ PackWeights p, uint3
     int of_tile = digit(p.k_blocks * p.taps);  // (class, k-block, tap of the class)
     const int column = digit(p.column_tiles) * p.columns + block * 8 + lane / 4;
     int part[3];
-    const auto taps_of = [&](int number) {  // and the class's parts
+    // Returns the taps of a class, and sets `part` to the phase of the class along each axis.
+    const auto taps_of = [&](int number) {
       int taps = 1;
       for (int a = 2; a >= 0; --a) {
         part[a] = number % p.axis[a].phases;

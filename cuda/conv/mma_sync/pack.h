@@ -15,12 +15,12 @@ struct PackWeights {
   int64_t out_stride;
   int64_t tap_stride[3];
   int groups;
-  int in_channels;   ///< of a group
-  int out_channels;  ///< of a group
+  int in_channels;   ///< per group
+  int out_channels;  ///< per group
   int columns;       ///< output channels of a tile
   int column_tiles;
   int k_blocks;
-  int taps;  ///< of all classes
+  int taps;  ///< in all classes
   AxisPhases axis[3];
 };
 

@@ -13,35 +13,37 @@ inline constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 /// Threads of a CTA.
 inline constexpr int kMmaSyncThreads = 128;
 
-/// The parameters of fprop_dgrad_mma_sync. "Class" has the meaning of plan.h.
+/// The parameters of fprop_dgrad_mma_sync. MmaSyncPlan (plan.h) defines a class.
 struct MmaSyncParams {
   const void* in;
   const uint4* weights;  // packed
   const void* bias;      // or null
   void* out;
   int64_t in_stride[5], out_stride[5], bias_stride;
-  Divisor digit[6];  // digits of a tile's number: tile of columns, phase, tile along width, height, depth, group
-  int in_channels, out_channels;  // of a group
+  // The digits of a tile's number, least significant first: column tile, phase, tile along width, height and depth,
+  // group. The sample is the rest.
+  Divisor digit[6];
+  int in_channels, out_channels;  // per group
   int column_tiles, k_blocks;
   bool transposed, relu;
   Divisor tile[3], extent[3];  // results of a tile, and voxels of its halo, along each axis
   int tile_voxels, halo_voxels;
   int rounds;       // voxels of the halo that each thread stages
-  int line, pitch;  // words from a staged line to the next, and from a word of channels
+  int line, pitch;  // words in a stage from one line to the next, and from one word of channels to the next
   int classes;
-  bool merged;  // a CTA takes all phases and columns of its tile; one halo, all of whose k-blocks are staged at once
+  bool merged;  // a CTA computes all phases and columns of its tile, and stages all k-blocks of the halo once
   int input_stages;
   AxisPhases axis[3];
   uint8_t class_phase[kMaxClasses][4];  // phase of each axis
   int class_begin[kMaxClasses + 1];     // first tap of each class
-  int tap_offset[kMaxTaps];             // bytes from the corner of the halo to the first input of a tap
+  int tap_offset[kMaxTaps];             // bytes in a stage from the first voxel of the halo to the first one of a tap
 };
 
 /// The position of a CTA tile.
 struct TileCoord {
   int64_t sample;
   int group, column_tile, phase;
-  int q[3];  // the tile's corner
+  int q[3];  // first result of the tile along each axis, in results of the phase
 };
 
 __device__ inline TileCoord tile_coord(const MmaSyncParams& p, unsigned number) {
@@ -69,7 +71,7 @@ __device__ inline bool has_results(const MmaSyncParams& p, const TileCoord& plac
   return inside;
 }
 
-/// Launches the kernel. `columns` is the number of columns per tile of the packed weights.
+/// Launches the kernel. `columns` is the number of columns of a CTA tile; `blocks` is the number of CTAs.
 template <class Arithmetic>
 void launch_fprop_dgrad_mma_sync(const MmaSyncParams& p, int columns, int64_t blocks, cudaStream_t stream);
 

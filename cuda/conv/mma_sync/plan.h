@@ -15,8 +15,9 @@ std::span<const int> mma_sync_wgrad_widths();
 /// Returns the width of ConvChoice if it is one of `widths`.
 std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> widths);
 
-/// The plan of fprop or dgrad. A class is a combination of phases of the axes. In dgrad it is a phase of the results,
-/// and a CTA tile has one class; in fprop it is a residue of the inputs, and a CTA tile has all classes.
+/// The plan of fprop or dgrad. A class combines one phase of each axis. In dgrad, a class is a phase of the results,
+/// and a CTA tile belongs to one class. In fprop, a class is a residue of the inputs, and a CTA tile sums over all
+/// classes.
 struct MmaSyncPlan {
   AxisPhases axis[3];
   int tile[3];    ///< results of a CTA tile
@@ -39,30 +40,30 @@ std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& problem)
 /// Returns the bytes of the packed weights.
 int64_t workspace_bytes(const ConvProblem& problem, const MmaSyncPlan& plan);
 
-/// The plan of wgrad. A class is a combination of phases of the axes.
+/// The plan of wgrad. A class combines one phase of each axis: a residue of x.
 struct MmaSyncWgradPlan {
   struct Class {
     int taps;
-    int padded_taps;   ///< taps, rounded up to whole tiles
-    int tile_columns;  ///< blocks of 8 columns of a tile
+    int padded_taps;   ///< taps, rounded up to fill whole tiles
+    int tile_columns;  ///< columns of a tile, in blocks of 8
     int tiles;
   };
   AxisPhases axis[3];
-  int k_tile[3];  ///< voxels of y that are loaded together
-  int extent[3];  ///< halo of x, in words
-  int tiles[3];   ///< k-tiles along each axis
-  int run;
-  int halo_words;
-  int pitch;
-  int rows;
+  int k_tile[3];   ///< voxels of y in a k-tile, along each axis
+  int extent[3];   ///< halo of x; along the width in words
+  int tiles[3];    ///< k-tiles along each axis
+  int run;         ///< words of a line of the halo, for one residue and one shift
+  int halo_words;  ///< words of the halo per channel
+  int pitch;       ///< words in shared memory from one channel of x to the next
+  int rows;        ///< output channels of a CTA tile
   int row_tiles;
   int blocks8;  ///< blocks of 8 channels of x
   std::vector<Class> classes;
-  int column_tiles;  ///< of all classes
-  int columns;       ///< blocks of 8 columns
+  int column_tiles;  ///< in all classes
+  int columns;       ///< in all classes, in blocks of 8
   int64_t k_tiles;
-  int64_t range;  ///< k-tiles of a CTA
-  int64_t ranges;
+  int64_t range;     ///< k-tiles of a CTA
+  int64_t ranges;    ///< splits of K
   int shared_bytes;  ///< bytes of a stage
   int stages;        ///< 2: the next k-tile is copied in the background
   double cycles;     ///< cost according to the planner's model

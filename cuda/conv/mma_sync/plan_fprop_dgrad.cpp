@@ -1,4 +1,4 @@
-// The plans of fprop and dgrad by mma.sync: which tile of results a CTA takes.
+// Plans fprop and dgrad with mma.sync: chooses the CTA tile with the lowest estimated cost.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,9 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kRows = 256;               // results of a block
-constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis: packed into 10 bits
-constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two blocks fit on sm_90
+constexpr int kRows = 256;               // results of a CTA tile
+constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis
+constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two CTAs fit on an SM of sm_90
 constexpr int kKWords = 8, kMaxTaps = 1024, kMaxClasses = 64;
 
 bool choose_axes(const ConvProblem& p, MmaSyncPlan& plan) {
@@ -34,32 +34,32 @@ int choose_columns(const ConvProblem& p) {
   if (const auto asked = asked_width(p, compiled)) return *asked;
   int best = compiled.front();
   for (const int columns : compiled) {
-    const auto computed = [&](int c) {
-      return divide_up(p.out_channels, c) * (c + 12);
-    };  // 12: constant cost of a tile
+    // A tile has a constant cost, which equals the cost of about 12 columns.
+    const auto computed = [&](int c) { return divide_up(p.out_channels, c) * (c + 12); };
     if (computed(columns) < computed(best)) best = columns;
   }
   return best;
 }
 
-/// Returns the bytes of shared memory for the weights that are being loaded.
+/// Returns the bytes of the ring of weights in shared memory.
 int ring_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {
   const int tap = plan.columns * kKWords * 4 * parts(p);
   return 3 * (tap <= 1024 ? 8 : 4) * tap;
 }
 
-/// Returns the words from one staged line to the next. With this distance, 8 results on two lines of the tile also read
-/// 8 different banks.
+/// Returns the words from one line of the halo to the next in shared memory. With this distance, 8 consecutive results
+/// read 8 different banks even if they lie on two lines of the tile.
 int line_words(int tile, int extent) { return tile % 8 == 0 ? extent : tile + round_up(extent - tile, 8); }
 
-/// Returns the bytes of shared memory of a block: the staged inputs, the source and target of each voxel, and the
-/// weights.
+/// Returns the bytes of shared memory of a CTA: the stages of inputs, the tables of the source and the target of each
+/// voxel, and the weights.
 int64_t shared_bytes(const ConvProblem& p, const MmaSyncPlan& plan, int64_t halo, int64_t words) {
-  const int64_t pitch = words + 32, staged = halo + 128;  // upper bounds
+  const int64_t pitch = words + 32, staged = halo + 128;  // upper bounds of the pitch and of the tables
   return plan.input_stages * kKWords * 4 * pitch + 8 * staged + ring_bytes(p, plan);
 }
 
-/// Returns the approximate time of all tiles in clocks of an SM, or nothing if a tile does not fit.
+/// Returns the estimated time of all tiles in clocks of one SM, or nothing if a tile does not fit into shared memory.
+/// The factors were fitted to measurements.
 std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const int (&tile)[3]) {
   int halo = 1, words = 1;
   double blocks = 1;
@@ -76,15 +76,15 @@ std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const 
   }
   const bool three = three_products(p);
   const double taps = static_cast<double>(plan.axis[0].kernel) * plan.axis[1].kernel * plan.axis[2].kernel;
-  const double stages = plan.merged ? 1 : plan.classes;  // how often the inputs are staged
+  const double stages = plan.merged ? 1 : plan.classes;  // number of times that the inputs are staged
   const double blocks8 = plan.columns / 8;
   const double parts = three ? 3 : 1;
   const double products = 16 * blocks8 * 1.46 * parts;
   const double reads = 4 * 4 * 4 * std::max(1.0, blocks8 / 8) + 4 * blocks8 * 2 * (three ? 2 : 1);
   const double multiply = taps * std::max(products, reads);
   const double stage = stages * (halo * kKWords * 0.15 + 100);
-  // Sectors of 32 bytes between L2 and the SM. A line of a tile may start anywhere in a sector. Sectors that are
-  // written in part count twice, because another tile may write the rest.
+  // The traffic between L2 and the SM consists of sectors of 32 bytes, at 40 bytes per clock. A line that starts within
+  // a sector needs one more sector. Stores count twice, because two tiles may each write a part of a sector.
   const double bytes = static_cast<double>(item_size(p.dtype)), word_channels = 4 / bytes;
   const auto sectors = [&](double elements) { return elements * bytes / 32 + 1; };
   const double lines = halo / ((tile[2] - 1 + plan.axis[2].max_span) * plan.axis[2].fold);
@@ -95,7 +95,7 @@ std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const 
   const double tiles = plan.column_tiles;
   const double memory = (loaded * (plan.merged ? 1 : tiles) + stored * tiles) * 32 / 40;
   const double work = plan.k_blocks * (multiply * tiles + stage * (plan.merged ? 1 : tiles)) + stages * 800;
-  // If a block is alone on its SM, no other block runs while it waits.
+  // A CTA that is alone on its SM leaves the SM idle while it waits.
   const bool alone = shared_bytes(p, plan, halo, words) > kHalfShared;
   return blocks * (std::max(work, memory) + 0.3 * std::min(work, memory)) * (alone ? 1.3 : 1);
 }
@@ -118,12 +118,13 @@ void choose_tile(const ConvProblem& p, MmaSyncPlan& plan) {
     }
 }
 
-/// Fills in what follows from the tile; false if that leaves the range of the kernels.
+/// Sets the members of the plan that follow from the tile. Returns false if the kernels cannot represent them.
 bool finish(const ConvProblem& p, MmaSyncPlan& plan) {
   plan.halo_voxels = 1;
   double blocks = static_cast<double>(p.batch * p.groups) * (plan.merged ? 1 : plan.column_tiles);
   if (p.pass == ConvPass::dgrad && !plan.merged) blocks *= plan.classes;
-  double reach = 0, spread = 0;  // of a halo and of a tile, in elements: offsets in it are 32-bit and not negative
+  // Elements from the first to the last element of a halo and of a tile. Offsets in them are 32-bit and not negative.
+  double reach = 0, spread = 0;
   for (int a = 0; a < 3; ++a) {
     plan.extent[a] = (plan.tile[a] - 1 + plan.axis[a].max_span) * plan.axis[a].fold;
     plan.tiles[a] = divide_up(plan.axis[a].count, plan.tile[a]);
@@ -143,7 +144,7 @@ bool finish(const ConvProblem& p, MmaSyncPlan& plan) {
 
 std::span<const int> mma_sync_widths(ConvArithmetic arithmetic) {
   static constexpr int kWidths[] = {8, 16, 24, 32, 48, 64};
-  // Three products: the sums of a step stand in registers beside the accumulators.
+  // With three products, a thread also holds the sums of one step in registers, so wider tiles do not fit.
   return std::span(kWidths).first(arithmetic == ConvArithmetic::tf32x3 ? 4 : 6);
 }
 
@@ -162,8 +163,8 @@ std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
   plan.input_stages = 2;
   choose_tile(p, plan);
   // All phases read the same inputs. If the channels fit into one k-block, the inputs can be staged once for all
-  // phases. With more k-blocks, a block would need the shared memory of a whole SM, which was slower (by a third for 8
-  // k-blocks).
+  // phases. With more k-blocks, a CTA would need the shared memory of a whole SM. This was slower: by a third for 8
+  // k-blocks.
   if (p.pass == ConvPass::dgrad && plan.classes > 1 && plan.k_blocks == 1) {
     MmaSyncPlan merged = axes;
     merged.merged = true;

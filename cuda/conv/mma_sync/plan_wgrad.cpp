@@ -1,5 +1,5 @@
-// The plans of wgrad by mma.sync: a CTA tile of rows (channels of y) by columns (tap, channel of x), and a k-tile of
-// voxels, such that what an SM multiplies and stages costs it least.
+// Plans wgrad with mma.sync. A CTA tile has rows (channels of y) and columns (taps and channels of x). The planner
+// chooses the CTA tile and the k-tile of voxels with the lowest estimated cost of products and staging.
 #include <algorithm>
 #include <cmath>
 
@@ -10,12 +10,12 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kKTileWords = 128, kWgradShared = 112 * 1024;  // with which two blocks fit on sm_90
+constexpr int kKTileWords = 128, kWgradShared = 112 * 1024;  // two CTAs with this many bytes fit on sm_90
 constexpr int kMaxTaps = 1024, kMaxClasses = 64;
 
 int wgrad_shared(const ConvProblem& p) { return static_cast<int>(std::min<int64_t>(kWgradShared, p.shared_limit)); }
 
-/// Taps of each class.
+/// Returns the number of taps of each class.
 std::vector<int> class_taps(const MmaSyncWgradPlan& plan) {
   std::vector<int> result;
   for (int number = 0;; ++number) {
@@ -29,7 +29,7 @@ std::vector<int> class_taps(const MmaSyncWgradPlan& plan) {
   }
 }
 
-/// Fills in what follows from the k-tile; false if it is too large.
+/// Sets the members of the plan that follow from the k-tile. Returns false if the k-tile is too large.
 bool extend_k_tile(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   const int elements = elements_of(p);
   plan.halo_words = 1;
@@ -51,7 +51,7 @@ bool extend_k_tile(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   return true;
 }
 
-/// Adds a class; false if there are too many taps.
+/// Adds a class. Returns false if the plan then has too many taps.
 bool add_class(MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) {
   plan.column_tiles += c.tiles;
   plan.columns += plan.blocks8 * c.padded_taps;
@@ -67,10 +67,11 @@ void clear_classes(MmaSyncWgradPlan& plan) {
   plan.shared_bytes = 0;
 }
 
-/// Columns of 8 that a block of 4 warps takes beside so many rows (tile_columns8()).
+/// Returns the blocks of 8 columns of a CTA tile with this number of rows. Must equal tile_columns8() in wgrad.cuh.
 int most_columns(const ConvProblem& p, int rows) { return 4 * (rows > 32 || three_products(p) ? 7 : 14); }
 
-/// The tiles of a class, and shared memory that one of them takes for x.
+/// Divides the columns of a class into CTA tiles of at most `most` blocks of 8 columns. `room` is the shared memory for
+/// x in bytes.
 MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, int room) {
   const int fitting = std::max(1, room / (8 * pitch * 4));  // blocks of 8 channels that can be staged
   MmaSyncWgradPlan::Class c{taps, taps, 0, 0};
@@ -85,7 +86,7 @@ MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, i
   return c;
 }
 
-/// Fills in the tiles; false if they do not fit.
+/// Sets the CTA tiles and their estimated cost. Returns false if a tile does not fit into shared memory.
 bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   const int room = wgrad_shared(p) - plan.rows * (kKTileWords + 4) * 4;
   const int most = most_columns(p, plan.rows);
@@ -99,7 +100,7 @@ bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
     plan.shared_bytes = std::max(plan.shared_bytes, bytes);
     staged += static_cast<double>(c.tiles) * (plan.rows * kKTileWords + blocks * 8 * plan.halo_words);
   }
-  // Halves go through registers.
+  // Halves are packed in registers, so the next k-tile cannot be copied in the background.
   plan.stages = elements_of(p) == 1 && 2 * plan.shared_bytes <= wgrad_shared(p) ? 2 : 1;
   const double products = 16.0 * (plan.rows / 16) * most * 1.46 * (three_products(p) ? 3 : 1);
   const double of_k_tile = plan.column_tiles * (products + 400) + staged * (plan.stages == 2 ? 0.15 : 0.3);
@@ -119,9 +120,10 @@ int choose_rows(const ConvProblem& p) {
 }
 
 void choose_range(const ConvProblem& p, MmaSyncWgradPlan& plan) {
-  constexpr int64_t kBlocks = 1600;  // a few for every place on the largest GPUs
+  constexpr int64_t kBlocks = 1600;  // several times the CTAs that the largest GPUs run at once
   const int64_t tiles = static_cast<int64_t>(plan.column_tiles) * plan.row_tiles * p.groups;
-  // Accumulators truncate: a range is short enough for that not to be seen beside the rounding of the inputs.
+  // Accumulators truncate. Bound the k-tiles of a range, so that this error is small compared with the rounding of the
+  // inputs.
   const int64_t most = three_products(p) ? 32 : 128;
   const int64_t bytes = p.groups * p.out_channels * plan.columns * 8 * static_cast<int64_t>(sizeof(float));
   int64_t ranges = std::max(divide_up(kBlocks, tiles), divide_up(plan.k_tiles, most));
@@ -131,7 +133,7 @@ void choose_range(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   plan.ranges = divide_up(plan.k_tiles, plan.range);
 }
 
-/// The best k-tile and tiles.
+/// Returns the plan with the lowest estimated cost of all k-tiles, or nothing if none fits.
 std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPlan plan) {
   MmaSyncWgradPlan best{};
   best.cycles = -1;

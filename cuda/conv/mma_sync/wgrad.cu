@@ -1,4 +1,4 @@
-// Wgrad on mma.sync: plan, launch, reduction of split-K.
+// Host side of wgrad.cuh: table of taps, launch, and the second kernel of split-K.
 #include "cuda/conv/mma_sync/wgrad.cuh"
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -8,18 +8,19 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
 struct WgradReduction {
   const float* partial;
   void* weight;
   int64_t row_stride, channel_stride, tap_stride[3];
   int in_channels, columns;
-  int64_t elements, ranges;  // elements: of a range
+  int64_t elements, ranges;  // elements per range
   int classes;
   AxisPhases axis[3];
   TapClass of_class[kWgradClasses];
   int real_taps[kWgradClasses];
 
-  /// Where an element of a range belongs; negative: padding.
+  /// Returns the offset in the weight gradient of an element of the partial sums, or -1 for padding.
   __device__ int64_t offset(int64_t element) const {
     int64_t rest = element / 8;
     const int column = static_cast<int>(rest % columns);
@@ -42,6 +43,7 @@ struct WgradReduction {
   }
 };
 
+/// Lists the classes, and the offset in the halo of each tap.
 void list_classes(const MmaSyncWgradPlan& plan, MmaSyncWgradParams& p) {
   int tile = 0, column = 0, tap_begin = 0;
   for (size_t number = 0; number < plan.classes.size(); ++number) {

@@ -1,17 +1,17 @@
 // Wgrad with mma.sync: a multistage implicit GEMM over voxels with split-K,
 //
-//   w[cy][cx][tap] = sum over samples n and lattice voxels o of  y[n][cy][o] * x[n][cx][o * stride + tap * dil - pad]
+//   w[cy][cx][tap] = sum over samples n and voxels o of  y[n][cy][o] * x[n][cx][o * stride + tap * dilation - padding]
 //
 //   A: 16 * kM16 channels of y x 8 words of voxels (a k-block)
 //   B: a k-block x columns; 8 columns are one tap of 8 channels of x
 //
-// A CTA processes one k-tile (some voxels of the lattice) after another. It stages the voxels of y and the halo of x
-// that its taps read, both as [channel][voxel], which is also the layout of contiguous tensors. A tap is an offset into
-// the halo. Channels are stored 4 banks apart, so that a warp reads 8 channels of 4 words without bank conflicts. If
-// two k-tiles fit into shared memory, the next k-tile is copied in the background; two CTAs per SM hide the remaining
-// latency. As in fprop_dgrad.cuh, each residue of strided inputs is a separate class, and residues along the innermost
-// axis are folded. For halves, a word holds two voxels, and the voxels of an odd tap would straddle two words.
-// Therefore x is staged twice, the second time shifted by one voxel.
+// A CTA processes one k-tile (a box of voxels of y) after another. It stages the voxels of y and the halo of x that its
+// taps read. Both are stored as [channel][voxel], which is also the layout of contiguous tensors. A tap is an offset
+// into the halo. Channels are stored 4 banks apart, so that a warp reads 8 channels of 4 words without bank conflicts.
+// If two k-tiles fit into shared memory, the next k-tile is copied in the background. Two CTAs per SM hide the
+// remaining latency. As in fprop_dgrad.cuh, each residue of strided inputs is a separate class, except that residues
+// along the innermost axis are staged together (axis_phases.h). For halves, a word holds two voxels. The two voxels of
+// an odd tap would lie in different words, so x is staged twice, the second time shifted by one voxel.
 //
 // Split-K: the ranges of k-tiles depend on the shape alone. reduce_ranges() adds their sums in a fixed order.
 #pragma once
@@ -24,18 +24,18 @@
 
 namespace voxgrad::cuda {
 
-/// The offset of what lies outside of a volume: zero.
+/// The offset of an element outside of the volume. Its value is zero.
 inline constexpr int64_t kNowhere = INT64_MIN;
 
 inline constexpr int kWgradTaps = 1024, kWgradClasses = 64;
-/// Words of y that a k-tile has a channel, and where a channel's begin: 4 banks apart.
+/// Words of y per channel in a k-tile, and words from one channel to the next in shared memory.
 inline constexpr int kKTileWords = 128, kKTilePitch = kKTileWords + 4;
 
-/// Taps that read the same residues of x, and their columns of 8.
+/// The taps that read the same residue of x. Columns are counted in blocks of 8, which are one tap of 8 channels.
 struct TapClass {
-  int taps, tap_begin;           // in the table of taps; padded with idle ones to whole tiles
-  int columns, column_begin;     // taps times blocks of 8 channels; in the partial sums
-  int tile_columns, tile_begin;  // columns of a tile; its first tile
+  int taps, tap_begin;           // taps, padded to fill whole tiles, and the first one in the table of taps
+  int columns, column_begin;     // columns of the class, and the first one in the partial sums
+  int tile_columns, tile_begin;  // columns of a tile, and the first tile of the class
 };
 
 struct MmaSyncWgradParams {
@@ -43,19 +43,19 @@ struct MmaSyncWgradParams {
   const void* y;
   float* partial;  // (ranges, groups, out_channels, columns, 8)
   int64_t x_stride[5], y_stride[5];
-  int in_channels, out_channels;  // of a group: x's and y's
+  int in_channels, out_channels;  // channels of x and of y per group
   int groups, row_tiles, column_tiles, classes;
-  int columns;                   // of 8, of all classes
-  Divisor k_tile[3], extent[3];  // the last in words
-  int run;                       // words of a residue's (and shift's) row of the halo
-  int halo_words, pitch;         // pitch: words between staged channels of x
-  int stages, stage_words;       // 2: the next k-tile is copied while this one is multiplied
+  int columns;                   // blocks of 8 columns in all classes
+  Divisor k_tile[3], extent[3];  // voxels of a k-tile, and the halo of x, whose width is in words
+  int run;                       // words of a line of the halo, for one residue and one shift
+  int halo_words, pitch;         // words of the halo per channel, and words from one staged channel of x to the next
+  int stages, stage_words;       // with 2 stages, the next k-tile is copied in the background
   int tiles[3];
-  int64_t k_tiles, range;  // in all; of a range
+  int64_t k_tiles, range;  // k-tiles in total, and per CTA
   AxisPhases axis[3];
   TapClass of_class[kWgradClasses];
-  int k_block_offset[kKTileWords / 8];  // bytes in the halo from the k-tile's first word to the 8 words of a k-block
-  int tap_offset[kWgradTaps];           // bytes
+  int k_block_offset[kKTileWords / 8];  // bytes in the halo from the first word of the k-tile to that of a k-block
+  int tap_offset[kWgradTaps];           // bytes in the halo from the first word to that of a tap
 };
 
 template <class Arithmetic_, int kM16_, int kN8_>
@@ -63,21 +63,24 @@ struct MmaSyncWgradTile {
   using Arithmetic = Arithmetic_;
   static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRows = 16 * kM16, kColumns = kN8 * kWarps;  // columns of 8
-  static_assert(kThreads == kKTileWords, "a thread stages one word of y's k_tile");
+  static constexpr int kRows = 16 * kM16, kColumns = kN8 * kWarps;  // kColumns: blocks of 8
+  static_assert(kThreads == kKTileWords, "each thread stages one word of y per channel");
 };
 
+/// Rounds a word in shared memory to TF32.
 __device__ inline void round_word(uint32_t at) { store_shared(at, round_tf32(__uint_as_float(load_shared(at)))); }
 
+/// Launch: one CTA per (range, group, row tile, column tile) in a 1-D grid, the column tile varying fastest. Dynamic
+/// shared memory: one or two stages, each with a k-tile of y and its halo of x.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid_constant__ MmaSyncWgradParams p) {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
   constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kElements = Arithmetic::kElements, kThreads = Tile::kThreads;
-  constexpr int kBatch = 8;  // words on their way
+  constexpr int kBatch = 8;  // words that are loaded before the first is stored
   constexpr int kUnroll = Arithmetic::kParts == 1 && kElements == 1 ? 2 : 1;
   extern __shared__ uint4 dynamic_shared[];
-  constexpr int kYWords = Tile::kRows * kKTilePitch;  // of a stage_at; x's follow
+  constexpr int kYWords = Tile::kRows * kKTilePitch;  // words of y in a stage; the words of x follow
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
 
@@ -108,8 +111,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
   const int x_channels = min(channels, p.in_channels - first_block * 8);
   const int y_channels = min(Tile::kRows, p.out_channels - first_row);
 
-  // `count` channels, zero from `real` on, of the words whose elements lie at `offset`: in the background if they can
-  // be copied as they are, else through registers
+  // Stages one word for each of `count` channels; channels from `real` on are zero. `offset` locates the elements of
+  // the word. Words of float are copied asynchronously. Halves are packed in registers.
   const auto stage = [&](uint32_t to, int pitch, const Element* from, int64_t stride, int count, int real,
                          const int64_t(&offset)[kElements]) {
     if constexpr (kElements == 1) {
@@ -133,6 +136,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
       }
     }
   };
+  // Stages the words of this thread: one word of y per channel, and several words of the halo of x.
   const auto stage_k_tile = [&](int64_t k_tile, uint32_t stage_at) {
     int64_t sample = k_tile;
     int q[3];
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
       int w = p.extent[2].take_digit(word);
       const int h = p.extent[1].take_digit(word), d = word;
       const int fold = p.axis[2].fold;
-      const int row = w / p.run;  // (residue, shift)
+      const int row = w / p.run;  // residue and shift
       w = (w - row * p.run) * kElements + row % kElements;
       const int position[3] = {
           (q[0] + p.axis[0].phase[part[0]].low + d) * p.axis[0].in_step + p.axis[0].phase[part[0]].residue,
@@ -177,7 +181,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
             offset);
     }
   };
-  const auto round_k_tile = [&](uint32_t stage_at) {  // what this thread copied
+  // Rounds the words that this thread copied.
+  const auto round_k_tile = [&](uint32_t stage_at) {
     if constexpr (Arithmetic::kRounds) {
 #pragma unroll 16
       for (int i = 0; i < Tile::kRows; ++i) round_word(stage_at + (thread + i * kKTilePitch) * 4);
@@ -189,7 +194,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
     }
   };
 
-  uint32_t columns[kN8];  // bytes to this lane's first word of B in each of its columns of 8
+  uint32_t columns[kN8];  // bytes in a stage to this lane's first word of each block of 8 columns of B
 #pragma unroll
   for (int n = 0; n < kN8; ++n) {
     const int column = warp * kN8 + n < column_count ? first_column + warp * kN8 + n : first_column;
@@ -256,13 +261,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
     }
 }
 
-/// Columns of 8 of a tile that has so many rows.
+/// Returns the blocks of 8 columns of a CTA tile with this number of rows.
 template <class Arithmetic>
 constexpr int tile_columns8(int rows) {
   return 4 * (rows > 32 ? 7 : Arithmetic::kParts == 1 ? 14 : 7);
 }
 
-/// Queues the kernel; rows: of a tile, 16 to 64.
+/// Launches the kernel. `rows` is the number of rows of a CTA tile: 16, 32, 48 or 64. `blocks` is the number of CTAs.
 template <class Arithmetic>
 void launch_wgrad_mma_sync(const MmaSyncWgradParams& p, int rows, int64_t blocks, int shared_bytes,
                            cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Which 1x1x1 convolutions the pointwise kernels take, and with how many blocks.
+// Plans pointwise convolutions: checks whether the kernels support a problem, and computes the number of CTAs.
 #include "cuda/conv/pointwise/plan.h"
 
 #include "cuda/conv/plan_common.h"
@@ -6,13 +6,13 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int64_t kMaxTiles = 256;  // of a warp of wgrad, so that no float is a sum of more than 2048 voxels
+constexpr int64_t kMaxTiles = 256;  // tiles of a warp of wgrad, so that a float adds at most 2048 voxels
 
 bool is_pointwise(const ConvProblem& p) {
   bool pointwise = p.groups == 1;
   for (int a = 0; a < 3; ++a)
     pointwise &= p.kernel[a] == 1 && p.geometry.stride[a] == 1 && p.geometry.padding[a] == 0 &&
-                 p.in_size[a] == p.out_size[a];  // without output padding
+                 p.in_size[a] == p.out_size[a];  // excludes output padding
   return pointwise;
 }
 

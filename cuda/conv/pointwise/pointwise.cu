@@ -1,8 +1,9 @@
-// 1x1x1 convolutions between a tensor of many channels (wide) and one of few (narrow), in all passes.
+// 1x1x1 convolutions between a tensor with many channels (wide) and a tensor with few channels (narrow): SIMT GEMMs for
+// fprop, dgrad and wgrad (with split-K).
 //
-// Both tensors are lists of voxels, and a warp takes tiles of them. A voxel of the wide tensor belongs to 4 lanes, each
-// with vectors of its channels; of the narrow one, a tile is contiguous and passes through shared memory. Everything is
-// multiplied and added in float32.
+// Both tensors are lists of voxels, and a warp computes one tile of voxels after another. Four lanes share a voxel of
+// the wide tensor, and each lane loads vectors of its channels. A tile of the narrow tensor is contiguous and is copied
+// through shared memory. All products and sums are in float32.
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
@@ -13,33 +14,34 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kLanes = kPointwiseLanes, kRows = 32 / kLanes;  // voxels side by side in a warp
+constexpr int kLanes = kPointwiseLanes, kRows = 32 / kLanes;  // kRows: voxels that a warp loads at a time
 constexpr int kVoxels = kPointwiseVoxels, kDepth = kVoxels / kRows;
 constexpr int kWgradThreads = 32 * kPointwiseWgradWarps;
-static_assert(kDepth == kLanes, "reduce_scatter() leaves each lane a voxel");
+static_assert(kDepth == kLanes, "reduce_scatter() leaves one voxel to each lane");
 
 struct PointwiseParams {
   const void *in, *weight, *bias;
   void* out;
-  int64_t weight_narrow, weight_wide, bias_stride, voxels;  // strides
-  int wide, pitch, out_channels;                            // pitch: wide, filled up to vectors of 4 lanes
+  int64_t weight_narrow, weight_wide, bias_stride, voxels;  // strides in elements; number of voxels
+  int wide, pitch, out_channels;                            // pitch: wide, rounded up to vectors of 4 lanes
   float floor;
-  bool aligned;  // the narrow tensor, to 16 bytes
+  bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
 };
 
-/// Where a warp's lane stands.
+/// The position of a thread: its warp and lane, the voxel of the lane (row), and its share of the channels (part).
 struct Lane {
   int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   int row = lane / kLanes, part = lane % kLanes;
 };
 
-/// 16 bytes in one instruction: of a plain assignment the compiler makes four here.
+/// Stores 16 bytes with one instruction. For a plain assignment, nvcc would emit four.
 template <class T>
 __device__ void store_words(T* to, const Vector<T, kVectorWidth<T>>& vector) {
   __stwb(reinterpret_cast<uint4*>(to), std::bit_cast<uint4>(vector));
 }
 
-/// The weights, with the bias as another narrow channel, as [wide / 4][narrow][4]; beyond the last channel zeros.
+/// Copies the weights to shared memory, as [wide / 4][narrow][4]. The bias is an additional narrow channel. Elements
+/// after the last channel are zero.
 template <class T, int kNarrow>
 __device__ void load_weights(const PointwiseParams& p, float* to) {
   constexpr int kWeightRows = pointwise_weight_rows(kNarrow);
@@ -54,16 +56,16 @@ __device__ void load_weights(const PointwiseParams& p, float* to) {
   __syncthreads();
 }
 
-/// A tile of the narrow tensor, or what is there of it, and else zeros, as [narrow / 4][voxel][4].
+/// Copies a tile of the narrow tensor to shared memory, as [narrow / 4][voxel][4]. Voxels from `voxels` on are zero.
 template <class T, int kNarrow, int kTile>
 __device__ void stage_narrow(const T* from, int voxels, float* to) {
-  int lane;  // read for each tile: of a number that stays, the compiler would keep all quotients in registers
+  int lane;  // read again for each tile; otherwise, nvcc would keep all quotients below in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   T values[kNarrow * kTile / 32];
 #pragma unroll
   for (int i = 0; i < kNarrow * kTile / 32; ++i)
     values[i] = lane + i * 32 < voxels * kNarrow ? from[lane + i * 32] : T(0.0f);
-  __syncwarp();  // the tile before is done with
+  __syncwarp();  // all lanes have read the previous tile
 #pragma unroll
   for (int i = 0; i < kNarrow * kTile / 32; ++i) {
     const int voxel = (lane + i * 32) / kNarrow, k = (lane + i * 32) % kNarrow;
@@ -72,7 +74,7 @@ __device__ void stage_narrow(const T* from, int voxels, float* to) {
   __syncwarp();
 }
 
-/// Adds up what the 4 lanes of 4 voxels have; the i-th lane gets the i-th voxel's sums.
+/// Adds the sums that 4 lanes hold for each of 4 voxels. Lane i receives the totals of voxel i.
 template <int kNarrow>
 __device__ void reduce_scatter(float (&sum)[kDepth][kNarrow], int part) {
 #pragma unroll
@@ -88,7 +90,8 @@ __device__ void reduce_scatter(float (&sum)[kDepth][kNarrow], int part) {
   }
 }
 
-/// Many channels in, few out.
+/// Computes narrow results from wide inputs. Launch: CTAs of kPointwiseWarps warps in a 1-D grid. Dynamic shared
+/// memory: the weights.
 template <class T, int kNarrow>
 __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow))
     pointwise_to_narrow(const __grid_constant__ PointwiseParams p) {
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
   __shared__ __align__(16) T results[kPointwiseWarps][kVoxels * kNarrow];
   load_weights<T, kNarrow>(p, weights);
   const Lane at;
-  const int voxel = at.part * kRows + at.row;  // of the result
+  const int voxel = at.part * kRows + at.row;  // the voxel of the tile whose totals this lane receives
   T* const staged = results[at.warp];
   const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
   for (int64_t first = (int64_t{blockIdx.x} * kPointwiseWarps + at.warp) * kVoxels; first < p.voxels; first += step) {
@@ -126,7 +129,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
       }
     }
     reduce_scatter(sum, at.part);
-    __syncwarp();  // the tile before is stored
+    __syncwarp();  // all lanes have stored the previous tile
 #pragma unroll
     for (int k = 0; k < kNarrow; ++k) {
       const float result = sum[0][k] + weights[(k / 4 * kWeightRows + kNarrow) * 4 + k % 4];
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
   }
 }
 
-/// Few channels in, many out.
+/// Computes wide results from narrow inputs. Launch: as for pointwise_to_narrow().
 template <class T, int kNarrow>
 __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow))
     pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
@@ -201,9 +204,11 @@ struct PointwiseWgradParams {
   const void *narrow, *wide;
   float* partial;  // (range, narrow channel, wide channel)
   int64_t voxels;
-  int channels, groups;  // of wide; warps that share a voxel's
+  int channels, groups;  // wide channels; warps among which they are divided
 };
 
+/// Computes partial sums. Launch: CTAs of kPointwiseWgradWarps warps in a 2-D grid of ranges of voxels by parts of the
+/// wide channels.
 template <class T, int kNarrow>
 __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid_constant__ PointwiseWgradParams p) {
   constexpr int kWidth = kVectorWidth<T>, kColumns = kLanes * kWidth;
@@ -250,7 +255,7 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
       if (at.row == 0) shared[(at.warp * kNarrow + k) * kColumns + at.part * kWidth + j] = sum[k][j];
     }
   __syncthreads();
-  const int sums = p.groups * kNarrow * kColumns;  // of a slice
+  const int sums = p.groups * kNarrow * kColumns;  // sums of a slice
   for (int i = static_cast<int>(threadIdx.x); i < sums; i += kWgradThreads) {
     float total = 0;
     for (int s = 0; s < slices; ++s) total += shared[s * sums + i];
@@ -260,6 +265,7 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
   }
 }
 
+/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
 struct WgradReduction {
   const float* partial;
   void* weight;
@@ -273,7 +279,7 @@ struct WgradReduction {
   }
 };
 
-/// body.operator()<T, narrow channels>().
+/// Calls body.operator()<T, kNarrow>() for the dtype and the number of narrow channels.
 template <class Body>
 void with_channels(DType dtype, int narrow, const Body& body) {
   dispatch(Types<float, BFloat16, Float16>(), dtype, "conv", "CUDA", [&]<class T>() {

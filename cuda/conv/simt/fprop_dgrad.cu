@@ -1,15 +1,15 @@
-// Fprop and dgrad (which is the transposed convolution) on CUDA cores, for every parameter: a SIMT implicit GEMM, the
-// oracle of the other kernels.
+// Fprop and dgrad (the transposed convolution) on CUDA cores, for every parameter: a SIMT implicit GEMM.
 //
-// An output voxel sums, over the taps that reach it, an input voxel times a weight. Along one axis
+// A result is the sum of input voxels times weights, over the taps that reach the result. Along one axis
 //
 //   fprop: y[o] reads x[o * stride - padding + k * dilation]    for every tap k
-//   dgrad: x[i] reads y[(i + padding - k * dilation) / stride]  for the taps where that is whole
+//   dgrad: x[i] reads y[(i + padding - k * dilation) / stride]  if the index of y is an integer
 //
-// With step = stride / gcd(stride, dilation), dgrad falls into `stride` phases (i mod stride), in each of
-// which the taps are k0, k0 + step, ..., and outputs and inputs are evenly spaced again. A Lattice describes a phase of
-// one axis, and with it the two are one kernel: a CTA tile is voxels of one phase (of three axes) by output channels,
-// and walks just the taps of that phase. Phases that no tap reaches write the bias.
+// Dgrad has `stride` phases per axis: the results with equal i mod stride. The taps of a phase are k0, k0 + step, ...
+// with step = stride / gcd(stride, dilation), and its results and inputs are evenly spaced. A Lattice describes a phase
+// of one axis. Fprop has a single phase, so that one kernel computes both passes. A CTA tile consists of voxels of one
+// phase (along each axis) by output channels, and K contains only the taps of this phase. The results of a phase
+// without taps are the bias.
 #include <numeric>
 
 #include "core/detail/divide.h"
@@ -19,8 +19,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Voxel j of a phase is written at out_start + j * out_step; with the phase's tap t, which is tap
-/// tap_start + t * tap_step of the weight, it reads in_start + j * in_step + t * in_tap_step.
+/// A phase of one axis. Voxel j of the phase is result out_start + j * out_step. Tap t of the phase is tap
+/// tap_start + t * tap_step of the kernel. With this tap, voxel j reads input in_start + j * in_step + t * in_tap_step.
 struct Lattice {
   int count, taps;
   int out_start, out_step;
@@ -31,9 +31,9 @@ struct Lattice {
 /// One axis of the geometry.
 struct ConvAxis {
   int64_t in_size, out_size, kernel, stride, padding, dilation;
-  int64_t phases;     // that have a voxel at all
-  int64_t tap_step;   // within a phase
-  int64_t max_count;  // voxels of a phase at most
+  int64_t phases;     // phases that have at least one voxel
+  int64_t tap_step;   // taps of the kernel from one tap of a phase to the next
+  int64_t max_count;  // voxels of the largest phase
 };
 
 __device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t phase) {
@@ -52,7 +52,7 @@ __device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t pha
   }
   lattice.out_step = static_cast<int>(axis.stride);
   lattice.count = static_cast<int>(divide_up(axis.out_size - phase, axis.stride));
-  int64_t k = 0;  // the first tap that lands on a whole input position
+  int64_t k = 0;  // the first tap that reads an integer input position
   while (k < axis.tap_step && k < axis.kernel && (phase + axis.padding - k * axis.dilation) % axis.stride != 0) ++k;
   const bool reached = k < axis.tap_step && k < axis.kernel;
   lattice.tap_start = static_cast<int>(k);
@@ -71,15 +71,15 @@ struct FpropDgradParams {
   const T* bias;  // or null
   T* out;
   int64_t in_stride[5], out_stride[5];
-  int64_t weight_group, weight_in, weight_out, weight_tap[3], bias_stride;  // strides
+  int64_t weight_group, weight_in, weight_out, weight_tap[3], bias_stride;  // strides in elements
   int64_t batch, groups;
-  int in_channels, out_channels;  // of a group
+  int in_channels, out_channels;  // per group
   bool transposed, relu;
   ConvAxis axis[3];
-  int64_t voxel_tiles, channel_tiles, tiles;  // voxel tiles: of one phase
+  int64_t voxel_tiles, channel_tiles, tiles;  // voxel_tiles: per phase
 };
 
-/// What thread 0 works out for all threads of a block: which tile of what.
+/// A CTA tile. Thread 0 computes it for all threads of the CTA.
 struct CtaTile {
   Lattice lattice[3];
   int count[3];
@@ -88,7 +88,8 @@ struct CtaTile {
   int channel;
 };
 
-/// Channel tiles vary fastest, then phases, so that blocks that read the same input run at the same time.
+/// Returns the CTA tile of an index. Channel tiles vary fastest, then phases, so that CTAs that read the same inputs
+/// run at the same time.
 template <class Tile, class T>
 __device__ CtaTile cta_tile(const FpropDgradParams<T>& problem, int64_t index) {
   CtaTile tile;
@@ -104,6 +105,7 @@ __device__ CtaTile cta_tile(const FpropDgradParams<T>& problem, int64_t index) {
   return tile;
 }
 
+/// Launch: CTAs of kTileThreads threads in a 1-D grid, each of which computes one tile after another.
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     simt_fprop_dgrad_kernel(const __grid_constant__ FpropDgradParams<T> problem) {
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     __syncthreads();
     if (threadIdx.x == 0) tile = cta_tile<Tile>(problem, index);
     __syncthreads();
-    if (tile.first.sample >= problem.batch) continue;  // this phase has fewer voxels than the largest
+    if (tile.first.sample >= problem.batch) continue;  // the phase has fewer voxels than max_count
 
     const Lattice(&lattice)[3] = tile.lattice;
     const int taps = lattice[0].taps * lattice[1].taps * lattice[2].taps;
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
       }
       return site;
     };
-    // The order of (channel, tap) is that in which the input, and most likely the weight, lies in memory.
+    // k enumerates (channel, tap) in the order of the input in memory, which is usually also the order of the weights.
     const auto make_row = [&](int k) {
       const int channel = kChannelsInnermost ? k % problem.in_channels : k / taps;
       int tap = kChannelsInnermost ? k / problem.in_channels : k % taps;
@@ -212,7 +214,7 @@ void run(const ConvCall& call, cudaStream_t stream) {
   const View &out = call.out, &in = call.in, &w = call.w, *bias = call.epilogue.bias;
   const ConvGeometry& geometry = call.geometry;
   const bool transposed = call.pass == ConvPass::dgrad;
-  const int in_axis = transposed ? 0 : 1;  // of the weight
+  const int in_axis = transposed ? 0 : 1;  // the axis of the weights that is summed
   const int64_t group_outputs = out.size[1] / geometry.groups;
   FpropDgradParams<T> problem{};
   problem.in = in.as<T>();
@@ -235,7 +237,7 @@ void run(const ConvCall& call, cudaStream_t stream) {
   for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = conv_axis(in, out, w, geometry, axis, transposed);
 
   const bool innermost = channels_innermost(in);
-  if constexpr (sizeof(T) == 4) {  // few channels waste less of a narrow tile
+  if constexpr (sizeof(T) == 4) {  // fewer output channels select a narrower tile
     if (group_outputs > 32) return launch_tile<TileShape<T, 4, 8, 8>>(problem, innermost, stream);  // 128 x 64
     if (group_outputs <= 8) return launch_tile<TileShape<T, 1, 8, 1>>(problem, innermost, stream);  // 256 x 8
   }

@@ -17,7 +17,7 @@
 
 namespace voxgrad::cuda {
 
-/// Threads in a block of a convolution kernel.
+/// Threads of a CTA.
 inline constexpr int kTileThreads = 256;
 /// Upper bound of the magnitude of positions, which check_positions() ensures. Sums of two positions fit into 32 bits.
 inline constexpr int kPositionLimit = 1 << 30;
@@ -76,7 +76,7 @@ struct TileShape {
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;
   static constexpr int kM = kThreadM * kTileThreads / kWarpsN, kN = kThreadN * kWarpsN, kK = 8;
   static constexpr int kRows = 32;                              // rows of the table that are computed at a time
-  static constexpr int kBlocks = sizeof(Element) == 4 ? 2 : 1;  // minimum blocks per SM, which bounds the registers
+  static constexpr int kBlocks = sizeof(Element) == 4 ? 2 : 1;  // minimum CTAs per SM, which bounds the registers
   static_assert(kTileThreads % kM == 0, "a thread stages one site");
   static_assert(kThreadN * sizeof(T) % 16 == 0, "B is read in 16-byte pieces");
 
@@ -129,10 +129,10 @@ __device__ void multiply_k_block(T (&sum)[Tile::kThreadM][Tile::kThreadN], const
 }
 
 /// Computes total[i][j] = C[m_of(i)][n_of(j)]. make_site(m) and make_row(k), for k below k_count, return Sites and
-/// Rows. A site outside of the problem has position[0] = -kPositionLimit. kRowsAdjacent: neighboring rows, instead of
-/// neighboring sites, are neighbors in memory, so the threads are arranged along k when A is staged. Sums are added to
-/// `total` every 256 products, so that long sums in float have the error of short ones. All threads of a block must
-/// call the function.
+/// Rows. A site outside of the problem has position[0] = -kPositionLimit. If kRowsAdjacent, neighboring rows are
+/// neighbors in memory; otherwise, neighboring sites are. Neighboring threads stage neighboring elements of A. Sums are
+/// added to `total` every 256 products, so that long sums in float are as accurate as short ones. All threads of a CTA
+/// must call the function.
 template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, class MakeRow>
 __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
                              const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {
@@ -142,7 +142,7 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
   const int thread = static_cast<int>(threadIdx.x);
   const int k_blocks = divide_up(operands.k_count, kK);
 
-  // Where load l of this thread goes in the staged k-block of A.
+  // The row and the site of load l of this thread in the staged k-block of A.
   const auto a_row = [&](int l) { return kRowsAdjacent ? thread % kK : (thread + l * kTileThreads) / Tile::kM; };
   const auto a_site = [&](int l) { return kRowsAdjacent ? (thread + l * kTileThreads) / kK : thread % Tile::kM; };
   const auto fill_rows = [&](int table) {
@@ -203,7 +203,7 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
   fetch(0);
   store(0);
   __syncthreads();
-  for (int k_block = 0; k_block < k_blocks; ++k_block) {  // the next k-block is on its way while this one is multiplied
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {  // loads the next k-block during the products
     if (k_block % kTableKBlocks == 0) fill_rows(k_block / kTableKBlocks + 1);
     if (k_block + 1 < k_blocks) fetch(k_block + 1);
     multiply_k_block<Tile>(sum, memory, k_block & 1);
@@ -214,7 +214,7 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
   flush();
 }
 
-/// Throws unless every position that the geometry can name stays below kPositionLimit.
+/// Throws if a position that the convolution computes could reach kPositionLimit.
 inline void check_positions(const char* op, const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
   for (int axis = 0; axis < 3; ++axis) {
     const auto product = [&](int64_t a, int64_t b) { return static_cast<double>(a) * static_cast<double>(b); };
@@ -226,7 +226,7 @@ inline void check_positions(const char* op, const View& x, const View& w, const 
   }
 }
 
-/// True if the channels of a (N, C, D, H, W) view lie closer together than its voxels.
+/// Returns true if the channels of a view (N, C, D, H, W) are closer together in memory than its voxels.
 inline bool channels_innermost(const View& view) {
   const auto magnitude = [&](int axis) { return view.stride[axis] < 0 ? -view.stride[axis] : view.stride[axis]; };
   int inner = 4;

@@ -1,10 +1,10 @@
-// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K, the oracle of the other kernels.
-// dw[co][ci][k] = sum over samples and voxels o of y[co][o] * x[ci][o * stride - padding + k * dilation].
+// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K.
 //
-// The sum over voxels is long, so it is cut into ranges whose length follows from the shape alone; a block makes the
-// product of one range for a tile of (channel, tap) by output channels, with float sums of 256 products added up in
-// double. The partial results of all ranges are then summed in a fixed order by the reduction kernel: two runs give
-// the same bits, on any GPU.
+//   dw[co][ci][k] = sum over samples and voxels o of y[co][o] * x[ci][o * stride - padding + k * dilation]
+//
+// The voxels are divided into ranges, whose length depends only on the shape. A CTA computes the sums of one range for
+// a tile of (channel, tap) by output channels. Sums of 256 products in float are added in double. A second kernel adds
+// the partial sums of all ranges in a fixed order, so that results are bitwise reproducible on every GPU.
 #include "core/detail/divide.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/simt/tile.cuh"
@@ -21,13 +21,14 @@ struct WgradParams {
   int64_t x_stride[5], y_stride[5];
   int x_size[3], y_size[3], kernel[3];
   int stride[3], padding[3], dilation[3];
-  int in_channels, out_channels;  // of a group
+  int in_channels, out_channels;  // per group
   int columns;                    // (channel, tap) pairs
-  int64_t groups, voxels;         // voxels: of all samples
-  int range;                      // voxels of a block
+  int64_t groups, voxels;         // voxels: in all samples
+  int range;                      // voxels of a CTA
   int64_t column_tiles, channel_tiles, tiles;
 };
 
+/// Launch: CTAs of kTileThreads threads in a 1-D grid, each of which computes one tile after another.
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     simt_wgrad_kernel(const __grid_constant__ WgradParams<T> problem) {
@@ -89,15 +90,15 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
   }
 }
 
-/// Returns the number of voxels of a range. There are enough ranges for about a thousand blocks, but a range has at
-/// least 2048 voxels. This bounds the partial results to about 16 MB or the size of the weight, whichever is more.
+/// Returns the number of voxels of a range. There are enough ranges for about 1000 CTAs, but a range has at least 2048
+/// voxels. This bounds the partial sums to about 16 MB or the size of the weights, whichever is more.
 int range_length(int64_t voxels, int64_t tiles) {
   constexpr int64_t kBlocks = 1024, kShortest = 2048, kLongest = 1 << 24;
   const int64_t ranges = std::max<int64_t>(kBlocks / tiles, 1);
   return static_cast<int>(std::clamp(divide_up(voxels, ranges), kShortest, kLongest));
 }
 
-/// Adds the partial results of all ranges and stores them in w.
+/// Adds the partial sums of all ranges and stores them in w.
 template <class T>
 void sum_ranges(const View& w, const WgradParams<T>& problem, int64_t ranges, bool innermost) {
   View in{problem.partial, w.dtype, w.device, 7, {}, {}}, out{w.data, w.dtype, w.device, 7, {}, {}};

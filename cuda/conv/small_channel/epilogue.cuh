@@ -7,32 +7,33 @@
 
 namespace voxgrad::cuda {
 
+/// A unit of K: 4 channels of one input voxel.
 struct SmallChannelUnit {
-  int height;   // the tap's
-  int along;    // the voxel, from the one that the result is counted by, along the width
-  int channel;  // the first of 4; negative: a unit that fills up a pair
+  int height;   // tap along the height
+  int along;    // position along the width that result 0 of a line reads
+  int channel;  // first of the 4 channels; negative if the unit only completes a pair
 };
 
 struct SmallChannelParams {
   SmallChannelInput in;
   const void* weight;
-  int64_t weight_group, weight_in, weight_out, weight_tap[3];  // elements
+  int64_t weight_group, weight_in, weight_out, weight_tap[3];  // strides in elements
   const void* bias;                                            // or null
   int64_t bias_stride;
   bool relu;
   void* out;
-  int64_t out_stride[3];  // of samples, channels, depth: elements
+  int64_t out_stride[3];  // strides of samples, channels and depth, in elements
   int out_channels, width, height;
   SlidingTiles tiles;
   AxisPhases axis[3];
   Divisor tile_width;
   int tile_voxels, kernel_depth;
-  int result_pitch;                    // elements
-  Divisor pairs;                       // in a plane
-  Divisor phases, tap_distance;        // along the width: of results; voxels from a tap to the next of a phase
-  int pair_begin[kMaxAxisPhases + 1];  // of the phases along the height
-  int8_t part_of[kMaxAxisPhases];      // of a phase along the width
-  uint32_t unit_offset[2 * kSmallChannelPairs];  // bytes in a plane
+  int result_pitch;                    // elements from one channel to the next in shared memory
+  Divisor pairs;                       // pairs of units in a plane
+  Divisor phases, tap_distance;        // along the width: phases of the results; positions between taps of a phase
+  int pair_begin[kMaxAxisPhases + 1];  // first pair of each phase of the height
+  int8_t part_of[kMaxAxisPhases];      // index in axis[2].phase of each phase of the width
+  uint32_t unit_offset[2 * kSmallChannelPairs];  // bytes from the beginning of a plane
   SmallChannelUnit unit[2 * kSmallChannelPairs];
 };
 
@@ -44,10 +45,10 @@ struct SmallChannelTile {
   static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = kSmallChannelConsumers / 32;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr bool kRounds = Arithmetic::kRounds && sizeof(Element) == 4;
-  static constexpr int kBlocks = kBlocks_;  // of a multiprocessor
+  static constexpr int kBlocks = kBlocks_;  // maximum CTAs per SM
   static constexpr int kProducers = small_channel_producers(kBlocks),
                        kThreads = kSmallChannelConsumers + kProducers + kSmallChannelEpilogue;
-  static constexpr int kSlab = 64 * kN8 * Arithmetic::kParts;  // words of B of a pair
+  static constexpr int kSlab = 64 * kN8 * Arithmetic::kParts;  // words of B per pair
 
   __host__ __device__ static int weight_words(const SmallChannelParams& p) {
     return p.kernel_depth * p.pairs.value() * kSlab;
@@ -63,7 +64,7 @@ __device__ void store_shared_element(uint32_t address, Half x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x.bits) : "memory");
 }
 
-/// Barriers of the two stages of results: "full" for consumers, "free" for the epilogue.
+/// Barriers of the two stages of results. Consumers arrive at full(), and the epilogue warp arrives at free().
 struct EpilogueBarriers {
   static constexpr int kCount = 4;
   uint32_t shared;
@@ -77,8 +78,8 @@ struct EpilogueBarriers {
   }
 };
 
-/// The weights of a group, in the order (tap along depth, pair, 8 columns, lane, unit). A thread has the same column of
-/// all taps and pairs, some of which are on their way together.
+/// Copies the weights of a group to shared memory, in the order (tap along depth, pair, 8 columns, lane, unit). Each
+/// thread copies one column of all taps and pairs, with kBatch loads at a time.
 template <class Tile>
 __device__ void fill_weights(const SmallChannelParams& p, int group, uint32_t shared) {
   using Element = typename Tile::Element;
@@ -119,7 +120,7 @@ __device__ void fill_weights(const SmallChannelParams& p, int group, uint32_t sh
   }
 }
 
-/// Writes the results of a channel, consecutive in shared memory, `count` elements.
+/// Copies `count` consecutive results of one channel from shared to global memory.
 template <class Element>
 __device__ void write_lines(Element* to, uint32_t from, int count) {
   constexpr int kVector = 16 / sizeof(Element);
@@ -139,16 +140,16 @@ __device__ void write_lines(Element* to, uint32_t from, int count) {
   for (int i = head + body; i < count; ++i) store(i);
 }
 
-/// A block's lines of a plane of results, one after the other in the order in which they are multiplied.
+/// Iterates over the planes of results of a CTA tile, in the order in which the consumers compute them.
 template <class Tile>
 struct OutputPlanes {
   using Element = typename Tile::Element;
   const SmallChannelParams& p;
   const SlidingTileCoord& place;
-  uint32_t stages;  // of results
-  Element* first;   // channel 0, depth 0
+  uint32_t stages;  // address of the first stage of results
+  Element* first;   // first result of the tile in channel 0 and depth 0
   PipelineState state{};
-  Element* at = nullptr;
+  Element* at = nullptr;  // first result of the tile in channel 0 of the current plane
 
   __device__ OutputPlanes(const SmallChannelParams& problem, const SlidingTileCoord& block, uint32_t shared)
       : p(problem), place(block), stages(shared) {
@@ -156,7 +157,7 @@ struct OutputPlanes {
             int64_t{place.group} * p.out_channels * p.out_stride[1] +
             int64_t{place.q[1]} * p.axis[1].out_step * p.width;
   }
-  /// The next one is that of step `step`, in this part of the depth; false if there is none.
+  /// Selects the plane of a step in one phase of the depth. Returns false if the plane does not exist.
   __device__ bool find(int step, const AxisPhase& part) {
     const int depth = place.q[0] + step;
     at = first + (part.first + int64_t{depth} * p.axis[0].out_step) * p.out_stride[2];
@@ -167,12 +168,13 @@ struct OutputPlanes {
   __device__ uint32_t shift(int channel) const {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at + channel * p.out_stride[1])) & 15;
   }
+  /// Returns the address of the current stage.
   __device__ uint32_t shared() const {
     return stages + state.stage * Tile::result_elements(p) * static_cast<int>(sizeof(Element));
   }
 };
 
-/// Runs the epilogue warp of a block. Each lane copies the lines of one channel.
+/// Runs the epilogue warp of a CTA. Each lane copies the lines of one channel.
 template <class Tile>
 __device__ void small_channel_epilogue(const SmallChannelParams& p, const SlidingTileCoord& place,
                                        OutputPlanes<Tile> slices, const EpilogueBarriers& of_results) {

@@ -1,4 +1,4 @@
-// Fprop and dgrad of few channels: plan and launch.
+// Host side of fprop_dgrad.cuh: the tables of units, and the launch.
 #include "cuda/conv/small_channel/fprop_dgrad.cuh"
 
 #include <cstdlib>
@@ -9,7 +9,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Fills the tables of units, phase by phase of the height.
+/// Fills the tables of units, for one phase of the height after another.
 void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
   const SmallChannelHalo& halo = plan.halo;
   const std::vector<int> read = read_along(plan.axis[2]);
@@ -25,7 +25,7 @@ void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
           p.unit_offset[2 * pair + units] = static_cast<uint32_t>((offset + quad * 4 * halo.pitch) * 4);
           p.unit[2 * pair + units] = {high.tap_first + tap * high.tap_step, along, quad * 4};
         }
-    if (units % 2) {  // reads what the last one reads
+    if (units % 2) {  // completes the last pair with a unit whose weights are zero
       p.unit[2 * pair + units].channel = -4;
       p.unit_offset[2 * pair + units] = p.unit_offset[2 * pair + units - 1];
     }
@@ -39,7 +39,7 @@ void list_units(SmallChannelParams& p, const SmallChannelPlan& plan) {
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChannelPlan& plan, const Launch& launch) {
   const View &out = call.out, &in = call.in, &w = call.w, *bias = call.epilogue.bias;
-  const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1;  // of the weight
+  const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1;  // the axis of the weights that is summed
   SmallChannelParams p{};
   p.in = describe_input(in, static_cast<int>(problem.in_channels), plan.halo);
   p.weight = w.data;

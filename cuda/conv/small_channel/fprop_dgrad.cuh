@@ -1,11 +1,11 @@
 // Fprop and dgrad of up to 16 channels per group: a warp-specialized implicit GEMM with mma.sync whose CTA tile slides
-// along the depth. The kernel is memory-bound. For every stride and alignment, it reads inputs only once and writes
-// results as whole lines of the volume.
+// along the depth. The kernel is memory-bound. For every stride and alignment, it reads each input once and writes
+// whole lines of the volume.
 //
 // A CTA tile consists of lines as wide as the volume. Producer warps stage planes of inputs (producer.cuh), eight
-// consumer warps multiply in TF32, which represents halves exactly, and one warp runs the epilogue (epilogue.cuh):
+// consumer warps multiply in TF32, and one warp runs the epilogue (epilogue.cuh). TF32 represents halves exactly.
 //
-//   A: 16 results of a line x 8 words, which are two units   a unit is 4 channels of an input voxel of the taps
+//   A: 16 results of a line x 8 words, which are two units   a unit is 4 channels of one input voxel
 //   B: two units x 8 columns                                 a column is an output channel in one phase of the width
 //
 // A unit is an offset into the staged plane that is equal for all lanes. The weights of a group stay in shared memory,
@@ -40,8 +40,8 @@ struct SmallChannelLane {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Tile::Element;
   static constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kSize = sizeof(Element);
-  static constexpr int kAccumulators =
-      kM16 * kN8 <= 2 ? 2 : 1;  // products with the same accumulator wait for each other
+  // Products with the same accumulator wait for each other. Small tiles therefore alternate between two accumulators.
+  static constexpr int kAccumulators = kM16 * kN8 <= 2 ? 2 : 1;
   using Sums = Accumulator[kAccumulators][kM16][kN8];
 
   int t, swap;
@@ -49,7 +49,7 @@ struct SmallChannelLane {
   uint32_t rows[2 * kM16];  // addresses of the inputs, for this lane's channel of a unit
   uint32_t at[2 * kM16];    // offsets of the results of a phase
   int height[2 * kM16];     // positions of the results of a phase along the height
-  unsigned inside = 0;      // a bit for each sum
+  unsigned inside = 0;      // one bit per sum: the result lies in the tile and in the volume
   /// Offset in bytes of the channel and phase of a column. The upper bits hold the offset modulo 16 between channels.
   uint32_t column_at[kN8][2];
   float floor;
@@ -94,7 +94,8 @@ struct SmallChannelLane {
   __device__ int column_of(int n, int j) const { return n * 8 + 2 * t + (j ^ swap); }
   __device__ static constexpr int bit(int i, int n, int j) { return (i * kN8 + n) * 2 + j; }
 
-  /// Adds the pairs of units from `begin` to `end` of a staged plane, whose weights are `slabs` bytes from the first.
+  /// Adds the products of pairs `begin` to `end` - 1 of a staged plane. The weights of pair 0 begin `slabs` bytes after
+  /// the first weights.
   __device__ void multiply(const SmallChannelParams& p, Sums& sums, int begin, int end, uint32_t plane,
                            uint32_t slabs) const {
     uint32_t a[2][kM16][4], b[2][kN8][2 * kParts];
@@ -120,8 +121,8 @@ struct SmallChannelLane {
     }
   }
 
-  /// Stores the results of a phase of the height, whose channels' lines lie from `lines` on, the first one `shift`
-  /// bytes from a multiple of 16.
+  /// Stores the results of one phase of the height in shared memory. The lines of channel 0 begin `shift` bytes after
+  /// `lines`, the address of the stage.
   __device__ void store(const SmallChannelParams& p, Sums& sums, const AxisPhase& high, uint32_t lines, uint32_t shift,
                         const float* bias) const {
     const auto& sum = add_accumulators(sums);
@@ -151,14 +152,14 @@ struct SmallChannelLane {
   }
 };
 
-/// Runs the consumer warps of a block.
+/// Runs the consumer warps of a CTA.
 template <class Tile>
 __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoord& place,
                                const SmallChannelLane<Tile>& lane, OutputPlanes<Tile> slices, const float* bias,
                                const StageBarriers& barriers, const EpilogueBarriers& of_results) {
   const SmallChannelHalo& halo = p.in.halo;
   const bool leader = threadIdx.x % 32 == 0;
-  PipelineState arrived{};  // planes
+  PipelineState arrived{};  // the next plane to wait for
   int first = 0, waited = 0;
   for (int step = 0; step < place.depths; ++step) {
     for (; waited < step * halo.step[0] + halo.span[0]; ++waited) {
@@ -195,6 +196,8 @@ __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoo
   }
 }
 
+/// Launch: one CTA per CTA tile, group and sample in a 1-D grid (SlidingTiles). Dynamic shared memory: two stages of
+/// results, the weights, the table of voxels, and the ring of input planes.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_small_channel(const __grid_constant__ SmallChannelParams p) {
@@ -218,7 +221,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   fill_weights<Tile>(p, place.group, weights);
   list_voxels(p.in, place.q, table, static_cast<int>(threadIdx.x), Tile::kThreads);
   for (int i = static_cast<int>(threadIdx.x); i < halo.stages * halo.plane(); i += Tile::kThreads)
-    store_shared(ring + i * 4, 0);  // channels that are not there
+    store_shared(ring + i * 4, 0);  // missing channels are zero
   for (int column = static_cast<int>(threadIdx.x); column < Tile::kColumns; column += Tile::kThreads) {
     const int channel = p.phases.divide(column);
     bias[column] = p.bias && channel < p.out_channels
@@ -244,7 +247,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #endif
 }
 
-/// Queues the kernel.
 template <class Tile>
 void launch_fprop_dgrad_small_channel(const SmallChannelParams& p, int64_t blocks, int shared_bytes,
                                       cudaStream_t stream) {

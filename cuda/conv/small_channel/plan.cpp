@@ -50,7 +50,7 @@ std::optional<SmallChannelHalo> halo_of(const AxisPhases (&axis)[3]) {
     halo.span[a] = high - low + 1;
     if (high - low >= 4096 || halo.step[a] >= 4096) return std::nullopt;
   }
-  return halo.span[0] >= halo.step[0] ? std::optional(halo) : std::nullopt;  // every plane must be read
+  return halo.span[0] >= halo.step[0] ? std::optional(halo) : std::nullopt;  // the kernels cannot skip unread planes
 }
 
 /// Fills in the members of a halo that follow from the tile. The distance between channels is `bank` words more than a
@@ -69,21 +69,21 @@ bool extend(const ConvProblem& p, SmallChannelHalo& halo, const int (&tile)[3], 
 }
 
 /// Returns the time in clocks of a plane of the tile, from the instructions of its warps and the transferred bytes. The
-/// constants were fitted to measurements: instructions per clock with two blocks or one block per SM, and bytes per
-/// clock and SM.
+/// constants were fitted to measurements: instructions per clock with two CTAs or one CTA per SM, and bytes per clock
+/// and SM.
 double plane_clocks(double instructions, double bytes, int resident) {
   const double issue = instructions / (resident == 2 ? 1.8 : 1.36), memory = bytes / 18;
   return std::max(issue, memory) + 0.3 * std::min(issue, memory) + 300;
 }
 
-/// Returns the number of blocks that fit on an SM, at most `most`.
+/// Returns the number of CTAs that fit on an SM, at most `most`.
 int resident_blocks(int shared_bytes, int most) {
   return std::clamp(kMultiprocessor / (shared_bytes + kStatic), 1, most);
 }
 
-/// Chooses the depth of sliding tiles, at most `most` planes, so that the blocks fill the SMs evenly. Returns the total
-/// time in clocks if a plane of a tile takes `plane` and the first plane of a block takes `first` more. Returns a
-/// negative number if no depth is possible.
+/// Chooses the depth of sliding tiles, at most `most` planes, so that the CTAs fill the SMs evenly. Returns the total
+/// time in clocks, or a negative number if no depth is possible. A plane of a tile takes `plane` clocks. A CTA takes
+/// another `first` clocks before its first plane.
 template <class Plan>
 double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resident, int most, double plane,
              double first) {
@@ -103,9 +103,9 @@ double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resi
   return best;
 }
 
-/// Chooses the number of planes in shared memory, up to two steps ahead: as many as fit if `blocks` blocks share the
-/// SM, or otherwise if a block is alone. Returns false if too few planes fit. If another block shares the SM, no plane
-/// needs to be loaded ahead.
+/// Sets the number of planes in shared memory, up to those of two steps ahead. If the planes of one step fit while
+/// `blocks` CTAs share the SM, no plane needs to be loaded ahead, because the other CTA runs in the meantime.
+/// Otherwise, a CTA has the SM for itself and must load at least one plane ahead. Returns false if too few planes fit.
 bool choose_stages(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int other_bytes) {
   const auto fitting = [&](int64_t bytes) {
     return static_cast<int>((bytes - kStatic - other_bytes) / (halo.plane() * 4));
@@ -169,13 +169,13 @@ std::vector<int> read_along(const AxisPhases& axis) {
 
 namespace {
 
-/// Returns true if fprop_dgrad/ should compute the problem: always for channels-last tensors, and for other tensors if
-/// it is faster than `clocks` including a copy of the inputs. The factor 1.5 is for strided results and small tiles,
-/// whose cost its model underestimates.
+/// Returns true if fprop_dgrad/ should compute the problem. For channels-last tensors, this is always the case. Other
+/// tensors must be copied, and the estimated time with the copy must be less than `clocks`. The factor 1.5 corrects the
+/// model of fprop_dgrad/, which underestimates the cost of strided results and small tiles.
 bool is_better_by_wgmma(const ConvProblem& p, double clocks) {
   const auto plan = plan_fprop_dgrad(p);
   if (!plan || is_channels_last(p)) return plan.has_value();
-  const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // bytes per clock
+  const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // reads and writes 2350 bytes per clock
   return 1.5 * (plan->cycles + copy) < clocks;
 }
 
@@ -232,7 +232,7 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
   const int other = (plan.y.stages * plan.y.plane() + kSmallChannelStages * plan.units) * 4 + plan.x.table_bytes() +
                     plan.y.table_bytes();
   if (!choose_stages(p, plan.x, 1, other)) return false;
-  const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // they replace the planes
+  const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // the sums overwrite the planes
   plan.shared_bytes = std::max(other + plan.x.stages * plan.x.plane() * 4, sums);
   if (plan.shared_bytes + kStatic > p.shared_limit) return false;
   plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
@@ -248,9 +248,9 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
   const double ends =
       (plan.tiles[2] > 1 ? 48.0 : 0) * plan.x.step[0] * plan.x.lines * static_cast<double>(p.in_channels);
   const double bytes =
-      static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;  // `ends`: parts of sectors at both ends of a line
+      static_cast<double>(item_size(p.dtype)) * staged * 32 + ends;  // `ends`: partial sectors at both ends of a line
   const double waiting = plan.x.stages < plan.x.span[0] + plan.x.step[0] ? 1.3 : 1;  // waits for planes to be released
-  const int most = static_cast<int>(most_voxels(p) * warps / (octs * 8 * plan.splits));  // planes of a block
+  const int most = static_cast<int>(most_voxels(p) * warps / (octs * 8 * plan.splits));  // planes of a CTA
   plan.cycles = slide(p, plan, kMultiprocessors, 1, std::min(most, plan.axis[0].count),
                       waiting * plane_clocks(multiplying + staged * 10, bytes, 1), plane * plan.x.span[0] * 5 + 6000);
   if (plan.cycles < 0) return false;
@@ -282,7 +282,7 @@ std::optional<SmallChannelWgradPlan> plan_small_channel_wgrad(const ConvProblem&
   plan.units = static_cast<int>(taps) * plan.octets;
   for (plan.splits = 1; plan.splits * small_channel_units(plan.columns) < plan.units;) plan.splits *= 2;
   if (plan.splits > kSmallChannelWgradConsumers / 32) return std::nullopt;
-  if (2 * plan.units < small_channel_units(plan.columns)) return std::nullopt;  // most products would be idle
+  if (2 * plan.units < small_channel_units(plan.columns)) return std::nullopt;  // most products would be unused
   std::optional<SmallChannelWgradPlan> best;
   for (const int width : box_widths(divide_up(plan.axis[2].count, 8), 32))
     for (plan.tile[1] = 1; plan.tile[1] <= std::min(plan.axis[1].count, 64); ++plan.tile[1]) {

@@ -55,9 +55,9 @@ struct SmallChannelHalo {
 
 /// The plan of fprop or dgrad.
 struct SmallChannelPlan {
-  AxisPhases axis[3];  ///< in fprop all residues are folded, so that there is one phase
+  AxisPhases axis[3];  ///< fprop folds the residues of each axis into one phase (axis_phases.h)
   SmallChannelHalo halo;
-  int tile[3];       ///< results of a phase in a CTA; the whole width
+  int tile[3];       ///< results of a phase in a CTA tile, which covers the whole width
   int tiles[3];      ///< CTAs along each axis
   int row_tiles;     ///< blocks of 16 rows of each warp
   int columns;       ///< columns of a product
@@ -68,24 +68,23 @@ struct SmallChannelPlan {
   int shared_bytes;
   double cycles;  ///< cost according to the planner's model
 };
-/// Returns the input offsets that results of any phase of the axis read, relative to the position of the result;
-/// ascending.
+/// Returns the input positions that result 0 of any phase of the axis reads, in ascending order.
 std::vector<int> read_along(const AxisPhases& axis);
 /// Returns nothing if the family does not support the problem or other kernels are faster.
 std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem& problem);
 
 /// The plan of wgrad. A unit is a tap of 8 channels of x.
 struct SmallChannelWgradPlan {
-  AxisPhases axis[3];  ///< of x
+  AxisPhases axis[3];  ///< phases of x
   SmallChannelHalo x;
   SmallChannelHalo y;  ///< lines are padded to multiples of 8 words
-  int tile[3];         ///< of y
+  int tile[3];         ///< voxels of y in a CTA tile
   int tiles[3];
-  int columns;
-  int octets;  ///< blocks of 8 channels of x
+  int columns;  ///< channels of y, rounded up to 8 or 16
+  int octets;   ///< blocks of 8 channels of x
   int units;
-  int splits;      ///< groups of warps that share the units
-  int64_t ranges;  ///< CTAs of a group
+  int splits;      ///< warps among which the units are divided
+  int64_t ranges;  ///< CTAs per group
   int shared_bytes;
   double cycles;  ///< cost according to the planner's model
 };

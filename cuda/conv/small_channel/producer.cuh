@@ -18,8 +18,8 @@ __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(BFloat16 x) { return x; }
 __device__ inline float to_float(Float16 x) { return __half2float(__ushort_as_half(x.bits)); }
 
-/// Changes the number of registers per thread: producers leave registers to consumers. All 4 warps of a warpgroup must
-/// call the function.
+/// Change the number of registers per thread: producers release registers, and consumers acquire them. All 4 warps of a
+/// warpgroup must call the function.
 template <int kRegisters>
 __device__ void keep_registers() {
 #if VOXGRAD_HAS_WGMMA
@@ -33,8 +33,8 @@ __device__ void leave_registers() {
 #endif
 }
 
-/// Loads an element if `really`, otherwise returns 0. The assembly keeps the loads before the stores that need them.
-/// nvcc would move the loads, and few of them would run at a time.
+/// Loads an element if `really`, otherwise returns 0. The assembly keeps nvcc from moving each load to the store that
+/// needs its value, because fewer loads would then run at a time.
 __device__ inline float load_in_order(const char* at, bool really) {
   float x = 0.0f;
   asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.f32 %0, [%1];}"
@@ -71,13 +71,13 @@ __device__ Element from_float(float x) {
   }
 }
 
-/// A tensor (N, C, D, H, W) and what a block needs of it.
+/// A tensor (N, C, D, H, W), and the halo that a CTA tile reads.
 struct SmallChannelInput {
   const char* data;
   int64_t stride[5];       // bytes
-  uint32_t channel_bytes;  // the stride of channels: those of a group lie in reach of 32 bits (plan.cpp)
-  int size[3];             // beyond, and before, lies zero
-  int channels;            // of a group
+  uint32_t channel_bytes;  // stride of channels; 32-bit offsets reach all channels of a group (plan.cpp)
+  int size[3];             // voxels outside of this size are zero
+  int channels;            // per group
   SmallChannelHalo halo;
 };
 
@@ -92,9 +92,12 @@ inline SmallChannelInput describe_input(const View& view, int channels, const Sm
   return in;
 }
 
-/// Fills the table of where voxels of a plane come from, bytes from the first of its channel, or kZero, and, behind it,
-/// where they go to, bytes from the stage, unless that is their number. q: the first result.
+/// The offset of a voxel outside of the volume. Its value is zero.
 inline constexpr uint32_t kZero = UINT32_MAX;
+/// Fills the table of the voxels of a plane. Its first part contains the offset of each voxel in the input, in bytes
+/// from the beginning of the plane, or kZero. With a stride along the width, its second part contains the offset of
+/// each voxel in the stage, in bytes; otherwise, voxels are stored one after another. `q` is the first result of the
+/// CTA tile.
 __device__ inline void list_voxels(const SmallChannelInput& in, const int (&q)[3], uint32_t table, int thread,
                                    int threads) {
   const SmallChannelHalo& halo = in.halo;
@@ -108,11 +111,11 @@ __device__ inline void list_voxels(const SmallChannelInput& in, const int (&q)[3
   }
 }
 
-/// Stages a plane of the channels of a sample, or zeros. kRounds: to TF32.
+/// Stages a plane of all channels of a group, or zeros. kRounds: rounds the elements to TF32.
 template <class Element, bool kRounds, int kProducers>
 __device__ void stage_plane(const SmallChannelInput& in, const char* plane, bool zeros, uint32_t table, uint32_t stage,
                             int thread) {
-  constexpr int kChannels = 8, kAtOnce = 3;  // of a piece of a voxel; pieces of a thread whose loads are under way
+  constexpr int kChannels = 8, kAtOnce = 3;  // channels of a piece; pieces that a thread loads at a time
   const int voxels = in.halo.voxels(), pitch = in.halo.pitch * 4, pieces = in.halo.pieces(in.channels);
   const auto copy = [&]<bool kAll>(int piece) {
     Element value[kAtOnce][kChannels];
@@ -151,7 +154,7 @@ __device__ void stage_plane(const SmallChannelInput& in, const char* plane, bool
       copy.template operator()<false>(piece);
 }
 
-/// Barriers of stages of planes: "full" for producers, "free" for consumers.
+/// Barriers of the stages of input planes. Producers arrive at full(), and consumers arrive at free().
 struct StageBarriers {
   static constexpr int kCount = 2 * kSmallChannelStages;
   uint32_t shared;
@@ -165,14 +168,15 @@ struct StageBarriers {
   }
 };
 
-/// Where a block is, in a group of a sample.
+/// The position of a CTA tile.
 struct SlidingTileCoord {
-  int q[3], group;
-  int depths;             // results that it slides along
-  int64_t sample, range;  // range: its number among those of the group
+  int q[3], group;        // q: first result along each axis
+  int depths;             // results along the depth
+  int64_t sample, range;  // range: index of the tile among the tiles of its group
 };
+/// The division of the results into CTA tiles.
 struct SlidingTiles {
-  int tile[3], tiles[3], count;  // count: of results along depth
+  int tile[3], tiles[3], count;  // count: results along the depth
   int groups;
   __device__ SlidingTileCoord place(unsigned block) const {
     SlidingTileCoord place;
@@ -188,8 +192,8 @@ struct SlidingTiles {
   }
 };
 
-/// Runs the producer warps of a block, which load the planes of inputs one after another. kPrefetches: planes are first
-/// prefetched into L2.
+/// Runs the producer warps of a CTA, which load one plane of inputs after another. kPrefetches: also prefetches later
+/// planes into L2.
 template <class Element, bool kRounds, int kProducers, bool kPrefetches>
 struct SmallChannelProducer {
   static constexpr int kPrefetched = 3;  // planes ahead
@@ -218,7 +222,8 @@ struct SmallChannelProducer {
     prefetch_bulk(from,
                   static_cast<uint32_t>((last - first - 1) * in.stride[3] + in.size[2] * int64_t{sizeof(Element)}));
   }
-  /// Loads the next plane. The first warp is the one after the warp that loaded the end of the previous plane.
+  /// Loads the next plane. The loads start with the warp after the last warp of the previous plane, so that all warps
+  /// load equally much.
   __device__ void produce(int thread) {
     const bool inside = static_cast<unsigned>(depth) < static_cast<unsigned>(in.size[0]);
     if (kPrefetches && thread < in.channels) prefetch_channel(thread);

@@ -1,4 +1,4 @@
-// Wgrad of few channels: plan, launch, reduction of split-K.
+// Host side of wgrad.cuh: the tables of units, the launch, and the second kernel of split-K.
 #include "cuda/conv/small_channel/wgrad.cuh"
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -9,12 +9,13 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
 struct WgradReduction {
   const float* partial;
   void* weight;
   int64_t row_stride, channel_stride, tap_stride[3];
   int in_channels, out_channels, columns, octets, units, kernel[3];
-  int64_t elements, ranges;  // elements: of a range
+  int64_t elements, ranges;  // elements per range
 
   __device__ int64_t offset(int64_t element) const {
     const int64_t column = take_digit(element, columns), channel = take_digit(element, 8);
@@ -26,7 +27,8 @@ struct WgradReduction {
   }
 };
 
-/// Where units read, in the order (tap along depth, height, width, 8 channels).
+/// Lists the plane and the offset that each unit reads. The order of the units is (tap along depth, height, width, 8
+/// channels).
 void list_units(SmallChannelWgradParams& p, const SmallChannelWgradPlan& plan, const ConvProblem& problem) {
   const SmallChannelHalo& halo = plan.x;
   int unit = 0;
@@ -48,7 +50,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChann
   SmallChannelWgradParams p{};
   p.x = describe_input(x, static_cast<int>(problem.in_channels), plan.x);
   p.y = describe_input(y, static_cast<int>(problem.out_channels), plan.y);
-  for (int a = 0; a < 3; ++a)  // beyond lies what no tap of a real voxel reads
+  for (int a = 0; a < 3; ++a)  // treats voxels that no tap reads as zero
     p.x.size[a] = static_cast<int>(read_size(problem, a));
   std::copy_n(plan.tile, 3, p.tiles.tile);
   std::copy_n(plan.tiles, 3, p.tiles.tiles);

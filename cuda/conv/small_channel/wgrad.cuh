@@ -1,12 +1,12 @@
 // Wgrad of up to 16 channels per group: a warp-specialized implicit GEMM with mma.sync and split-K, whose CTA tile
 // slides along the depth. The kernel is memory-bound and reads both tensors once. Half of the warps stage planes of x
-// and of the lattice y (producer.cuh). The other half multiply in TF32, which represents halves exactly:
+// and y (producer.cuh). The other half multiply in TF32, which represents halves exactly:
 //
 //   A: two units x 8 voxels                                  a unit is one tap of 8 channels of x
-//   B: 8 voxels of a line of the lattice x 8 channels of y
+//   B: 8 voxels of a line of y x 8 channels of y
 //
 // A warp keeps the sums of up to 14 units by 8 channels of y, or of up to 8 units by 16 channels, in registers. The
-// warps divide the voxels of the tile, in groups of 8 voxels, among themselves; if there are more units, the warps also
+// warps divide the voxels of the tile among themselves, in groups of 8 voxels. If there are more units, the warps also
 // divide the units. The sums of the warps of a CTA are added in shared memory in a fixed order, and reduce_ranges()
 // adds the sums of the CTAs. Lines of y are padded with zeros to a multiple of 8 voxels. If x is infinite at a voxel
 // that a tap combines with such a zero, the sum of the tap is NaN.
@@ -24,9 +24,9 @@ struct SmallChannelWgradParams {
   SmallChannelInput x, y;
   float* partial;  // (ranges, groups, units, 8 channels of x, columns)
   SlidingTiles tiles;
-  int units, splits, octs;  // octs: 8 voxels, of a line of the lattice
+  int units, splits, octs;  // octs: groups of 8 voxels of a line, in a plane of the tile
   Divisor line_octs;
-  int unit_plane[kSmallChannelUnits], unit_offset[kSmallChannelUnits];  // of a step's planes; bytes in it
+  int unit_plane[kSmallChannelUnits], unit_offset[kSmallChannelUnits];  // plane within a step, and bytes in the plane
 };
 
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kN8_>
@@ -42,7 +42,7 @@ struct SmallChannelWgradTile {
 template <class Tile>
 using SmallChannelSums = Accumulator[Tile::kUnits / 2][1][Tile::kN8];
 
-/// All sums of a warp: those of its units over its voxels.
+/// Runs a consumer warp: computes the sums of the units of the warp over its voxels.
 template <class Tile>
 __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTileCoord& place,
                                SmallChannelSums<Tile>& sum, uint32_t table, uint32_t x_ring, uint32_t y_ring,
@@ -80,7 +80,7 @@ __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTi
         for (int i = 0; i < 2; ++i) b[n][i] = load_shared(y_at + (n * 8 * y.pitch + i * 4) * 4);
       uint32_t parts[kN8][2 * Arithmetic::kParts];
       Arithmetic::split_words(parts, b);
-      uint32_t a[2][1][4];  // those of a pair come while the pair before is multiplied
+      uint32_t a[2][1][4];  // a pair of units is loaded while the previous pair is multiplied
       const auto load = [&](int pair) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[pair % 2][0][i] = load_shared(at[2 * pair + i % 2] + x_at + i / 2 * 16);
@@ -102,12 +102,13 @@ __device__ void consume_planes(const SmallChannelWgradParams& p, const SlidingTi
   }
 }
 
+/// Waits for all consumer warps of the CTA.
 template <class Tile>
 __device__ void sync_consumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(32 * Tile::kWarps) : "memory");
 }
 
-/// Adds up what the warps of the block have summed, in their order.
+/// Adds the sums of the consumer warps in a fixed order, and stores the partial sums of the CTA.
 template <class Tile>
 __device__ void write_sums(const SmallChannelWgradParams& p, const SlidingTileCoord& place,
                            const SmallChannelSums<Tile>& sum, uint32_t shared) {
@@ -132,6 +133,8 @@ __device__ void write_sums(const SmallChannelWgradParams& p, const SlidingTileCo
   }
 }
 
+/// Launch: one CTA per CTA tile, group and sample in a 1-D grid (SlidingTiles). Dynamic shared memory: the rings of x
+/// and y, and the tables of units and voxels; later the sums of all warps.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     wgrad_small_channel(const __grid_constant__ SmallChannelWgradParams p) {
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   fence_barrier_init();
   for (int i = static_cast<int>(threadIdx.x); i < (table - x_ring) / 4; i += Tile::kThreads)
-    store_shared(x_ring + i * 4, 0);  // channels that are not there
+    store_shared(x_ring + i * 4, 0);  // missing channels are zero
   for (int i = static_cast<int>(threadIdx.x); i < x.stages * p.units; i += Tile::kThreads) {
     const int unit = i % p.units, stage = (i / p.units + p.unit_plane[unit]) % x.stages;
     store_shared(table + i * 4, stage * x.plane() * 4 + p.unit_offset[unit]);
@@ -163,7 +166,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warp_uniform(static_cast<int>(threadIdx.x) / 32) < Tile::kWarps) {
     SmallChannelSums<Tile> sum = {};
     consume_planes<Tile>(p, place, sum, table, x_ring, y_ring, of_x, of_y);
-    sync_consumers<Tile>();  // planes become sums
+    sync_consumers<Tile>();  // the sums overwrite the planes
     write_sums<Tile>(p, place, sum, x_ring);
   } else {
     const int thread = static_cast<int>(threadIdx.x) - kSmallChannelWgradConsumers;
@@ -177,7 +180,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #endif
 }
 
-/// Queues the kernel.
 template <class Tile>
 void launch_wgrad_small_channel(const SmallChannelWgradParams& p, int64_t blocks, int shared_bytes,
                                 cudaStream_t stream) {

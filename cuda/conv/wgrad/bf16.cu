@@ -1,4 +1,4 @@
-// kernel.cuh for BFloat16.
+// Instantiates kernel.cuh for BFloat16.
 #include "cuda/conv/wgrad/tiles.cuh"
 
 namespace voxgrad::cuda::implicit_wgrad {

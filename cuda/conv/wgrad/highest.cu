@@ -1,4 +1,4 @@
-// kernel.cuh for three products of Float16.
+// Instantiates kernel.cuh for three products of Float16.
 #include "cuda/conv/wgrad/tiles.cuh"
 
 namespace voxgrad::cuda::implicit_wgrad {

@@ -22,9 +22,9 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-/// A row of x has kChunk input channels and a row of y has kN output channels, 32 or 64 each. A warpgroup has kMTiles
-/// m64 tiles. A sliding tile has kSlide planes of y; the first plane belongs to the last tap along the depth.
-/// kPromotes: products over 64 voxels are added in float, because the accumulators of tensor cores truncate.
+/// A CTA tile. A row of x has kChunk input channels and a row of y has kN output channels, 32 or 64 each. A warpgroup
+/// has kMTiles m64 tiles. A sliding tile has kSlide planes of y; the first plane belongs to the last tap along the
+/// depth. kPromotes: the sums over 64 voxels are added in float, because the accumulators of tensor cores truncate.
 template <class Element_, int kChunk_, int kN_, int kMTiles_, int kSlide_, bool kPromotes_>
 struct CtaTile {
   using Element = Element_;
@@ -81,7 +81,8 @@ __device__ void produce(const Params& p, uint32_t stages, Pipeline pipeline) {
 }
 
 /// Returns the wgmma descriptor of an operand with one row per voxel. A row contains `columns` (32 or 64) elements
-/// along M or N.
+/// along M or N. `voxels_apart` is the distance in bytes between the two groups of 8 voxels. `blocks_apart` is the
+/// distance between blocks of `columns` elements, in units of 16 bytes.
 __device__ inline uint64_t voxel_rows(uint32_t shared, int columns, int voxels_apart, int blocks_apart) {
   const uint64_t code = columns == 64 ? 1 : 2;
   return (shared & 0x3ffff) >> 4 | static_cast<uint64_t>(blocks_apart & 0x3fff) << 16 |
@@ -132,8 +133,8 @@ struct Mainloop {
   }
   static constexpr int kStepB = 16 * 2 * Tile::kN / 16;  // from one step of 16 voxels to the next, in units of 16 bytes
 
-  /// Computes products over 64 voxels for one m64 tile after another. While the products of a tile run, those of the
-  /// previous tile are added to the sums.
+  /// Computes products over 64 voxels for one m64 tile after another. While the products of a tile run, the products of
+  /// the previous tile are added to the sums.
   template <int kUsed>
   __device__ void multiply_promoted(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
@@ -179,7 +180,7 @@ struct Mainloop {
   template <int kUsed>
   __device__ void multiply_plain(const WorkUnit& unit, const uint64_t (&m_tile)[kMTiles], typename Tile::Sums& sum) {
     const bool releases = first_warp && is_leader();
-    int last = -1;  // stage that the previous products read until the next products have begun
+    int last = -1;  // stage of the previous products, which read the stage until the next products begin
     const auto release_last = [&] {
       if (releases && last >= 0) pipeline.release(last);
       last = -1;
@@ -210,8 +211,8 @@ struct Mainloop {
   }
 };
 
-/// Stores the partial sums or, if there is one split, the results. Rows of the sums are (tap, input channel), and
-/// columns are output channels. 8 lanes store 32 bytes of neighboring input channels.
+/// Stores the partial sums, or the results if p.result is not null. Rows of the sums are (tap, input channel), and
+/// columns are output channels. 8 lanes store neighboring input channels.
 template <class Tile>
 __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup, const typename Tile::Sums& sum) {
   using T = typename Tile::Element;
@@ -246,6 +247,7 @@ __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
   }
 }
 
+/// Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the ring of stages.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA

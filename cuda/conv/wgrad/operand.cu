@@ -14,14 +14,14 @@ namespace voxgrad::cuda::implicit_wgrad {
 namespace {
 
 constexpr const char* kOp = "conv weight gradient";
-// scale_slices: channels of a slice, blocks of a cluster, threads of a block, and the maximum number of voxels. A
-// cluster reads a slice twice.
+// Constants of scale_slices(): channels of a slice, CTAs of a cluster, threads of a CTA, and the maximum number of
+// voxels.
 constexpr int kSlice = 16, kCluster = 8, kSliceBlock = 512, kMaxSliceVoxels = 1 << 15;
 
 /// The voxels of a float32 view with any strides.
 struct Voxels {
   const float* data;
-  int64_t stride[4];  // of sample, depth, height, width
+  int64_t stride[4];  // strides of sample, depth, height and width
   Divisor size[3];    // width, height, depth
   int count, channels;
   bool dense;  // the distance between consecutive voxels is always stride[3]
@@ -52,8 +52,9 @@ __device__ void keep_finite(uint32_t& most, float x) {
   if (bits < 0x7f800000) most = max(most, bits);
 }
 
-/// Computes the largest finite magnitude of each channel, as bits. `maxima` must be zero before. A block reads a part
-/// of the voxels for `of_block` vectors of `width` channels. If channels are not innermost, it reads one channel.
+/// Computes the largest finite magnitude of each channel, as bits. `maxima` must be initialized with zeros. A CTA
+/// reads a part of the voxels for `of_block` vectors of `width` channels. If channels are not innermost, a CTA reads
+/// one channel.
 template <int width>
 __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_constant__ Voxels p, int64_t channel_stride,
                                                              Divisor of_block, Divisor tiles, uint32_t* maxima) {
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_consta
     atomicMax(&maxima[first + i], largest[i]);
 }
 
-/// x times a power of two, rounded to f16, and the rounding error as f16.
+/// A scaled value as two f16: the rounded value (high) and its rounding error (low).
 struct Halves {
   Float16 high, low;
 
@@ -88,11 +89,11 @@ struct Halves {
     const float scaled = x * __int_as_float(scale_exponent(maximum) + 127 << 23);
     high = Float16(scaled);
     const float rest = scaled - static_cast<float>(high);
-    low = Float16(rest == rest ? rest : 0.0f);  // infinities
+    low = Float16(rest == rest ? rest : 0.0f);  // no rounding error for infinities
   }
 };
 
-/// The conversion of elements in transpose(). Channel 0 is the channel of maxima[0].
+/// Converts elements in transpose(). Channel 0 is the channel of maxima[0].
 struct ScaleChannel {
   const uint32_t* maxima;
   bool low;
@@ -127,6 +128,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// An operand of scale_slices().
 struct SlicedOperand {
   Voxels voxels;
   uint32_t* maxima;
@@ -136,7 +138,8 @@ struct SlicedOperand {
   int64_t voxel_pitch;
 };
 
-/// Computes the maxima of both operands and scales them, with a cluster of blocks for each slice of channels.
+/// Computes the maxima of both operands and scales both. Launch: a cluster of kCluster CTAs for each slice of channels.
+/// The CTAs of a cluster divide the voxels, exchange their maxima, and read the voxels a second time.
 __global__ void __launch_bounds__(kSliceBlock)
     scale_slices(const __grid_constant__ SlicedOperand x, const __grid_constant__ SlicedOperand y) {
 #if VOXGRAD_HAS_WGMMA
@@ -168,7 +171,7 @@ __global__ void __launch_bounds__(kSliceBlock)
   for (int j = 0; j < kVector; ++j)
     for (unsigned block = 0; block < kCluster; ++block)
       most[j] = max(most[j], cluster.map_shared_rank(largest, block)[column + j]);
-  cluster.sync();  // other blocks may still read this block's shared memory
+  cluster.sync();  // other CTAs may still read the maxima of this CTA
   const int group = p.of_group.divide(channel);
   const int to = group * p.group_pitch + channel - group * p.of_group.value();
   if (voxel == 0)
@@ -262,7 +265,7 @@ View Operand::samples(int64_t first, int64_t count) {
     copy.size[0] = parts_ * count;
     return copy;
   }
-  View to = copy, from = view;  // the channels that are dense in the copy: those of all groups, or of one group
+  View to = copy, from = view;  // the channels that are contiguous in the copy: those of all groups, or of one group
   to.size[1] = from.size[1] = channel_pitch_ == of_group ? view.size[1] : of_group;
   const auto each_group = [&](const auto& f) {  // calls f(part of the copy, part of the tensor, first channel)
     for (int64_t channel = 0; channel < view.size[1]; channel += from.size[1]) {

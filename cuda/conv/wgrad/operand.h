@@ -9,18 +9,19 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-/// x or y, a number of samples at a time. For halves, the tensor itself or a channels-last copy. For float32, a copy in
-/// f16, in which each channel is multiplied by the power of two that brings its largest value below 2^15. With two
-/// parts, the rounding errors of that copy follow as additional samples.
+/// One operand, x or y, for a number of samples at a time. The operand of halves is the tensor itself or a
+/// channels-last copy. The operand of float32 is a copy in f16, in which each channel is multiplied by the power of two
+/// that brings its largest value below 2^15. With two parts, the rounding errors of this copy follow as additional
+/// samples.
 ///
-/// An f16 has the 11 significant bits of a TF32, and each sum runs over a whole channel. The error of a value is at
-/// most 2^-40 of the largest value of its channel, which is as much as adding the value would lose anyway.
+/// f16 has 11 significant bits, as TF32 has. A value below the range of f16 has an error of at most 2^-40 of the
+/// largest value of its channel. This rarely matters, because each sum runs over a whole channel.
 class Operand {
  public:
   Operand(const View& view, int64_t groups, int parts, const Launch& launch);
   /// Allocates memory for `samples` samples at a time.
   void allocate(int64_t samples);
-  /// Returns samples [first, first + count), one part after the other. The channels of a group begin at multiples of
+  /// Returns samples [first, first + count), one part after another. The channels of a group begin at multiples of
   /// channel_pitch(). Overwrites the samples of the previous call.
   View samples(int64_t first, int64_t count);
   int channel_pitch() const { return channel_pitch_; }
@@ -41,13 +42,13 @@ class Operand {
   const Launch& launch_;
   int64_t groups_, samples_ = 0;
   int parts_, channel_pitch_;
-  bool scaled_ = false;  ///< the copy is complete
+  bool scaled_ = false;  ///< Scales has already made the copy
   uint32_t* maxima_ = nullptr;
   std::optional<Workspace> copy_;
 };
 
-/// Computes the factors of both operands, and for small tensors also their copies. allocate() of both must be called
-/// first.
+/// Computes the scale factors of both operands, and for small tensors also their scaled copies. Call allocate() of both
+/// operands first.
 class Scales {
  public:
   Scales(Operand& x, Operand& y, const Launch& launch);
@@ -57,7 +58,7 @@ class Scales {
 };
 
 #ifdef __CUDACC__
-/// Returns the exponent of the factor for a channel with this maximum.
+/// Returns the exponent of the scale factor of a channel with this maximum (the bits of a float).
 __device__ inline int scale_exponent(uint32_t maximum) {
   return maximum == 0 ? 0 : min(max(14 + 127 - static_cast<int>(maximum >> 23), -126), 126);
 }

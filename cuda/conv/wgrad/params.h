@@ -27,19 +27,19 @@ struct MTile {
 
 /// A TMA box of x.
 struct Box {
-  int16_t offset[3];  ///< from the tile of y, in positions of x: depth, height, width
-  uint16_t chunk;     ///< of input channels
+  int16_t offset[3];  ///< offset from the tile of y, in positions of x: depth, height, width
+  uint16_t chunk;     ///< index of the chunk of input channels
 };
 
-/// The taps, and chunks of input channels, of a work unit.
+/// The taps and the chunks of input channels of a work unit.
 struct TapSet {
   uint16_t first_box;
   uint16_t boxes;
-  uint16_t m_tiles[2];  ///< of each warpgroup
+  uint16_t m_tiles[2];  ///< per warpgroup
   MTile m_tile[2][kMaxMTiles / 2];
 };
 
-/// The parts of x and y that one product multiplies. Each part of a tensor is `samples` samples.
+/// The parts of x and y that one product multiplies (operand.h). Each part of a tensor has `samples` samples.
 struct Parts {
   int x;
   int y;
@@ -50,23 +50,23 @@ struct Params {
   CUtensorMap x;  ///< (C, W, H, D, N)
   CUtensorMap y;
   float* partial;  ///< (split, group, output channel, tap, input channel)
-  void* result;    ///< halves in the same order of axes, instead of partial; or null
+  void* result;    ///< if not null, the kernel stores the results here as halves, in the same order of axes
   int64_t split_stride;
   int64_t out_stride;
   int taps;
-  int in_channels;       ///< of a group
-  int out_channels;      ///< of a group
+  int in_channels;       ///< per group
+  int out_channels;      ///< per group
   int x_pitch_channels;  ///< channels from one group to the next in the tensor map
   int y_pitch_channels;
   int chunks;       ///< chunks of input channels of a work unit
   int steps;        ///< steps of 16 voxels in a tile
-  int x_pitch;      ///< bytes from the first 8 voxels of a step to the other 8
+  int x_pitch;      ///< bytes from the first 8 voxels of a step to the last 8
   int box_bytes;    ///< bytes of a box of x
   int boxes_bytes;  ///< bytes of the boxes of a stage
   int box_rows;
   int y_rows;
   int y_plane;     ///< sliding: bytes from one plane of y to the next
-  int y_first;     ///< sliding: first position of y for the first position of x
+  int y_first;     ///< sliding: position along the depth of the first plane of y for plane 0 of x
   int plane_taps;  ///< sliding: taps of a plane of the kernel
   int stage_bytes;
   int stages;
@@ -78,7 +78,7 @@ struct Params {
   Divisor groups;
   Divisor tiles[4];  ///< tiles of y along width, height, depth and samples
   int samples;
-  Parts parts[3];  ///< of each product
+  Parts parts[3];  ///< the operands of each product
   int all_tiles;
   int tile[4];  ///< sample, depth, height, width
   int in_step[3];
@@ -96,7 +96,7 @@ struct ReduceParams {
   int taps;
   int taps_of_block;
   int in_channels;
-  Divisor out_channels;      ///< of a group
+  Divisor out_channels;      ///< per group
   const uint32_t* x_maxima;  ///< maxima of scaled channels (operand.h), or null
   const uint32_t* y_maxima;
   void* weight;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxTaps = 343, kMaxSets = 64, kMaxBoxes = 384, kMaxSteps = 32, kMaxStages = 6;
 constexpr int kStatic = 2 * 1024;  // bytes of shared memory for barriers and alignment
-// Constants of the cost model: rates in bytes per clock and SM (kReductionBytes: of all SMs), and times in clocks.
+// Constants of the cost model: rates in bytes per clock and SM (kReductionBytes: for all SMs), and times in clocks.
 constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
@@ -35,7 +35,7 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
   return taps > 0;
 }
 
-/// Enumerates the members of a plan that do not follow from the problem alone, and keeps the plan with the lowest cost.
+/// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
 class Search {
  public:
   Search(const ConvProblem& problem, const WgradPlan& axes) : p_(problem), axes_(axes) {}
@@ -115,7 +115,7 @@ class Search {
   }
 
   void try_tiles(WgradPlan& plan) {
-    int span[3] = {1, 1, 1};  // 1 + the positions of a box that exceed the tile
+    int span[3] = {1, 1, 1};  // box size minus tile size, plus 1
     for (const auto& set : plan.sets)
       for (const WgradBox& box : set)
         for (int a = 0; a < 3; ++a)
@@ -126,11 +126,11 @@ class Search {
           for (const int n : {1, 2, 4}) {
             if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
               continue;
-            if (products_ > 1 && p_.batch % n != 0) continue;  // the low parts follow the last sample
+            if (products_ > 1 && p_.batch % n != 0) continue;  // a tile must not contain both parts
             if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
             if (w == 8 && h == 1 && d == 1) continue;
-            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // the two octets of all steps are equally far apart
-            if (n > 1 && plan.cta.slide > 1) continue;         // steps read consecutive rows of y
+            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // the octets of all steps must be equally far apart
+            if (n > 1 && plan.cta.slide > 1) continue;         // planes of y must be consecutive
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
             if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMaxSteps || plan.rows() < 64)
@@ -145,8 +145,8 @@ class Search {
           }
   }
 
-  /// Returns candidates for the size of a tile along an axis: powers of two, and sizes that cover a short axis, `count`
-  /// and count + 1.
+  /// Returns candidates for the size of a tile along an axis: powers of two, and `count` and count + 1, which cover a
+  /// short axis.
   static std::vector<int> sides(int64_t count, int most) {
     std::vector<int> result;
     for (int side = 1; side <= most; side *= 2) result.push_back(side);
@@ -192,7 +192,7 @@ class Search {
       of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
     }
     const bool direct =
-        plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // if the weights are channels-last, too
+        plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // assumes channels-last weights
     const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
                         2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
     const double units = static_cast<double>(divide_up(plan.units, kMultiprocessors)) * unit;
@@ -220,8 +220,8 @@ int64_t samples_at_once(const ConvProblem& p) {
     out *= p.out_size[a];
   }
   int64_t samples = std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
-  // The low parts follow the last sample. A tile of samples must not reach them, so all launches have equally many
-  // samples.
+  // The low parts follow the last sample of a launch, and a tile must not contain both parts. All launches therefore
+  // have the same number of samples.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;
   return samples;
 }

@@ -39,7 +39,7 @@ struct WgradPlan {
   int channel_tiles = 1;                    ///< CTAs along the input channels
   int tile[4] = {};                         ///< voxels of y of a tile: sample, depth, height, width
   int box[4] = {};                          ///< voxels of a box of x
-  int depth = 0;                            ///< positions along depth that tiles cover: of y; sliding: of x
+  int depth = 0;                            ///< planes of y (sliding: of x) that the tiles cover
   int splits = 1;
   int tiles_of_split = 0;
   int all_tiles = 0;  ///< tiles of all products

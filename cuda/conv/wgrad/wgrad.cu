@@ -1,4 +1,4 @@
-// Host side of kernel.cuh: tensor maps, the table of taps, launches, and the kernel that adds up the splits.
+// Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan_common.h"
 #include "cuda/conv/tensor_map.h"
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
   store_values<4>(static_cast<T*>(p.weight) + first, sum);
 }
 
-/// Adds the partial sums of weights in any layout. A block adds several taps of 32 input channels for one output
+/// Adds the partial sums of weights in any layout. A CTA adds several taps of 32 input channels for one output
 /// channel. `slices` warps share the splits of a tap.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ ReduceParams p) {
@@ -148,7 +148,7 @@ void list_sets(Params& p, const WgradPlan& plan) {
   }
 }
 
-/// Lists the start, in a box of x, of each step of 16 voxels: two octets of 8 voxels at a fixed distance.
+/// Lists the offset in a box of x of each step of 16 voxels. A step has two octets of voxels at a fixed distance.
 void list_steps(Params& p, const WgradPlan& plan) {
   const int* tile = plan.tile;
   const int blocks = tile[3] / 8, row = plan.chunk_bytes();
@@ -199,8 +199,8 @@ Params make_params(const Operand& x, const Operand& y, const ConvProblem& proble
   return p;
 }
 
-/// Sets the parameters that depend on the operands of a launch, which have `samples` samples, at most those of the
-/// plan. Returns the number of splits.
+/// Sets the parameters that depend on the operands of one launch. `samples` may be less than the samples of the plan.
+/// Returns the number of splits.
 int set_samples(Params& p, const View& x, const View& y, int samples, const ConvProblem& problem,
                 const WgradPlan& plan) {
   constexpr const char* kOp = "conv weight gradient";
@@ -270,7 +270,7 @@ void reduce(const View& w, const Params& p, const float* partial, int splits, co
   check_launch("conv weight gradient: sum of splits");
 }
 
-/// Returns x without the positions after the last one that a tap reads. They may contain infinities.
+/// Returns x without the positions after the last position that a tap reads. An infinity there could reach the result.
 View read_part(View x, const ConvProblem& problem) {
   for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
   return x;

@@ -72,7 +72,7 @@ vg::View view_of(const char* op, const Argument& argument) {
   return view;
 }
 
-/// Prints the size of a view in an error message: "[2, 32, 8, 8, 8]".
+/// Returns the size of a view for an error message: "[2, 32, 8, 8, 8]".
 std::string size_text(const vg::View& view) {
   std::string text;
   for (int i = 0; i < view.rank; ++i) text += (i > 0 ? ", " : "[") + std::to_string(view.size[i]);
@@ -83,7 +83,7 @@ std::string size_text(const vg::View& view) {
 class Scope {
  public:
   Scope(const char* op, const voxgrad_context* context, int device) {
-    vg::check(context != nullptr, op, "there is no context");
+    vg::check(context != nullptr, op, "context is NULL");
     if (device < 0) {
       if (context->threads > 0 && context->threads != vg::num_threads()) vg::set_num_threads(context->threads);
       return;
@@ -124,7 +124,7 @@ void check_same_kind(const char* op, const Argument& argument, const vg::View& v
 }
 
 vg::ConvGeometry geometry_of(const char* op, const voxgrad_conv* conv) {
-  vg::check(conv != nullptr, op, "there is no geometry");
+  vg::check(conv != nullptr, op, "conv is NULL");
   vg::check(conv->groups > 0, op, "groups must be positive, got ", conv->groups);
   vg::ConvGeometry geometry;
   geometry.groups = conv->groups;
@@ -175,7 +175,7 @@ Operands operands_of(const char* op, const voxgrad_conv* conv, const Argument& x
 
 // ---- normalization
 
-/// A view (N, C, L) of a tensor (N, C, D, H, W) that is contiguous or channels-last.
+/// Returns the view (N, C, L) of a tensor (N, C, D, H, W) that is contiguous or channels-last.
 vg::View rows_of(const char* op, const vg::View& view) {
   int64_t voxels = 1;
   for (int i = 2; i < 5; ++i) voxels *= view.size[i];
@@ -234,7 +234,7 @@ std::optional<vg::View> channel_vector(const char* op, const Argument& argument,
 
 NormOperands norm_operands(const char* op, const voxgrad_norm* norm, const voxgrad_layout* layout, const void* x,
                            const double* statistics, const Argument& weight, const Argument& bias) {
-  vg::check(norm != nullptr, op, "there is no description of the norm");
+  vg::check(norm != nullptr, op, "norm is NULL");
   const vg::View view = view_of(op, {"x", layout, x});
   vg::check(view.rank == 5, op, "x must have 5 axes, got ", view.rank);
   const int64_t groups = norm->groups;

@@ -42,7 +42,7 @@ typedef struct voxgrad_layout {
   int64_t stride[5]; /* distance between neighbors along each axis, in elements */
 } voxgrad_layout;
 
-/* How a call computes. */
+/* Settings of a call. */
 typedef struct voxgrad_context {
   void* stream;    /* cudaStream_t of the GPU of the tensors; ignored for tensors on the CPU */
   int32_t threads; /* number of CPU threads; 0 keeps the current number */
@@ -96,8 +96,8 @@ typedef struct voxgrad_norm {
   double eps;
   int32_t before;      /* VOXGRAD_NONE, ... */
   int32_t after;       /* VOXGRAD_NONE, ... */
-  double before_slope; /* of VOXGRAD_LEAKY_RELU */
-  double after_slope;  /* of VOXGRAD_LEAKY_RELU */
+  double before_slope; /* slope of VOXGRAD_LEAKY_RELU */
+  double after_slope;  /* slope of VOXGRAD_LEAKY_RELU */
 } voxgrad_norm;
 
 /* Computes y from x (N, C, D, H, W). x and y have the same size, dtype and strides: contiguous or channels-last. weight
@@ -109,7 +109,7 @@ VOXGRAD_API int voxgrad_norm_forward(const voxgrad_context* context, const voxgr
                                      const voxgrad_layout* bias_layout, const void* bias);
 /* Computes the gradients of voxgrad_norm_forward from dy, the gradient of y. dx has the layout of x; dweight and dbias
  * have the layouts of weight and bias. Also computes dadded (C), the sums of dx over all axes but C: the gradient of a
- * bias that was added to x before. dadded is f64 if x is, otherwise f32. dweight, dbias and dadded may be NULL. */
+ * bias that x already includes. dadded is f64 if x is, otherwise f32. dweight, dbias and dadded may be NULL. */
 VOXGRAD_API int voxgrad_norm_backward(const voxgrad_context* context, const voxgrad_norm* norm,
                                       const voxgrad_layout* layout, void* dx, void* dweight, void* dbias, void* dadded,
                                       const void* dy, const void* x, const double* statistics,

@@ -4,15 +4,15 @@
     evaluate.py KERNELBENCH [--problems 1/58 2/61 ...] [--precision fp32|fp16|bf16] [--no-tf32] [--trials 100]
                 [--correct-trials 5] [--no-compile] [--no-backward] [--json FILE]
 
-KERNELBENCH is a checkout of https://github.com/ScalingIntelligence/KernelBench. Its eval.py checks each model (by
-allclose with its own tolerance) and times it (mean of --trials with a cold L2 cache); its timing.py times the
-reference, eager and compiled. The columns are:
+KERNELBENCH is a checkout of https://github.com/ScalingIntelligence/KernelBench. The script eval.py of KernelBench
+checks each model with allclose and its own tolerance, and measures the mean time of --trials runs with a cold L2 cache.
+The script timing.py measures the eager and the compiled reference. The columns are:
 
   correct     whether eval.py accepts the model
   ms          time of a forward pass of the model
   eager, compiled  speed-up over the reference, eager and with torch.compile
   f+b         time of a forward and a backward pass of the model, timed by the same function
-  f+b eager   speed-up of the same over the eager reference
+  f+b eager   speed-up of the forward and backward pass over the eager reference
   error       relative error ||y - y64|| / ||y64|| of the model, where y64 is the result of the reference in float64
   reference   the same error of the reference
 """

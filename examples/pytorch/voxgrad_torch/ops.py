@@ -1,13 +1,13 @@
 """The operators, registered with torch.library as torch.ops.voxgrad.*.
 
-All volumes are (N, C, D, H, W). The three maps of a convolution are linear in both operands, and the gradients of each
-map are the other two:
+All volumes are (N, C, D, H, W). The convolution, the transposed convolution and the weight gradient are linear in both
+operands, and the gradients of each of the three are the other two. The operators are:
 
   conv         the convolution, or the transposed convolution (the gradient of its input) if `transposed`
   conv_weight  the gradient of the weight
   conv_bias    the gradient of the bias
   norm         a group norm between two activations
-  norm_backward  its gradients
+  norm_backward  the gradients of norm
 
 Each operator has three parts: a function that calls the library, a function that returns results without data for
 tracing, and a formula for its gradient. Outside of tracing and compilation, the functions of this module skip PyTorch's
@@ -317,7 +317,7 @@ def _register(name, schema, kernel, result, backward, save):
         if torch.compiler.is_compiling():
             return operator(x, *arguments)
         if forward_ad._current_level >= 0:
-            return function.apply(x, *arguments)  # throws if an operand has a tangent; the operator would ignore it
+            return function.apply(x, *arguments)  # throws if an operand has a tangent, which the operator would ignore
         if not is_plain(x) or x.is_neg() or any(t is not None and t.is_neg() for t in arguments[:tensors - 1]):
             return operator(x, *arguments)  # the dispatcher replaces negative views by their values
         if torch.is_grad_enabled():

@@ -15,10 +15,10 @@ _RELATED = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._NormBase,
 
 @dataclasses.dataclass
 class Report:
-    """What replace_modules() did. Both members map the name of a module to a text."""
+    """The result of replace_modules(). Both members map the name of a module to a text."""
 
     replaced: dict  # the class that computes the module now
-    left: dict  # why a convolution or a norm was left as it was
+    left: dict  # why a convolution or a norm was not replaced
 
     def __str__(self):
         lines = [f"replaced {len(self.replaced)} modules, left {len(self.left)}"]
@@ -42,11 +42,11 @@ def _reason_to_leave(module):
 
 
 def replace_modules(model):
-    """Replaces the convolutions and norms of `model` that voxgrad_torch has, in place, and returns a Report.
+    """Replaces the convolutions and norms of `model` with those of voxgrad_torch, in place. Returns a Report.
 
     A module keeps its identity, parameters, hooks and name in state_dict(); only its class changes. An nn.Sequential
-    becomes a Sequential that fuses a convolution with the norm and the activation behind it. Subclasses, modules with
-    running statistics and modules of other dtypes are left; the report states why.
+    becomes a Sequential that fuses a convolution with the norm and the activation that follow it. Subclasses, modules
+    with running statistics and modules with unsupported dtypes are not replaced; the report states why.
     """
     report = Report({}, {})
     for name, module in model.named_modules():
@@ -63,7 +63,7 @@ def replace_modules(model):
 
 
 def restore_modules(model):
-    """Gives the modules that replace_modules() replaced their classes of torch.nn again."""
+    """Restores the torch.nn classes of all modules that replace_modules() replaced."""
     originals = {new: old for old, new in _REPLACEMENTS.items()}
     for module in model.modules():
         module.__class__ = originals.get(type(module), type(module))
@@ -71,7 +71,7 @@ def restore_modules(model):
 
 @contextlib.contextmanager
 def replaced_modules(model):
-    """Replaces the modules of `model` within a with statement; its value is the Report."""
+    """Replaces the modules of `model` during a with statement, whose value is the Report."""
     before = [(module, type(module)) for module in model.modules()]
     try:
         yield replace_modules(model)
