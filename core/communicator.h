@@ -81,9 +81,9 @@ std::string list_ranks(const std::vector<int>& ranks);
 
 /// A group of ranks. All ranks must call the same functions in the same order, with tensors of the same shape and
 /// dtype, the same operation and the same root. Tensors have at most 2^31 - 1 elements and are f32, f64, bf16, f16 or
-/// i64 (broadcast and all_gather: any dtype). If a function writes to its argument, the argument must be writable in
-/// place. The order of additions depends only on the number of ranks and of elements, so all ranks and all runs obtain
-/// the same bits.
+/// i64 (broadcast and all_gather: any dtype). A function that writes to its argument throws if check_in_place() does
+/// not allow the write. The order of additions depends only on the number of ranks and of elements, so all ranks and
+/// all runs obtain the same bits.
 ///
 /// If the ranks' calls differ, an error names the ranks and the call of each rank. Collectives start before the calls
 /// are compared.

@@ -105,7 +105,7 @@ class [[nodiscard]] Scope {
   void stop() noexcept;
 
   Event* open_ = nullptr;
-  Event* outer_op_ = nullptr;  // the operator on this thread that calls this one
+  Event* outer_op_ = nullptr;  // the operator on this thread that contains this scope
 };
 
 /// Records a range of the program: `profiler::RecordFunction range("augment");`
@@ -172,8 +172,9 @@ class [[nodiscard]] Session {
   Session& operator=(const Session&) = delete;
 
   /// Ends the recording and waits for all recorded GPUs. A second call does nothing. Throws Error if work on a device
-  /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, no other rank may be
-  /// waiting in a collective that this rank has not called yet, because stop() also waits for the GPU of that rank.
+  /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, stop() also waits for
+  /// the GPUs of the other ranks. A rank that waits in a collective which this rank has not called yet would then cause
+  /// a deadlock.
   void stop();
 
   // Results. All of these functions throw Error before stop().

@@ -75,8 +75,8 @@ class UNet : public Layer {
   Members members() override;
 
  private:
-  /// A stage of the decoder. `up` enlarges the features of the next lower resolution. `convs` combines them with the
-  /// features of the encoder, and `head` computes the logits.
+  /// A stage of the decoder. `up` enlarges the features of the next lower resolution. `convs` combines the enlarged
+  /// features with the features of the encoder, and `head` computes the logits.
   struct Level {
     std::shared_ptr<ConvTranspose3d> up;
     std::shared_ptr<Layer> convs;

@@ -25,9 +25,9 @@ struct LoadSafetensorsOptions {
   int64_t max_bytes = INT64_MAX;
 };
 
-/// Returns all tensors of the file, contiguous, on `device`. Stores the metadata of the file in `*metadata` unless
-/// `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum and no
-/// tensor is skipped, verifies the checksum.
+/// Returns all tensors of the file as contiguous tensors on `device`. Stores the metadata of the file in `*metadata`
+/// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum
+/// and no tensor is skipped, verifies the checksum.
 ///
 /// Throws Error if the file cannot be read, if its checksum does not match, if a bool is neither 0 nor 1, or if the
 /// header violates the format: a header of more than 100 MB or beyond the end of the file, invalid JSON, unknown or
@@ -46,14 +46,14 @@ SafetensorsContents read_safetensors(const std::filesystem::path& path, Device d
                                      const LoadSafetensorsOptions& options, const char* op);
 
 struct SaveSafetensorsOptions {
-  /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. It is
-  /// stored as metadata "voxgrad.crc32", which voxgrad does not return when it loads the file.
+  /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. The
+  /// checksum is stored as the metadata entry "voxgrad.crc32", which functions that load the file do not return.
   bool checksum = false;
 };
 
-/// Writes tensors atomically. They may be on any device and have any strides. Throws Error if `tensors` is empty, if a
-/// tensor is undefined or named "__metadata__", if a name or an entry of `metadata` is not UTF-8, or if a key of
-/// `metadata` is "voxgrad.crc32".
+/// Writes tensors atomically. The tensors may be on any device and have any strides. Throws Error if `tensors` is
+/// empty, if a tensor is undefined or named "__metadata__", if a name or an entry of `metadata` is not UTF-8, or if a
+/// key of `metadata` is "voxgrad.crc32".
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata = {},
                       const SaveSafetensorsOptions& options = {});
 

@@ -40,9 +40,9 @@ struct PatchOptions {
 ///
 /// The last samples of a batch, from index round(batch_size * (1 - foreground)) on, are foreground samples: their
 /// center is a random voxel of a random class of the source, except class 0. The other patches lie at a random
-/// position; if the source has ignored voxels, their center is a random voxel that is not ignored, so that no patch is
-/// without labels. Patches are shifted to lie inside the source. A source that is smaller than the patch is centered
-/// and padded with zeros.
+/// position. If the source has ignored voxels, the center of these patches is instead a random voxel that is not
+/// ignored, so that each patch contains labels. Patches are shifted to lie inside the source. A source that is smaller
+/// than the patch is centered and padded with zeros.
 class PatchDataset : public Dataset {
  public:
   /// Reads all labels once and keeps a random selection of up to 10,000 voxels of each class. Throws Error for invalid

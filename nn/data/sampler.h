@@ -69,7 +69,7 @@ struct DistributedSamplerOptions {
   bool drop_last = false;  ///< skips a last batch that is not full; otherwise samples from the epoch's start fill it
 };
 
-/// Divides the order of another sampler among several processes: each process visits the rank-th part of each global
+/// Divides the order of another sampler among several processes: the process of rank r visits part r of each global
 /// batch. For a fixed `batch_size`, the samples of each step therefore do not depend on the number of processes, and a
 /// loader's state can be loaded with another number of processes. PyTorch's DistributedSampler instead interleaves
 /// single samples.

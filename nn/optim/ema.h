@@ -40,7 +40,7 @@ class ExponentialMovingAverage : public nn::Stateful {
   /// Copies the averages to a model of the same structure: model.load_state_dict(values()).
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }
 
-  /// Gives the model the averaged values during its lifetime, and restores the model's own values afterwards. If
+  /// While this object exists, the model has the averaged values. The destructor restores the model's own values. If
   /// several Swapped objects of a model exist at once, they must be destroyed in the reverse order of their creation.
   class [[nodiscard]] Swapped {
    public:

@@ -82,7 +82,7 @@ class Optimizer : public nn::Stateful {
   /// During the capture of a CUDA graph (cuda/cuda.h), the step is recorded, and each replay performs one step. A
   /// GradScaler (nn/optim/grad_scaler.h) passes `scaling`; the host does not wait for the values.
   void step(const GradScaling& scaling = {});
-  /// Returns the gradients of all parameters that have one.
+  /// Returns the gradients of all parameters that have a gradient.
   Tensors gradients() const;
   /// Drops the gradients of all parameters.
   void zero_grad() const;
@@ -93,8 +93,8 @@ class Optimizer : public nn::Stateful {
   /// Sets the learning rate of one group, or of all groups. Throws Error unless `lr` is finite and not negative.
   void set_lr(size_t group, double lr);
   void set_lr(double lr);
-  /// Sets the momentum of a group, or beta1 of an optimizer with betas. Throws Error if the optimizer has neither, if
-  /// the value is invalid, or if it would add or remove momentum after the first step.
+  /// Sets the momentum of a group, or beta1 of an optimizer with betas. Throws Error if the optimizer has neither
+  /// option, if the value is invalid, or if the change would add or remove momentum after the first step.
   void set_momentum(size_t group, double momentum) { change_option(group, {"momentum", "beta1"}, momentum); }
 
   /// Returns the state with the names "state.<parameter>.<buffer>" and "state.<parameter>.step",
