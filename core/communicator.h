@@ -123,7 +123,7 @@ class Communicator {
   /// each message that a rank sends, the peer must list a message with the same number of bytes among the `receives` of
   /// its matching call. Tensors must be on device() and dense in either memory format; all dtypes are allowed. Until
   /// the Work has completed, sent tensors must not be written, and received tensors must not be read or written.
-  /// `slab`, if given, is the shape of the volume that contains the messages. It must be the same on all ranks.
+  /// `slab`, if given, is the shape of the volume that contains the messages. `slab` must be the same on all ranks.
   std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                            const Shape& slab = {});
   /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).

@@ -124,7 +124,7 @@ int64_t normalize_axis(int64_t axis, int64_t rank, const char* op);
 /// Returns the shape to which both shapes broadcast by PyTorch's rule. Throws if they do not broadcast.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
 
-/// N sizes, one for each spatial axis. A single integer sets all of them.
+/// N sizes, one for each spatial axis. A single integer sets all N sizes.
 template <int N>
 struct Extent {
   std::array<int64_t, N> values{};

@@ -159,8 +159,8 @@ struct Holder {
 ///   an operator includes copies of its operands and reductions of partial sums.
 /// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication counts as
 ///   2 FLOP; multiplications with the padding are not counted.
-/// - The minimum time of an operator is the time of its arithmetic or of its memory traffic, whichever is longer, at
-///   the rates of the device (on GPUs: the rates of an H200, see explain_conv3d).
+/// - The minimum time of an operator is the longer of the times that the device needs for the arithmetic and for the
+///   memory traffic (on GPUs: at the rates of an H200, see explain_conv3d).
 /// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a function by autograd::recompute() counts as backward.
 class [[nodiscard]] Session {

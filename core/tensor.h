@@ -212,7 +212,8 @@ class Tensor {
   Tensors split(int64_t size, int64_t axis = 0) const;
   Tensors split(const std::vector<int64_t>& sizes, int64_t axis = 0) const;
   Tensors chunk(int64_t count, int64_t axis = 0) const;
-  // In-place writes. They throw if autograd would have to record them, or if elements of this tensor share memory.
+  // In-place writes. These functions throw if autograd would have to record the write, or if elements of this tensor
+  // share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const;

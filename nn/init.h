@@ -46,8 +46,8 @@ const Tensor& xavier_uniform_(const Tensor& tensor, double gain = 1, Generator* 
 /// Draws from the normal distribution with mean 0 and variance 2 * gain^2 / (fan_in + fan_out).
 const Tensor& xavier_normal_(const Tensor& tensor, double gain = 1, Generator* generator = nullptr);
 
-/// During its lifetime, the random functions of this file leave tensors unchanged on this thread. They still advance
-/// the generator as usual. Avoids the cost of initial values that the program overwrites, like
+/// During its lifetime, the random functions of this file leave tensors unchanged on this thread. The functions still
+/// advance the generator as usual. Avoids the cost of initial values that the program overwrites, like
 /// torch.nn.utils.skip_init.
 class [[nodiscard]] SkipInit {
  public:

@@ -313,7 +313,7 @@ decltype(auto) forward(M& module, Args&&... args) {
 ///
 /// parameters(), state_dict(), to() and all other functions that visit the members throw Error if the list lacks a
 /// Parameter, a Buffer, or a Module that has tensors or depends_on_training(). Such a member would be neither trained
-/// nor saved nor moved. The check compares the addresses of the class's members. It cannot detect plain Tensors,
+/// nor saved nor moved. The check compares the addresses of the class's members. The check cannot detect plain Tensors,
 /// objects in vectors, or objects behind pointers. To omit a module on purpose, store it in a std::unique_ptr. The
 /// check also skips classes that define members() without the macro, and the outermost module if its class has no
 /// VG_MODULE.

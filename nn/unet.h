@@ -89,7 +89,7 @@ class UNet : public Layer {
   /// Returns the features of all stages, from the highest resolution.
   Tensors encode(const Tensor& x) const;
   /// Computes stage(inputs). If options.recompute is true, the backward pass recomputes the stage. `stage` takes the
-  /// inputs by value, so that it can free them early.
+  /// inputs by value, so that `stage` can free the inputs early.
   Tensor run(std::function<Tensor(Tensors)> stage, Tensors inputs) const;
 
   Options options_;

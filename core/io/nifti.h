@@ -60,8 +60,8 @@ class NiftiFile {
 
 /// Writes a file atomically, with `affine` as the sform. `path` must end with .nii or .nii.gz. `data` may be on any
 /// device. u8 and i32 keep their dtype, other dtypes are converted to f32. Throws if `data` is not of rank 3 or 4, if
-/// an axis is longer than 32767, if a spacing is not positive, if a value of the affine is not finite, if the last row
-/// of the affine is not (0, 0, 0, 1), or if the description is too long.
+/// an axis is longer than 32767, if a spacing is not positive, or if the description is too long. Also throws if a
+/// value of the affine is not finite, or if its last row is not (0, 0, 0, 1).
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
 
 }  // namespace voxgrad

@@ -29,10 +29,10 @@ struct LoadSafetensorsOptions {
 /// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum
 /// and no tensor is skipped, verifies the checksum.
 ///
-/// Throws Error if the file cannot be read, if its checksum does not match, if a bool is neither 0 nor 1, or if the
-/// header violates the format: a header of more than 100 MB or beyond the end of the file, invalid JSON, unknown or
-/// repeated keys, an unknown dtype, more than 8 axes, sizes that overflow, or byte ranges that do not match shape and
-/// dtype, overlap, leave gaps or do not end with the file.
+/// Throws Error if the file cannot be read, if its checksum does not match, or if a bool is neither 0 nor 1. Also
+/// throws if the header is larger than 100 MB, extends beyond the end of the file, is not valid JSON, or contains
+/// unknown or repeated keys, an unknown dtype, more than 8 axes or sizes that overflow. The byte ranges must match
+/// shape and dtype, must not overlap or leave gaps, and must end with the file.
 TensorMap load_safetensors(const std::filesystem::path& path, Device device = Device::cpu(),
                            Metadata* metadata = nullptr, const LoadSafetensorsOptions& options = {});
 

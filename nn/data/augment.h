@@ -96,9 +96,9 @@ struct AugmentParams {
 ///   for (const data::Sample& batch : loader) {
 ///     const auto [x, y] = augment({batch.input.to(device), batch.target.to(device)}, generator);
 ///
-/// Parameters are drawn on the host. All steps then run on the device of the batch, and the host does not wait for
-/// them. Results on different devices agree up to rounding. Steps that apply to no sample cost no time. Several threads
-/// may use one object, each with its own generator.
+/// Parameters are drawn on the host. All steps then run on the device of the batch, and the host does not wait for the
+/// steps. Results on different devices agree up to rounding. Steps that apply to no sample cost no time. Several
+/// threads may use one object, each with its own generator.
 class Augmentation {
  public:
   /// Throws Error for probabilities outside [0, 1] and for invalid ranges.

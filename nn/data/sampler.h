@@ -66,7 +66,7 @@ struct DistributedSamplerOptions {
   int num_replicas = 1;    ///< number of processes: Communicator::size()
   int rank = 0;            ///< rank of this process
   int64_t batch_size = 1;  ///< global batch size: LoaderOptions::batch_size * num_replicas
-  bool drop_last = false;  ///< skips a last batch that is not full; otherwise samples from the epoch's start fill it
+  bool drop_last = false;  ///< skips a last batch that is not full; otherwise the epoch's first samples fill it
 };
 
 /// Divides the order of another sampler among several processes: the process of rank r visits part r of each global

@@ -187,7 +187,8 @@ void DataParallel::Reducer::begin() {
   send_flags();
 }
 
-/// Starts the reduction of reached_here_ on a separate stream, so that it does not wait for queued kernels of the pass.
+/// Starts the reduction of reached_here_ on a separate stream, so that the reduction does not wait for queued kernels
+/// of the pass.
 void DataParallel::Reducer::send_flags() {
   if (Capture::current()) return;
   std::optional<cuda::StreamGuard> guard;

@@ -1,5 +1,5 @@
-// The communicator for CPU tensors. It uses MPI's nonblocking collectives and waits in a loop of MPI_Test, so that a
-// timeout can end the wait.
+// The communicator for CPU tensors. The communicator uses MPI's nonblocking collectives and waits in a loop of
+// MPI_Test, so that a timeout can end the wait.
 #include <mpi.h>
 
 #include <algorithm>

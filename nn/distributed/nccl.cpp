@@ -1,4 +1,4 @@
-// The communicator for GPUs. It queues collectives on a separate stream, so that they overlap with computation.
+// The communicator for GPUs. Collectives are queued on a separate stream and overlap with computation.
 #include <cuda_runtime.h>
 #include <nccl.h>
 

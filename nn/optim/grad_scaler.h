@@ -10,8 +10,8 @@ namespace voxgrad::optim {
 /// Options of GradScaler.
 struct GradScalerOptions {
   double init_scale = 65536;       ///< in [GradScaler::kMinScale, GradScaler::kMaxScale]
-  double growth_factor = 2;        ///< multiplies the scale when it grows, above 1
-  double backoff_factor = 0.5;     ///< multiplies the scale after an overflow, in (0, 1)
+  double growth_factor = 2;        ///< factor by which the scale grows, above 1
+  double backoff_factor = 0.5;     ///< factor by which the scale shrinks after an overflow, in (0, 1)
   int64_t growth_interval = 2000;  ///< consecutive updates without overflow after which the scale grows
   bool enabled = true;             ///< false: nothing is scaled, and step() calls the optimizer's step()
 };

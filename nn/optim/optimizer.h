@@ -67,7 +67,7 @@ struct Update {
 /// Base class of optimizers, which update parameters from their gradients. The parameters must be floating leaves that
 /// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has the memory
 /// format and the dtype of the parameter. For bf16 and f16 parameters, the state is f32 and steps are computed in f32.
-/// Only one thread may use an optimizer at a time, and no other thread may use its parameters meanwhile.
+/// While a thread uses an optimizer, no other thread may use the optimizer or its parameters.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -101,8 +101,8 @@ class Optimizer : public nn::Stateful {
   /// "param_groups.<group>.<option>", "param_groups.<group>.params" (the indices of its parameters), and
   /// "class.<name>". The buffers share memory with the optimizer.
   ///
-  /// load_state_dict replaces the options and copies the buffers. It throws Error if the state is incomplete, or comes
-  /// from another class of optimizer or from other groups or shapes.
+  /// load_state_dict replaces the options and copies the buffers. load_state_dict throws Error if the state is
+  /// incomplete, or comes from another class of optimizer or from other groups or shapes.
   TensorMap state_dict() const override;
 
  protected:

@@ -182,8 +182,8 @@ struct CosineAnnealingLROptions {
 using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 
 /// Decreases the learning rate along half a cosine towards eta_min, and restarts from the initial rate. The first
-/// period has t_0 steps; each later period is t_mult times as long as the one before (Loshchilov and Hutter, "SGDR",
-/// ICLR 2017).
+/// period has t_0 steps; each later period is t_mult times as long as the previous period (Loshchilov and Hutter,
+/// "SGDR", ICLR 2017).
 struct CosineAnnealingWarmRestartsOptions {
   int64_t t_0 = 0;     ///< steps until the first restart; positive
   int64_t t_mult = 1;  ///< at least 1

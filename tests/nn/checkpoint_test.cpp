@@ -93,7 +93,7 @@ class Checkpoint : public testing::Test {
 };
 
 void expect_same_bits(Device device, MemoryFormat format, const std::filesystem::path& path) {
-  constexpr int kSteps = 11, kStop = 6;  // an epoch has 4 steps, so both lie within an epoch
+  constexpr int kSteps = 11, kStop = 6;  // an epoch has 4 steps, so both numbers are in the middle of an epoch
   manual_seed(20);
   Training straight(device, format);
   straight.train(kSteps);
