@@ -188,8 +188,8 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_
 /// pass is running on this thread.
 void queue_callback(std::function<void()> callback);
 
-/// Returns the leaves that the backward pass which is running on this thread can reach. Throws if no backward pass is
-/// running on this thread.
+/// Returns the leaves that this thread's running backward pass can reach. Throws if no backward pass is running on this
+/// thread.
 std::unordered_set<const TensorBody*> reached_leaves();
 
 /// Runs a backward pass from several tensors at once. See Tensor::backward.

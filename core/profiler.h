@@ -1,7 +1,8 @@
 // The profiler: records operators with their time, memory traffic and allocations.
 //
-// Operators are recorded where they call a kernel (ops/profiled_kernels.cpp), gradients where the engine visits a node,
-// modules where they are called (nn/module.h). Without a session, each of these places costs one relaxed atomic load.
+// Operators are recorded where they call a kernel (ops/profiled_kernels.cpp). Gradients are recorded where the engine
+// visits a node, and modules where they are called (nn/module.h). Without a session, each of these places costs one
+// relaxed atomic load.
 #pragma once
 
 #include <atomic>
@@ -77,9 +78,9 @@ struct Event {
   int64_t block_bytes = 0;  ///< negative if the block was freed, 0 if an operator claimed it
 };
 
-/// Records its lifetime as an Event and updates the Place of this thread in the meantime. Does nothing if no session
-/// records. A name that is expensive to create can be passed as a function that returns the name; this function is
-/// called only while a session records.
+/// Records the lifetime of this object as an Event, and changes the Place of this thread during this lifetime. Does
+/// nothing if no session records. A name that is expensive to create can be passed as a function that returns the name;
+/// this function is called only while a session records.
 class [[nodiscard]] Scope {
  public:
   [[nodiscard]] Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {

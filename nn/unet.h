@@ -21,7 +21,7 @@ namespace voxgrad::nn {
 struct UNetStage {
   int64_t features = 32;      ///< number of channels
   Triple kernel_size = 3;     ///< odd, along D, H, W
-  Triple stride = 1;          ///< stride of the stage's first convolution, undone by a transposed convolution
+  Triple stride = 1;          ///< stride of the stage's first convolution; a transposed convolution reverses it
   int64_t convs = 2;          ///< convolutions in the encoder, or residual blocks of two convolutions each
   int64_t decoder_convs = 2;  ///< convolutions in the decoder; ignored in the last stage
 };

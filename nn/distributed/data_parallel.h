@@ -32,9 +32,9 @@ struct DataParallelOptions {
 ///
 /// All ranks must run the same backward passes, and each pass must reach at least one parameter. If a pass reaches a
 /// parameter on another rank but not on this rank, the gradient of this rank counts as zero. If no rank reaches the
-/// parameter, its gradient is not changed. Each pass determines the reached parameters at its start, and ranks that
-/// reach all parameters do not wait for this information. If layers communicate in the backward pass, as SyncBatchNorm
-/// and SpatialParallel do, all ranks must reach the same parameters.
+/// parameter, its gradient is not changed. At the start of each pass, the ranks exchange lists of the parameters that
+/// they reach. A rank that reaches all parameters does not wait for the lists. If layers communicate in the backward
+/// pass, as SyncBatchNorm and SpatialParallel do, all ranks must reach the same parameters.
 ///
 /// Backward passes with create_graph = true are not supported. The gradient of a parameter is stored in a bucket, and
 /// the next pass overwrites the gradient; clone() a gradient to keep it. On GPUs, passes can be captured in a CUDA

@@ -42,7 +42,7 @@ using BufferSpecs = std::vector<BufferSpec>;
 /// Arguments that a GradScaler passes to Optimizer::step: scalar tensors on the device of the parameters.
 struct GradScaling {
   Tensor scale{};      ///< f32; the step divides the gradients by `scale`; undefined: no division
-  Tensor found_inf{};  ///< i64; if not 0, the device skips the step, which is then not counted; undefined: 0
+  Tensor found_inf{};  ///< i64; if not 0, the device skips the step and does not count it; undefined: 0
 };
 
 /// A step of all parameters of a group that have taken the same number of steps.

@@ -69,7 +69,7 @@ std::string in_quotes(std::string_view text);
 
 /// Returns the number of bytes of a dense tensor with this shape and `bits` bits per element, according to the header
 /// of `file`. `what`, which must end with a space, and `dtype` are for error messages. Throws if the product of the
-/// bits and the sizes overflows, where sizes of 0 count as 1, or if the bits are not whole bytes.
+/// bits and the sizes overflows (sizes of 0 count as 1), or if the product is not a whole number of bytes.
 int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
                       int64_t bits);
 
