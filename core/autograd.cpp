@@ -10,7 +10,7 @@ namespace {
 
 thread_local ScopedValue<bool>* grad_mode = nullptr;
 
-/// Sets a variable during its lifetime.
+/// Sets a variable to a value. The destructor restores the previous value.
 template <class T>
 class Restore {
  public:
@@ -146,7 +146,7 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
 /// The description of a saved tensor, and the tensor after it has been recomputed.
 struct Saved::Recomputed {
   std::shared_ptr<RecomputedCall> call;
-  std::shared_ptr<Node> grad_fn;  // this and the members below describe the tensor when it was saved
+  std::shared_ptr<Node> grad_fn;  // the members from grad_fn to options describe the tensor when it was saved
   size_t output = 0;
   Shape shape;
   Strides strides;
@@ -206,7 +206,7 @@ void RecomputedCall::keep_recomputed(size_t number, const Tensor& tensor) {
     data.grad_fn = first.grad_fn;
     data.output = first.output;
   }
-  const Restore outside(current_, static_cast<RecomputedCall*>(nullptr));  // so that Saved keeps the tensor
+  const Restore outside(current_, static_cast<RecomputedCall*>(nullptr));  // Saved keeps the tensor itself
   found_.emplace_back(entry, Saved(kept));
 }
 
@@ -234,8 +234,8 @@ std::shared_ptr<Saved::Recomputed> RecomputedCall::add_saved(const Tensor& tenso
 
 Saved::Saved(const Tensor& tensor) {
   if (!tensor.defined()) return;
-  // Leaves that require grad are not recomputed: they stay allocated in any case, and their gradients must reach the
-  // leaf itself.
+  // Leaves that require grad are not recomputed: they stay allocated in any case, and a recomputed copy would not
+  // accumulate the gradient of the leaf.
   if (!tensor.requires_grad() || !tensor.is_leaf()) recomputed_ = RecomputedCall::add_saved(tensor);
   if (recomputed_) return;
   tensor_ = tensor;

@@ -1,10 +1,10 @@
 // Reverse-mode differentiation: the recorded graph, and the engine that runs it backward.
 //
 // Thread safety: several threads may record operations on the same leaves and run backward() and grad() at the same
-// time, each on its own graph and on the same stream of a GPU. If several passes compute a gradient of the same leaf,
-// the gradients are added in the order of arrival. Backward passes through graphs that share nodes may run at the same
-// time only with retain_graph = true. Register and remove hooks, and call requires_grad_(), only while no other thread
-// uses the tensor.
+// time if each thread uses its own graph. On a GPU, these threads must use the same stream. If several passes compute a
+// gradient of the same leaf, the gradients are added in the order of arrival. Backward passes through graphs that share
+// nodes may run at the same time only with retain_graph = true. Register and remove hooks, and call requires_grad_(),
+// only while no other thread uses the tensor.
 #pragma once
 
 #include <functional>
@@ -41,7 +41,7 @@ class Node {
     DType dtype;
     Device device;
     Hooks hooks{};
-    std::weak_ptr<TensorBody> retained{};  ///< a non-leaf that accumulates its gradient, after retain_grad()
+    std::weak_ptr<TensorBody> retained{};  ///< the tensor, if retain_grad() was called on it
   };
 
   /// Creates a node. Its deleter frees long graphs iteratively, so that they cannot overflow the stack.
@@ -146,9 +146,9 @@ Edge edge_to(const Tensor& tensor);
 /// is off. Throws if an output is also an input.
 void record(const char* name, const Tensors& outputs, const Tensors& inputs, Backward backward);
 
-/// A saved output of an operation whose backward function needs the output (exp, sigmoid). The output is stored
-/// without a reference to its node, because the node holds the saved output, and the two would keep each other alive.
-/// operator() attaches the tensor to the node again.
+/// A saved output of an operation whose backward function needs the output (exp, sigmoid). The output is stored without
+/// a reference to its node, because the node holds the saved output, and the two would keep each other alive.
+/// operator() returns the output attached to its node.
 class SavedOutput {
  public:
   explicit SavedOutput(const Tensor& output);
@@ -166,9 +166,9 @@ void once_differentiable(const char* op);
 
 /// Computes function(inputs) without keeping the tensors that its operations save for the backward pass, as
 /// torch.utils.checkpoint does (Chen et al., arXiv:1604.06174). The backward pass calls `function` again, with the same
-/// inputs, autocast and random numbers of the default generator, so the gradients have the same bits. Objects that
-/// `function` refers to must not be destroyed or modified before the backward pass. Layers that change their state in
-/// training (BatchNorm, SpectralNorm) change their state in the first call only.
+/// inputs, autocast dtype and random numbers of the default generator. The gradients therefore have the same bits as
+/// without recompute(). Objects that `function` refers to must not be destroyed or modified before the backward pass.
+/// Layers that change their state in training (BatchNorm, SpectralNorm) change their state in the first call only.
 ///
 /// Gradients of any order are supported, but `function` itself must not compute gradients. The backward pass throws
 /// Error if an input was modified after the first call. It also throws if the operations in the second call save a
@@ -188,8 +188,8 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_
 /// pass is running on this thread.
 void queue_callback(std::function<void()> callback);
 
-/// Returns the leaves that the backward pass which is running on this thread can reach. Throws if no backward pass is
-/// running on this thread.
+/// Returns the leaves that this thread's running backward pass can reach. Throws if no backward pass is running on this
+/// thread.
 std::unordered_set<const TensorBody*> reached_leaves();
 
 /// Runs a backward pass from several tensors at once. See Tensor::backward.

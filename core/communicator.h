@@ -81,9 +81,9 @@ std::string list_ranks(const std::vector<int>& ranks);
 
 /// A group of ranks. All ranks must call the same functions in the same order, with tensors of the same shape and
 /// dtype, the same operation and the same root. Tensors have at most 2^31 - 1 elements and are f32, f64, bf16, f16 or
-/// i64 (broadcast and all_gather: any dtype). If a function writes to its argument, the argument must be writable in
-/// place. The order of additions depends only on the number of ranks and of elements, so all ranks and all runs obtain
-/// the same bits.
+/// i64 (broadcast and all_gather: any dtype). A function that writes to its argument throws if check_in_place() does
+/// not allow the write. The order of additions depends only on the number of ranks and of elements, so all ranks and
+/// all runs obtain the same bits.
 ///
 /// If the ranks' calls differ, an error names the ranks and the call of each rank. Collectives start before the calls
 /// are compared.
@@ -123,7 +123,7 @@ class Communicator {
   /// each message that a rank sends, the peer must list a message with the same number of bytes among the `receives` of
   /// its matching call. Tensors must be on device() and dense in either memory format; all dtypes are allowed. Until
   /// the Work has completed, sent tensors must not be written, and received tensors must not be read or written.
-  /// `slab`, if given, is the shape of the volume that contains the messages. It must be the same on all ranks.
+  /// `slab`, if given, is the shape of the volume that contains the messages. `slab` must be the same on all ranks.
   std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                            const Shape& slab = {});
   /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).

@@ -71,7 +71,7 @@ struct Runtime {
   // For the profiler; null for the CPU, which has no streams.
   void* (*stream)(int index);                ///< returns the current stream
   std::shared_ptr<void> (*mark)(int index);  ///< records an event in the current stream
-  /// Returns the time between two events of mark(). Waits for both.
+  /// Returns the milliseconds between two events of mark(). Waits for both events.
   double (*elapsed_ms)(const void* from, const void* to);
 };
 

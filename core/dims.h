@@ -113,8 +113,8 @@ Strides contiguous_strides(const Shape& shape);
 /// shape must have at least three axes.
 Strides channels_last_strides(const Shape& shape);
 
-/// Returns whether two elements may have the same address. The result false is exact; true may be a false alarm. For
-/// views of dense tensors, returns false, except for views made by expand().
+/// Returns false only if no two elements have the same address. The result true can be a false alarm. For views of
+/// dense tensors, returns false, except for views made by expand().
 bool may_overlap(const Shape& shape, const Strides& strides);
 
 /// Returns `axis`, or axis + rank if `axis` is negative. Throws if `axis` lies outside [-rank, rank), or
@@ -124,7 +124,7 @@ int64_t normalize_axis(int64_t axis, int64_t rank, const char* op);
 /// Returns the shape to which both shapes broadcast by PyTorch's rule. Throws if they do not broadcast.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
 
-/// N sizes, one for each spatial axis. A single integer sets all of them.
+/// N sizes, one for each spatial axis. A single integer sets all N sizes.
 template <int N>
 struct Extent {
   std::array<int64_t, N> values{};

@@ -45,18 +45,19 @@ struct DLManagedTensorVersioned {
 };
 }  // namespace dlpack
 
-/// Returns a description of the tensor that shares its memory. The memory stays allocated until the consumer calls
-/// `deleter`, once, on any thread. Autograd does not notice writes by the consumer. Throws if the tensor requires a
+/// Returns a DLPack structure that shares the memory of the tensor. The memory stays allocated until the consumer calls
+/// `deleter`, once, on any thread. Autograd does not detect writes by the consumer. Throws if the tensor requires a
 /// gradient, as PyTorch does; export x.detach(). The functions of this file do not wait for a GPU: if producer and
-/// consumer use different streams, the caller must order them, also before the memory is released.
+/// consumer use different streams, the caller must synchronize the streams before the consumer uses the memory, and
+/// before the memory is released.
 dlpack::DLManagedTensorVersioned* to_dlpack(const Tensor& tensor);
 /// Does the same for consumers that do not support DLPack 1.0.
 dlpack::DLManagedTensor* to_dlpack_unversioned(const Tensor& tensor);
 
-/// Returns a tensor that shares the memory of `managed`, with the same strides unless it is empty. Takes ownership:
-/// `deleter` is called when the last view is destroyed, or before the function throws. Throws for a major version other
-/// than 1, read-only memory, dtypes and devices that voxgrad does not have, more than kMaxRank axes, negative strides,
-/// and memory that is null, too large or not aligned to the dtype.
+/// Returns a tensor that shares the memory of `managed`. The strides are the same unless the tensor is empty. Takes
+/// ownership: `deleter` is called when the last view is destroyed, or before the function throws. Throws for a major
+/// version other than 1, read-only memory, dtypes and devices that voxgrad does not have, more than kMaxRank axes,
+/// negative strides, and memory that is null, too large or not aligned to the dtype.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* managed);
 Tensor from_dlpack(dlpack::DLManagedTensor* managed);
 

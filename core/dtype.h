@@ -57,8 +57,8 @@ inline constexpr DType dtype_of = [] {
     static_assert(sizeof(T) == 0, "no voxgrad dtype for this type");
 }();
 
-/// The type in which kernels compute with elements of type T. For BFloat16 and Float16 the type is float, and kernels
-/// round results once.
+/// The type in which kernels compute with elements of type T. For BFloat16 and Float16, the type is float, and kernels
+/// round each result once.
 template <class T>
 using compute_t = std::conditional_t<std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>, float, T>;
 

@@ -77,8 +77,8 @@ class Engine {
  public:
   Engine(bool retain_graph, bool create_graph) : retain_(retain_graph || create_graph), create_(create_graph) {}
 
-  /// Restricts the run to the nodes that lead to `wanted`, and collects the gradients of these edges in `captured`
-  /// instead of accumulating gradients in leaves.
+  /// Restricts the run to the nodes that lead to `wanted`. The run then collects the gradients of the wanted edges in
+  /// `captured` and accumulates no gradients in leaves.
   void capture(std::vector<Edge> wanted, const std::vector<Edge>& roots);
   void run(const std::vector<Edge>& roots, const Tensors& gradients);
   Tensors captured;

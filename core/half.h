@@ -1,6 +1,6 @@
-// Storage types for bfloat16 and IEEE binary16. They convert to float for arithmetic, and from float by rounding to the
-// nearest value, ties to even. In device code, a conversion from float is a single instruction, which converts every
-// NaN to the same NaN.
+// Storage types for bfloat16 and IEEE binary16. The types convert to float for arithmetic, and from float by rounding
+// to the nearest value, ties to even. In device code, a conversion from float is a single instruction, which converts
+// every NaN to the same NaN.
 #pragma once
 
 #include <bit>

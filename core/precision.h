@@ -10,7 +10,8 @@ namespace voxgrad {
 /// The precision affects neither f64 nor the CPU.
 enum class Float32Precision : unsigned char { highest, high };
 
-/// Sets the precision for all threads. The default is highest. A backward pass uses the value at the time when it runs.
+/// Sets the precision for all threads. The default is highest. A backward pass uses the value that is set when the pass
+/// runs.
 void set_float32_precision(Float32Precision precision);
 Float32Precision float32_precision();
 

@@ -1,7 +1,8 @@
 // The profiler: records operators with their time, memory traffic and allocations.
 //
-// Operators are recorded where they call a kernel (ops/profiled_kernels.cpp), gradients where the engine visits a node,
-// modules where they are called (nn/module.h). Without a session, each of these places costs one relaxed atomic load.
+// Operators are recorded where they call a kernel (ops/profiled_kernels.cpp). Gradients are recorded where the engine
+// visits a node, and modules where they are called (nn/module.h). Without a session, each of these places costs one
+// relaxed atomic load.
 #pragma once
 
 #include <atomic>
@@ -77,9 +78,9 @@ struct Event {
   int64_t block_bytes = 0;  ///< negative if the block was freed, 0 if an operator claimed it
 };
 
-/// Records its lifetime as an Event and updates the Place of this thread in the meantime. Does nothing if no session
-/// records. A name that is expensive to create can be passed as a function that returns the name; this function is
-/// called only while a session records.
+/// Records the lifetime of this object as an Event, and changes the Place of this thread during this lifetime. Does
+/// nothing if no session records. A name that is expensive to create can be passed as a function that returns the name;
+/// this function is called only while a session records.
 class [[nodiscard]] Scope {
  public:
   [[nodiscard]] Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {
@@ -105,7 +106,7 @@ class [[nodiscard]] Scope {
   void stop() noexcept;
 
   Event* open_ = nullptr;
-  Event* outer_op_ = nullptr;  // the operator on this thread that calls this one
+  Event* outer_op_ = nullptr;  // the operator on this thread that contains this scope
 };
 
 /// Records a range of the program: `profiler::RecordFunction range("augment");`
@@ -159,8 +160,8 @@ struct Holder {
 ///   an operator includes copies of its operands and reductions of partial sums.
 /// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication counts as
 ///   2 FLOP; multiplications with the padding are not counted.
-/// - The minimum time of an operator is the time of its arithmetic or of its memory traffic, whichever is longer, at
-///   the rates of the device (on GPUs: the rates of an H200, see explain_conv3d).
+/// - The minimum time of an operator is the longer of the times that the device needs for the arithmetic and for the
+///   memory traffic (on GPUs: at the rates of an H200, see explain_conv3d).
 /// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a function by autograd::recompute() counts as backward.
 class [[nodiscard]] Session {
@@ -172,8 +173,9 @@ class [[nodiscard]] Session {
   Session& operator=(const Session&) = delete;
 
   /// Ends the recording and waits for all recorded GPUs. A second call does nothing. Throws Error if work on a device
-  /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, no other rank may be
-  /// waiting in a collective that this rank has not called yet, because stop() also waits for the GPU of that rank.
+  /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, stop() also waits for
+  /// the GPUs of the other ranks. A rank that waits in a collective which this rank has not called yet would then cause
+  /// a deadlock.
   void stop();
 
   // Results. All of these functions throw Error before stop().

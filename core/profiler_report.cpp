@@ -12,7 +12,7 @@
 namespace voxgrad::profiler {
 namespace {
 
-/// Formats a positive number as "12.3", others as "-".
+/// Formats a positive number as "12.3", and other numbers as "-".
 std::string number(double value, int digits) {
   char text[32];
   std::snprintf(text, sizeof text, "%.*f", digits, value);

@@ -26,8 +26,8 @@ using Tensors = std::vector<Tensor>;
 /// A function that is called with a gradient. If it returns a defined tensor, that tensor replaces the gradient.
 using Hook = std::function<Tensor(const Tensor& grad)>;
 
-/// A registered hook. The hook stays registered when its handle is destroyed. remove() removes the hook, also when a
-/// hook calls remove() during a backward pass.
+/// A registered hook. The hook stays registered when its handle is destroyed. A hook may call remove() during a
+/// backward pass.
 class HookHandle {
  public:
   HookHandle() = default;
@@ -117,7 +117,7 @@ class Tensor {
   View view_in() const;
   View view_out() const;
 
-  /// Returns the element of a tensor with numel() == 1, converted as by at(). Waits for the device.
+  /// Returns the element of a tensor with numel() == 1. Converts the element as at() does. Waits for the device.
   template <class T = double>
   T item() const {
     check_item();
@@ -135,7 +135,8 @@ class Tensor {
   /// Writes one element. Autograd does not record this write. Throws if the tensor cannot be written in place or if its
   /// integer dtype cannot represent the value.
   void set(const Dims& index, double value) const;
-  /// Returns all elements in row-major order, converted as by at(). Waits for the device. May throw OutOfMemoryError.
+  /// Returns all elements in row-major order. Converts the elements as at() does. Waits for the device. May throw
+  /// OutOfMemoryError.
   template <class T = double>
   std::vector<T> to_vector() const;
 
@@ -145,15 +146,16 @@ class Tensor {
   /// recorded operations.
   const Tensor& requires_grad_(bool value = true) const;
   bool is_leaf() const;
-  /// Returns the accumulated gradient. It is undefined until a backward pass has reached this tensor.
+  /// Returns the accumulated gradient, which is undefined until a backward pass has reached this tensor.
   Tensor grad() const;
-  /// Replaces the gradient. An undefined tensor clears it.
+  /// Replaces the gradient. An undefined tensor clears the gradient.
   void set_grad(const Tensor& grad) const;
   /// Returns the recorded operation that made this tensor, or null for a leaf.
   std::shared_ptr<Node> grad_fn() const;
-  /// Adds the gradient of this tensor with respect to each leaf to grad() of that leaf. `gradient`, the gradient of
-  /// this tensor, may be omitted if the tensor has one element; it is then 1. `retain_graph` keeps the graph for
-  /// another pass. `create_graph` also records the pass itself, so that the gradients can be differentiated again.
+  /// Adds the gradient of this tensor with respect to each leaf to grad() of that leaf. `gradient` is the gradient of
+  /// the loss with respect to this tensor. If this tensor has one element, `gradient` may be omitted and is then 1.
+  /// `retain_graph` keeps the graph for another pass. `create_graph` also records the pass itself, so that the
+  /// gradients can be differentiated again.
   void backward(const Tensor& gradient = {}, bool retain_graph = false, bool create_graph = false) const;
   /// Returns a tensor that shares storage and version counter but is not part of the graph.
   Tensor detach() const;
@@ -163,7 +165,8 @@ class Tensor {
   /// Calls `hook` with this leaf each time a backward pass has added the complete gradient to grad(). The call happens
   /// during the pass. Throws unless this tensor is a leaf that requires grad.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor& leaf)> hook) const;
-  /// Makes backward passes accumulate the gradient of this non-leaf in grad(), after its hooks. Leaves always do so.
+  /// Makes backward passes accumulate the gradient of this non-leaf in grad() after the hooks of the tensor have run.
+  /// The gradients of leaves are always accumulated.
   void retain_grad() const;
 
   // ---- operations as methods: each calls the function of the same name (ops/methods.cpp)
@@ -209,7 +212,8 @@ class Tensor {
   Tensors split(int64_t size, int64_t axis = 0) const;
   Tensors split(const std::vector<int64_t>& sizes, int64_t axis = 0) const;
   Tensors chunk(int64_t count, int64_t axis = 0) const;
-  // In-place writes. They throw if autograd would have to record them, or if elements of this tensor share memory.
+  // In-place writes. These functions throw if autograd would have to record the write, or if elements of this tensor
+  // share memory.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const;
@@ -255,8 +259,8 @@ Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions o
 Tensor empty_like(const Tensor& like);
 /// Returns the strides of empty_like(like).
 Strides empty_like_strides(const Tensor& like);
-/// Returns a view of the storage of `tensor` with another geometry. Autograd does not record it. Throws if an element
-/// would lie outside the storage.
+/// Returns a view of the storage of `tensor` with another geometry. Autograd does not record this operation. Throws if
+/// an element would lie outside the storage.
 Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strides, int64_t storage_offset);
 /// Returns a tensor that uses memory allocated elsewhere, which must be aligned to the dtype. release(data) is called
 /// when the last view is destroyed. If from_blob throws, the caller keeps the memory.

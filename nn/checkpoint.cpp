@@ -37,7 +37,7 @@ void check_values(const char* op, const nn::Module& model, const TensorMap& file
       if (!is_floating(values.dtype()) || values.numel() == 0) continue;
       const double low = amin(values).item(), high = amax(values).item();  // both are NaN if any element is NaN
       check(finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
-            finite ? "be finite" : "not contain NaN", ", its values range from ", low, " to ", high);
+            finite ? "be finite" : "not contain NaN", "; its values range from ", low, " to ", high);
     }
   };
   check_tensors(model.named_parameters(), true);
@@ -74,7 +74,8 @@ void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& p
   TensorMap file;
   if (parts.model) {
     const TensorMap state = parts.model->state_dict();
-    check(!state.empty(), kSave, "the model has no parameters: does its class list them in VG_MODULE?");
+    check(!state.empty(), kSave,
+          "the model has no parameters; a module must list its parameters and submodules in VG_MODULE");
     nn::add_prefixed(file, "model.", state);
     check_values(kSave, *parts.model, file);
   }
@@ -93,7 +94,7 @@ Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointPart
   visit_parts(path, file, parts, false);
   if (parts.model) check_values(kLoad, *parts.model, file);
   if (!has_checksum)
-    std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum, so damaged data would not be detected\n",
+    std::fprintf(stderr, "load_checkpoint: warning: '%s' has no checksum; damaged data cannot be detected\n",
                  path.c_str());
   visit_parts(path, file, parts, true);
   return metadata;

@@ -31,15 +31,15 @@ struct CheckpointParts {
 /// Saves the state of all parts. Replaces the file atomically: at any time, `path` refers to either the complete old
 /// file or the complete new file. The file contains a checksum of all its contents (SaveSafetensorsOptions::checksum).
 ///
-/// Throws Error and keeps the old file if a parameter contains NaN or infinities, or if a buffer contains NaN, so that
-/// a run that has diverged does not overwrite its last good checkpoint. Infinities in buffers are allowed, because
+/// Throws Error and keeps the old file if a parameter contains NaN or infinities, or if a buffer contains NaN. A run
+/// that has diverged therefore does not overwrite its last good checkpoint. Infinities in buffers are allowed, because
 /// attention masks contain them. save_safetensors saves any state_dict without this check.
 void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata = {});
 
 /// Restores all parts from a file, and returns the metadata of the file. Ignores entries of parts that the caller does
 /// not pass. Throws Error, before anything is changed, if the checksum is wrong, if a part is missing from the file, or
-/// if a part does not accept its state (see the load_state_dict of each part). Loads a file without a checksum, for
-/// example from another program, with a warning on stderr.
+/// if a part does not accept its state (see the load_state_dict of each part). A file without a checksum, for example
+/// from another program, is loaded with a warning on stderr.
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts);
 
 }  // namespace voxgrad

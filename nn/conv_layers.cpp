@@ -39,7 +39,7 @@ void check_options(const std::string& layer, const Options& options) {
 }
 
 /// Creates the tensors weight (rows, columns, kernel...) and, if `with_bias`, bias (channels). As in PyTorch, the
-/// elements of both are drawn from U(-b, b) with b = 1 / sqrt(fan_in).
+/// elements of both tensors are drawn from U(-b, b) with b = 1 / sqrt(fan_in).
 template <int N>
 void make_parameters(Tensor& weight, Tensor& bias, int64_t rows, int64_t columns, const Extent<N>& kernel_size,
                      int64_t channels, bool with_bias) {

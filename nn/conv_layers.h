@@ -38,9 +38,9 @@ struct ConvPadding : Extent<N> {
 
 /// Convolution (cross-correlation) over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
 /// spatial...); see voxgrad::conv3d. The batch axis may be omitted. The parameters are weight (out_channels,
-/// in_channels / groups, kernel...) and bias (out_channels). Both start from U(-b, b) with b = 1 / sqrt(in_channels /
-/// groups * kernel elements). The constructor throws Error if a size is not positive, if groups does not divide the
-/// channels, or if an option is invalid.
+/// in_channels / groups, kernel...) and bias (out_channels). Weight and bias start from U(-b, b) with b = 1 /
+/// sqrt(in_channels / groups * kernel elements). The constructor throws Error if a size is not positive, if groups does
+/// not divide the channels, or if an option is invalid.
 template <int N>
 class Conv : public Layer {
  public:
@@ -83,8 +83,8 @@ class Conv : public Layer {
 
 /// Transposed convolution over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
 /// spatial...); see voxgrad::conv_transpose3d. The parameters are weight (in_channels, out_channels / groups,
-/// kernel...) and bias (out_channels). Both start from U(-b, b) with b = 1 / sqrt(out_channels / groups * kernel
-/// elements). The constructor throws Error under the same conditions as that of Conv.
+/// kernel...) and bias (out_channels). Weight and bias start from U(-b, b) with b = 1 / sqrt(out_channels / groups *
+/// kernel elements). The constructor throws Error under the same conditions as that of Conv.
 template <int N>
 class ConvTranspose : public Layer {
  public:

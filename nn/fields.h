@@ -51,7 +51,7 @@ class Stateful {
   void load_state_dict(const TensorMap& state) { read_state(state, true); }
 
  protected:
-  /// Checks all of `state`, and restores it if `keep`.
+  /// Checks all entries of `state`, and restores the state if `keep`.
   virtual void read_state(const TensorMap& state, bool keep) = 0;
 };
 

@@ -1,5 +1,5 @@
-// Initial values of parameters. Each function fills a tensor in place, without recording a graph, and returns it. `fan`
-// and `gain` are defined as in PyTorch. A null generator selects the default generator.
+// Initial values of parameters. Each function fills a tensor in place, without recording a graph, and returns the
+// tensor. `fan` and `gain` are defined as in PyTorch. A null generator selects the default generator.
 #pragma once
 
 #include "../core/random.h"
@@ -46,8 +46,8 @@ const Tensor& xavier_uniform_(const Tensor& tensor, double gain = 1, Generator* 
 /// Draws from the normal distribution with mean 0 and variance 2 * gain^2 / (fan_in + fan_out).
 const Tensor& xavier_normal_(const Tensor& tensor, double gain = 1, Generator* generator = nullptr);
 
-/// During its lifetime, the random functions of this file leave tensors unchanged on this thread. They still advance
-/// the generator as usual. Avoids the cost of initial values that the program overwrites, like
+/// During its lifetime, the random functions of this file leave tensors unchanged on this thread. The functions still
+/// advance the generator as usual. Avoids the cost of initial values that the program overwrites, like
 /// torch.nn.utils.skip_init.
 class [[nodiscard]] SkipInit {
  public:
@@ -57,7 +57,7 @@ class [[nodiscard]] SkipInit {
   ScopedValue<bool> skip_;
 };
 
-/// Draws from the uniform distribution on [low, high). Throws Error unless both are finite and low <= high.
+/// Draws from the uniform distribution on [low, high). Throws Error unless both bounds are finite and low <= high.
 const Tensor& uniform_(const Tensor& tensor, double low = 0, double high = 1, Generator* generator = nullptr);
 /// Draws from a normal distribution. Throws Error unless mean and std are finite and std >= 0.
 const Tensor& normal_(const Tensor& tensor, double mean = 0, double std = 1, Generator* generator = nullptr);

@@ -18,8 +18,8 @@ struct LinearOptions {
 };
 
 /// A linear map from (..., in_features) to (..., out_features): y = x weight^T + bias. The parameters are weight
-/// (out_features, in_features) and bias (out_features). Both start from U(-b, b) with b = 1 / sqrt(in_features), as in
-/// PyTorch. The constructor throws Error if a size is not positive.
+/// (out_features, in_features) and bias (out_features). Weight and bias start from U(-b, b) with b = 1 /
+/// sqrt(in_features), as in PyTorch. The constructor throws Error if a size is not positive.
 class Linear : public Layer {
  public:
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
@@ -128,8 +128,8 @@ class Softplus : public Layer {
   double beta_, threshold_;
 };
 
-/// In training, zeroes each element with probability p and multiplies the others by 1 / (1 - p). Uses the default
-/// generator. In evaluation, returns its input. The constructor throws Error unless p lies in [0, 1].
+/// In training, zeroes each element with probability p and multiplies the other elements by 1 / (1 - p). Uses the
+/// default generator. In evaluation, returns its input. The constructor throws Error unless p lies in [0, 1].
 class Dropout : public Layer {
  public:
   explicit Dropout(double p = 0.5);

@@ -190,7 +190,7 @@ std::string Module::class_name() const {
 
 Parameter::Parameter(const Tensor& tensor) : Tensor(tensor) {
   if (!defined()) return;
-  check(is_leaf(), "Parameter", "the result of an operation cannot be a parameter; detach() it");
+  check(is_leaf(), "Parameter", "the result of an operation cannot be a parameter; detach the tensor first");
   requires_grad_();
 }
 
@@ -207,7 +207,7 @@ std::ostream& operator<<(std::ostream& out, const Module& module) {
 void detail::check_parameter(const std::string& name, const Tensor& tensor) {
   // A frozen parameter still has autograd data.
   check(tensor.requires_grad() || tensor.body()->autograd, "VG_MODULE", "the Tensor ", name, ", ", describe(tensor),
-        ", does not require grad: make it an nn::Parameter, or an nn::Buffer if it is not to be trained");
+        ", does not require grad; declare the member as nn::Parameter, or as nn::Buffer if it is not trained");
 }
 
 void detail::convert(const std::string& name, const Tensor& tensor, const Conversion& conversion) {

@@ -53,7 +53,7 @@ struct Buffer : Tensor, detail::Addressed<Buffer> {
   Buffer(Tensor tensor) : Tensor(std::move(tensor)) {}
 };
 
-/// A tensor that is trained. The constructor makes the given leaf require grad. It throws Error if the tensor is the
+/// A tensor that is trained. The constructor makes the given leaf require grad, and throws Error if the tensor is the
 /// result of an operation. A plain Tensor that was created with {.requires_grad = true} is a parameter, too.
 /// requires_grad_(false) freezes a parameter.
 struct Parameter : Tensor, detail::Addressed<Parameter> {
@@ -100,7 +100,7 @@ struct LoadReport {
 ///
 /// Several threads may call forward() of one module at the same time, unless a layer draws random numbers or changes
 /// its state in training (Dropout, BatchNorm, SpectralNorm). While a thread changes the module (load_state_dict, to,
-/// train, zero_grad, a step of an optimizer), no other thread may use it.
+/// train, zero_grad, a step of an optimizer), no other thread may use the module.
 class Module {
  public:
   Module() { detail::add_address(this, nullptr); }
@@ -164,9 +164,9 @@ class Module {
   void to(DType dtype);
   /// Converts all parameters, buffers and gradients with four or five axes to a memory format, in place, as PyTorch
   /// does. In channels_last the second axis of a weight (out_channels, in_channels / groups, kernel...) is innermost.
-  /// Convolution layers then return their results in this format, whatever the format of their input, and subsequent
-  /// layers keep it. Names, values and saved files do not depend on the format. The state of optimizers and averages is
-  /// converted in their next step.
+  /// Convolution layers then return results in this format for inputs of any format, and subsequent layers keep the
+  /// format of their inputs. Names, values and saved files do not depend on the format. The state of optimizers and
+  /// averages is converted in their next step.
   void to(MemoryFormat format);
   /// Drops the gradients of all parameters.
   void zero_grad() const;
@@ -313,7 +313,7 @@ decltype(auto) forward(M& module, Args&&... args) {
 ///
 /// parameters(), state_dict(), to() and all other functions that visit the members throw Error if the list lacks a
 /// Parameter, a Buffer, or a Module that has tensors or depends_on_training(). Such a member would be neither trained
-/// nor saved nor moved. The check compares the addresses of the class's members. It cannot detect plain Tensors,
+/// nor saved nor moved. The check compares the addresses of the class's members. The check cannot detect plain Tensors,
 /// objects in vectors, or objects behind pointers. To omit a module on purpose, store it in a std::unique_ptr. The
 /// check also skips classes that define members() without the macro, and the outermost module if its class has no
 /// VG_MODULE.

@@ -12,7 +12,8 @@ namespace voxgrad::nn {
 
 /// Maximum or average pooling over N spatial axes; see ops/pool.h for the options. The stride is kernel_size by
 /// default. Constructors: MaxPool3d(2), MaxPool3d(Triple(1, 2, 2)), MaxPool3d(3, 2, 1) (kernel size, stride, padding),
-/// MaxPool3d(2, {.ceil_mode = true}) and MaxPool3d{{.kernel_size = 2}}. They throw Error for invalid options.
+/// MaxPool3d(2, {.ceil_mode = true}) and MaxPool3d{{.kernel_size = 2}}. The constructors throw Error for invalid
+/// options.
 template <class Options, int N, Tensor (*function)(const Tensor&, const Options&)>
 class Pool : public Layer {
  public:
@@ -81,9 +82,9 @@ class Upsample : public Layer {
   InterpolateOptions options_;
 };
 
-/// Pads the last N axes by `all` elements on all sides, or by one amount per side. As in PyTorch, the amounts begin
-/// with those before and after the last axis, followed by those of the second last axis, and so on. Negative amounts
-/// crop. ConstantPad fills the padding with `value`. The constructor throws Error unless there are 2 N amounts.
+/// Pads the last N axes by `all` elements on all sides, or by one amount per side. As in PyTorch, the first two amounts
+/// apply before and after the last axis, the next two before and after the second last axis, and so on. Negative
+/// amounts crop. ConstantPad fills the padding with `value`. The constructor throws Error unless there are 2 N amounts.
 template <LayerName name, int N, PadMode mode>
 class Pad : public Layer {
  public:

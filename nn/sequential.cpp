@@ -90,8 +90,8 @@ void count_batch(const Module* module) {
   (count(exactly<BatchNorms>(module)), ...);
 }
 
-/// Runs module(i) fused with the modules after it, and advances i past them. Returns an undefined tensor and leaves i
-/// unchanged if module(i) cannot be fused.
+/// Runs module(i) and the modules that follow as one operation, and advances i to the first module that was not run.
+/// Returns an undefined tensor and leaves i unchanged if module(i) cannot be fused.
 template <class Modules>
 Tensor run_fused(const Modules& module, size_t& i, const Tensor& x) {
   int count = 0;

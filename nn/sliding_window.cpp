@@ -118,7 +118,8 @@ class Sums {
     for (size_t i = 0; i < places.size(); ++i) {
       const Tensor sum = part(select(sum_, 0, places[i][0]), places[i], options_.window);
       const Tensor prediction = select(predictions, 0, static_cast<int64_t>(i));
-      // On the CPU, adding one channel at a time needs less memory. On a GPU, it needs more kernels.
+      // The CPU adds one channel at a time, which needs less memory. A GPU adds all channels at once, which needs fewer
+      // kernels.
       const int64_t step = device_.is_cpu() ? 1 : shape_[1];
       for (int64_t c = 0; c < shape_[1]; c += step) add_weighted(sum.narrow(0, c, step), prediction.narrow(0, c, step));
       if (places[i][0] == 0) part(total_, places[i], options_.window).add_(weights_);

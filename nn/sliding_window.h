@@ -42,10 +42,10 @@ using WindowModel = std::function<Tensor(const Tensor& windows)>;
 /// A volume smaller than the window is padded with zeros on both sides (Isensee et al., "nnU-Net", Nature Methods 18,
 /// 2021).
 ///
-/// Records no graph. Windows are added one at a time in a fixed order, so batch_size affects the result only if it
-/// affects the model's predictions. A volume on the CPU is copied to the model's device one batch at a time. With
-/// `accumulate` on the CPU, the volume may therefore be larger than the GPU's memory, and the CPU adds a batch while
-/// the GPU computes the next one.
+/// Autograd does not record the predictions. Windows are added one at a time in a fixed order, so batch_size affects
+/// the result only if it affects the model's predictions. A volume on the CPU is copied to the model's device one batch
+/// at a time. With `accumulate` on the CPU, the volume may therefore be larger than the GPU's memory, and the CPU adds
+/// a batch while the GPU computes the next one.
 ///
 /// Returns an undefined tensor if `progress` cancels. Throws Error for invalid options, for a volume that is empty or
 /// not floating, and for predictions of a wrong shape or dtype.

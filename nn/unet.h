@@ -21,7 +21,7 @@ namespace voxgrad::nn {
 struct UNetStage {
   int64_t features = 32;      ///< number of channels
   Triple kernel_size = 3;     ///< odd, along D, H, W
-  Triple stride = 1;          ///< stride of the stage's first convolution, undone by a transposed convolution
+  Triple stride = 1;          ///< stride of the stage's first convolution; a transposed convolution reverses it
   int64_t convs = 2;          ///< convolutions in the encoder, or residual blocks of two convolutions each
   int64_t decoder_convs = 2;  ///< convolutions in the decoder; ignored in the last stage
 };
@@ -75,8 +75,8 @@ class UNet : public Layer {
   Members members() override;
 
  private:
-  /// A stage of the decoder. `up` enlarges the features of the next lower resolution. `convs` combines them with the
-  /// features of the encoder, and `head` computes the logits.
+  /// A stage of the decoder. `up` enlarges the features of the next lower resolution. `convs` combines the enlarged
+  /// features with the features of the encoder, and `head` computes the logits.
   struct Level {
     std::shared_ptr<ConvTranspose3d> up;
     std::shared_ptr<Layer> convs;
@@ -89,7 +89,7 @@ class UNet : public Layer {
   /// Returns the features of all stages, from the highest resolution.
   Tensors encode(const Tensor& x) const;
   /// Computes stage(inputs). If options.recompute is true, the backward pass recomputes the stage. `stage` takes the
-  /// inputs by value, so that it can free them early.
+  /// inputs by value, so that `stage` can free the inputs early.
   Tensor run(std::function<Tensor(Tensors)> stage, Tensors inputs) const;
 
   Options options_;

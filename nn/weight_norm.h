@@ -1,5 +1,5 @@
-// WeightNorm and SpectralNorm: wrappers that compute the weight of a layer from other parameters. They accept Linear,
-// Conv, ConvTranspose, and any layer with a member `weight` and a function forward_with(x, weight).
+// WeightNorm and SpectralNorm: wrappers that compute the weight of a layer from other parameters. The wrappers accept
+// Linear, Conv, ConvTranspose, and any layer with a member `weight` and a function forward_with(x, weight).
 //
 //     nn::SpectralNorm layer{nn::Conv3d{{.in_channels = 1, .out_channels = 8, .kernel_size = 3}}};
 //

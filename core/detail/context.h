@@ -15,7 +15,7 @@ namespace voxgrad {
 struct Context {
   std::optional<DType> autocast_dtype{};
   distributed::Communicator* spatial_group = nullptr;
-  std::optional<GeneratorState> random{};  ///< state of the default generator; if empty, it is not changed
+  std::optional<GeneratorState> random{};  ///< state of the default generator; if empty, the generator keeps its state
 
   /// Returns the settings of this thread.
   static Context current() { return {autocast::dtype(), distributed::spatial_group(), default_generator().state()}; }

@@ -47,7 +47,7 @@ VG_HOST_DEVICE inline double uniform_double(uint32_t high, uint32_t low) {
 template <class T>
 inline constexpr uint64_t kUniformsPerCounter = 16 / sizeof(compute_t<T>);
 
-/// Returns number `j` of the uniform numbers that the words of one counter value represent.
+/// Returns number `j` of the kUniformsPerCounter<T> uniform numbers that `r` yields.
 template <class T>
 VG_HOST_DEVICE T uniform_of(const Philox4& r, uint64_t j) {
   if constexpr (sizeof(T) == 8)

@@ -1,11 +1,11 @@
 // The order of the system calls makes the write atomic: the data is flushed to the disk, then the file is renamed, then
-// the directory is flushed. After a power failure, the name refers either to the old bytes or to all new ones.
+// the directory is flushed. After a power failure, the file contains either the old bytes or all of the new bytes.
 //
 // A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Each
 // writer holds an flock on its file, so a file without a lock is abandoned. The system releases the lock when the
-// process ends in any way, so no process numbers or clocks are needed. Linux forwards the lock to other hosts of an NFS
-// mount. On a file system without flock, nothing is removed. On a file system whose locks are local to each host,
-// writers of one path must run on the same host.
+// process ends in any way. Linux forwards the lock to other hosts of an NFS mount. On a file system without flock,
+// nothing is removed. On a file system whose locks are local to each host, writers of one path must run on the same
+// host.
 #include "core/io/atomic_file.h"
 
 #include <fcntl.h>
@@ -79,7 +79,7 @@ AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path
   }
   try {
     create_temporary();
-  } catch (...) {  // the destructor does not run
+  } catch (...) {  // the destructor does not run if the constructor throws
     discard();
     throw;
   }

@@ -10,8 +10,9 @@
 namespace voxgrad {
 
 /// A temporary file ".<name>.voxgrad-<number>.tmp" beside `path` that commit() renames to `path`. Without commit(),
-/// `path` does not change, and the destructor removes the temporary file. If the process was killed, the next
-/// AtomicFile of the same path removes it. Temporary files of running writers are never removed.
+/// `path` does not change, and the destructor removes the temporary file. If a process is killed, its temporary file
+/// remains until the next AtomicFile of the same path removes the file. Temporary files of running writers are never
+/// removed.
 class AtomicFile {
  public:
   /// Creates the temporary file in the directory of `path`. Follows symbolic links. `op` is the prefix of error
@@ -43,7 +44,7 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-/// Replaces the contents of the file `path` atomically. If it throws, the file is unchanged.
+/// Replaces the contents of the file `path` atomically. If the function throws, the file is unchanged.
 void write_file(const std::filesystem::path& path, std::string_view bytes, const char* op = "write_file");
 
 }  // namespace voxgrad

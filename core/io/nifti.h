@@ -33,8 +33,8 @@ struct NiftiOptions {
 /// i32, u32, f32, f64, and i64 or u64 if all values fit in i32. The affine is taken from the sform if present,
 /// otherwise from the qform, otherwise from the spacing. Throws Error if the file cannot be read, violates the format
 /// or ends early, and for .hdr/.img pairs, NIfTI-2, other voxel types and more than four axes. The size in the header
-/// is compared with the unpacked size of the file before memory is allocated. gzip compresses zeros by a factor of
-/// 1000, so set max_bytes for untrusted files.
+/// is compared with the unpacked size of the file before memory is allocated. A small gzip file can contain a volume
+/// that is 1000 times as large; set max_bytes for untrusted files.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
 
@@ -60,8 +60,8 @@ class NiftiFile {
 
 /// Writes a file atomically, with `affine` as the sform. `path` must end with .nii or .nii.gz. `data` may be on any
 /// device. u8 and i32 keep their dtype, other dtypes are converted to f32. Throws if `data` is not of rank 3 or 4, if
-/// an axis is longer than 32767, if a spacing is not positive, if a value of the affine is not finite, if the last row
-/// of the affine is not (0, 0, 0, 1), or if the description is too long.
+/// an axis is longer than 32767, if a spacing is not positive, or if the description is too long. Also throws if a
+/// value of the affine is not finite, or if its last row is not (0, 0, 0, 1).
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
 
 }  // namespace voxgrad

@@ -16,7 +16,8 @@ namespace voxgrad {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-// Only structured dtypes need longer headers. NumPy itself accepts 10,000 bytes.
+// Maximum length of the header in bytes. Only headers of structured dtypes, which are not supported, are longer.
+// NumPy's default limit is 10,000 bytes.
 constexpr uint32_t kMaxHeader = 65'535;
 constexpr char kNativeOrder = std::endian::native == std::endian::little ? '<' : '>';
 
@@ -235,7 +236,7 @@ struct OpenNpy {
   Layout layout;
 };
 
-/// Returns the elements start .. start + size, which must lie within the shape, contiguous.
+/// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape.
 Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
   const DType dtype = layout.type.dtype;
   const int64_t item = item_size(dtype);

@@ -14,10 +14,10 @@ struct NpyOptions {
   int64_t max_bytes = INT64_MAX;  ///< maximum size of the array; checked before memory is allocated
 };
 
-/// Returns the array in the file, contiguous, on `device`. Supports versions 1.0, 2.0 and 3.0, both byte orders, C and
-/// Fortran order, and the dtypes f2, f4, f8, i4, i8, u1 and b1. Throws Error if the file cannot be read or violates the
-/// format, for object and structured dtypes, and for more than 8 axes. Reading Fortran order temporarily takes twice
-/// the memory of the array.
+/// Returns the array in the file as a contiguous tensor on `device`. Supports versions 1.0, 2.0 and 3.0, both byte
+/// orders, C and Fortran order, and the dtypes f2, f4, f8, i4, i8, u1 and b1. Throws Error if the file cannot be read
+/// or violates the format, for object and structured dtypes, and for more than 8 axes. Reading Fortran order
+/// temporarily takes twice the memory of the array.
 Tensor load_npy(const std::filesystem::path& path, Device device = Device::cpu(), const NpyOptions& options = {});
 
 /// A .npy file that is read in parts, so that arrays may be larger than memory. Several threads may read at the same
@@ -28,8 +28,8 @@ class NpyFile {
   explicit NpyFile(const std::filesystem::path& path, const NpyOptions& options = {});
   const Shape& shape() const;
   DType dtype() const;
-  /// Returns the elements start .. start + size, contiguous, on the CPU. Throws unless these elements lie within
-  /// shape().
+  /// Returns the elements start .. start + size as a contiguous tensor on the CPU. Throws unless these elements lie
+  /// within shape().
   Tensor read(const Dims& start, const Shape& size) const;
 
  private:

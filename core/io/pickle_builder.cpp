@@ -236,7 +236,7 @@ std::optional<uint32_t> PickleBuilder::make_numpy_scalar(const Indices& argument
   return {};
 }
 
-/// Converts a latin-1 text to bytes. Pickles of protocols 1 and 2 store bytes as such texts.
+/// Converts a latin-1 text to bytes. Pickles of protocols 1 and 2 store bytes as latin-1 texts.
 std::optional<uint32_t> PickleBuilder::make_bytes(const Indices& arguments) {
   if (text(arguments[1], "an encoding") != "latin1") return {};
   const std::string& utf8 = text(arguments[0], "a text to encode");

@@ -76,7 +76,8 @@ PtFile::PtFile(const std::filesystem::path& path, const char* op, const PtOption
   loaded.resize(graph.storages.size());
 }
 
-/// Returns a storage on the CPU as a tensor with one axis. Reads the file unless the storage is in use.
+/// Returns a storage on the CPU as a tensor with one axis. Reads the storage from the file unless a tensor already uses
+/// the storage.
 Tensor PtFile::load_storage(uint32_t index) const {
   const PickledStorage& storage = graph.storages[index];
   const std::lock_guard lock(mutex);
@@ -151,7 +152,8 @@ std::map<std::string, uint32_t> PtFile::find_tensors(uint32_t root) const {
       levels.pop_back();
       continue;
     }
-    file.check(++visited <= kMaxVisited, "containers that share items have more than ", kMaxVisited, " values");
+    file.check(++visited <= kMaxVisited, "the containers have more than ", kMaxVisited,
+               " values; shared containers count repeatedly");
     level.next += parent.kind == Kind::dict ? 2 : 1;
     visit(parent.children[level.next - 1]);
   }

@@ -1,5 +1,5 @@
 // Reads checkpoints that torch.save wrote: zip archives with a pickle and the elements of each storage. A pickle is a
-// program; this reader interprets the few instructions that build data, and executes nothing.
+// program; this reader interprets only the instructions that build data, and never runs Python code.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@
 namespace voxgrad {
 
 struct PtOptions {
-  /// Maximum size of the pickle, of each tensor, and of all storages that one call loads. If it is exceeded, Error is
-  /// thrown before memory is allocated.
+  /// Maximum size of the pickle, of each tensor, and of all storages that one call loads. If a size exceeds the limit,
+  /// Error is thrown before memory is allocated.
   int64_t max_bytes = INT64_MAX;
 };
 
 struct PtFile;
 
-/// A value in a checkpoint. The file stays open as long as one of its values exists. A function that expects another
-/// kind throws Error with the file, the path of keys, and both kinds. Several threads may use values of one file.
+/// A value in a checkpoint. The file stays open as long as one of its values exists. If the value has another kind than
+/// a function expects, the function throws Error with the file, the path of keys, the expected kind and the kind of the
+/// value. Several threads may use values of one file.
 class PtValue {
  public:
   /// NumPy scalars are boolean, integer or number; torch.Size is a tuple; torch.device and dtypes are text ("cuda:0",
@@ -44,18 +45,18 @@ class PtValue {
   std::vector<PtValue> items() const;
   /// Returns the keys and values of a dict in the order of the file.
   std::vector<std::pair<PtValue, PtValue>> members() const;
-  /// Returns the value of a text key of a dict. Throws if there is none.
+  /// Returns the value of a text key of a dict. Throws if the key is missing.
   PtValue at(std::string_view key) const;
-  /// Returns the value of a text key of a dict. The value is Kind::none if there is none.
+  /// Returns the value of a text key of a dict, or a value of Kind::none if the key is missing.
   PtValue find(std::string_view key) const;
-  /// Reads a tensor on the CPU. Tensors that share a storage in the file share memory as long as one of them exists, as
-  /// in PyTorch. They have the strides of the file, and no gradients. Throws for dtypes that voxgrad does not support,
-  /// more than 8 axes, and bools other than 0 and 1.
+  /// Reads a tensor on the CPU. The tensor shares memory with all existing tensors that share its storage in the file,
+  /// as in PyTorch. The tensor has the strides of the file and does not require grad. Throws for dtypes that voxgrad
+  /// does not support, more than 8 axes, and bools other than 0 and 1.
   Tensor tensor() const;
   /// Returns all tensors below this value by dotted names: text keys, integer keys and list indices joined by '.'. The
-  /// name of a tensor itself is "". A container inside itself is skipped. Throws if tensor() throws for one of the
-  /// tensors, if two names are equal, if a key above a tensor is neither text nor integer, and for more than 1000
-  /// levels, 10^6 tensors, 10^7 values or 64 MB of names.
+  /// name of a tensor itself is "". A container that contains itself is not entered again. Throws if tensor() throws
+  /// for one of the tensors, if two names are equal, if a key above a tensor is neither text nor integer, and for more
+  /// than 1000 levels, 10^6 tensors, 10^7 values or 64 MB of names.
   TensorMap tensors() const;
 
  private:
@@ -71,10 +72,10 @@ class PtValue {
   std::string path_;  ///< for error messages
 };
 
-/// Returns the value that was passed to torch.save (PyTorch 1.6 or newer, pickle protocols 1 to 5). Tensors are read
-/// later. Throws Error for files of older versions, TorchScript archives, compressed archives, big-endian elements, and
-/// pickles that are malformed, larger than 256 MB, or have more than 4 million values or 10^6 tensors. Checksums of the
-/// archive are not verified, because PyTorch does not always write them.
+/// Returns the value that was passed to torch.save (PyTorch 1.6 or newer, pickle protocols 1 to 5). PtValue::tensor()
+/// and PtValue::tensors() read the tensors. Throws Error for files of older versions, TorchScript archives, compressed
+/// archives, big-endian elements, and pickles that are malformed, larger than 256 MB, or have more than 4 million
+/// values or 10^6 tensors. Checksums of the archive are not verified, because PyTorch does not always write them.
 PtValue open_pt(const std::filesystem::path& path, const PtOptions& options = {});
 
 /// Returns all tensors of a checkpoint on `device`, with the names of PtValue::tensors(). Tensors that share a storage

@@ -1,7 +1,7 @@
 // Reads and writes safetensors files.
 //
-// The header is parsed value by value, so that repeated keys are detected; other readers may interpret them
-// differently. A parsed JSON document would keep only the last of two equal keys.
+// The header is parsed value by value to detect repeated keys, which other readers may interpret differently. A parsed
+// JSON document would keep only the last of two equal keys.
 #include "core/io/safetensors.h"
 
 #include <zlib.h>
@@ -59,7 +59,7 @@ std::string json_of(const Metadata& metadata) {
 }
 
 /// Computes the checksum of a file: the CRC-32 of a JSON text that contains the metadata and, sorted by name, the
-/// dtype, shape and CRC-32 of each tensor. It does not depend on the order of the tensors in the file.
+/// dtype, shape and CRC-32 of each tensor. The checksum does not depend on the order of the tensors in the file.
 class Checksum {
  public:
   void add(const std::string& name, const Tensor& host) {
@@ -288,7 +288,7 @@ TensorMap load_safetensors(const std::filesystem::path& path, Device device, Met
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata,
                       const SaveSafetensorsOptions& options) {
   check(!tensors.empty(), "save_safetensors",
-        "there are no tensors; if they come from a module, does its class list them in VG_MODULE?");
+        "there are no tensors; a module must list its parameters and submodules in VG_MODULE");
   for (const auto& [name, tensor] : tensors) {
     check(tensor.defined(), "save_safetensors", "tensor ", in_quotes(name), " is undefined");
     check(name != kMetadataKey, "save_safetensors", "no tensor may be named ", kMetadataKey);

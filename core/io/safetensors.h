@@ -25,14 +25,14 @@ struct LoadSafetensorsOptions {
   int64_t max_bytes = INT64_MAX;
 };
 
-/// Returns all tensors of the file, contiguous, on `device`. Stores the metadata of the file in `*metadata` unless
-/// `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum and no
-/// tensor is skipped, verifies the checksum.
+/// Returns all tensors of the file as contiguous tensors on `device`. Stores the metadata of the file in `*metadata`
+/// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum
+/// and no tensor is skipped, verifies the checksum.
 ///
-/// Throws Error if the file cannot be read, if its checksum does not match, if a bool is neither 0 nor 1, or if the
-/// header violates the format: a header of more than 100 MB or beyond the end of the file, invalid JSON, unknown or
-/// repeated keys, an unknown dtype, more than 8 axes, sizes that overflow, or byte ranges that do not match shape and
-/// dtype, overlap, leave gaps or do not end with the file.
+/// Throws Error if the file cannot be read, if its checksum does not match, or if a bool is neither 0 nor 1. Also
+/// throws if the header is larger than 100 MB, extends beyond the end of the file, is not valid JSON, or contains
+/// unknown or repeated keys, an unknown dtype, more than 8 axes or sizes that overflow. The byte ranges must match
+/// shape and dtype, must not overlap or leave gaps, and must end with the file.
 TensorMap load_safetensors(const std::filesystem::path& path, Device device = Device::cpu(),
                            Metadata* metadata = nullptr, const LoadSafetensorsOptions& options = {});
 
@@ -46,14 +46,14 @@ SafetensorsContents read_safetensors(const std::filesystem::path& path, Device d
                                      const LoadSafetensorsOptions& options, const char* op);
 
 struct SaveSafetensorsOptions {
-  /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. It is
-  /// stored as metadata "voxgrad.crc32", which voxgrad does not return when it loads the file.
+  /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. The
+  /// checksum is stored as the metadata entry "voxgrad.crc32", which functions that load the file do not return.
   bool checksum = false;
 };
 
-/// Writes tensors atomically. They may be on any device and have any strides. Throws Error if `tensors` is empty, if a
-/// tensor is undefined or named "__metadata__", if a name or an entry of `metadata` is not UTF-8, or if a key of
-/// `metadata` is "voxgrad.crc32".
+/// Writes tensors atomically. The tensors may be on any device and have any strides. Throws Error if `tensors` is
+/// empty, if a tensor is undefined or named "__metadata__", if a name or an entry of `metadata` is not UTF-8, or if a
+/// key of `metadata` is "voxgrad.crc32".
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata = {},
                       const SaveSafetensorsOptions& options = {});
 

@@ -8,7 +8,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr size_t kEndBytes = 22, kMaxComment = 65'535;  // the end record, which precedes a comment
+constexpr size_t kEndBytes = 22, kMaxComment = 65'535;  // the end record and the comment that follows it
 constexpr size_t kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr size_t kEntryBytes = 46, kLocalHeaderBytes = 30;
 constexpr int64_t kMaxDirectory = 256'000'000;
@@ -22,8 +22,8 @@ uint64_t get(std::string_view record, size_t position) {
   return value;
 }
 
-/// Replaces those of the values that do not fit in 32 bits by the ones in the zip64 extra field. Returns false if the
-/// field is missing or too short.
+/// Replaces each value that is kIn64Bits by the next 64-bit value of the zip64 extra field. Returns false if the field
+/// is missing or too short.
 bool read_zip64(std::string_view extra, std::initializer_list<uint64_t*> values) {
   const auto large = [](const uint64_t* value) { return *value == kIn64Bits; };
   if (std::none_of(values.begin(), values.end(), large)) return true;
@@ -90,7 +90,7 @@ ZipFile::Range ZipFile::find_directory(uint64_t& count) const {
   return {static_cast<int64_t>(position), static_cast<int64_t>(size)};
 }
 
-/// Adds the entry that `record` begins with. Returns the size of its record.
+/// Adds the entry at the start of `record`. Returns the number of bytes that describe the entry.
 size_t ZipFile::add_entry(std::string_view record) {
   file_.check(record.size() >= kEntryBytes && record.starts_with("PK\x01\x02"sv),
               "the directory of the zip archive is malformed or truncated");
@@ -101,10 +101,11 @@ size_t ZipFile::add_entry(std::string_view record) {
   uint64_t packed = get<uint32_t>(record, 20), size = get<uint32_t>(record, 24), header = get<uint32_t>(record, 42);
   file_.check(read_zip64(record.substr(kEntryBytes + name_size, extra_size), {&size, &packed, &header}), "entry ",
               in_quotes(name), ": malformed zip64 field");
-  // Limiting the sum excludes entries that share bytes to make a small file fill the memory.
+  // The limit on the sum rejects archives whose entries share bytes. A small archive of this kind could fill the
+  // memory.
   const auto available = static_cast<uint64_t>(file_.size() - total_);
   file_.check(packed <= available && header < static_cast<uint64_t>(file_.size()), "entry ", in_quotes(name),
-              " is outside the file or overlaps another; is the file truncated?");
+              " is outside the file or overlaps another entry; the file may be truncated");
   total_ += static_cast<int64_t>(packed);
   const bool is_stored = get<uint16_t>(record, 10) == 0 && (get<uint16_t>(record, 8) & 1) == 0 && packed == size;
   const Entry entry{static_cast<int64_t>(header), static_cast<int64_t>(packed), is_stored};

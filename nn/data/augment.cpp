@@ -35,7 +35,7 @@ double uniform(Generator& random, double low, double high) {
 
 double uniform(Generator& random, const AugmentStep& step) { return uniform(random, step.low, step.high); }
 
-/// Draws a number from the range of the step, below and above 1 with equal probability.
+/// Draws a number from the range of the step. Numbers below 1 and numbers above 1 are equally likely.
 double around_one(Generator& random, const AugmentStep& step) {
   const bool below = random.bernoulli(0.5) ? step.low < 1 : step.high <= 1;
   return below ? uniform(random, step.low, std::min(step.high, 1.0))
@@ -87,8 +87,8 @@ Tensor cropped(const Tensor& x, const Triple& size) {
 /// Returns the matrix theta of affine_grid for a sample. As affine_grid requires, the rows and columns of theta are in
 /// the order W, H, D, and coordinates range from -1 to 1.
 std::array<double, 12> theta_of(const AugmentParams& params, const Tensor& x, const Triple& size) {
-  // The matrix m rotates an offset from the center of the result about W, H and D. The result, after the scaling below,
-  // is an offset from the center of the input.
+  // The matrix m rotates an offset from the center of the output volume about the axes W, H and D. The code below
+  // scales the rotated offset to an offset from the center of the input volume.
   double m[3][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
   for (const int axis : {2, 1, 0}) {
     const double angle = params.rotation[static_cast<size_t>(axis)] * std::numbers::pi / 180;
@@ -204,7 +204,7 @@ bool needs_resampling(const AugmentParams& p) {
   return p.elastic != 0 || p.rotation != std::array<double, 3>{} || p.scaling != std::array<double, 3>{1, 1, 1};
 }
 
-/// Fills the results with the central part of the inputs, resampled for samples with rotation, scaling or elastic
+/// Fills the results with the central part of the inputs. Resamples the samples with rotation, scaling or elastic
 /// deformation.
 void resample(const Batch& b, const std::vector<AugmentParams>& params, const AugmentOptions& o) {
   std::vector<double> maps;
@@ -212,7 +212,7 @@ void resample(const Batch& b, const std::vector<AugmentParams>& params, const Au
     if (needs_resampling(p)) std::ranges::copy(theta_of(p, b.x, b.size), std::back_inserter(maps));
   const TensorOptions kind{b.y.dtype(), b.y.device()};
   const auto count = static_cast<int64_t>(maps.size() / 12);
-  // One copy to the device for all samples.
+  // The matrices of all samples are copied to the device at once.
   const Tensor thetas = from_span<double>(maps, {count, 3, 4}).to(kind.device, kind.dtype);
   for (int64_t n = 0, moved = 0; n < b.x.size(0); ++n) {
     const auto part = [n](const Tensor& t) { return narrow(t, 0, n, 1); };

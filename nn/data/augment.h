@@ -17,7 +17,7 @@ struct AugmentStep {
   double p;  ///< probability that the step applies to a sample
   double low, high;
   /// Probability that a channel is changed if the step applies to the sample. Only the steps with parameters in
-  /// AugmentParams::Channel use it.
+  /// AugmentParams::Channel use this probability.
   double channel_p = 1;
 };
 
@@ -41,7 +41,7 @@ struct AugmentOptions {
   /// Axes (D, H, W) along which scaling, elastic deformation and low resolution apply.
   std::array<bool, 3> resampled_axes{true, true, true};
   /// Elastic deformation by a cubic B-spline: the standard deviation of the displacement of its control points, in
-  /// voxels (Çiçek et al., "3D U-Net", MICCAI 2016). nnU-Net does not use it by default.
+  /// voxels (Çiçek et al., "3D U-Net", MICCAI 2016). nnU-Net does not use elastic deformation by default.
   AugmentStep elastic{0, 0, 4};
   double elastic_spacing = 32;  ///< distance of the control points in voxels
 
@@ -96,23 +96,23 @@ struct AugmentParams {
 ///   for (const data::Sample& batch : loader) {
 ///     const auto [x, y] = augment({batch.input.to(device), batch.target.to(device)}, generator);
 ///
-/// Parameters are drawn on the host. All steps then run on the device of the batch, and the host does not wait for
-/// them. Results on different devices agree up to rounding. Steps that apply to no sample cost no time. Several threads
-/// may use one object, each with its own generator.
+/// Parameters are drawn on the host. All steps then run on the device of the batch, and the host does not wait for the
+/// steps. Results on different devices agree up to rounding. Steps that apply to no sample cost no time. Several
+/// threads may use one object, each with its own generator.
 class Augmentation {
  public:
   /// Throws Error for probabilities outside [0, 1] and for invalid ranges.
   explicit Augmentation(const AugmentOptions& options = {});
 
-  /// Draws the parameters of each sample. They depend only on the options and on `random`.
+  /// Draws the parameters of each sample. The parameters depend only on the options and on `random`.
   std::vector<AugmentParams> draw(int64_t samples, int64_t channels, Generator& random) const;
 
   /// Applies the steps to a batch and returns new tensors. The input is (N, C, D, H, W) of a floating dtype; the result
-  /// has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target is
-  /// (N, 1, D, H, W) or (N, D, H, W) of an integer dtype and contains class indices below 2^24. It is rotated, scaled,
-  /// deformed and mirrored like the input, with nearest-neighbor interpolation. The target may be undefined. Records no
-  /// graph. Throws Error for other shapes, dtypes or devices, for a result larger than the input, and if the parameters
-  /// are for another number of samples or channels.
+  /// has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target is (N, 1, D, H, W)
+  /// or (N, D, H, W) of an integer dtype and contains class indices below 2^24. The target is rotated, scaled, deformed
+  /// and mirrored like the input, with nearest-neighbor interpolation, and may be undefined. Autograd does not record
+  /// the steps. Throws Error for other shapes, dtypes or devices, for a result larger than the input, and if the
+  /// parameters are for another number of samples or channels.
   Sample apply(const Sample& batch, const std::vector<AugmentParams>& params) const;
 
   /// Draws parameters and applies them: apply(batch, draw(N, C, random)).

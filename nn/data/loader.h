@@ -82,8 +82,8 @@ class Loader : public nn::Stateful {
     Sample batch_;
   };
 
-  /// Starts an epoch. Throws Error if an epoch has no batches. PyTorch's loop ends silently in this case, so that a
-  /// program that counts steps runs forever.
+  /// Starts an epoch. Throws Error if an epoch has no batches. In PyTorch, a loop over an empty epoch ends silently,
+  /// and a program that repeats epochs until it has counted enough steps never ends.
   Iterator begin() { return Iterator(*this); }
   Iterator end() { return {}; }
 

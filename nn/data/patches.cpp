@@ -63,9 +63,9 @@ PatchSource patch_source(const NpyFile& image, const NpyFile& label) {
 PatchDataset::Centers PatchDataset::find_centers(const PatchSource& source, int64_t ignore_index) {
   constexpr int64_t kMaxVoxels = 10'000;  // voxels kept per class
   constexpr int64_t kSlab = 1 << 22;      // voxels read at once
-  constexpr size_t kAny = 256;            // index of the voxels of all classes
-  std::array<Voxels, 257> voxels;         // kept voxels of each class; at kAny, of all classes
-  std::array<int64_t, 257> seen{};        // number of voxels found of each class; at kAny, of all classes
+  constexpr size_t kAny = 256;            // index of the entry for all classes together
+  std::array<Voxels, 257> voxels;         // kept voxels, by class or kAny
+  std::array<int64_t, 257> seen{};        // number of voxels found, by class or kAny
   Generator random(0);
   // Keeps each voxel with the same probability (reservoir sampling, algorithm R of Vitter, 1985).
   const auto add = [&](size_t k, int64_t voxel) {

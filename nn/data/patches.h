@@ -38,11 +38,11 @@ struct PatchOptions {
 /// Random patches, sampled as in nnU-Net. Each sample is a patch of a random source: input (C, size...) f32 and target
 /// (size...) u8.
 ///
-/// The last samples of a batch, from index round(batch_size * (1 - foreground)) on, are foreground samples: their
-/// center is a random voxel of a random class of the source, except class 0. The other patches lie at a random
-/// position; if the source has ignored voxels, their center is a random voxel that is not ignored, so that no patch is
-/// without labels. Patches are shifted to lie inside the source. A source that is smaller than the patch is centered
-/// and padded with zeros.
+/// Sample i of a batch is a foreground sample if i is at least round(batch_size * (1 - foreground)). The center of a
+/// foreground sample is a random voxel of a random class of the source, except class 0. The other patches lie at a
+/// random position. If the source has ignored voxels, the center of these patches is instead a random voxel that is not
+/// ignored, so that each patch contains labels. Patches are shifted to lie inside the source. A source that is smaller
+/// than the patch is centered and padded with zeros.
 class PatchDataset : public Dataset {
  public:
   /// Reads all labels once and keeps a random selection of up to 10,000 voxels of each class. Throws Error for invalid

@@ -66,10 +66,10 @@ struct DistributedSamplerOptions {
   int num_replicas = 1;    ///< number of processes: Communicator::size()
   int rank = 0;            ///< rank of this process
   int64_t batch_size = 1;  ///< global batch size: LoaderOptions::batch_size * num_replicas
-  bool drop_last = false;  ///< skips a last batch that is not full; otherwise samples from the epoch's start fill it
+  bool drop_last = false;  ///< skips a last batch that is not full; otherwise the epoch's first samples fill it
 };
 
-/// Divides the order of another sampler among several processes: each process visits the rank-th part of each global
+/// Divides the order of another sampler among several processes: the process of rank r visits part r of each global
 /// batch. For a fixed `batch_size`, the samples of each step therefore do not depend on the number of processes, and a
 /// loader's state can be loaded with another number of processes. PyTorch's DistributedSampler instead interleaves
 /// single samples.

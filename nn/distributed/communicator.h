@@ -7,15 +7,15 @@ namespace voxgrad::distributed {
 
 /// Returns whether this build has NCCL.
 bool nccl_available();
-/// Returns the group of all processes that a launcher started. The launcher is torchrun, a program that sets the same
-/// variables (environment.h), mpirun or srun. Without a launcher, returns a group of this process alone. Each rank uses
-/// the GPU of its local rank. Processes join with the token VOXGRAD_TOKEN, or with a random token under MPI
-/// (docs/distributed.md describes the trust model). Throws Error if this build has no NCCL, if the GPU does not exist,
-/// if the environment is inconsistent, if ranks are missing after a minute, and if MPI started the processes but this
-/// build has no MPI.
+/// Returns the group of all processes that a launcher started. The launcher is torchrun, mpirun, srun, or a program
+/// that sets the same variables as torchrun (environment.h). Without a launcher, returns a group of this process alone.
+/// Each rank uses the GPU of its local rank. Processes join with the token VOXGRAD_TOKEN, or with a random token under
+/// MPI (docs/distributed.md describes the trust model). Throws Error if this build has no NCCL, if the GPU does not
+/// exist, if the environment is inconsistent, or if ranks are missing after a minute. Also throws if MPI started the
+/// processes but this build has no MPI.
 ///
-/// The group queues collectives of GPU tensors on a separate stream, after earlier work of the current stream, and the
-/// host continues. If a process ends, NCCL fails, or a rank exceeds the timeout, all processes end after one line on
+/// Collectives of GPU tensors are queued on a separate stream, after the earlier work of the current stream. The host
+/// does not wait. If a process ends, NCCL fails, or a rank exceeds the timeout, all processes end after one line on
 /// stderr that names the rank. Replays of a CUDAGraph have no timeout.
 Communicator& nccl_world();
 /// Leaves the group. Every rank must call nccl_finalize() after its last use of the group.

@@ -187,7 +187,8 @@ void DataParallel::Reducer::begin() {
   send_flags();
 }
 
-/// Starts the reduction of reached_here_ on a separate stream, so that it does not wait for queued kernels of the pass.
+/// Starts the reduction of reached_here_ on a separate stream, so that the reduction does not wait for queued kernels
+/// of the pass.
 void DataParallel::Reducer::send_flags() {
   if (Capture::current()) return;
   std::optional<cuda::StreamGuard> guard;
@@ -229,7 +230,7 @@ void DataParallel::Reducer::start(Bucket& bucket) {
     places.push_back(slots_[i].values);
     grads.push_back(grad);
   }
-  // Divides in the wider of the two dtypes.
+  // Divides in the wider dtype, that of the bucket's `memory` or that of its `wire`.
   const double part = 1.0 / group_.size();
   const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
   scaled_copies(places, grads, widens ? 1 : part);

@@ -25,22 +25,22 @@ struct DataParallelOptions {
 ///   optimizer.step();
 ///
 /// Call the model itself; a DataParallel object has no forward(). During the lifetime of a DataParallel object,
-/// backward passes average the gradients of its parameters. Gradients are collected in buckets, from the last declared
-/// parameter to the first. The reduction of a bucket starts as soon as the bucket is full and overlaps with the rest of
-/// the pass. If the losses are means over parts of equal size, the gradients equal those of the whole batch on one
-/// rank, up to rounding. Runs with the same number of ranks give the same bits.
+/// backward passes average the gradients of the model's parameters. Gradients are collected in buckets, from the last
+/// declared parameter to the first. The reduction of a bucket starts as soon as the bucket is full and overlaps with
+/// the rest of the pass. If the losses are means over parts of equal size, the gradients equal those of the whole batch
+/// on one rank, up to rounding. Runs with the same number of ranks give the same bits.
 ///
 /// All ranks must run the same backward passes, and each pass must reach at least one parameter. If a pass reaches a
 /// parameter on another rank but not on this rank, the gradient of this rank counts as zero. If no rank reaches the
-/// parameter, its gradient is not changed. Each pass determines the reached parameters at its start, and ranks that
-/// reach all parameters do not wait for this information. If layers communicate in the backward pass, as SyncBatchNorm
-/// and SpatialParallel do, all ranks must reach the same parameters.
+/// parameter, its gradient is not changed. At the start of each pass, the ranks exchange lists of the parameters that
+/// they reach. A rank that reaches all parameters does not wait for the lists. If layers communicate in the backward
+/// pass, as SyncBatchNorm and SpatialParallel do, all ranks must reach the same parameters.
 ///
 /// Backward passes with create_graph = true are not supported. The gradient of a parameter is stored in a bucket, and
-/// the next pass overwrites it; clone() it to keep it. On GPUs, passes can be captured in a CUDA graph. The ranks do
-/// not exchange the reached parameters of a captured pass: a parameter counts as reached if this rank reaches it, or if
-/// any rank reached it in the last pass before the capture. Buffers are not averaged, so the running statistics of
-/// BatchNorm differ between the ranks.
+/// the next pass overwrites the gradient; clone() a gradient to keep it. On GPUs, passes can be captured in a CUDA
+/// graph. The ranks do not exchange the reached parameters of a captured pass: a parameter counts as reached if this
+/// rank reaches it, or if any rank reached it in the last pass before the capture. Buffers are not averaged, so the
+/// running statistics of BatchNorm differ between the ranks.
 class DataParallel {
  public:
   /// Copies the parameters and buffers of rank 0 to all ranks. From then on, backward passes average the gradients of
@@ -54,9 +54,9 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// A guard for gradient accumulation. While it exists, backward passes accumulate gradients on each rank without
-  /// communication. The first pass afterwards averages the accumulated gradients over the ranks. Example:
-  /// `{ const auto guard = parallel.no_sync(); loss.backward(); }`.
+  /// A guard for gradient accumulation. While the guard exists, backward passes accumulate gradients on each rank
+  /// without communication. The first pass afterwards averages the accumulated gradients over the ranks. Example: `{
+  /// const auto guard = parallel.no_sync(); loss.backward(); }`.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync() { --*guards_; }

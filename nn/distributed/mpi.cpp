@@ -1,5 +1,5 @@
-// The communicator for CPU tensors. It uses MPI's nonblocking collectives and waits in a loop of MPI_Test, so that a
-// timeout can end the wait.
+// The communicator for CPU tensors. The communicator uses MPI's nonblocking collectives and waits in a loop of
+// MPI_Test, so that a timeout can end the wait.
 #include <mpi.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ void check_mpi(int code, const char* call, std::string* failure = nullptr) {
   fail(call, text);
 }
 
-/// Reduces bf16 or f16 elements. They are sent as 16-bit integers, because MPI has no type for them.
+/// Reduces bf16 or f16 elements. The elements are sent as 16-bit integers, because MPI has no type for bf16 and f16.
 template <class Half, ReduceOp op>
 void reduce_halves(void* in, void* result, int* count, MPI_Datatype*) {
   const auto* a = static_cast<const Half*>(in);
@@ -91,7 +91,7 @@ int rank_on_machine() {
   return rank;
 }
 
-/// A running collective. It is owned by its Work and, until the collective has completed, also by the communicator.
+/// A running collective. Its Work owns the operation and, until the collective has completed, so does the communicator.
 struct Operation {
   const char* name;
   int64_t number;  ///< index of the collective, from 1
@@ -260,8 +260,8 @@ bool MpiCommunicator::has_signal() const {
   return received != 0;
 }
 
-/// Throws an error that names the missing ranks. Exchanges a signal with all ranks that wait; ranks that send no signal
-/// are missing.
+/// Throws an error that names the missing ranks. Sends a signal to all ranks. The other waiting ranks also send a
+/// signal; a rank that sends none within a second is missing.
 void MpiCommunicator::give_up(const char* op) {
   std::vector<bool> waiting(static_cast<size_t>(size()), false);
   waiting[static_cast<size_t>(rank())] = true;

@@ -1,4 +1,4 @@
-// The communicator for GPUs. It queues collectives on a separate stream, so that they overlap with computation.
+// The communicator for GPUs. Collectives are queued on a separate stream and overlap with computation.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -275,7 +275,7 @@ bool nccl_available() { return true; }
 void set_environment() {
   // NCCL does not guarantee that sums in NVLink switches have the same order in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // With eight hardware queues, a queue that waits for an event delays launches on the others; see
+  // With the default of eight hardware queues, a queue that waits for an event delays launches on other queues; see
   // docs/how-distributed-works.md.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
 }

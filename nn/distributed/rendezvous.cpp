@@ -308,7 +308,7 @@ void Rendezvous::end_late() {
                       : concat(list_ranks(missing), " did not join ", late_->text));
 }
 
-/// Ends this process and, through rank 0, all others.
+/// Ends this process and, through rank 0, the processes of all other ranks.
 void Rendezvous::end(const std::string& what) {
   if (!what.empty()) print_failure(rank_, size_, what);
   send_to_all({FrameKind::end});
@@ -328,7 +328,8 @@ void Rendezvous::end_others() {
   flush(kFarewellSeconds);
 }
 
-/// Leaves the group. Rank 0 first compares the last calls of the others, which arrive before their bye frames.
+/// Leaves the group. Rank 0 first compares the last calls of the other ranks, which arrive before the bye frames of
+/// these ranks.
 Rendezvous::~Rendezvous() {
   stop_watching();
   share_calls();

@@ -11,7 +11,7 @@ namespace voxgrad::distributed {
 /// set. With the first setting, two runs give the same bits. With the second setting, kernels are launched without gaps
 /// while other streams wait (docs/how-distributed-works.md). CUDA reads the second variable when CUDA is first used.
 /// run() on GPUs, launch() and nccl_world() call this function; call it yourself in a program that uses or queries GPUs
-/// earlier. In a build without NCCL, it does nothing.
+/// earlier. In a build without NCCL, the function does nothing.
 void set_environment();
 
 /// Calls f(world) with the group of all ranks, and then leaves the group. The group is nccl_world() if `device` is a

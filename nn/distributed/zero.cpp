@@ -99,7 +99,7 @@ void ZeroRedundancy::consolidate_state_dict(int to) {
     auto& slot = optimizer_.slots_[i];
     const int owner = owners_[i];
     const bool here = group_.rank() == owner, takes = !here && group_.rank() == to;
-    // Excludes the steps that were skipped because of a GradScaler. Only the owner counts them.
+    // Excludes the steps that a GradScaler skipped. Only the owner counts the skipped steps.
     const int64_t steps = slot.step - (here && slot.skipped.defined() ? slot.skipped.item<int64_t>() : 0);
     const Tensor step = full({}, static_cast<double>(here ? steps : 0), {.dtype = i64});
     group_.broadcast(step, owner);

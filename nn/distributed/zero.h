@@ -15,7 +15,7 @@ namespace voxgrad::nn {
 ///   optim::AdamW optimizer(model.parameters(), options);
 ///   nn::ZeroRedundancy sharded(optimizer, world);
 ///   loss.backward();
-///   optimizer.step();  // every rank has all gradients, so clipping and GradScaler work as before
+///   optimizer.step();  // every rank has all gradients, so clipping and GradScaler work as without sharding
 ///
 /// The parameters have the same bits as without sharding. A step cannot be captured in a CUDA graph.
 class ZeroRedundancy {

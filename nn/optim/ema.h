@@ -11,8 +11,8 @@ namespace voxgrad::optim {
 /// Options of ExponentialMovingAverage.
 struct EmaOptions {
   double decay = 0.999;  ///< in [0, 1]
-  /// If not 0, limits the decay of update n (from 0) to (1 + n) / (warmup + n), so that the initial parameters lose
-  /// their weight quickly. Must be 0 or at least 1; 10 is common.
+  /// If not 0, limits the decay of update n (from 0) to (1 + n) / (warmup + n), so that the influence of the initial
+  /// parameters decreases quickly. Must be 0 or at least 1; 10 is common.
   double warmup = 0;
 };
 
@@ -40,7 +40,7 @@ class ExponentialMovingAverage : public nn::Stateful {
   /// Copies the averages to a model of the same structure: model.load_state_dict(values()).
   void apply_to(nn::Module& model) const { model.load_state_dict(values_); }
 
-  /// Gives the model the averaged values during its lifetime, and restores the model's own values afterwards. If
+  /// While this object exists, the model has the averaged values. The destructor restores the model's own values. If
   /// several Swapped objects of a model exist at once, they must be destroyed in the reverse order of their creation.
   class [[nodiscard]] Swapped {
    public:

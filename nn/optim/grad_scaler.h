@@ -10,8 +10,8 @@ namespace voxgrad::optim {
 /// Options of GradScaler.
 struct GradScalerOptions {
   double init_scale = 65536;       ///< in [GradScaler::kMinScale, GradScaler::kMaxScale]
-  double growth_factor = 2;        ///< multiplies the scale when it grows, above 1
-  double backoff_factor = 0.5;     ///< multiplies the scale after an overflow, in (0, 1)
+  double growth_factor = 2;        ///< factor by which the scale grows, above 1
+  double backoff_factor = 0.5;     ///< factor by which the scale shrinks after an overflow, in (0, 1)
   int64_t growth_interval = 2000;  ///< consecutive updates without overflow after which the scale grows
   bool enabled = true;             ///< false: nothing is scaled, and step() calls the optimizer's step()
 };
@@ -42,16 +42,17 @@ class GradScaler : public nn::Stateful {
   Tensor scale(const Tensor& loss);
   /// Divides the optimizer's gradients by the scale in place and checks them for infinities and NaN. Call unscale_()
   /// before step(), at most once between two updates. Throws Error for a wrong order of calls, if there are no
-  /// gradients, and for f16 gradients, which would underflow again. step() divides in f32.
+  /// gradients, and for f16 gradients, which would underflow again; step() divides f16 gradients in f32.
   void unscale_(Optimizer& optimizer);
-  /// Performs the optimizer's step. The device skips it if a gradient, divided by the scale, is infinite or NaN.
+  /// Performs the optimizer's step. The device skips the step if a gradient, divided by the scale, is infinite or NaN.
   /// Gradients that were not unscaled are divided during the step. Call step() once between two updates. Throws Error
   /// for a wrong order of calls and if there are no gradients.
   void step(Optimizer& optimizer);
-  /// Reduces the scale after an overflow, but not below kMinScale. Increases it after growth_interval updates without
-  /// overflow, unless it would exceed kMaxScale. Throws Error if no gradients were checked since the last update.
+  /// Reduces the scale after an overflow, but not below kMinScale. Increases the scale after growth_interval updates
+  /// without overflow, unless the result would exceed kMaxScale. Throws Error if no gradients were checked since the
+  /// last update.
   void update();
-  /// Sets the scale. Throws Error unless it lies in [kMinScale, kMaxScale].
+  /// Sets the scale. Throws Error unless `new_scale` lies in [kMinScale, kMaxScale].
   void update(double new_scale);
   /// Returns the scale, or 1 if not enabled. Waits for the device.
   double get_scale() const;
@@ -69,7 +70,7 @@ class GradScaler : public nn::Stateful {
     bool stepped = false;   ///< step() was called
   };
   void read_state(const TensorMap& state, bool keep) override;
-  /// Checks the gradients for infinities and NaN, and divides them by the scale if `unscale`.
+  /// Checks the gradients for infinities and NaN. If `unscale`, also divides the gradients by the scale.
   Checked& check_gradients(const Optimizer& optimizer, bool unscale);
 
   GradScalerOptions options_;

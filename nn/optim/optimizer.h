@@ -42,7 +42,7 @@ using BufferSpecs = std::vector<BufferSpec>;
 /// Arguments that a GradScaler passes to Optimizer::step: scalar tensors on the device of the parameters.
 struct GradScaling {
   Tensor scale{};      ///< f32; the step divides the gradients by `scale`; undefined: no division
-  Tensor found_inf{};  ///< i64; if not 0, the device skips the step, which is then not counted; undefined: 0
+  Tensor found_inf{};  ///< i64; if not 0, the device skips the step and does not count it; undefined: 0
 };
 
 /// A step of all parameters of a group that have taken the same number of steps.
@@ -67,7 +67,7 @@ struct Update {
 /// Base class of optimizers, which update parameters from their gradients. The parameters must be floating leaves that
 /// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has the memory
 /// format and the dtype of the parameter. For bf16 and f16 parameters, the state is f32 and steps are computed in f32.
-/// Only one thread may use an optimizer at a time, and no other thread may use its parameters meanwhile.
+/// While a thread uses an optimizer, no other thread may use the optimizer or its parameters.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -82,7 +82,7 @@ class Optimizer : public nn::Stateful {
   /// During the capture of a CUDA graph (cuda/cuda.h), the step is recorded, and each replay performs one step. A
   /// GradScaler (nn/optim/grad_scaler.h) passes `scaling`; the host does not wait for the values.
   void step(const GradScaling& scaling = {});
-  /// Returns the gradients of all parameters that have one.
+  /// Returns the gradients of all parameters that have a gradient.
   Tensors gradients() const;
   /// Drops the gradients of all parameters.
   void zero_grad() const;
@@ -93,16 +93,16 @@ class Optimizer : public nn::Stateful {
   /// Sets the learning rate of one group, or of all groups. Throws Error unless `lr` is finite and not negative.
   void set_lr(size_t group, double lr);
   void set_lr(double lr);
-  /// Sets the momentum of a group, or beta1 of an optimizer with betas. Throws Error if the optimizer has neither, if
-  /// the value is invalid, or if it would add or remove momentum after the first step.
+  /// Sets the momentum of a group, or beta1 of an optimizer with betas. Throws Error if the optimizer has neither
+  /// option, if the value is invalid, or if the change would add or remove momentum after the first step.
   void set_momentum(size_t group, double momentum) { change_option(group, {"momentum", "beta1"}, momentum); }
 
   /// Returns the state with the names "state.<parameter>.<buffer>" and "state.<parameter>.step",
   /// "param_groups.<group>.<option>", "param_groups.<group>.params" (the indices of its parameters), and
   /// "class.<name>". The buffers share memory with the optimizer.
   ///
-  /// load_state_dict replaces the options and copies the buffers. It throws Error if the state is incomplete, or comes
-  /// from another class of optimizer or from other groups or shapes.
+  /// load_state_dict replaces the options and copies the buffers. load_state_dict throws Error if the state is
+  /// incomplete, or comes from another class of optimizer or from other groups or shapes.
   TensorMap state_dict() const override;
 
  protected:

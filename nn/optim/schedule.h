@@ -50,9 +50,9 @@ class StepSchedule : public Schedule {
   void step() { set_steps(steps_ + 1); }
   /// Returns the number of steps.
   int64_t steps() const { return steps_; }
-  /// Returns the learning rate after `steps` steps of a group with the given initial rate.
+  /// Returns the learning rate after `steps` steps for a group whose initial rate is `initial`.
   virtual double lr_at(int64_t steps, double initial) const = 0;
-  /// Returns the momentum (beta1 of Adam) after `steps` steps, or nullopt if the schedule does not change it.
+  /// Returns the momentum (beta1 of Adam) after `steps` steps, or nullopt if the schedule does not change the momentum.
   virtual std::optional<double> momentum_at(int64_t) const { return std::nullopt; }
 
  protected:
@@ -181,9 +181,9 @@ struct CosineAnnealingLROptions {
 };
 using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 
-/// Decreases the learning rate along half a cosine towards eta_min and restarts it from the initial rate. The first
-/// period has t_0 steps; each later period is t_mult times as long as the one before (Loshchilov and Hutter, "SGDR",
-/// ICLR 2017).
+/// Decreases the learning rate along half a cosine towards eta_min, and restarts from the initial rate. The first
+/// period has t_0 steps; each later period is t_mult times as long as the previous period (Loshchilov and Hutter,
+/// "SGDR", ICLR 2017).
 struct CosineAnnealingWarmRestartsOptions {
   int64_t t_0 = 0;     ///< steps until the first restart; positive
   int64_t t_mult = 1;  ///< at least 1
@@ -274,7 +274,7 @@ struct OneCycleLROptions {
   double max_momentum = 0.95;     ///< momentum at the first and the last rate
   double div_factor = 25;         ///< max_lr / first rate
   double final_div_factor = 1e4;  ///< first rate / last rate
-  bool three_phase = false;       ///< returns to the first rate in pct_start of the steps, then decreases to the last
+  bool three_phase = false;  ///< the rate decreases to the first rate as fast as it rose, and then to the last rate
 
   static constexpr const char* kName = "OneCycleLR";
   void validate() const;

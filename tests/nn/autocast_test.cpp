@@ -205,7 +205,7 @@ TEST(Autocast, ResumesBitwiseOnCuda) {
   expect_bits_after_resuming(Device::cuda());
 }
 
-// A replayed graph changes the parameters. Autocast outside of the graph must then convert them again.
+// A replayed graph changes the parameters. Autocast outside of the graph must then convert the parameters again.
 TEST(Autocast, ConvertsAgainAfterAGraphReplay) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   const TensorOptions options{f32, Device::cuda()};

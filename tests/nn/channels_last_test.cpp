@@ -184,7 +184,7 @@ TEST(ChannelsLast, KeepsTheRequestedFormatOfOneChannel) {
   EXPECT_EQ(conv.weight.grad().shape(), conv.weight.shape());
 }
 
-/// The result of a convolution is channels_last if the input or the weight is.
+/// The result of a convolution is channels_last if the input or the weight is channels_last.
 TEST(ChannelsLast, WeightsDetermineTheFormatOfResults) {
   nn::Conv3d conv{{.in_channels = 3, .out_channels = 4, .kernel_size = 3}};
   nn::ConvTranspose3d up{{.in_channels = 4, .out_channels = 2, .kernel_size = 2, .stride = 2}};

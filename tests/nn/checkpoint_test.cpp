@@ -93,7 +93,7 @@ class Checkpoint : public testing::Test {
 };
 
 void expect_same_bits(Device device, MemoryFormat format, const std::filesystem::path& path) {
-  constexpr int kSteps = 11, kStop = 6;  // an epoch has 4 steps, so both lie within an epoch
+  constexpr int kSteps = 11, kStop = 6;  // an epoch has 4 steps, so both numbers are in the middle of an epoch
   manual_seed(20);
   Training straight(device, format);
   straight.train(kSteps);
@@ -203,8 +203,8 @@ TEST_F(Checkpoint, WarnsIfThereIsNoChecksum) {
   save_safetensors(path, tensors, metadata);
   testing::internal::CaptureStderr();
   EXPECT_EQ(load_checkpoint(path, run.parts()), (Metadata{{"step", "2"}}));
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "load_checkpoint: warning: '" + path.string() +
-                                                        "' has no checksum, so damaged data would not be detected\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "load_checkpoint: warning: '" + path.string() + "' has no checksum; damaged data cannot be detected\n");
 }
 
 TEST_F(Checkpoint, KeepsTheLastGoodFileOfADivergedRun) {
@@ -221,9 +221,9 @@ TEST_F(Checkpoint, KeepsTheLastGoodFileOfADivergedRun) {
   run.optimizer->step();
   run.average->update();
   const CheckpointParts parts = run.parts();
-  expect_rejected(parts, "save_checkpoint: model.out.weight must be finite, its values range from nan to nan");
+  expect_rejected(parts, "save_checkpoint: model.out.weight must be finite; its values range from nan to nan");
   run.model.out.weight.detach().fill_(INFINITY);
-  expect_rejected(parts, "save_checkpoint: model.out.weight must be finite, its values range from inf to inf");
+  expect_rejected(parts, "save_checkpoint: model.out.weight must be finite; its values range from inf to inf");
   Metadata metadata;
   EXPECT_EQ(load_checkpoint(path, run.parts()), metadata);
   EXPECT_EQ(all_values(run.model.state_dict()), all_values(nn::with_prefix(good, "model.")));
@@ -244,7 +244,7 @@ TEST_F(Checkpoint, BuffersMayHoldInfinitiesButNotNan) {
   EXPECT_EQ(loaded.mask.at({1}), -INFINITY);
   saved.mask.set({2}, std::nan(""));
   EXPECT_ERROR(save_checkpoint(path, {.model = &saved}),
-               "save_checkpoint: model.mask must not contain NaN, its values range from nan to nan");
+               "save_checkpoint: model.mask must not contain NaN; its values range from nan to nan");
   // Loading checks the values too: another program may have written the file.
   TensorMap tensors = load_safetensors(path);
   tensors["model.linear.weight"].set({0, 1}, std::nan(""));

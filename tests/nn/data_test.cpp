@@ -149,7 +149,7 @@ TEST(Sampler, PermutationsAreUniform) {
     const std::vector<int64_t> p = visited(data::RandomSampler(3, 9), epoch);
     ++counts[static_cast<size_t>(p[0] * 2 + (p[1] > p[2]))];
   }
-  for (int count : counts) EXPECT_NEAR(count, 1000, 5 * 29);
+  for (int count : counts) EXPECT_NEAR(count, 1000, 5 * 29);  // five standard deviations
 }
 
 TEST(Loader, StacksBatchesInOrder) {
@@ -229,7 +229,7 @@ TEST(Loader, ResultsDoNotDependOnTheDevice) {
   EXPECT_ERROR(Loader(inputs_only, {.device = Device::cuda(63)}), "cuda:63 is not available: ");
 }
 
-// The loader copies batches to the GPU on its own stream and reuses the memory of earlier batches. It must not
+// The loader copies batches to the GPU on its own stream and reuses the memory of earlier batches. The loader must not
 // overwrite a batch that queued kernels still read.
 TEST(Loader, PrefetchDoesNotOverwriteBatchesInUseOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";

@@ -68,7 +68,7 @@ struct Model20 : vg::nn::Module {
 
 struct Model26 : vg::nn::Module {
   ConvTranspose3d conv_transpose{kDoubling};
-  Parameter bias{vg::randn({8, 1, 1, 1, 1})};  // forward() does not use it, so it has no gradient
+  Parameter bias{vg::randn({8, 1, 1, 1, 1})};  // forward() does not use the bias, so the bias has no gradient
   VG_MODULE(conv_transpose, bias)
   vg::Tensor forward(const vg::Tensor& input, const vg::Tensor& add_input) {
     const vg::Tensor x = conv_transpose(input) + add_input;

@@ -127,9 +127,10 @@ struct Forgetful : nn::Module {
 
 TEST(Module, ParametersRequireGrad) {
   const Forgetful forgetful;
-  EXPECT_ERROR(forgetful.parameters(),
-               "VG_MODULE: the Tensor mean, [3] f32 on cpu, does not require grad: make it an nn::Parameter, or an "
-               "nn::Buffer if it is not to be trained");
+  EXPECT_ERROR(
+      forgetful.parameters(),
+      "VG_MODULE: the Tensor mean, [3] f32 on cpu, does not require grad; declare the member as nn::Parameter, or "
+      "as nn::Buffer if it is not trained");
   EXPECT_ERROR(forgetful.state_dict(), "VG_MODULE: the Tensor mean");
   Tree tree;
   tree.requires_grad_(false);  // a frozen parameter is still a parameter

@@ -8,7 +8,7 @@ pip install --no-deps).
 nnunet_models.safetensors holds data of a small PlainConvUNet ("plain.*") and a small ResidualEncoderUNet
 ("residual.*"). The weights are "plain.model.*". The other tensors are an input, a label map, the logits of all levels
 ("plain.logits.0" has the full resolution), nnU-Net's loss with deep supervision for two and for three levels, and the
-gradient of the latter with respect to the input.
+gradient of the loss for three levels with respect to the input.
 nnunet_plans.inc is a table of the stages that nnU-Net plans for a patch size and a voxel spacing.
 """
 import pathlib
@@ -37,7 +37,7 @@ MODELS = {
 
 
 def unique(state):
-    """Returns the tensors of a state_dict under the names that nn::UNet uses, without the second names of tensors."""
+    """Returns the tensors of a state_dict under the names that nn::UNet uses. Each tensor appears once."""
     duplicate = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")
     return {name: tensor.contiguous().clone() for name, tensor in state.items() if not duplicate.match(name)}
 
@@ -59,7 +59,7 @@ def reference(make):
     sizes = [tuple(l.shape[2:]) for l in logits]
     targets = [nn.functional.interpolate(target, size, mode="nearest-exact") for size in sizes]
     third = nn.functional.interpolate(target, (2, 4, 6), mode="nearest-exact")
-    extra = nn.functional.avg_pool3d(logits[0], 2)  # the last level has weight 0, so add a third one
+    extra = nn.functional.avg_pool3d(logits[0], 2)  # the last level has weight 0, so a third level is added
     value = scaled([*logits, extra], [*targets, third])
     value.backward()
     results = {"input": x, "target": target[:, 0].to(torch.uint8), "loss": value, "grad": x.grad,

@@ -1,5 +1,5 @@
 // Tests of the layers that Sequential fuses. Their results, gradients and hooks must match those of separate layers,
-// and they must not need more memory.
+// and fused layers must not need more memory.
 #include "nn/sequential.h"
 
 #include <algorithm>
@@ -324,7 +324,7 @@ TEST(SequentialFusion, LowPrecisionMatchesSeparateLayersOnCuda) {
   expect_low_precision_matches_unfused(Device::cuda());
 }
 
-/// Returns the peak memory of a forward and backward pass, in bytes above the memory in use before it.
+/// Returns the peak memory of a forward and backward pass, in bytes above the memory in use before the pass.
 int64_t peak_of_step(const nn::Module& model, const std::function<Tensor(const Tensor&)>& function, const Tensor& x) {
   model.zero_grad();
   x.set_grad({});

@@ -34,8 +34,8 @@ TEST(Layers, ReparametrizedWeightsKeepValuesAndDifferentiate) {
       const GradcheckReport second = gradgradcheck(function, each->parameters());
       EXPECT_TRUE(second.passed) << second.message;
     }
-    // The second forward pass changes u and v by power iteration. The backward pass of the first forward pass must use
-    // the vectors from before this change.
+    // The second forward pass changes u and v by power iteration. The gradient of the first result must use the vectors
+    // from before this change.
     spectral.train();
     const Tensor x = randn({1, 2, 3, 3}, {f64, device}), y = spectral(x) + spectral(x);
     sum(y).backward();

@@ -1,5 +1,5 @@
-// Tests of weights in channels_last: module.to(MemoryFormat) converts them in place, gradients and optimizer states
-// follow their format, and results do not depend on it.
+// Tests of weights in channels_last: module.to(MemoryFormat) converts weights in place, gradients and optimizer states
+// follow the format of the weights, and results do not depend on the format.
 #include <algorithm>
 #include <array>
 #include <memory>

@@ -68,8 +68,8 @@ class InputFile {
 std::string in_quotes(std::string_view text);
 
 /// Returns the number of bytes of a dense tensor with this shape and `bits` bits per element, according to the header
-/// of `file`. `what`, which must end with a space, and `dtype` are for error messages. Throws if a partial product of
-/// the sizes overflows, even if another size is 0, or if the bits are not whole bytes.
+/// of `file`. `what`, which must end with a space, and `dtype` are for error messages. Throws if the product of the
+/// bits and the sizes overflows (sizes of 0 count as 1), or if the product is not a whole number of bytes.
 int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shape& shape, std::string_view dtype,
                       int64_t bits);
 
@@ -80,8 +80,8 @@ void check_bools(const InputFile& file, const std::string& what, const Tensor& t
 void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size);
 
 /// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
-/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array,
-/// which may be a scalar or empty.
+/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array. A
+/// whole array may also be a scalar or empty.
 template <class Run>
 void for_each_run(Shape shape, Dims start, Shape size, Run run) {
   if (shape.empty()) return run(0, 0, 1);

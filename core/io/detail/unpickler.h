@@ -1,4 +1,4 @@
-// The values of a pickle, for core/io/pt.cpp. Nothing is executed.
+// Converts a pickle to values without executing any Python code, for core/io/pt.cpp.
 #pragma once
 
 #include <deque>
@@ -34,7 +34,7 @@ struct PickledTensor {
 struct PickledNode {
   PtValue::Kind kind = PtValue::Kind::none;
   enum class Role : uint8_t { plain, global, storage, numpy_dtype } role = Role::plain;  ///< the role of an object
-  uint32_t detail = 0;  ///< a storage: index into `storages`; a NumPy dtype: node of the type code
+  uint32_t detail = 0;  ///< for a storage: index into `storages`; for a NumPy dtype: node of the type code
   /// The value of a boolean or integer, or the bits of a number. For a text, for bytes and for the class name of an
   /// object, the index into `texts`. For a tensor, the index into `tensors`.
   int64_t value = 0;
@@ -66,7 +66,8 @@ class PickleBuilder {
   /// The class names of objects that the builder creates itself: indices of texts.
   enum ClassName : uint8_t { class_int, class_set, class_frozenset, class_storage, class_dtype };
 
-  /// Keeps the references. The texts may take up to four times `pickle_bytes`, the size of the pickle.
+  /// Keeps references to the first three arguments. The texts may take up to four times `pickle_bytes`, the size of the
+  /// pickle.
   PickleBuilder(const InputFile& file, const ZipFile& zip, const std::string& folder, size_t pickle_bytes);
 
   PickledGraph graph;

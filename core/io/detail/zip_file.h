@@ -28,8 +28,8 @@ class ZipFile {
   explicit ZipFile(const InputFile& file);
 
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  /// Returns where the contents of an entry are. Throws if there is no such entry, if it is compressed, or if it does
-  /// not lie within the file.
+  /// Returns the range of the contents of an entry. Throws if there is no such entry, if it is compressed, or if it
+  /// does not lie within the file.
   Range find(const std::string& name) const;
 
  private:

@@ -21,7 +21,7 @@ enum class FrameKind : int64_t {
   hello = 0x766f78'67726164,
   welcome,  ///< text: rank 0's message
   refused,  ///< text: the reason
-  calls,    ///< to rank 0; number: collectives so far; text: calls since the last such frame
+  calls,    ///< to rank 0; number: collectives so far; text: calls since the previous frame of this kind
   late,     ///< to rank 0; number: index of the late call; text: its name and the timeout
   end,      ///< the receiver ends its process
   bye       ///< the sender leaves the group
@@ -75,8 +75,8 @@ class Connection {
 /// deadline. Then calls transfer() of the connections that are ready. Skips closed connections.
 void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline);
 
-/// Connects to one of the addresses of a host before the deadline. If none accepts, returns a closed connection and
-/// sets `reason`.
+/// Connects to one of the addresses of a host before the deadline. If no address accepts the connection, returns a
+/// closed connection and sets `reason`.
 Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason);
 
 /// Replaces bytes that are not printable ASCII by escapes such as "\x1b", so that a peer's text can be printed.

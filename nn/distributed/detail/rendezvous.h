@@ -1,5 +1,5 @@
-// The rendezvous connects processes before NCCL connects their GPUs. Afterwards it detects processes that have ended,
-// and compares the ranks' calls of collectives.
+// The rendezvous connects processes before NCCL connects their GPUs. The rendezvous then detects processes that have
+// ended, and compares the ranks' calls of collectives.
 //
 // Rank 0 listens, and the other ranks connect. Every connection starts with a hello that contains the token of the job.
 // Rank 0 refuses a hello with another token: the peer receives the reason and nothing else. Everything is sent in plain
@@ -24,10 +24,10 @@ namespace voxgrad::distributed {
 /// The sockets on which rank 0 waits for the other ranks.
 class Listener {
  public:
-  /// Listens on the addresses of `host` that belong to this machine. Other machines cannot connect to these addresses
-  /// if there are none, or if `host` is a name other than localhost that resolves only to loopback addresses (such as
-  /// Debian's 127.0.1.1). In these cases, the listener uses all interfaces if `token` is not empty. Port 0 selects a
-  /// free port. Throws Error with the reason if no address can be used.
+  /// Listens on the addresses of `host` that belong to this machine. Listens on all interfaces instead if `token` is
+  /// not empty and other machines could not connect to these addresses. This is the case if there is no such address,
+  /// or if `host` is a name other than localhost that resolves only to loopback addresses (such as Debian's 127.0.1.1).
+  /// Port 0 selects a free port. Throws Error with the reason if no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -62,15 +62,15 @@ struct Progress {
 /// longer than its time limit, regardless of what the peers send and whether they read.
 class Rendezvous {
  public:
-  /// Rank 0: waits until all others have joined and sends them `message`. Refuses peers without the token, with another
-  /// number of ranks, or with a rank that has already joined; this does not affect the other peers. If ranks are
-  /// missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks and the last
-  /// refusal.
+  /// Rank 0: waits until all other ranks have joined, and sends `message` to these ranks. Refuses peers without the
+  /// token, with another number of ranks, or with a rank that has already joined; this does not affect the other peers.
+  /// If ranks are missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks
+  /// and the last refusal.
   Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
   /// Other ranks: joins rank 0. If the connection is closed before rank 0 answers, connects again. Throws Error if rank
   /// 0 refuses this rank or does not answer within `seconds`.
   Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
-  /// Leaves the group. Takes up to two seconds if the others do not answer.
+  /// Leaves the group. Takes up to two seconds if other ranks do not answer.
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
@@ -119,7 +119,7 @@ class Rendezvous {
   const int rank_;
   const int size_;
   std::string message_;
-  std::vector<Peer> peers_;  // rank 0: all ranks, where the connection of rank 0 itself stays closed; others: rank 0
+  std::vector<Peer> peers_;  // on rank 0: one entry per rank; the first connection stays closed. Otherwise: rank 0 only
   std::function<Progress()> progress_;
   std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
   std::optional<Frame> late_;               // the first report of a late collective
