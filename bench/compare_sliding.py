@@ -2,14 +2,15 @@
 """Compares sliding-window inference of voxgrad with a plain PyTorch implementation of nnU-Net's scheme.
 
     bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
-    bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16
+    bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16 --monai
 
 PROGRAM is the path of the benchmark sliding_window. The model consists of two 3x3x3 convolutions with a ReLU between
 them: the first maps 1 channel to --channels, the second maps these to 4. With --channels 0, the model is only a ReLU,
 so that extracting and blending windows takes most of the time. The volume is on the CPU and the model on --device. The
 result is accumulated in float32 on --accumulate. Both implementations use the same windows, parameters, blending
 weights and mirrored copies, and run alternately. Prints the median time of each implementation, the ratio of these
-times, and the largest difference between the results.
+times, and the largest difference between the results. --monai also times MONAI's sliding_window_inference with an
+overlap of 0.5 and Gaussian weights. MONAI does not mirror, so --monai excludes --mirror.
 """
 
 import argparse
@@ -68,6 +69,24 @@ def sliding_window(volume, model, window, batch, mirror, device, accumulate):
     return total
 
 
+def run_monai(volume, model, window, batch, device, accumulate):
+    from monai.inferers import sliding_window_inference
+    with torch.inference_mode():
+        result = sliding_window_inference(volume, (window,) * 3, batch, model, overlap=0.5, mode="gaussian",
+                                          sw_device=device, device=accumulate)
+    if result.is_cuda:
+        torch.cuda.synchronize()
+    return result
+
+
+def seconds_of(function, *arguments):
+    """Returns the result of the second call, and its time. The first call is a warm-up."""
+    function(*arguments)
+    start = time.perf_counter()
+    result = function(*arguments)
+    return result, time.perf_counter() - start
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "sliding_window"))
@@ -81,7 +100,10 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--monai", action="store_true")
     o = parser.parse_args()
+    if o.monai and o.mirror:
+        parser.error("--monai excludes --mirror")
     if not os.path.isfile(o.program):
         parser.error(f"{o.program} does not exist; build the target sliding_window")
     torch.set_num_threads(o.threads)
@@ -102,20 +124,22 @@ def main():
             numpy.save(os.path.join(folder, name + ".npy"), tensor.numpy())
         call = [o.program, folder, str(o.window), str(o.batch), str(o.mirror), "2", str(o.threads), o.device, o.accumulate,
                 o.precision]
-        voxgrad_seconds, torch_seconds = [], []
+        voxgrad_seconds, torch_seconds, monai_seconds = [], [], []
         for _ in range(o.runs):
             voxgrad_seconds.append(float(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()[-1]))
-            for _ in range(2):  # time the second run, after a warm-up, as for voxgrad
-                start = time.perf_counter()
-                result = sliding_window(tensors["volume"], model, o.window, o.batch, o.mirror, o.device, o.accumulate)
-                seconds = time.perf_counter() - start
+            result, seconds = seconds_of(sliding_window, tensors["volume"], model, o.window, o.batch, o.mirror, o.device,
+                                         o.accumulate)
             torch_seconds.append(seconds)
+            if o.monai:
+                _, seconds = seconds_of(run_monai, tensors["volume"], model, o.window, o.batch, o.device, o.accumulate)
+                monai_seconds.append(seconds)
         voxgrad_result = numpy.load(os.path.join(folder, "result.npy"))
     difference = numpy.abs(voxgrad_result - result.cpu().numpy()).max()
     voxgrad, pytorch = statistics.median(voxgrad_seconds), statistics.median(torch_seconds)
+    monai = f", MONAI {statistics.median(monai_seconds) * 1e3:.0f} ms" if o.monai else ""
     print(f"volume {o.size}^3, windows {o.window}^3, {o.channels} channels, batch {o.batch}, mirrored along {o.mirror} "
           f"axes, {o.precision} on {o.device}, accumulated on {o.accumulate}, {o.threads} threads: voxgrad "
-          f"{voxgrad * 1e3:.0f} ms, PyTorch {torch.__version__} {pytorch * 1e3:.0f} ms, ratio {pytorch / voxgrad:.2f}; largest difference "
+          f"{voxgrad * 1e3:.0f} ms, PyTorch {torch.__version__} {pytorch * 1e3:.0f} ms, ratio {pytorch / voxgrad:.2f}{monai}; largest difference "
           f"{difference:.1e}, largest value {numpy.abs(voxgrad_result).max():.1f}")
 
 
