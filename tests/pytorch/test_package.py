@@ -26,17 +26,18 @@ LIBRARY = _library.path
 
 LOAD = f"import ctypes; ctypes.CDLL({LIBRARY!r})"
 USE = """
+import ctypes
 import torch
 import voxgrad_torch
-from voxgrad_torch._library import call, context, layout, library
+from voxgrad_torch._library import Context, Layout, call, library
 
 x, weight = torch.randn(2, 3, 5, 6, 7), torch.randn(4, 3, 3, 3, 3)
 torch.testing.assert_close(voxgrad_torch.functional.conv3d(x, weight), torch.nn.functional.conv3d(x, weight),
                            rtol=1e-4, atol=1e-4)
 # The messages of both libraries contain numbers, which iostreams print.
-table = torch.zeros(3, 5)
+table = Layout(dtype=0, device=-1, rank=2)
 try:
-    call(library.voxgrad_conv_bias, context(x), layout(table), table.data_ptr(), layout(x), x.data_ptr())
+    call(library.voxgrad_conv_bias, ctypes.addressof(Context()), *(ctypes.addressof(table), 0) * 2)
 except RuntimeError as error:
     print(error)
 try:
