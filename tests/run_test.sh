@@ -17,6 +17,16 @@ stand_in "$work/bin/cmake" "echo noise; echo \"\$@\" >>'$work/log'; [ ! -e '$wor
 stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
+# Virtual environments contain only stand-ins, too. pip and auditwheel create the wheels that they are told to create.
+python="echo python \"\$@\" in \$DLPACK_LIBRARY >>'$work/log'"
+pip="echo pip \"\$@\" >>'$work/log'; [ \$1 != wheel ] || { mkdir -p build/wheel/local && touch build/wheel/local/a.whl; }"
+auditwheel="echo auditwheel \"\$@\" >>'$work/log'; touch build/wheel/b.whl"
+for venv in wheel-tools torch; do
+  mkdir -p "$root/build/$venv/bin"
+  stand_in "$root/build/$venv/bin/python" "$python"
+  stand_in "$root/build/$venv/bin/pip" "$pip"
+  stand_in "$root/build/$venv/bin/auditwheel" "$auditwheel"
+done
 for program in superres segment predict; do
   stand_in "$root/build/release/examples/$program" "echo \"$program in \$(pwd) \$*\" >>'$work/log'"
 done
@@ -43,6 +53,10 @@ expect "--target core_tests nn_tests" ../root/run sanitize core nn
 expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
 expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
 expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
+expect "auditwheel repair --wheel-dir build/wheel build/wheel/local/a.whl" ../root/run wheel
+expect "cmake.define.VOXGRAD_CUDA=OFF" env VOXGRAD_CUDA=OFF ../root/run wheel
+expect "pip install --force-reinstall --no-deps $root/build/wheel/b.whl" ../root/run test-pytorch
+expect "python -m pytest tests/pytorch -k name in $root/build/release/tests/libdlpack" ../root/run test-pytorch -k name
 
 code=0
 "$root/run" nonsense >/dev/null 2>&1 || code=$?

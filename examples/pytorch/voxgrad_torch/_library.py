@@ -35,8 +35,7 @@ class NormOptions(ctypes.Structure):
                 ("after", ctypes.c_int32), ("before_slope", ctypes.c_double), ("after_slope", ctypes.c_double)]
 
 
-def _load():
-    path = os.environ.get("VOXGRAD_C_LIBRARY") or os.path.join(os.path.dirname(__file__), "libvoxgrad_c.so")
+def _load(path):
     library = ctypes.CDLL(path)
     if library.voxgrad_c_version() != _INTERFACE_VERSION:
         raise ImportError(f"voxgrad_torch: {path} has version {library.voxgrad_c_version()} of the C interface, "
@@ -76,7 +75,8 @@ def _deallocate(_user, data, _device, _stream):
     torch.cuda.caching_allocator_delete(data)
 
 
-library = _load()
+path = os.environ.get("VOXGRAD_C_LIBRARY") or os.path.join(os.path.dirname(__file__), "libvoxgrad_c.so")
+library = _load(path)
 has_cuda = bool(library.voxgrad_has_cuda())
 version = library.voxgrad_version().decode()
 _state = _ThreadState()

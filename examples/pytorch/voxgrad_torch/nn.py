@@ -126,7 +126,7 @@ class Sequential(torch.nn.Sequential):
                 continue
             count, norm, activation, first = fused
             input = functional.conv_norm_activation(input, modules[0], norm, activation, first)
-            del modules[:count]
+            modules = modules[count:]  # PyTorch 2.6 cannot compile del modules[:count]
         return input
 
 
