@@ -297,10 +297,12 @@ def test_compile_with_dynamic_sizes(device):
     model = network(device)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
+    counts = set()
     for size in ((3, 2, 6, 5, 4), (4, 2, 7, 9, 8), (5, 2, 10, 6, 7)):
         x = torch.randn(size, device=device)
         assert_equal_results(results_of(compiled, x), results_of(model, x))
-    assert counter.frame_count == 1
+        counts.add(counter.frame_count)
+    assert len(counts) == 1, "another size compiled the model again"
 
 
 def test_compile_functions(device):
