@@ -267,7 +267,7 @@ def results_of(model, x):
     x = x.detach().requires_grad_()
     parameters = list(model.parameters())
     y = model(x)
-    return [y.detach(), *torch.autograd.grad(y.square().mean(), [x, *parameters])]
+    return [y.detach(), *torch.autograd.grad(y.square().mean(), [x, *parameters], materialize_grads=True)]
 
 
 def assert_equal_results(got, expected, factor=64):

@@ -1,6 +1,7 @@
 // The C interface: converts layouts to views, checks them, and calls the kernels of their device.
 #include "voxgrad_c.h"
 
+#include <algorithm>
 #include <exception>
 #include <new>
 #include <optional>
@@ -266,7 +267,8 @@ struct Gradient {
   Gradient(const char* op, const Argument& dy, const Argument& x, const vg::View& x_rows) : view(x_rows) {
     const vg::View from = view_of(op, dy), like = view_of(op, x);
     check_same_kind(op, dy, from, like);
-    vg::check(size_text(from) == size_text(like), op, "dy is ", size_text(from), ", x is ", size_text(like));
+    vg::check(from.rank == like.rank && std::equal(from.size, from.size + from.rank, like.size), op,
+              "dy must have the size of x");
     const auto rows = rows_of(from);
     if (rows && rows->stride[x_rows.stride[2] == 1 ? 2 : 1] == 1) {
       view = *rows;

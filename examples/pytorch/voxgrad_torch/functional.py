@@ -9,7 +9,7 @@ from . import ops
 _ACTIVATIONS = {
     torch.nn.ReLU: lambda m: (ops.RELU, 0.0),
     torch.nn.LeakyReLU: lambda m: (ops.LEAKY_RELU, float(m.negative_slope)),
-    torch.nn.GELU: lambda m: (ops.GELU, 0.0),
+    torch.nn.GELU: lambda m: (ops.GELU, 0.0) if m.approximate == "none" else None,
     torch.nn.SiLU: lambda m: (ops.SILU, 0.0),
 }
 _NO_ACTIVATION = (ops.NONE, 0.0)
@@ -169,9 +169,7 @@ def instance_norm(input, weight=None, bias=None, eps=1e-5):
 def activation_of(module):
     """Returns the kind and slope of an activation module that can be fused, or None."""
     make = _ACTIVATIONS.get(type(module))
-    if make is None or getattr(module, "approximate", "none") != "none":
-        return None
-    return make(module)
+    return make and make(module)
 
 
 def conv_norm_activation(input, conv, norm, activation=None, activation_first=False):
