@@ -146,21 +146,23 @@ struct Normalization {
 
 /// The ways in which threads read the elements.
 /// - scalar: single elements of any strides.
-/// - rows: contiguous tensors. A thread reads vectors along the positions of one channel.
+/// - rows: contiguous positions. A thread reads vectors along the positions of one channel.
 /// - columns: channels innermost. A thread reads vectors of neighboring channels, keeps their constants and sums, and
 ///   steps through the positions.
 enum class Form { scalar, rows, columns };
 
-/// Returns whether all views are contiguous and aligned to vectors at the same elements.
+/// Returns whether the positions of every channel are contiguous in all views, and aligned to vectors at the same
+/// elements.
 template <class T, class... Views>
 bool are_rows(const Views&... views) {
   size_t misalignments = 0;
   for (const void* start : {static_cast<const void*>(views.data)...})
     misalignments |= size_t{1} << (reinterpret_cast<uintptr_t>(start) / sizeof(T) % kVectorWidth<T>);
-  const auto is_contiguous = [](const View& v) {
-    return v.stride[2] == 1 && v.stride[1] == v.size[2] && v.stride[0] == v.size[1] * v.size[2];
+  const auto has_rows = [](const View& v) {
+    return v.stride[2] == 1 && (v.stride[1] - v.size[2]) % kVectorWidth<T> == 0 &&
+           (v.stride[0] - v.size[1] * v.size[2]) % kVectorWidth<T> == 0;
   };
-  return (is_contiguous(views) && ...) && std::has_single_bit(misalignments);
+  return (has_rows(views) && ...) && std::has_single_bit(misalignments);
 }
 
 /// Returns the form for the views of a formula. f64 has no vector forms, because it is used mainly to check gradients.

@@ -11,7 +11,8 @@ import voxgrad_torch
 SEED = int(os.environ.get("VOXGRAD_TEST_SEED", "20261126"))
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and voxgrad_torch.has_cuda else [])
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-FORMS = ["contiguous", "channels_last", "sliced", "permuted", "expanded", "unaligned"]
+FORMS = ["contiguous", "channels_last", "half of the channels", "half of channels_last", "sliced", "permuted", "expanded",
+         "unaligned"]
 
 
 def channels_last(axes):
@@ -22,6 +23,8 @@ def in_form(t, form):
     """Returns a tensor with the size of t in another memory layout. "expanded" also changes the values."""
     if form == "channels_last" and t.dim() in (4, 5):
         return t.contiguous(memory_format=channels_last(t.dim() - 2))
+    if form.startswith("half of") and t.dim() > 1:  # like the gradient of an operand of a concatenation
+        return in_form(torch.cat([torch.full_like(t, float("nan")), t], 1), form[8:])[:, t.shape[1]:]
     if form == "sliced":
         outer = t.new_full([2 * n + 1 for n in t.shape], float("nan"))
         inner = outer[tuple(slice(1, 2 * n + 1, 2) for n in t.shape)]

@@ -267,7 +267,7 @@ def results_of(model, x):
     x = x.detach().requires_grad_()
     parameters = list(model.parameters())
     y = model(x)
-    return [y.detach(), *torch.autograd.grad(y.square().mean(), [x, *parameters])]
+    return [y.detach(), *torch.autograd.grad(y.square().mean(), [x, *parameters], materialize_grads=True)]
 
 
 def assert_equal_results(got, expected, factor=64):
@@ -297,10 +297,12 @@ def test_compile_with_dynamic_sizes(device):
     model = network(device)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
+    counts = set()
     for size in ((3, 2, 6, 5, 4), (4, 2, 7, 9, 8), (5, 2, 10, 6, 7)):
         x = torch.randn(size, device=device)
         assert_equal_results(results_of(compiled, x), results_of(model, x))
-    assert counter.frame_count == 1
+        counts.add(counter.frame_count)
+    assert len(counts) == 1, "another size compiled the model again"
 
 
 def test_compile_functions(device):

@@ -1,6 +1,7 @@
 // The C interface: converts layouts to views, checks them, and calls the kernels of their device.
 #include "voxgrad_c.h"
 
+#include <algorithm>
 #include <exception>
 #include <new>
 #include <optional>
@@ -175,32 +176,33 @@ Operands operands_of(const char* op, const voxgrad_conv* conv, const Argument& x
 
 // ---- normalization
 
-/// Returns the view (N, C, L) of a tensor (N, C, D, H, W) that is contiguous or channels-last.
-vg::View rows_of(const char* op, const vg::View& view) {
-  int64_t voxels = 1;
-  for (int i = 2; i < 5; ++i) voxels *= view.size[i];
-  const int64_t channels = view.size[1];
-  bool dense[2] = {true, true};  // contiguous, channels-last
-  int64_t step[2] = {1, channels};
-  const auto require = [&](int layout, int axis, int64_t stride) {
-    dense[layout] &= view.size[axis] <= 1 || view.stride[axis] == stride;
-  };
-  for (int axis = 4; axis >= 2; --axis)
-    for (int layout = 0; layout < 2; ++layout) {
-      require(layout, axis, step[layout]);
-      step[layout] *= view.size[axis];
-    }
-  for (int layout = 0; layout < 2; ++layout) require(layout, 0, channels * voxels);
-  require(0, 1, voxels);
-  require(1, 1, 1);
-  vg::check(dense[0] || dense[1], op, "x must be contiguous or channels-last, size ", size_text(view));
+/// Joins D, H and W of a tensor (N, C, D, H, W) to one axis L. Returns null if the positions have no common stride. An
+/// axis with one element gets the stride that it has in a contiguous tensor.
+std::optional<vg::View> rows_of(const vg::View& view) {
   vg::View rows = view;
   rows.rank = 3;
-  rows.size[2] = voxels;
-  rows.stride[0] = channels * voxels;
-  rows.stride[1] = dense[0] ? voxels : 1;
-  rows.stride[2] = dense[0] ? 1 : channels;
+  rows.size[2] = rows.stride[2] = 1;
+  for (int axis = 4; axis >= 2; --axis) {
+    if (view.size[axis] == 1) continue;
+    if (rows.size[2] == 1) rows.stride[2] = view.stride[axis];
+    if (view.numel() > 0 && view.stride[axis] != rows.stride[2] * rows.size[2]) return std::nullopt;
+    rows.size[2] *= view.size[axis];
+  }
+  if (rows.size[1] == 1) rows.stride[1] = rows.size[2];
+  if (rows.size[0] == 1) rows.stride[0] = rows.size[1] * rows.size[2];
   return rows;
+}
+
+/// Returns the view (N, C, L) of x. Throws Error unless x is contiguous or channels-last.
+vg::View dense_rows_of(const char* op, const vg::View& x) {
+  const auto rows = rows_of(x);
+  const auto has_strides = [&](int64_t channel, int64_t position) {
+    return rows->stride[0] == rows->size[1] * rows->size[2] && rows->stride[1] == channel &&
+           rows->stride[2] == position;
+  };
+  vg::check(x.numel() == 0 || (rows && (has_strides(rows->size[2], 1) || has_strides(1, rows->size[1]))), op,
+            "x must be contiguous or channels-last, size ", size_text(x));
+  return *rows;
 }
 
 vg::View at(vg::View view, const void* data) {
@@ -248,13 +250,35 @@ NormOperands norm_operands(const char* op, const voxgrad_norm* norm, const voxgr
     pairs.size[i] = size[i];
     pairs.stride[i] = stride[i];
   }
-  const vg::View rows = rows_of(op, view);
+  const vg::View rows = dense_rows_of(op, view);
   return {rows,
           pairs,
           channel_vector(op, weight, rows),
           channel_vector(op, bias, rows),
           {activation_of(op, norm->before, norm->before_slope), activation_of(op, norm->after, norm->after_slope)}};
 }
+
+/// The gradient dy of the result of a normalization.
+struct Gradient {
+  std::optional<vg::Storage> copy;
+  vg::View view;  ///< (N, C, L)
+
+  /// Copies dy to the strides of x unless the neighbors in x are neighbors in dy: the kernel reads vectors of them.
+  Gradient(const char* op, const Argument& dy, const Argument& x, const vg::View& x_rows) : view(x_rows) {
+    const vg::View from = view_of(op, dy), like = view_of(op, x);
+    check_same_kind(op, dy, from, like);
+    vg::check(from.rank == like.rank && std::equal(from.size, from.size + from.rank, like.size), op,
+              "dy must have the size of x");
+    const auto rows = rows_of(from);
+    if (rows && rows->stride[x_rows.stride[2] == 1 ? 2 : 1] == 1) {
+      view = *rows;
+      return;
+    }
+    copy.emplace(static_cast<size_t>(from.numel()) * static_cast<size_t>(vg::item_size(from.dtype)), device_of(from));
+    view.data = copy->data();
+    vg::kernels(device_of(from)).copy(at(like, view.data), from);
+  }
+};
 
 const vg::View* pointer(const std::optional<vg::View>& view) { return view ? &*view : nullptr; }
 
@@ -332,14 +356,15 @@ int voxgrad_norm_forward(const voxgrad_context* context, const voxgrad_norm* nor
 }
 
 int voxgrad_norm_backward(const voxgrad_context* context, const voxgrad_norm* norm, const voxgrad_layout* layout,
-                          void* dx, void* dweight, void* dbias, void* dadded, const void* dy, const void* x,
-                          const double* statistics, const voxgrad_layout* weight_layout, const void* weight,
-                          const voxgrad_layout* bias_layout, const void* bias) {
+                          void* dx, void* dweight, void* dbias, void* dadded, const voxgrad_layout* dy_layout,
+                          const void* dy, const void* x, const double* statistics, const voxgrad_layout* weight_layout,
+                          const void* weight, const voxgrad_layout* bias_layout, const void* bias) {
   return guarded([&] {
     constexpr const char* kOp = "norm_backward";
     const NormOperands o =
         norm_operands(kOp, norm, layout, x, statistics, {"weight", weight_layout, weight}, {"bias", bias_layout, bias});
     const Scope scope(kOp, context, o.x.device);
+    const Gradient dy_rows(kOp, {"dy", dy_layout, dy}, {"x", layout, x}, o.x);
     // The kernel needs memory for the means of each group.
     const vg::Storage means(static_cast<size_t>(o.statistics.numel()) * sizeof(double), device_of(o.x));
     const auto gradient = [&](void* data, const std::optional<vg::View>& like) {
@@ -354,7 +379,7 @@ int voxgrad_norm_backward(const voxgrad_context* context, const voxgrad_norm* no
     sums.stride[0] = 1;
     vg::kernels(device_of(o.x))
         .group_norm_backward({at(o.x, dx), pointer(dgamma), pointer(dbeta), dadded ? &sums : nullptr},
-                             at(o.statistics, means.data()), at(o.x, dy), o.x, o.statistics, pointer(o.weight),
+                             at(o.statistics, means.data()), dy_rows.view, o.x, o.statistics, pointer(o.weight),
                              pointer(o.bias), o.activations, nullptr);
   });
 }

@@ -22,7 +22,7 @@ extern "C" {
 #define VOXGRAD_API __attribute__((visibility("default")))
 
 /* Version of this interface. It changes when a declaration in this file changes. */
-#define VOXGRAD_C_VERSION 1
+#define VOXGRAD_C_VERSION 2
 
 enum {
   VOXGRAD_OK = 0,
@@ -107,13 +107,14 @@ VOXGRAD_API int voxgrad_norm_forward(const voxgrad_context* context, const voxgr
                                      const voxgrad_layout* layout, void* y, const void* x, double* statistics,
                                      const voxgrad_layout* weight_layout, const void* weight,
                                      const voxgrad_layout* bias_layout, const void* bias);
-/* Computes the gradients of voxgrad_norm_forward from dy, the gradient of y. dx has the layout of x; dweight and dbias
- * have the layouts of weight and bias. Also computes dadded (C), the sums of dx over all axes but C: the gradient of a
- * bias that x already includes. dadded is f64 if x is, otherwise f32. dweight, dbias and dadded may be NULL. */
+/* Computes the gradients of voxgrad_norm_forward from dy, the gradient of y. dy has the size, dtype and device of x and
+ * any strides. dx has the layout of x; dweight and dbias have the layouts of weight and bias. Also computes dadded (C),
+ * the sums of dx over all axes but C: the gradient of a bias that x already includes. dadded is f64 if x is, otherwise
+ * f32. dweight, dbias and dadded may be NULL. */
 VOXGRAD_API int voxgrad_norm_backward(const voxgrad_context* context, const voxgrad_norm* norm,
                                       const voxgrad_layout* layout, void* dx, void* dweight, void* dbias, void* dadded,
-                                      const void* dy, const void* x, const double* statistics,
-                                      const voxgrad_layout* weight_layout, const void* weight,
+                                      const voxgrad_layout* dy_layout, const void* dy, const void* x,
+                                      const double* statistics, const voxgrad_layout* weight_layout, const void* weight,
                                       const voxgrad_layout* bias_layout, const void* bias);
 
 /* Returns the message of the last error on this thread: operation, cause and expectation. Valid until the next error on

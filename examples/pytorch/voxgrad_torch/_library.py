@@ -6,9 +6,8 @@ import threading
 
 import torch
 
-_INTERFACE_VERSION = 1
+_INTERFACE_VERSION = 2
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_MAX_CACHED_LAYOUTS = 4096
 
 
 class Layout(ctypes.Structure):
@@ -47,7 +46,7 @@ def _load(path):
     pointer = ctypes.c_void_p
     # Addresses are passed as integers, which is faster than objects of ctypes.
     for name, arguments in (("conv_forward", 10), ("conv_transpose", 10), ("conv_weight", 8), ("conv_bias", 5),
-                            ("norm_forward", 10), ("norm_backward", 14)):
+                            ("norm_forward", 10), ("norm_backward", 15)):
         getattr(library, "voxgrad_" + name).argtypes = [pointer] * arguments
     return library
 
@@ -80,36 +79,19 @@ library = _load(path)
 has_cuda = bool(library.voxgrad_has_cuda())
 version = library.voxgrad_version().decode()
 _state = _ThreadState()
-_layouts = {}
 
 
-def make_layout(tensor):
-    """Returns the Layout of a tensor with 1 or 5 axes."""
+def make_layout(tensor, device):
+    """Returns the Layout of a tensor with 1 or 5 axes. `device` is the device of a result whose `tensor` is on meta."""
+    device = device if tensor.is_meta else tensor.device
     if tensor.dtype not in _DTYPES:
         raise RuntimeError(f"voxgrad_torch: expected float32, float64, bfloat16 or float16, got {tensor.dtype}")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise RuntimeError(f"voxgrad_torch: expected a tensor on cpu or cuda, got {tensor.device}")
-    return Layout(_DTYPES[tensor.dtype], tensor.get_device(), tensor.dim(), 0,
+    if device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"voxgrad_torch: expected a tensor on cpu or cuda, got {device}")
+    if device.type == "cuda" and not has_cuda:
+        raise RuntimeError("voxgrad_torch was built without CUDA and cannot compute on a GPU")
+    return Layout(_DTYPES[tensor.dtype], -1 if device.type == "cpu" else device.index, tensor.dim(), 0,
                   (ctypes.c_int64 * 5)(*tensor.shape), (ctypes.c_int64 * 5)(*tensor.stride()))
-
-
-def layout(tensor):
-    """Returns the address of the Layout of a tensor with 1 or 5 axes."""
-    shape, stride = tensor.shape, tensor.stride()
-    key = (shape, stride, tensor.dtype, tensor.get_device())
-    entry = _layouts.get(key)
-    if entry is None:
-        entry = make_layout(tensor)
-        entry.address = ctypes.addressof(entry)
-        if len(_layouts) >= _MAX_CACHED_LAYOUTS:
-            _retired.append(dict(_layouts))  # other threads may still use these layouts
-            del _retired[:-2]
-            _layouts.clear()
-        _layouts[key] = entry
-    return entry.address
-
-
-_retired = []
 
 
 def _allows_tf32():
@@ -122,15 +104,13 @@ if not hasattr(torch._C, "_get_fp32_precision_getter"):  # before PyTorch 2.9
         return torch.backends.cudnn.allow_tf32
 
 
-def context(tensor):
-    """Returns the address of this thread's Context, set to PyTorch's current settings for the device of `tensor`."""
+def context(device):
+    """Returns the address of this thread's Context, set to PyTorch's current settings. `device` is the index of the GPU,
+    or -1 for the CPU."""
     context = _state.context
-    device = tensor.get_device()
     if device < 0:
         context.threads = torch.get_num_threads()
     else:
-        if not has_cuda:
-            raise RuntimeError("voxgrad_torch was built without CUDA and cannot compute on a GPU")
         context.stream = torch._C._cuda_getCurrentRawStream(device)
         context.tf32 = _allows_tf32()
     return _state.address

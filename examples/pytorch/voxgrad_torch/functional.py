@@ -1,6 +1,5 @@
 """Functions with the arguments and the meaning of torch.nn.functional."""
 
-import functools
 import math
 
 import torch
@@ -10,7 +9,7 @@ from . import ops
 _ACTIVATIONS = {
     torch.nn.ReLU: lambda m: (ops.RELU, 0.0),
     torch.nn.LeakyReLU: lambda m: (ops.LEAKY_RELU, float(m.negative_slope)),
-    torch.nn.GELU: lambda m: (ops.GELU, 0.0),
+    torch.nn.GELU: lambda m: (ops.GELU, 0.0) if m.approximate == "none" else None,
     torch.nn.SiLU: lambda m: (ops.SILU, 0.0),
 }
 _NO_ACTIVATION = (ops.NONE, 0.0)
@@ -29,11 +28,6 @@ def _triple(values, fill):
     return (fill,) * (3 - len(values)) + values
 
 
-def _volume(x, axes):
-    """Returns x (N, C, spatial...) as (N, C, D, H, W)."""
-    return x if axes == 3 else x.unsqueeze(2)
-
-
 def _cast(device, *tensors):
     """Converts the operands to the dtype of autocast."""
     dtype = torch.get_autocast_dtype(device)
@@ -41,8 +35,13 @@ def _cast(device, *tensors):
 
 
 def _prepare(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding):
-    """Checks a convolution of shapes. Returns the spatial size of the result and the geometry for ops.conv."""
+    """Checks a convolution. Returns the spatial size of the result and the geometry for ops.conv."""
     transposed = output_padding is not None
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and (t.dtype != x.dtype or t.device != x.device):
+            raise RuntimeError(f"voxgrad_torch.{op}: {name} is {t.dtype} on {t.device}, input is {x.dtype} on "
+                               f"{x.device}")
+    x, weight, bias = x.shape, weight.shape, None if bias is None else bias.shape
 
     def fail(text):
         raise RuntimeError(f"voxgrad_torch.{op}: {text} (input {list(x)}, weight {list(weight)}, groups {groups}, stride "
@@ -78,35 +77,30 @@ def _prepare(op, x, weight, bias, axes, stride, padding, dilation, groups, outpu
     return (_triple(tuple(size), 1), _triple(stride, 1), _triple(padding, 0), _triple(dilation, 1), groups, transposed)
 
 
-_prepare_cached = functools.lru_cache(4096)(_prepare)
+_plans = {}
 
 
 def _run(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding=None, record_bias=True):
-    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu") and not x.is_meta:
         x, weight, bias = _cast(x.device.type, x, weight, bias)
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is not None and (t.dtype != x.dtype or t.device != x.device):
-            raise RuntimeError(f"voxgrad_torch.{op}: {name} is {t.dtype} on {t.device}, input is {x.dtype} on "
-                               f"{x.device}")
-    arguments = (op, x.shape, weight.shape, None if bias is None else bias.shape, axes, _hashable(stride),
-                 _hashable(padding), _hashable(dilation), groups, _hashable(output_padding))
-    is_traced = torch.compiler.is_compiling() or not ops.is_plain(x)
-    prepared = _prepare(*arguments) if is_traced else _prepare_cached(*arguments)
-    if bias is not None and not record_bias:
-        bias = bias.detach()
-    if axes == 3 and x.dim() == 5:
-        return ops.conv(x, weight, bias, *prepared)
-    batched = x.dim() == axes + 2
-    if not batched:
-        x = x.unsqueeze(0)
-    y = ops.conv(_volume(x, axes), _volume(weight, axes), bias, *prepared)
-    if axes == 2:
-        y = y.squeeze(2)
-    return y if batched else y.squeeze(0)
-
-
-def _hashable(value):
-    return tuple(value) if type(value) is list else value
+    if not ops.is_plain(x, weight, bias):
+        prepared = _prepare(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding)
+        batched = x.dim() == axes + 2
+        bias = bias if bias is None or record_bias else bias.detach()
+        y = ops.conv(ops.volume(x, axes, batched), ops.volume(weight, axes), bias, *prepared)
+        return ops.from_volume(y, axes, batched)
+    key = (op, x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
+           weight.get_device(), ops.layout_key(bias), stride, padding, dilation, groups, output_padding, record_bias)
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # lists cannot be keys
+        options = (tuple(o) if type(o) is list else o for o in (stride, padding, dilation))
+        output_padding = tuple(output_padding) if type(output_padding) is list else output_padding
+        return _run(op, x, weight, bias, axes, *options, groups, output_padding, record_bias)
+    if plan is None:
+        prepared = _prepare(op, x, weight, bias, axes, stride, padding, dilation, groups, output_padding)
+        plan = ops.keep(_plans, key, ops.ConvPlan(x, weight, bias, *prepared, axes, x.dim() == axes + 2, record_bias))
+    return plan(x, weight, bias)
 
 
 def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
@@ -129,7 +123,7 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
     return _run("conv_transpose2d", input, weight, bias, 2, stride, padding, dilation, groups, output_padding)
 
 
-def _norm(op, x, groups, weight, bias, eps, before=_NO_ACTIVATION, after=_NO_ACTIVATION, added=None):
+def _check_norm(op, x, groups, weight, bias):
     if x.dim() < 2 or groups < 1 or x.shape[1] == 0 or x.shape[1] % groups:
         raise RuntimeError(f"voxgrad_torch.{op}: num_groups {groups} does not divide the channels of input "
                            f"{list(x.shape)}")
@@ -138,13 +132,26 @@ def _norm(op, x, groups, weight, bias, eps, before=_NO_ACTIVATION, after=_NO_ACT
                               t.dtype not in (x.dtype, torch.float32)):
             raise RuntimeError(f"voxgrad_torch.{op}: expected a {name} of shape [{x.shape[1]}], {x.dtype} or float32, "
                                f"on {x.device}, got {list(t.shape)}, {t.dtype}, on {t.device}")
-    shape = x.shape
-    if x.numel() == groups and shape[0] == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(shape)}")
-    if x.dim() != 5:
-        x = x.unsqueeze(2) if x.dim() == 4 else x.reshape(shape[0], shape[1], 1, 1, math.prod(shape[2:]))
-    y = ops.norm(x, weight, bias, added, groups, eps, *before, *after)
-    return y.squeeze(2) if len(shape) == 4 else y.reshape(shape) if len(shape) != 5 else y
+    if x.numel() == groups and x.shape[0] == 1 or op == "instance_norm" and x.shape[2:].numel() == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
+
+
+def _norm(op, x, groups, weight, bias, eps, before=_NO_ACTIVATION, after=_NO_ACTIVATION, added=None):
+    if not ops.is_plain(x, weight, bias, added):
+        _check_norm(op, x, groups, weight, bias)
+        y = ops.norm(ops.norm_volume(x), weight, bias, added, groups, eps, *before, *after)
+        return ops.from_norm_volume(y, x.shape)
+    key = (op, x.shape, x.stride(), x.dtype, x.get_device(), ops.layout_key(weight), ops.layout_key(bias), groups, eps,
+           before, after)
+    plan = _plans.get(key)
+    if plan is None:
+        _check_norm(op, x, groups, weight, bias)
+        plan = ops.keep(_plans, key, ops.NormPlan(x, weight, bias, groups, eps, *before, *after))
+    if not plan.is_dense:
+        v = ops.norm_volume(x)
+        v = v.contiguous(memory_format=ops.memory_format(v))
+        return ops.from_norm_volume(_norm(op, v, groups, weight, bias, eps, before, after, added), x.shape)
+    return plan(x, weight, bias, added)
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
@@ -156,17 +163,13 @@ def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
 
 def instance_norm(input, weight=None, bias=None, eps=1e-5):
     """Computes torch.nn.functional.instance_norm without running statistics."""
-    if math.prod(input.shape[2:]) == 1:
-        raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(input.shape)}")
     return _norm("instance_norm", input, input.shape[1], weight, bias, eps)
 
 
 def activation_of(module):
     """Returns the kind and slope of an activation module that can be fused, or None."""
     make = _ACTIVATIONS.get(type(module))
-    if make is None or getattr(module, "approximate", "none") != "none":
-        return None
-    return make(module)
+    return make and make(module)
 
 
 def conv_norm_activation(input, conv, norm, activation=None, activation_first=False):

@@ -21,112 +21,215 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 
 from . import _library
-from ._library import call, context, layout, library
+from ._library import call, context, library
 
 NONE, RELU, LEAKY_RELU, GELU, SILU = range(5)
-
-_geometries = {}
-_norms = {}
 
 
 def _is_channels_last(t):
     return t.shape[1] > 1 and t.stride(1) == 1 and not t.is_contiguous()
 
 
-def _format(*tensors):
+def memory_format(*tensors):
     """Returns the memory format of the result: channels-last if at least one operand is."""
     return torch.channels_last_3d if any(map(_is_channels_last, tensors)) else torch.contiguous_format
 
 
-def _address(table, key, make):
-    entry = table.get(key)
-    if entry is None:
-        entry = table[key] = make()
-        entry.address = ctypes.addressof(entry)
-    return entry.address
+def volume(t, axes=3, batched=True):
+    """Returns a tensor with `axes` spatial axes, with or without a batch, as (N, C, D, H, W)."""
+    t = t if batched else t.unsqueeze(0)
+    return t if axes == 3 else t.unsqueeze(2)
 
 
-def _geometry(stride, padding, dilation, groups):
-    key = (*stride, *padding, *dilation, groups)
-    triple = ctypes.c_int64 * 3
-    return _address(_geometries, key, lambda: _library.ConvGeometry(
-        triple(*stride), triple(*padding), triple(*dilation), groups))
+def from_volume(t, axes=3, batched=True):
+    """Inverts volume()."""
+    t = t if axes == 3 else t.squeeze(2)
+    return t if batched else t.squeeze(0)
 
 
-def _vector(t):
-    return (0, 0) if t is None else (layout(t), t.data_ptr())
+def norm_volume(t):
+    """Returns the input of a norm, which has at least 2 axes, as (N, C, D, H, W)."""
+    if t.dim() == 5:
+        return t
+    return t.unsqueeze(2) if t.dim() == 4 else t.reshape(*t.shape[:2], 1, 1, t.shape[2:].numel())
+
+
+def from_norm_volume(v, shape):
+    """Inverts norm_volume() of a tensor of the given shape."""
+    return v if len(shape) == 5 else v.squeeze(2) if len(shape) == 4 else v.reshape(shape)
+
+
+# ---- plans
+#
+# A plan holds all parts of a call that follow from the options and the layouts of the operands, so that a repeated call
+# needs one lookup.
+
+_MAX_PLANS = 4096
+_plans = {}
+
+
+def layout_key(t):
+    """Returns the part of a plan's key for an optional operand."""
+    return None if t is None else (t.shape, t.stride(), t.dtype, t.get_device())
+
+
+def keep(plans, key, plan):
+    """Stores a plan in the cache `plans` and returns the plan."""
+    if len(plans) >= _MAX_PLANS:
+        plans.clear()
+    plans[key] = plan
+    return plan
+
+
+class Plan:
+    """The structures that a call passes to the library, and the layout of the result."""
+
+    def __init__(self, structure, operands, result):
+        """`operands` are tensors, or None for operands without a layout. They and `result` may be meta tensors, except
+        for the last operand that is not None."""
+        present = [t for t in operands if t is not None]
+        self.device = present[-1].device
+        self.owned = [_library.make_layout(t, self.device) for t in present]
+        addresses = map(ctypes.addressof, self.owned)
+        self.layouts = [0 if t is None else next(addresses) for t in operands]
+        self.index = self.owned[-1].device
+        self.structure = 0
+        if structure is not None:
+            self.owned.append(structure)
+            self.structure = ctypes.addressof(structure)
+        self.shape, self.stride, self.dtype = result.shape, result.stride(), result.dtype
+
+    def empty(self):
+        """Returns a tensor for the result."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+def _plan(name, operands, options, make):
+    """Returns the plan of a call of `name`. make() returns the arguments of Plan."""
+    key = (name, options, *map(layout_key, operands))
+    return _plans.get(key) or keep(_plans, key, Plan(*make()))
 
 
 # ---- calls of the library
 
 
-# The layouts and the geometry of recent calls of _conv, so that a repeated call needs one lookup.
-_conv_calls = {}
-_MAX_CACHED_CALLS = 4096
+def _geometry(stride, padding, dilation, groups):
+    triple = ctypes.c_int64 * 3
+    return _library.ConvGeometry(triple(*stride), triple(*padding), triple(*dilation), groups)
 
 
-def _conv(x, weight, bias, size, stride, padding, dilation, groups, transposed):
-    if type(size) is not tuple or type(stride) is not tuple:  # PyTorch's dispatcher passes lists
-        size, stride, padding, dilation = map(tuple, (size, stride, padding, dilation))
-    key = (x.shape, x.stride(), weight.shape, weight.stride(), size, stride, padding, dilation, groups, transposed,
-           x.dtype, weight.dtype, x.get_device(), weight.get_device(),
-           None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()))
-    cached = _conv_calls.get(key)
-    if cached is None:
-        y = _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed)
-        function = library.voxgrad_conv_transpose if transposed else library.voxgrad_conv_forward
-        layouts = [_library.make_layout(t) for t in (y, x, weight) + (() if bias is None else (bias,))]
-        cached = (function, _geometry(stride, padding, dilation, groups), y.shape, y.stride(),
-                  *(ctypes.addressof(entry) for entry in layouts), *(() if bias is not None else (0,)), layouts)
-        if len(_conv_calls) >= _MAX_CACHED_CALLS:
-            _conv_calls.clear()
-        _conv_calls[key] = cached
-    function, geometry, shape, y_stride, y_layout, x_layout, weight_layout, bias_layout, _ = cached
-    y = torch.empty_strided(shape, y_stride, dtype=x.dtype, device=x.device)
-    call(function, context(x), geometry, y_layout, y.data_ptr(), x_layout, x.data_ptr(), weight_layout,
-         weight.data_ptr(), bias_layout, 0 if bias is None else bias.data_ptr())
-    return y
+class ConvPlan(Plan):
+    """A convolution of tensors with `axes` spatial axes, with or without a batch."""
+
+    def __init__(self, x, weight, bias, size, stride, padding, dilation, groups, transposed, axes=3, batched=True,
+                 has_bias_gradient=True):
+        x, weight = volume(x, axes, batched), volume(weight, axes)
+        y = _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed, "meta")
+        super().__init__(_geometry(stride, padding, dilation, groups), (y, bias, weight, x),
+                         from_volume(y, axes, batched))
+        self.function = library.voxgrad_conv_transpose if transposed else library.voxgrad_conv_forward
+        self.x_size, self.kernel, self.channels_last = x.shape[2:], weight.shape[2:], _is_channels_last(weight)
+        self.geometry, self.transposed = (stride, padding, dilation, groups), transposed
+        self.axes, self.form = axes, (axes, batched)
+        self.has_bias_gradient = has_bias_gradient
+
+    def run(self, x, weight, bias):
+        """Returns the result, without recording the operation."""
+        y = self.empty()
+        y_layout, bias_layout, weight_layout, x_layout = self.layouts
+        call(self.function, context(self.index), self.structure, y_layout, y.data_ptr(), x_layout, x.data_ptr(),
+             weight_layout, weight.data_ptr(), bias_layout, 0 if bias is None else bias.data_ptr())
+        return y
+
+    def __call__(self, x, weight, bias):
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or
+                                        (bias is not None and bias.requires_grad)):
+            return _PlannedConv.apply(x, weight, bias, self)
+        return self.run(x, weight, bias)
 
 
-def _conv_weight(x, y, kernel, channels_last, stride, padding, dilation, groups):
-    weight = _conv_weight_result(x, y, kernel, channels_last, stride, padding, dilation, groups)
-    call(library.voxgrad_conv_weight, context(x), _geometry(stride, padding, dilation, groups), layout(weight),
-         weight.data_ptr(), layout(x), x.data_ptr(), layout(y), y.data_ptr())
+def _conv(x, weight, bias, *options):
+    if type(options[1]) is list:  # from PyTorch's dispatcher
+        options = (*map(tuple, options[:4]), *options[4:])
+    key = (layout_key(x), layout_key(weight), layout_key(bias), options)
+    plan = _plans.get(key) or keep(_plans, key, ConvPlan(x, weight, bias, *options))
+    return plan.run(x, weight, bias)
+
+
+def _conv_weight(x, y, kernel, channels_last, *geometry):
+    def make():
+        weight = _conv_weight_result(x, y, kernel, channels_last, *geometry, "meta")
+        return _geometry(*geometry), (weight, x, y), weight
+
+    geometry = (*map(tuple, geometry[:3]), geometry[3])
+    plan = _plan("conv_weight", (x, y), (tuple(kernel), channels_last, geometry), make)
+    weight, (weight_layout, x_layout, y_layout) = plan.empty(), plan.layouts
+    call(library.voxgrad_conv_weight, context(plan.index), plan.structure, weight_layout, weight.data_ptr(), x_layout,
+         x.data_ptr(), y_layout, y.data_ptr())
     return weight
 
 
 def _conv_bias(y):
     bias = y.new_empty(y.shape[1])
-    call(library.voxgrad_conv_bias, context(y), layout(bias), bias.data_ptr(), layout(y), y.data_ptr())
+    plan = _plan("conv_bias", (bias, y), None, lambda: (None, (bias, y), bias))
+    bias_layout, y_layout = plan.layouts
+    call(library.voxgrad_conv_bias, context(plan.index), bias_layout, bias.data_ptr(), y_layout, y.data_ptr())
     return bias
 
 
-def _norm_options(groups, eps, before, before_slope, after, after_slope):
-    key = (groups, eps, before, before_slope, after, after_slope)
-    return _address(_norms, key, lambda: _library.NormOptions(groups, eps, before, after, before_slope, after_slope))
+def _pointer(t):
+    return 0 if t is None else t.data_ptr()
 
 
-def _norm(x, weight, bias, added, groups, eps, before, before_slope, after, after_slope):
-    y, statistics = _norm_result(x, weight, bias, added, groups, eps, before, before_slope, after, after_slope)
-    x = x.contiguous(memory_format=_format(x))
-    call(library.voxgrad_norm_forward, context(x), _norm_options(groups, eps, before, before_slope, after, after_slope),
-         layout(x), y.data_ptr(), x.data_ptr(), statistics.data_ptr(), *_vector(weight), *_vector(bias))
-    return y, statistics
+class NormPlan(Plan):
+    """A norm of a dense tensor. `options` are those of the operator."""
+
+    def __init__(self, x, weight, bias, groups, eps, before, before_slope, after, after_slope):
+        v = norm_volume(x)
+        super().__init__(_library.NormOptions(groups, eps, before, after, before_slope, after_slope),
+                         (weight, bias, v), x)
+        self.options = (groups, eps, before, before_slope, after, after_slope)
+        self.is_dense = v.is_contiguous(memory_format=memory_format(v)) and (x.dim() in (4, 5) or x.is_contiguous())
+        self.statistics = (x.shape[0], groups, 2)
+
+    def run(self, x, weight, bias):
+        """Returns the result and the statistics, without recording the operation."""
+        y = self.empty()
+        statistics = torch.empty(self.statistics, dtype=torch.float64, device=self.device)
+        weight_layout, bias_layout, x_layout = self.layouts
+        call(library.voxgrad_norm_forward, context(self.index), self.structure, x_layout, y.data_ptr(), x.data_ptr(),
+             statistics.data_ptr(), weight_layout, _pointer(weight), bias_layout, _pointer(bias))
+        return y, statistics
+
+    def __call__(self, x, weight, bias, added):
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, added)):
+            return _PlannedNorm.apply(x, weight, bias, added, self)
+        return self.run(x, weight, bias)[0]
+
+
+def _norm(x, weight, bias, added, *options):
+    x = x.contiguous(memory_format=memory_format(x))
+    key = (layout_key(x), layout_key(weight), layout_key(bias), options)
+    plan = _plans.get(key) or keep(_plans, key, NormPlan(x, weight, bias, *options))
+    return plan.run(x, weight, bias)
 
 
 def _norm_backward(dy, x, statistics, weight, bias, added, groups, eps, before, before_slope, after, after_slope, mask):
     dx, dweight, dbias, dadded = _norm_gradients(x, weight, bias, added, groups, before, mask)
-    form = _format(x)
-    x, dy = x.contiguous(memory_format=form), dy.contiguous(memory_format=form)
+    x = x.contiguous(memory_format=memory_format(x))
     # The library writes each gradient with the stride of its parameter.
     weight, bias = (t if t is None else t.contiguous() for t in (weight, bias))
     dw, db, da = (t.data_ptr() if t.numel() else 0 for t in (dweight, dbias, dadded))
     if not _added_matters(x, groups, before):
         dadded.zero_()
         da = 0
-    call(library.voxgrad_norm_backward, context(x),
-         _norm_options(groups, eps, before, before_slope, after, after_slope), layout(x), dx.data_ptr(), dw, db, da,
-         dy.data_ptr(), x.data_ptr(), statistics.data_ptr(), *_vector(weight), *_vector(bias))
+    options = (groups, eps, before, after, before_slope, after_slope)
+    plan = _plan("norm_backward", (weight, bias, dy, x), options,
+                 lambda: (_library.NormOptions(*options), (weight, bias, dy, x), x))
+    weight_layout, bias_layout, dy_layout, x_layout = plan.layouts
+    call(library.voxgrad_norm_backward, context(plan.index), plan.structure, x_layout, dx.data_ptr(), dw, db, da,
+         dy_layout, dy.data_ptr(), x.data_ptr(), statistics.data_ptr(), weight_layout, _pointer(weight), bias_layout,
+         _pointer(bias))
     return dx, dweight, dbias, dadded if added is None else dadded.to(added.dtype)
 
 
@@ -138,26 +241,27 @@ def _added_matters(x, groups, before):
 # ---- results without data
 
 
-def _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed):
+def _conv_result(x, weight, bias, size, stride, padding, dilation, groups, transposed, device=None):
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    return torch.empty((x.shape[0], channels, *size), dtype=x.dtype, device=x.device,
-                       memory_format=_format(x, weight))
+    return torch.empty((x.shape[0], channels, *size), dtype=x.dtype, device=device or x.device,
+                       memory_format=memory_format(x, weight))
 
 
-def _conv_weight_result(x, y, kernel, channels_last, stride, padding, dilation, groups):
+def _conv_weight_result(x, y, kernel, channels_last, stride, padding, dilation, groups, device=None):
     form = torch.channels_last_3d if channels_last else torch.contiguous_format
-    return torch.empty((y.shape[1], x.shape[1] // groups, *kernel), dtype=x.dtype, device=x.device, memory_format=form)
+    return torch.empty((y.shape[1], x.shape[1] // groups, *kernel), dtype=x.dtype, device=device or x.device,
+                       memory_format=form)
 
 
 def _norm_result(x, weight, bias, added, groups, eps, before, before_slope, after, after_slope):
-    return (torch.empty_like(x, memory_format=_format(x)),
+    return (torch.empty_like(x, memory_format=memory_format(x)),
             torch.empty((x.shape[0], groups, 2), dtype=torch.float64, device=x.device))
 
 
 def _norm_gradients(x, weight, bias, added, groups, before, mask):
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     vector = lambda wanted, dtype: x.new_empty(x.shape[1] if wanted else 0, dtype=dtype)
-    return (torch.empty_like(x, memory_format=_format(x)),
+    return (torch.empty_like(x, memory_format=memory_format(x)),
             vector(mask[0] and weight is not None, x.dtype if weight is None else weight.dtype),
             vector(mask[1] and bias is not None, x.dtype if bias is None else bias.dtype),
             vector(mask[2] and added is not None, wide))
@@ -229,6 +333,53 @@ def _norm_gradient(ctx, dy, _):
     needs = ctx.needs_input_grad
     gradients = norm_backward(dy, x, statistics, weight, bias, added, *ctx.options, list(needs[1:4]))
     return (*(g if n else None for g, n in zip(gradients, needs)), *[None] * 6)
+
+
+class _PlannedConv(torch.autograd.Function):
+    """Records a convolution of ordinary tensors. Faster than the operator."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, plan):
+        ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
+        ctx.plan = plan
+        return plan.run(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        plan, needs = ctx.plan, ctx.needs_input_grad
+        dx = dw = db = None
+        dy = volume(dy, *plan.form)
+        if needs[0]:
+            dx = from_volume(conv(dy, volume(weight, plan.axes), None, plan.x_size, *plan.geometry,
+                                  not plan.transposed), *plan.form)
+        if needs[1]:
+            x = volume(x, *plan.form)
+            operands = (dy, x) if plan.transposed else (x, dy)
+            dw = from_volume(conv_weight(*operands, plan.kernel, plan.channels_last, *plan.geometry), plan.axes)
+        if needs[2] and plan.has_bias_gradient:
+            db = conv_bias(dy)
+        return dx, dw, db, None
+
+
+class _PlannedNorm(torch.autograd.Function):
+    """Records a norm of ordinary tensors. Faster than the operator."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, added, plan):
+        y, statistics = plan.run(x, weight, bias)
+        ctx.save_for_backward(x, weight, bias, added, statistics)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, bias, added, statistics = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        dx, *gradients = norm_backward(norm_volume(dy), norm_volume(x), statistics, weight, bias, added,
+                                       *ctx.plan.options, list(needs[1:4]))
+        return (from_norm_volume(dx, dy.shape) if needs[0] else None, *(g if n else None for g, n in zip(gradients, needs[1:])),
+                None)
 
 
 def _activation(kind, slope, x):
@@ -314,12 +465,10 @@ def _register(name, schema, kernel, result, backward, save):
     tensors = schema.split(") ->")[0].count("Tensor")
 
     def front(x, *arguments):
-        if torch.compiler.is_compiling():
-            return operator(x, *arguments)
-        if forward_ad._current_level >= 0:
-            return function.apply(x, *arguments)  # throws if an operand has a tangent, which the operator would ignore
-        if not is_plain(x) or x.is_neg() or any(t is not None and t.is_neg() for t in arguments[:tensors - 1]):
-            return operator(x, *arguments)  # the dispatcher replaces negative views by their values
+        if not is_plain(x, *arguments[:tensors - 1]):
+            if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+                return function.apply(x, *arguments)  # throws if an operand has a tangent, which the operator would ignore
+            return operator(x, *arguments)  # the dispatcher also replaces negative views by their values
         if torch.is_grad_enabled():
             return function.apply(x, *arguments)
         return kernel(x, *arguments)
@@ -327,11 +476,19 @@ def _register(name, schema, kernel, result, backward, save):
     return front
 
 
-def is_plain(x):
-    """Returns True if x is an ordinary tensor with data and nothing intercepts calls of operators."""
-    return (type(x) in (torch.Tensor, Parameter) and not x.is_meta and torch._C._len_torch_dispatch_stack() == 0 and
-            torch._C._len_torch_function_stack() == 0 and not torch._C._are_functorch_transforms_active() and
-            torch._C._get_tracing_state() is None)
+_PLAIN_TYPES = {torch.Tensor, Parameter, type(None)}
+
+
+def is_plain(*operands):
+    """Returns True if the operands are ordinary tensors with data, or None, and nothing intercepts calls of operators."""
+    if torch.compiler.is_compiling():
+        return False
+    for t in operands:
+        if type(t) not in _PLAIN_TYPES or (t is not None and (t.is_meta or t.is_neg())):
+            return False
+    return (torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0 and
+            not torch._C._are_functorch_transforms_active() and torch._C._get_tracing_state() is None and
+            forward_ad._current_level < 0)
 
 
 conv = _register(
