@@ -3,8 +3,9 @@
 
     video_decoder.py [--size 64] [--frames 9] [--channels 128] [--repeats 10]
 
-The block is a stage of the decoder of a causal video autoencoder: two residual blocks of group norm, SiLU and a 3 x 3 x 3
-convolution, then an upsampling by 2 along all axes. The convolutions are causal: a frame depends only on earlier frames.
+The block is a stage of the decoder of a causal video autoencoder: two residual blocks of group norm, SiLU and a
+3 x 3 x 3 convolution, then an upsampling by 2 along all axes. The convolutions are causal: a frame depends only on
+itself and earlier frames.
 """
 
 import argparse
