@@ -6,8 +6,9 @@ To run them from the root of the repository, after building the target voxgrad_c
     python -m pytest tests/pytorch
 
 With an installed package, neither variable is needed. The tests need PyTorch and pytest. Tests on a GPU run if PyTorch
-finds a GPU and the library was built with CUDA. Tests of nnU-Net's networks run if dynamic_network_architectures is
-installed. VOXGRAD_TEST_SEED selects other random problems; the seed is printed in the first lines.
+finds a GPU and the library was built with CUDA. Tests of the networks of nnU-Net and MONAI run if
+dynamic_network_architectures and monai are installed. VOXGRAD_TEST_SEED selects other random problems; the seed is
+printed in the first lines.
 """
 
 import pytest

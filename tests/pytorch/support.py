@@ -11,8 +11,8 @@ import voxgrad_torch
 SEED = int(os.environ.get("VOXGRAD_TEST_SEED", "20261126"))
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and voxgrad_torch.has_cuda else [])
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-FORMS = ["contiguous", "channels_last", "half of the channels", "half of channels_last", "sliced", "permuted", "expanded",
-         "unaligned"]
+FORMS = ["contiguous", "channels_last", "half of contiguous", "half of channels_last", "sliced", "permuted",
+         "expanded", "unaligned"]
 
 
 def channels_last(axes):

@@ -23,7 +23,8 @@ MODULES = [  # class, arguments, options, size of an input
     ("Conv2d", (4, 6, 3), {"padding": 1, "padding_mode": "replicate"}, (2, 4, 6, 7)),
     ("Conv2d", (4, 6, 3, 2, 1, 1, 2, False), {}, (2, 4, 6, 7)),
     ("ConvTranspose3d", (4, 6, 2, 2), {}, (2, 4, 3, 2, 4)),
-    ("ConvTranspose3d", (4, 6, 3), {"stride": 2, "padding": 1, "output_padding": (1, 0, 1), "groups": 2}, (2, 4, 3, 2, 4)),
+    ("ConvTranspose3d", (4, 6, 3), {"stride": 2, "padding": 1, "output_padding": (1, 0, 1), "groups": 2},
+     (2, 4, 3, 2, 4)),
     ("ConvTranspose3d", (4, 6, 3), {"bias": False, "dilation": 2}, (4, 3, 2, 4)),
     ("ConvTranspose2d", (4, 6, 3), {"stride": (3, 2)}, (2, 4, 3, 2)),
     ("GroupNorm", (2, 4), {"eps": 1e-3}, (2, 4, 5, 6, 7)),
@@ -67,9 +68,8 @@ def test_modules_equal_those_of_torch(case, device):
 def test_conv_transpose_with_output_size(device):
     reference, module = pair("ConvTranspose3d", (3, 2, 3), {"stride": 2}, device)
     x = torch.randn(1, 3, 4, 5, 2, device=device)
-    for size in ((9, 12, 5), (10, 11, 6), (2, 9, 11, 5)):
-        if len(size) == 3:
-            assert_near(module(x, size).detach(), reference(x, output_size=size).detach().double(), 64)
+    for size in ((9, 12, 5), (10, 11, 6), (1, 2, 9, 11, 5)):
+        assert_near(module(x, size).detach(), reference(x, output_size=size).detach().double(), 64)
     with pytest.raises(ValueError, match="requested an output size"):
         module(x, (20, 11, 5))
 

@@ -43,7 +43,7 @@ def operator_calls(device):
         yield f"conv_bias {form}", ops_voxgrad.conv_bias, (y,)
     for form in FORMS:
         for dtype in (torch.float64, torch.bfloat16):
-            r = lambda *size, form=form, dtype=dtype, **rest: random(*size, device=device, form=form, dtype=dtype, **rest)
+            r = lambda *size, form=form, dtype=dtype: random(*size, device=device, form=form, dtype=dtype)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             x, dy = r(2, 4, 3, 2, 5), r(2, 4, 3, 2, 5)
             weight, bias = (r(4, form="contiguous", dtype=wide) for _ in range(2))

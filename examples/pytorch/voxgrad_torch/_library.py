@@ -105,8 +105,10 @@ if not hasattr(torch._C, "_get_fp32_precision_getter"):  # before PyTorch 2.9
 
 
 def context(device):
-    """Returns the address of this thread's Context, set to PyTorch's current settings. `device` is the index of the GPU,
-    or -1 for the CPU."""
+    """Returns the address of this thread's Context, set to PyTorch's current settings.
+
+    `device` is the index of the GPU, or -1 for the CPU.
+    """
     context = _state.context
     if device < 0:
         context.threads = torch.get_num_threads()

@@ -44,8 +44,8 @@ def _prepare(op, x, weight, bias, axes, stride, padding, dilation, groups, outpu
     x, weight, bias = x.shape, weight.shape, None if bias is None else bias.shape
 
     def fail(text):
-        raise RuntimeError(f"voxgrad_torch.{op}: {text} (input {list(x)}, weight {list(weight)}, groups {groups}, stride "
-                           f"{stride}, padding {padding}, dilation {dilation}, output_padding {output_padding})")
+        raise RuntimeError(f"voxgrad_torch.{op}: {text} (input {list(x)}, weight {list(weight)}, groups {groups}, "
+                           f"stride {stride}, padding {padding}, dilation {dilation}, output_padding {output_padding})")
 
     if len(x) not in (axes + 1, axes + 2) or len(weight) != axes + 2:
         fail(f"expected an input of {axes + 2} axes, or {axes + 1} without a batch, and a weight of {axes + 2} axes")

@@ -186,8 +186,9 @@ class NormPlan(Plan):
 
     def __init__(self, x, weight, bias, groups, eps, before, before_slope, after, after_slope):
         v = norm_volume(x)
+        y = torch.empty_like(v, device="meta", memory_format=memory_format(v))
         super().__init__(_library.NormOptions(groups, eps, before, after, before_slope, after_slope),
-                         (weight, bias, v), x)
+                         (weight, bias, v), from_norm_volume(y, x.shape))
         self.options = (groups, eps, before, before_slope, after, after_slope)
         self.is_dense = v.is_contiguous(memory_format=memory_format(v)) and (x.dim() in (4, 5) or x.is_contiguous())
         self.statistics = (x.shape[0], groups, 2)
@@ -378,8 +379,8 @@ class _PlannedNorm(torch.autograd.Function):
         needs = ctx.needs_input_grad
         dx, *gradients = norm_backward(norm_volume(dy), norm_volume(x), statistics, weight, bias, added,
                                        *ctx.plan.options, list(needs[1:4]))
-        return (from_norm_volume(dx, dy.shape) if needs[0] else None, *(g if n else None for g, n in zip(gradients, needs[1:])),
-                None)
+        gradients = [g if n else None for g, n in zip(gradients, needs[1:4])]
+        return from_norm_volume(dx, dy.shape) if needs[0] else None, *gradients, None
 
 
 def _activation(kind, slope, x):
@@ -480,7 +481,7 @@ _PLAIN_TYPES = {torch.Tensor, Parameter, type(None)}
 
 
 def is_plain(*operands):
-    """Returns True if the operands are ordinary tensors with data, or None, and nothing intercepts calls of operators."""
+    """Returns True if the operands are None or ordinary tensors with data, and nothing intercepts calls of operators."""
     if torch.compiler.is_compiling():
         return False
     for t in operands:

@@ -1,0 +1,21 @@
+#!/usr/bin/env python3
+"""Compares MONAI's SegResNet and UNet with and without replace_modules().
+
+    monai_networks.py [--size 96] [--batch 1] [--repeats 10]
+
+Needs `pip install monai`. Runs on a GPU if PyTorch and voxgrad_torch have one.
+"""
+
+import argparse
+
+from compare_modules import DEVICE, compare
+from monai.networks.nets import SegResNet, UNet
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--size", type=int, default=96 if DEVICE == "cuda" else 32, help="voxels along each axis")
+parser.add_argument("--batch", type=int, default=1)
+parser.add_argument("--repeats", type=int, default=10, help="measured calls")
+options = parser.parse_args()
+size = (options.batch, 1, *[options.size] * 3)
+compare("SegResNet", SegResNet(3, 16, in_channels=1, out_channels=3), size, options.repeats)
+compare("UNet", UNet(3, 1, 3, (16, 32, 64, 128), (2, 2, 2), num_res_units=2), size, options.repeats)
