@@ -1,40 +1,40 @@
 #!/usr/bin/env python3
 """Draws a bar chart of stored results as an SVG file.
 
-    bench/chart.py [CSV [SVG]]
+    bench/chart.py [NAME ...]
 
-CSV (default: docs/data/unet-step.csv) has lines "label,milliseconds" below a header; lines that begin with "#" are
-comments. SVG is docs/img/unet-step.svg by default. Bars whose label begins with "voxgrad" are highlighted.
+Draws docs/img/NAME.svg from docs/data/NAME.csv (default: from each CSV file in docs/data). The first line of a CSV file
+is "# " and the title of the chart. Other lines that begin with "#" are comments. The remaining lines are a header and
+"label,milliseconds". Bars whose label begins with "voxgrad" are highlighted.
 """
+import argparse
 import csv
 import pathlib
-import sys
 from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TITLE = "Training step of nnU-Net's U-Net, milliseconds (less is better)"
 WIDTH = 720
 LABELS = 180  # width of the column of labels
 TOP, BAR, GAP = 44, 26, 12
 
 
 def read(path):
-    """Returns [(label, milliseconds)]."""
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(line for line in file if line.strip() and not line.startswith("#"))
-        return [(row["label"], float(row["milliseconds"])) for row in rows]
+    """Returns the title and [(label, milliseconds)]."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
+    return lines[0].lstrip("# "), [(row["label"], float(row["milliseconds"])) for row in rows]
 
 
-def draw(results):
+def draw(title, results):
     """Returns the SVG text."""
     height = TOP + len(results) * (BAR + GAP) + 8
     scale = (WIDTH - LABELS - 80) / max(value for _, value in results)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
         ' font-family="Helvetica, Arial, sans-serif" font-size="14" fill="#22262b">',
-        f"<title>{escape(TITLE)}</title>",
+        f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LABELS}" y="24" font-weight="bold">{escape(TITLE)}</text>',
+        f'<text x="{LABELS}" y="24" font-weight="bold">{escape(title)}</text>',
     ]
     for i, (label, value) in enumerate(results):
         y = TOP + i * (BAR + GAP)
@@ -50,12 +50,13 @@ def draw(results):
 
 
 def main():
-    source = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/data/unet-step.csv"
-    target = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/img/unet-step.svg"
-    results = read(source)
-    if not results:
-        sys.exit(f"chart.py: {source} contains no results")
-    target.write_text(draw(results), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    for name in parser.parse_args().names or sorted(path.stem for path in (ROOT / "docs/data").glob("*.csv")):
+        title, results = read(ROOT / "docs/data" / f"{name}.csv")
+        if not results:
+            raise SystemExit(f"chart.py: docs/data/{name}.csv contains no results")
+        (ROOT / "docs/img" / f"{name}.svg").write_text(draw(title, results), encoding="utf-8")
 
 
 main()
