@@ -37,10 +37,11 @@ Tensor flatten(const Tensor& x, int64_t start_axis = 0, int64_t end_axis = -1);
 
 /// Returns views of consecutive parts along `axis` with the given sizes, whose sum must be the size of the axis.
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis = 0);
-/// Returns views of consecutive parts of `size` along `axis`; the last part may be smaller.
+/// Returns views of consecutive parts of `size` along `axis`; the last part may be smaller. An empty axis gives one
+/// empty part. As in PyTorch, `size` may be 0 only if the axis is empty.
 Tensors split(const Tensor& x, int64_t size, int64_t axis = 0);
 /// Returns views of `count` consecutive parts of equal size along `axis`; the last part may be smaller. As in PyTorch,
-/// there may be fewer parts: chunk of 5 elements into 4 gives sizes 2, 2, 1.
+/// there may be fewer parts: with count = 4, 5 elements become parts of sizes 2, 2 and 1.
 Tensors chunk(const Tensor& x, int64_t count, int64_t axis = 0);
 /// Concatenates tensors along an existing axis. Different dtypes are promoted. Throws Error if the sizes of other axes
 /// or the devices differ.

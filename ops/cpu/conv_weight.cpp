@@ -18,8 +18,8 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Limits of the workspace: kBatchBytes for the packed tiles of x and y that are multiplied together, and kSumBytes for
-// the part of the result that is being summed. A packed tile has at most kTileBytes.
+// kBatchBytes limits the packed tiles of x and y that are multiplied together, kSumBytes limits the part of the result
+// that is being summed, and kTileBytes limits a packed tile.
 constexpr int64_t kBatchBytes = 16 << 20;
 constexpr int64_t kSumBytes = 16 << 20;
 constexpr int64_t kTileBytes = 2 << 20;
@@ -196,7 +196,7 @@ class WeightGradient {
     return offset;
   }
 
-  /// A register tile of the result. Consecutive items differ in the tap, so that both pieces stay in the cache.
+  /// A register tile of the result. Consecutive items differ in the tap, so that their pieces stay in the cache.
   struct Item {
     size_t columns;  // index of the piece of the columns
     size_t rows;     // index of the piece of the rows

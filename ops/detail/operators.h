@@ -1,4 +1,4 @@
-// The table of elementwise operators. The enums, the names, the kernels of both devices, the gradients and the dtypes
+// The table of elementwise operators. The enums, the names, the CPU and CUDA kernels, the gradients and the dtypes
 // in the tests are generated from its rows.
 //
 // A unary row: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
@@ -11,7 +11,8 @@
 // helpers of the gradients in ops/elementwise.cpp.
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
-// They are linear in x, so that the gradient of x is computed by the same operator.
+// These
+// operators are linear in x, so that the same operator computes the gradient of x.
 #pragma once
 
 #include <cmath>
