@@ -29,9 +29,8 @@ Tensor arange(double start, double end, double step = 1, TensorOptions options =
 /// Returns `count` evenly spaced values from `start` to `end`, both included. The dtype must be floating.
 Tensor linspace(double start, double end, int64_t count, TensorOptions options = {});
 
-/// Returns random numbers that are uniform on [0, 1). The same generator state gives the same bits on every device.
-/// The dtype must be floating; bf16 and f16 numbers are rounded from f32. Uses default_generator() if `generator` is
-/// null.
+/// Returns random numbers that are uniform on [0, 1). The same generator state gives the same bits on every device. The
+/// dtype must be floating; bf16 and f16 numbers are rounded from f32. Uses default_generator() if `generator` is null.
 Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
 /// Returns random numbers with a standard normal distribution. The numbers of different devices agree up to rounding.
 /// The dtype must be floating.

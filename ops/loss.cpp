@@ -81,8 +81,8 @@ Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& targe
                                         const Tensor& pos_weight) {
   constexpr const char* kOp = "binary_cross_entropy_with_logits";
   const auto [x, y, dtype] = checked_pair(kOp, input, target);
-  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither of the two values overflows,
-  // and their sum has no cancellation, because both values are positive. Above the threshold, softplus(x) equals x in
+  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither of the two values overflows, and
+  // their sum has no cancellation, because both values are positive. Above the threshold, softplus(x) equals x in
   // double precision.
   constexpr double kThreshold = 40;
   Tensor as_one = softplus(neg(x), 1, kThreshold);

@@ -74,8 +74,8 @@ struct DiceOptions {
   Reduction reduction = Reduction::mean;  ///< over samples and classes; none returns (N, C), or (1, C) with `batch`
 };
 /// Dice loss 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr) of probabilities p and target t, where the
-/// sums are over the voxels of each class (Milletari, Navab and Ahmadi, "V-Net", 2016; nnU-Net uses this form,
-/// Isensee et al. 2021). Throws Error for softmax over one channel, which would always be 1.
+/// sums are over the voxels of each class (Milletari, Navab and Ahmadi, "V-Net", 2016; nnU-Net uses this form, Isensee
+/// et al. 2021). Throws Error for softmax over one channel, which would always be 1.
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options = {});
 
 struct DiceCEOptions {

@@ -46,9 +46,9 @@ void check_windows(const char* op, const Windows& w) {
           "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", w.padding);
 }
 
-/// Throws if a window of spatial axis i contains only padding. A dilated window can step over a small input, and
-/// the maximum of such a window would be undefined. `axis`: the axis of the input; `in` and `out`: the sizes of the
-/// input and the result.
+/// Throws if a window of spatial axis i contains only padding. A dilated window can step over a small input, and the
+/// maximum of such a window would be undefined. `axis`: the axis of the input; `in` and `out`: the sizes of the input
+/// and the result.
 void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, int64_t in, int64_t out) {
   const int64_t k = w.kernel_size[i], d = w.dilation[i], p = w.padding[i];
   if (d == 1 || p == 0) return;

@@ -106,8 +106,8 @@ struct SlabMap {
   /// Returns the number of planes that this rank sends to the previous and the next rank.
   std::array<int64_t, 2> sent() const { return {sides[1].halo, sides[0].halo}; }
 
-  /// Returns the gradient of the input slab, including the contributions of the neighbors' results. `halos`: the
-  /// planes received in the forward pass; a halo is undefined if there is no neighbor.
+  /// Returns the gradient of the input slab, including the contributions of the neighbors' results. `halos`: the planes
+  /// received in the forward pass; a halo is undefined if there is no neighbor.
   Tensor input_gradient(distributed::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
                         const Planes& halos) const {
     Planes halo_gradients;

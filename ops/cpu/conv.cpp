@@ -1,6 +1,6 @@
 // Forward and transposed convolution on the CPU, in the gather form of ops/detail/conv_geometry.h: along each axis, the
-// outputs are divided into phases, and all outputs of a phase use the same taps. A step is the index of an
-// output within its phase.
+// outputs are divided into phases, and all outputs of a phase use the same taps. A step is the index of an output
+// within its phase.
 //
 // Usually, a task is a tile of outputs. The task packs the input tile once and then computes the rows of outputs one
 // after another. A row is a matrix product whose left operand is the packed tile, read at one offset per tap. Taps that

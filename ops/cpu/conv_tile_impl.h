@@ -48,8 +48,8 @@ const TileFamily<T>* tile_family() {
 }
 
 // Columns are counted in units of half a vector. If the number of units is odd, the first block has three vectors of
-// half width, or one if there is only one unit. All other blocks have two whole
-// vectors. If the number of vectors in these blocks is odd, one block has three vectors, or one if only one remains.
+// half width, or one if there is only one unit. All other blocks have two whole vectors. If the number of vectors in
+// these blocks is odd, one block has three vectors, or one if only one remains.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
   constexpr int half = kHalfVectorBytes;

@@ -1,5 +1,5 @@
-// The table of elementwise operators. The enums, the names, the CPU and CUDA kernels, the gradients and the dtypes
-// in the tests are generated from its rows.
+// The table of elementwise operators. The enums, the names, the CPU and CUDA kernels, the gradients and the dtypes in
+// the tests are generated from its rows.
 //
 // A unary row: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
 // nothing), and the gradient as an expression of differentiable operators, where g is the gradient of the result.
@@ -11,8 +11,7 @@
 // helpers of the gradients in ops/elementwise.cpp.
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
-// These
-// operators are linear in x, so that the same operator computes the gradient of x.
+// These operators are linear in x, so that the same operator computes the gradient of x.
 #pragma once
 
 #include <cmath>

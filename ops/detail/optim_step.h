@@ -1,6 +1,6 @@
-// The update of one element by each optimizer, for the CPU and CUDA kernels. As in PyTorch, constants are computed
-// in double and rounded once to T, which is compute_t of the parameters. The constants are computed on the
-// host, or on the device if the number of the step is stored only there.
+// The update of one element by each optimizer, for the CPU and CUDA kernels. As in PyTorch, constants are computed in
+// double and rounded once to T, which is compute_t of the parameters. The constants are computed on the host, or on the
+// device if the number of the step is stored only there.
 #pragma once
 
 #include <array>

@@ -19,9 +19,8 @@ template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
 /// Computes a group, instance or batch norm with activations around it and records all of them. `added`: a bias (C)
-/// that was added to x without being recorded, or undefined. This function records it, too. With
-/// `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else uses
-/// x.
+/// that was added to x without being recorded, or undefined. This function records it, too. With `overwrite`, the
+/// result may replace x in memory if no graph is recorded; the caller ensures that nothing else uses x.
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
                                   const Tensor& added = {}, bool overwrite = false);
 

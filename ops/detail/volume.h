@@ -104,8 +104,7 @@ inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_g
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
 
-/// Returns a view of an optional operand. pointer() returns the pointer, possibly null, that kernels
-/// take.
+/// Returns a view of an optional operand. pointer() returns the pointer, possibly null, that kernels take.
 inline std::optional<View> optional_view(const Tensor& t) {
   return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
 }

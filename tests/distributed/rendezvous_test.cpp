@@ -223,7 +223,7 @@ TEST(Rendezvous, TimesOutIfTheAddressDoesNotAnswer) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
-/// Rank 0 closes connections if it receives too many of them. Here, it closes the first connection of rank 1.
+/// Rank 0 closes connections if it receives too many of them. In this test, the first connection of rank 1 is closed.
 TEST(Rendezvous, ReconnectsAfterAClosedConnection) {
   auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
   const int port = listener->port();
