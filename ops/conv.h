@@ -4,7 +4,7 @@
 // - Dtypes: f32, f64, bf16 and f16. All operands must have the same dtype and device. Products of bf16 or f16 elements
 //   are exact, their sums are computed in float32, and the result is rounded once. On GPUs, the accuracy of f32 depends
 //   on set_float32_precision() (core/precision.h).
-// - The input may have no batch axis; then the result has none either.
+// - If the input has no batch axis, the result has no batch axis either.
 // - The result is channels-last if the input or the weight is, otherwise contiguous.
 // - The functions can be differentiated any number of times with respect to the input, the weight and the bias.
 // - They throw Error if the operands do not match (number of axes, channels, groups, dtype, device), if an axis other
@@ -44,7 +44,7 @@ struct ConvTransposeOptions {
   Extent<N> output_padding{0};
   int64_t groups = 1;
   Extent<N> dilation{1};
-  /// Spatial size of the result. If given, it determines the output padding, and output_padding is ignored.
+  /// Spatial size of the result. If output_size is given, output_padding is ignored.
   std::optional<Extent<N>> output_size{};
 
   /// See ConvOptions::validate.

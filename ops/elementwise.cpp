@@ -27,15 +27,15 @@ template <BinaryOp op>
 Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
 /// Returns the share of an operand in the gradient of a maximum or minimum: 0 where the other operand was selected
-/// (`lost`), 1/2 where both are equal, and 1 otherwise, also where one operand is NaN.
+/// (`lost`), 1/2 where the operands are equal, and 1 elsewhere, including where an operand is NaN.
 Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
   const Tensor half_if_tied = affine(eq(x, y).to(x.dtype()), 0.5, 0);
   return 1.0 - lost.to(x.dtype()) - half_if_tied;
 }
 
 Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
-  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula gives 0 * 0^-1 or 0 * NaN for x = 0 or
-  // NaN.
+  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula gives 0 * 0^-1 for x = 0 and 0 * NaN
+  // for x = NaN.
   const Tensor flat = mul(eq(y, 0), logical_not(gt(abs(x), 0)));
   return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
 }

@@ -128,7 +128,7 @@ Tensor Check::projection(const Tensors& inputs) const {
   return total;
 }
 
-/// Returns the projection after a step from the inputs. An input whose direction is undefined does not move.
+/// Returns the projection after a step from the inputs. An input whose direction is undefined stays unchanged.
 double Check::measure_at(const Tensors& directions, double step) const {
   const NoGradGuard no_grad;
   Tensors points;

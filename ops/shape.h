@@ -72,7 +72,7 @@ Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
 /// index must have the sizes of x.
 Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
 /// Returns an i64 tensor with a new last axis of size num_classes that is 1 at the index and 0 elsewhere. If
-/// num_classes is -1, it is the largest index plus 1, and the function waits for the GPU.
+/// num_classes is -1, the size is the largest index plus 1, and the function waits for the GPU.
 Tensor one_hot(const Tensor& index, int64_t num_classes = -1);
 /// Computes out[..., index[..., i, ...], ...] += source[..., i, ...] along `axis` and returns out, which is initially
 /// zero and has `size` elements along `axis`. The order of the additions is deterministic. This is the gradient of

@@ -8,8 +8,8 @@
 // The product then skips these outputs for this tap. A product with few terms reads zeros instead. If the weights are
 // larger than the inputs, a task is a block of output channels instead and packs its weights.
 //
-// The rows of the register tile are voxels and its columns are output channels; with few output channels, the roles are
-// exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
+// Each row of the register tile is a voxel, and each column is an output channel. With few output channels, the roles
+// are exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
 #include <algorithm>
 #include <atomic>
 
@@ -36,7 +36,8 @@ constexpr int64_t kPanelBytes = 384 << 10;
 constexpr int64_t kMinDepth = 64;
 // All inputs are packed at once if they are smaller than this limit and smaller than the weights.
 constexpr int64_t kInputBytes = 4 << 20;
-// Number of input channels whose weights one task packs. In channels_last, their f32 weights fill a cache line.
+// Number of input channels whose weights one task packs. In channels_last, the f32 weights of these channels fill a
+// cache line.
 constexpr int64_t kPackedChannels = 16;
 // Minimum length of a tile along w. A tile is not shortened further to hold more channels.
 constexpr int64_t kMinRow = 32;
@@ -384,7 +385,7 @@ class Convolution {
   bool voxels_are_columns_ = false;  // exchanges the roles of the rows and columns of the register tile
 };
 
-/// Sets every output to its bias, or to zero if there is no bias.
+/// Sets every output to the bias of its channel, or to zero if there is no bias.
 template <class T>
 void fill_bias(const View& out, const View* bias) {
   T zero{0};

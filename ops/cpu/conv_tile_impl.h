@@ -11,8 +11,8 @@
 
 namespace voxgrad::cpu {
 
-/// Returns the rows of a tile whose columns fill `vectors` vectors. Three quarters of the registers hold sums, and the
-/// others hold operands.
+/// Returns the number of rows of a tile whose columns fill `vectors` vectors. Three quarters of the registers hold
+/// sums, and the others hold operands.
 constexpr int tile_rows(int vectors) { return std::min(kMaxTileRows, kVectorRegisters * 3 / 4 / vectors); }
 
 template <class T, int bytes, int vectors, int rows>

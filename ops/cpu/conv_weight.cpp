@@ -2,9 +2,10 @@
 // with i = o * stride - padding + tap * dilation.
 //
 // The channels of x and y are divided into pieces. Tiles are packed piece by piece, with the channels of a piece
-// innermost. For each tap, the register tile multiplies the channels of one operand (the rows of the product) by the
-// channels of the other (the columns) and sums over voxels, with x shifted by the tap. Each thread computes the sums of
-// some (channels, tap) combinations, so no sum is split between threads.
+// innermost. For each tap, the register tile multiplies the channels of one operand by the channels of the other
+// operand and sums over voxels, with x shifted by the tap. The channels of the first operand are the rows of the
+// product, and the channels of the second operand are its columns. Each thread computes the sums of some (channels,
+// tap) combinations, so no sum is split between threads.
 #include <algorithm>
 #include <numeric>
 

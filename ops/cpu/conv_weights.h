@@ -11,7 +11,8 @@
 
 namespace voxgrad::cpu {
 
-/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), with channel numbers within a group.
+/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci). Channel numbers are relative to the
+/// group.
 template <class T>
 struct ConvProblem {
   Volume<T> out;

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <tuple>
 
-// Only parallel_for starts threads. With Eigen's threads, the blocks of a product, and with them the order of its sums,
-// would depend on the number of threads.
+// Only parallel_for starts threads. With Eigen's threads, the blocks of a product and the order of its sums would
+// depend on the number of threads.
 #ifndef EIGEN_DONT_PARALLELIZE
 #define EIGEN_DONT_PARALLELIZE
 #endif

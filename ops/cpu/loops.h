@@ -59,8 +59,8 @@ struct Nest {
     stride[static_cast<size_t>(rank++)] = axis_stride;
   }
 
-  /// Returns the nest without axes of size 1, with the other axes ordered and merged. An empty nest becomes one axis of
-  /// size 0.
+  /// Returns the nest without axes of size 1, with the other axes ordered and merged. A nest without elements becomes
+  /// one axis of size 0.
   Nest simplified() const;
 };
 

@@ -83,7 +83,7 @@ struct StepUpdate<AdamStep, T> {
  private:
   VG_HOST_DEVICE T denominator(T square) const { return std::sqrt(square) * inv_correction + eps; }
 
-  /// Decays the parameter and updates both averages. Returns the numerator of the update.
+  /// Decays the parameter and updates exp_avg and exp_avg_sq. Returns the numerator of the update.
   VG_HOST_DEVICE T advance(T& param, T grad, T& exp_avg, T& exp_avg_sq) const {
     const T g = sign * grad + weight_decay * param;
     param *= shrink;
@@ -129,7 +129,7 @@ struct StepUpdate<RmspropStep, T> {
     if (grad_avg) {
       *grad_avg += rest * (g - *grad_avg);
       square -= *grad_avg * *grad_avg;
-      if (square < T(0)) square = T(0);  // can only be negative by rounding
+      if (square < T(0)) square = T(0);  // negative only because of rounding
     }
     T change = g / (std::sqrt(square) + eps);
     if (momentum_buffer) change = *momentum_buffer = momentum * *momentum_buffer + change;

@@ -11,16 +11,17 @@
 namespace voxgrad {
 
 /// Computes conv1d, conv2d or conv3d if `Options` is ConvOptions<N>, and conv_transpose1d, conv_transpose2d or
-/// conv_transpose3d if it is ConvTransposeOptions<N>. Autograd records the whole operation.
+/// conv_transpose3d if `Options` is ConvTransposeOptions<N>. Autograd records the whole operation.
 template <class Options>
 Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options);
 /// Computes conv() and, if `relu`, its ReLU in one kernel. Neither the bias nor the ReLU is recorded.
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
-/// Computes a group, instance or batch norm with activations around it and records all of them. `added`: a bias (C)
-/// that was added to x without being recorded, or undefined. This function records it, too. With `overwrite`, the
-/// result may replace x in memory if no graph is recorded; the caller ensures that nothing else uses x.
+/// Computes a group, instance or batch norm with activations before and after the norm, and records all operations.
+/// `added`: a bias (C) that was added to x without being recorded, or undefined. This function records it, too. With
+/// `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else uses
+/// x.
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
                                   const Tensor& added = {}, bool overwrite = false);
 
