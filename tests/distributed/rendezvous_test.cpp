@@ -40,8 +40,8 @@ std::string error_of(const F& f) {
   return {};
 }
 
-/// Runs a rendezvous of rank 0, which expects `size` ranks, with `others`. Each of the others is a thread with the
-/// given (rank, world size). Returns the error of rank 0, followed by the errors of the other threads.
+/// Runs a rendezvous of rank 0, which expects `size` ranks, with further threads. `others` holds the rank and the world
+/// size of each of these threads. Returns the error of rank 0, followed by the errors of the other threads.
 std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, int>>& others, double seconds) {
   const Listener listener("localhost", 0, "secret");
   std::vector<std::string> errors(others.size() + 1);

@@ -133,7 +133,7 @@ TEST(Elementwise, DtypesPromoteAsInPyTorch) {
   EXPECT_EQ((vector(u8) + vector(i32)).dtype(), i32);
   EXPECT_EQ((vector(i32) + vector(i64)).dtype(), i64);
   EXPECT_EQ((vector(i64) / vector(i64)).dtype(), f32);
-  EXPECT_EQ((vector(f32) + scalar(f64)).dtype(), f32);  // of two floating operands, the one with axes decides
+  EXPECT_EQ((vector(f32) + scalar(f64)).dtype(), f32);  // the operand with axes determines the dtype
   EXPECT_EQ((vector(i32) + scalar(f64)).dtype(), f64);
   EXPECT_EQ((scalar(i64) + vector(b8)).dtype(), i64);
   EXPECT_EQ(maximum(vector(i32), vector(f32)).dtype(), f32);

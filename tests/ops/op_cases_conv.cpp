@@ -1,4 +1,4 @@
-// Cases of convolutions, one geometry per line. Axis sizes differ where possible, so that a mix-up of axes is detected.
+// Cases of convolutions, one geometry per line. Axis sizes differ where possible, so that exchanged axes are detected.
 #include "ops/fused.h"
 #include "tests/ops/op_cases.h"
 
