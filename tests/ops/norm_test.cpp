@@ -38,13 +38,6 @@ double channel_sum(const View& view, int64_t channel, const F& f) {
 
 constexpr double kEps = 1e-5;
 
-template <class F>
-void for_all_floats(F f) {
-  for_floats(f);
-  f.template operator()<BFloat16>();
-  f.template operator()<Float16>();
-}
-
 /// Returns the tolerance for a few roundings in compute_t<T> and one rounding to Stored.
 template <class T, class Stored = T>
 double norm_tolerance() {
