@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Compares U-Nets in voxgrad and PyTorch on one GPU: the time and memory of a training step and of a forward pass.
+"""Compares networks in voxgrad and PyTorch on one GPU: the time and memory of a training step and of a forward pass.
 
     bench/compare_unet.py LIBRARY [--network six] [--modes bf16 high ...] [--sides voxgrad graph torch compile]
                           [--runs 10] [--steps 20] [--json FILE]
 
-LIBRARY is the built libunet_peers.so. The networks are nnU-Net v2's plain convolutional U-Net with three classes. Each
-stage has two 3^3 convolutions, each followed by InstanceNorm and LeakyReLU. The decoder upsamples by ConvTranspose3d
-with kernel and stride 2. --network selects the size:
-  six   nnU-Net's standard network: six stages with 32, 64, 128, 256, 320 and 320 channels (31.2 M parameters) and deep
-        supervision with weights 1, 1/2, 1/4, 1/8 and 0, scaled to a sum of 1
-  four  four stages, starting with 32 channels (5.6 M parameters), and a loss at full resolution only
+LIBRARY is the built libunet_peers.so. --network selects the network, which has three classes:
+  six       nnU-Net v2's plain U-Net: six stages with 32, 64, 128, 256, 320 and 320 channels (31.2 M parameters) and
+            deep supervision with weights 1, 1/2, 1/4, 1/8 and 0, scaled to a sum of 1. Each stage has two 3^3
+            convolutions, each followed by InstanceNorm and LeakyReLU. The decoder upsamples by ConvTranspose3d with
+            kernel and stride 2.
+  four      the same with four stages (5.6 M parameters) and a loss at full resolution only
+  resenc    nnU-Net's residual encoder with the stages of `six` (102.3 M parameters), 1, 3, 4, 6, 6 and 6 blocks per
+            stage, one convolution per stage of the decoder, and a loss at full resolution only
+  mednext3, mednext5  MedNeXt-B with 32 channels and depthwise convolutions of 3^3 or 5^3 (11.0 M parameters), and a
+            loss at full resolution only
 Training uses patches of 128^3 voxels, batch 2, Dice and cross-entropy loss, gradient clipping at 12, and SGD with
 Nesterov momentum. For deep supervision, PyTorch receives downsampled label maps, as nnU-Net's loader provides them.
 voxgrad receives the full label map and downsamples it in each step.
@@ -41,48 +45,79 @@ from compare_gpu import gpu, timed
 
 # Each value: 1 for TF32; number of the dtype of autocast in the library, or 0 for no autocast.
 MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}
-NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4, "deep": False}}
+NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4}, "resenc": {"stages": 6, "residual": True},
+            "mednext3": {"stages": 5, "mednext": 3}, "mednext5": {"stages": 5, "mednext": 5}}
+BLOCKS = [1, 3, 4, 6, 6, 6]  # residual blocks per stage
 MAX_CHANNELS = 320
 SIDES = {"voxgrad": "voxgrad", "graph": "voxgrad, CUDA graph", "torch": "PyTorch", "compile": "torch.compile"}
 
 
 class ConvNorm(nn.Module):
-    def __init__(self, in_channels, out_channels, stride):
+    def __init__(self, in_channels, out_channels, stride=1, kernel=3, bias=True, activated=True):
         super().__init__()
-        self.conv = nn.Conv3d(in_channels, out_channels, 3, stride, 1)
+        self.conv = nn.Conv3d(in_channels, out_channels, kernel, stride, kernel // 2, bias=bias)
         self.norm = nn.InstanceNorm3d(out_channels, affine=True)
+        self.activated = activated
 
     def forward(self, x):
-        return F.leaky_relu(self.norm(self.conv(x)), 0.01, inplace=True)
+        x = self.norm(self.conv(x))
+        return F.leaky_relu(x, 0.01, inplace=True) if self.activated else x
 
 
-class Convs(nn.Module):
+class ResidualBlock(nn.Module):
     def __init__(self, in_channels, out_channels, stride=1):
         super().__init__()
-        self.convs = nn.Sequential(ConvNorm(in_channels, out_channels, stride), ConvNorm(out_channels, out_channels, 1))
+        self.conv1 = ConvNorm(in_channels, out_channels, stride)
+        self.conv2 = ConvNorm(out_channels, out_channels, activated=False)
+        self.skip = nn.Sequential()
+        if stride != 1:
+            self.skip.append(nn.AvgPool3d(stride, stride))
+        if in_channels != out_channels:
+            self.skip.append(ConvNorm(in_channels, out_channels, kernel=1, bias=False, activated=False))
 
     def forward(self, x):
-        return self.convs(x)
+        return F.leaky_relu(self.conv2(self.conv1(x)) + self.skip(x), 0.01, inplace=True)
+
+
+class Stack(nn.Module):
+    """A stage: `count` parts in a Sequential with this name. The first part has the stride."""
+
+    def __init__(self, name, part, count, in_channels, out_channels, stride=1):
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Sequential(part(in_channels, out_channels, stride),
+                                            *(part(out_channels, out_channels) for _ in range(count - 1))))
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
 
 
 class Encoder(nn.Module):
-    def __init__(self, channels):
+    def __init__(self, channels, residual):
         super().__init__()
-        self.stages = nn.ModuleList(nn.Sequential(Convs(channels[i - 1] if i else 1, channels[i], 2 if i else 1))
-                                    for i in range(len(channels)))
+        if residual:
+            self.stem = Stack("convs", ConvNorm, 1, 1, channels[0])
+        inputs = [channels[0] if residual else 1] + channels
+        sizes = [(*pair, 2 if i else 1) for i, pair in enumerate(zip(inputs, channels))]
+        self.stages = nn.ModuleList(
+            Stack("blocks", ResidualBlock, BLOCKS[i], *size) if residual else
+            nn.Sequential(Stack("convs", ConvNorm, 2, *size)) for i, size in enumerate(sizes))
+        self.residual = residual
 
     def forward(self, x):
         skips = []
+        if self.residual:
+            x = self.stem(x)
         for stage in self.stages:
             skips.append(x := stage(x))
         return skips
 
 
 class Decoder(nn.Module):
-    def __init__(self, channels, classes):
+    def __init__(self, channels, classes, convs):
         super().__init__()
         up = channels[-2::-1]
-        self.stages = nn.ModuleList(Convs(2 * c, c) for c in up)
+        self.stages = nn.ModuleList(Stack("convs", ConvNorm, convs, 2 * c, c) for c in up)
         self.transpconvs = nn.ModuleList(nn.ConvTranspose3d(channels[-1 - i], c, 2, 2) for i, c in enumerate(up))
         self.seg_layers = nn.ModuleList(nn.Conv3d(c, classes, 1) for c in up)
 
@@ -96,21 +131,77 @@ class Decoder(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net whose parameters have the names of nnU-Net's PlainConvUNet, which nn::UNet also uses."""
+    """A U-Net whose parameters have the names of nnU-Net's networks, which nn::UNet also uses."""
 
     def __init__(self, options):
         super().__init__()
         channels = [min(options.channels << i, MAX_CHANNELS) for i in range(options.stages)]
-        self.encoder, self.decoder = Encoder(channels), Decoder(channels, options.classes)
+        self.encoder = Encoder(channels, options.residual)
+        self.decoder = Decoder(channels, options.classes, 1 if options.residual else 2)
         for module in self.modules():
             if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
                 nn.init.kaiming_normal_(module.weight, 0.01)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, x, deep=False):
         """Returns a list with the logits of all levels, starting with full resolution. If `deep` is False, the list
         contains only the logits at full resolution."""
         return self.decoder(self.encoder(x), deep)
+
+
+class Block(nn.Module):
+    """A block of MedNeXt. `scale` is 1, 2 to halve the resolution, or -2 to double it."""
+
+    def __init__(self, in_channels, out_channels, expansion, kernel, scale=1):
+        super().__init__()
+        c, k, wide = in_channels, kernel, expansion * in_channels
+        self.skip = nn.Sequential()
+        if scale == -2:
+            self.depthwise = nn.Sequential(nn.ConvTranspose3d(c, c, k, 2, k // 2, 1, groups=c))
+            self.skip.append(nn.ConvTranspose3d(c, out_channels, 1, 2, 0, 1))
+        else:
+            self.depthwise = nn.Sequential(nn.Conv3d(c, c, k, scale, k // 2, groups=c))
+            if scale == 2:
+                self.skip.append(nn.Conv3d(c, out_channels, 1, 2))
+        self.norm = nn.GroupNorm(c, c)
+        self.expand, self.compress = nn.Conv3d(c, wide, 1), nn.Conv3d(wide, out_channels, 1)
+
+    def forward(self, x):
+        return self.skip(x) + self.compress(F.gelu(self.expand(self.norm(self.depthwise(x)))))
+
+
+class MedNeXt(nn.Module):
+    """MedNeXt-B, with the names of the parameters of examples/nnunet/mednext.h."""
+
+    LEVELS, EXPANSION = 5, [2, 3, 4, 4, 4, 4, 4, 3, 2]
+
+    def __init__(self, options):
+        super().__init__()
+        last, kernel = self.LEVELS - 1, options.mednext
+        channels = [options.channels << min(i, 2 * last - i) for i in range(2 * last + 1)]  # of each part
+        def block(i, o, part, *scale):
+            return Block(channels[i], channels[o], self.EXPANSION[part], kernel, *scale)
+        self.stem = nn.Conv3d(1, channels[0], 1)
+        self.blocks = nn.ModuleList(nn.Sequential(*(block(i, i, i) for _ in range(2))) for i in range(2 * last + 1))
+        self.down = nn.ModuleList(block(i, i + 1, i + 1, 2) for i in range(last))
+        self.up = nn.ModuleList(block(i, i + 1, i + 1, -2) for i in range(last, 2 * last))
+        self.heads = nn.ModuleList(nn.Conv3d(c, options.classes, 1) for c in channels[:last + 1])
+
+    def forward(self, x, deep=False):
+        """Returns a list with the logits at full resolution. There is no deep supervision."""
+        skips, x = [], self.stem(x)
+        for blocks, down in zip(self.blocks, self.down):
+            skips.append(blocks(x))
+            x = down(skips[-1])
+        x = self.blocks[len(skips)](x)
+        for blocks, up in zip(self.blocks[len(skips) + 1:], self.up):
+            x = blocks(skips.pop() + up(x))
+        return [self.heads[0](x)]
+
+
+def make_model(options):
+    return (MedNeXt if options.mednext else UNet)(options)
 
 
 def dice_ce(logits, target):
@@ -137,6 +228,13 @@ def downsampled(target, deep, stages):
             for i, size in enumerate(sizes)]
 
 
+class NetworkArguments(ctypes.Structure):
+    """NetworkArguments of unet_peers.cpp."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("stages", "channels", "max_channels", "classes", "mednext_kernel")]
+    _fields_ += [(name, ctypes.c_int) for name in ("residual", "recompute")]
+
+
 class Voxgrad:
     """A training run of voxgrad, eager or as a CUDA graph."""
 
@@ -149,10 +247,11 @@ class Voxgrad:
         self.keep = (x, target)
         torch.cuda.synchronize()
         i64 = ctypes.c_int64
-        self.call("make", i64(options.stages), i64(options.channels), i64(MAX_CHANNELS), i64(options.classes),
-                  int(options.deep), int(options.recompute), high, low, int(layout == "channels_last"), names, pointers,
-                  i64(len(state)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()), i64(x.shape[0]),
-                  i64(x.shape[-1]))
+        network = NetworkArguments(options.stages, options.channels, MAX_CHANNELS, options.classes, options.mednext,
+                                   options.residual, options.recompute)
+        self.call("make", ctypes.byref(network), int(options.deep), high, low, int(layout == "channels_last"), names,
+                  pointers, i64(len(state)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()),
+                  i64(x.shape[0]), i64(x.shape[-1]))
 
     def call(self, name, *arguments):
         function = getattr(self.library, "voxgrad_unet_" + name)
@@ -199,7 +298,7 @@ class Torch:
         high, low = MODES[mode]
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(high)
         last = layout == "channels_last"
-        self.model = UNet(options).to(x.device)
+        self.model = make_model(options).to(x.device)
         self.model.load_state_dict(model.state_dict())
         if last:
             self.model = self.model.to(memory_format=torch.channels_last_3d)
@@ -253,7 +352,7 @@ def data(options, device="cuda"):
     coarse = torch.randn(options.batch, 1, *(3 * [options.size // 8]), device=device)
     smooth = F.interpolate(coarse, size=shape[1:], mode="trilinear")
     target = (smooth[:, 0] > 0.5).long() + (smooth[:, 0] > 1).long()
-    return smooth + 0.5 * torch.randn_like(smooth), target, UNet(options).to(device)
+    return smooth + 0.5 * torch.randn_like(smooth), target, make_model(options).to(device)
 
 
 def losses(side, steps):
@@ -332,8 +431,9 @@ def parse():
                         help="do not compute PyTorch's losses in float32, which takes too long for large patches")
     parser.add_argument("--json")
     options = parser.parse_args()
-    options.deep = NETWORKS[options.network]["deep"]
-    options.stages = options.stages or NETWORKS[options.network]["stages"]
+    network = {"deep": False, "residual": False, "mednext": 0} | NETWORKS[options.network]
+    options.stages = options.stages or network.pop("stages")
+    vars(options).update({name: value for name, value in network.items() if name != "stages"})
     return options
 
 
@@ -357,7 +457,7 @@ def main():
     torch.backends.cudnn.benchmark = True
     library = ctypes.CDLL(os.path.abspath(options.library))
     x, target, model = data(options)
-    head = (f"{gpu()}, PyTorch {torch.__version__}, {datetime.date.today()}, {options.stages} stages, "
+    head = (f"{gpu()}, PyTorch {torch.__version__}, {datetime.date.today()}, {options.network}, {options.stages} stages, "
             f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, medians of {options.runs} runs")
     print(head)
 

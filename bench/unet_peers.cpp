@@ -1,20 +1,27 @@
-// A C interface to training and inference of a U-Net for compare_unet.py, which times voxgrad and PyTorch alternately
-// in one process. Work is queued on CUDA's default stream.
+// A C interface to training and inference of nnU-Net's networks and MedNeXt for compare_unet.py, which times voxgrad
+// and PyTorch alternately in one process. Work is queued on CUDA's default stream.
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 
 #include "bench/run_caught.h"
 #include "bench/unet_training.h"
 #include "core/precision.h"
 #include "cuda/cuda.h"
+#include "examples/nnunet/mednext.h"
 
 namespace {
 
 using namespace voxgrad;
 
 constexpr Device kDevice = Device::cuda();
+
+/// The arguments of voxgrad_unet_make() that describe the network.
+struct NetworkArguments {
+  int64_t stages, channels, max_channels, classes, mednext_kernel;
+  int residual, recompute;
+};
 
 /// A training run that can also run inference and hold CUDA graphs.
 struct Training : UNetTraining {
@@ -25,10 +32,28 @@ struct Training : UNetTraining {
   void predict() {
     const NoGradGuard no_grad;
     const autocast guard(low.value_or(bf16), low.has_value());
-    logits = model.forward(x);
+    logits = model->forward(x);
   }
 };
 std::unique_ptr<Training> training;
+
+/// Moves the model to the GPU, sets its parameters and starts the training.
+template <class Network>
+void start(const std::shared_ptr<Network>& model, bool deep, std::optional<DType> low, bool channels_last,
+           const char** names, void** parameters, int64_t count) {
+  model->to(kDevice);
+  const NoGradGuard no_grad;
+  const TensorMap state = model->state_dict();
+  check(static_cast<int64_t>(state.size()) == count, "voxgrad_unet", "the model has ", state.size(),
+        " parameters, got ", count);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto found = state.find(names[i]);
+    check(found != state.end(), "voxgrad_unet", "the model has no parameter ", names[i]);
+    found->second.copy_(from_blob(parameters[i], found->second.shape(), {f32, kDevice}, {}));
+  }
+  if (channels_last) model->to(MemoryFormat::channels_last);
+  training = std::make_unique<Training>(model, deep, low);
+}
 
 }  // namespace
 
@@ -36,29 +61,39 @@ extern "C" {
 
 /// Creates the model, which must have `count` parameters. Copies the f32 array parameters[i] in GPU memory to the
 /// parameter with the name names[i]. The memory of x, f32 (batch, 1, size, size, size), and of target, i64 (batch,
-/// size, size, size), must stay valid. deep: 1 for deep supervision. high: 1 for TF32. low: dtype of autocast (0 none,
-/// 2 bf16, 3 f16). Like all functions in this file, returns null on success, otherwise an error message.
-const char* voxgrad_unet_make(int64_t stages, int64_t channels, int64_t max_channels, int64_t classes, int deep,
-                              int recompute, int high, int low, int channels_last, const char** names,
-                              void** parameters, int64_t count, void* x, void* target, int64_t batch, int64_t size) {
+/// size, size, size), must stay valid. The model is a MedNeXt-B with this kernel size, or an nn::UNet if
+/// mednext_kernel is 0. residual: 1 for nnU-Net's residual encoder with 1, 3, 4 and then 6 blocks per stage, and one
+/// convolution per stage of the decoder. deep: 1 for deep supervision. high: 1 for TF32. low: dtype of autocast (0
+/// none, 2 bf16, 3 f16). Like all functions in this file, returns null on success, otherwise an error message.
+const char* voxgrad_unet_make(const NetworkArguments* network, int deep, int high, int low, int channels_last,
+                              const char** names, void** parameters, int64_t count, void* x, void* target,
+                              int64_t batch, int64_t size) {
   return run_caught([&] {
     training.reset();
     memory::empty_cache(kDevice);
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
-    nn::UNet model(unet_options(stages, channels, max_channels, classes, recompute != 0));
-    model.to(kDevice);
-    const NoGradGuard no_grad;
-    const TensorMap state = model.state_dict();
-    check(static_cast<int64_t>(state.size()) == count, "voxgrad_unet", "the model has ", state.size(),
-          " parameters, got ", count);
-    for (int64_t i = 0; i < count; ++i) {
-      const auto found = state.find(names[i]);
-      check(found != state.end(), "voxgrad_unet", "the model has no parameter ", names[i]);
-      found->second.copy_(from_blob(parameters[i], found->second.shape(), {f32, kDevice}, {}));
+    const auto begin = [&](const auto& model) {
+      start(model, deep != 0, low ? std::optional(static_cast<DType>(low)) : std::nullopt, channels_last != 0, names,
+            parameters, count);
+    };
+    if (network->mednext_kernel > 0) {
+      nnunet::MedNeXtOptions options = nnunet::mednext_preset(false);
+      options.num_classes = network->classes;
+      options.channels = network->channels;
+      options.kernel_size = network->mednext_kernel;
+      options.recompute = network->recompute != 0;
+      begin(std::make_shared<nnunet::MedNeXt>(options));
+    } else {
+      nn::UNetOptions options = unet_options(network->stages, network->channels, network->max_channels,
+                                             network->classes, network->recompute != 0);
+      options.residual = network->residual != 0;
+      for (size_t i = 0; options.residual && i < options.stages.size(); ++i) {
+        constexpr int64_t kBlocks[] = {1, 3, 4, 6};
+        options.stages[i].convs = kBlocks[std::min(i, std::size(kBlocks) - 1)];
+        options.stages[i].decoder_convs = 1;
+      }
+      begin(std::make_shared<nn::UNet>(options));
     }
-    if (channels_last) model.to(MemoryFormat::channels_last);
-    training = std::make_unique<Training>(std::move(model), deep != 0,
-                                          low ? std::optional(static_cast<DType>(low)) : std::nullopt);
     training->x = from_blob(x, {batch, 1, size, size, size}, {f32, kDevice}, {});
     training->target = from_blob(target, {batch, size, size, size}, {i64, kDevice}, {});
     synchronize(kDevice);

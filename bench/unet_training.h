@@ -1,7 +1,9 @@
-// Training of nnU-Net's network, for the benchmarks bench/compare_unet.py and bench/scaling.cpp.
+// Training of a network for segmentation, for the benchmarks bench/compare_unet.py and bench/scaling.cpp.
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -26,27 +28,30 @@ inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t ma
 
 /// A training run. A step consists of the forward pass, the loss, the backward pass, gradient clipping and SGD.
 struct UNetTraining {
-  nn::UNet model;
-  bool deep;                 ///< use deep supervision
-  std::optional<DType> low;  ///< dtype of autocast; nullopt: no autocast
+  std::shared_ptr<nn::Layer> model;
+  std::function<Tensors(const Tensor&)> levels;  ///< the logits of all resolutions; empty: no deep supervision
+  std::optional<DType> low;                      ///< dtype of autocast; nullopt: no autocast
   optim::SGD optimizer;
   optim::GradScaler scaler;
   Tensor x{};       ///< (N, 1, D, H, W)
   Tensor target{};  ///< (N, D, H, W)
   Tensor loss{};    ///< loss of the last step
 
-  UNetTraining(nn::UNet network, bool deep_supervision, std::optional<DType> dtype)
-      : model(std::move(network)),
-        deep(deep_supervision),
+  /// Trains `network`, a Layer with the member function levels().
+  template <class Network>
+  UNetTraining(std::shared_ptr<Network> network, bool deep_supervision, std::optional<DType> dtype)
+      : model(network),
         low(dtype),
-        optimizer(model.parameters(), {.lr = 0.01, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true}),
-        scaler({.enabled = low == f16}) {}
+        optimizer(model->parameters(), {.lr = 0.01, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true}),
+        scaler({.enabled = low == f16}) {
+    if (deep_supervision) levels = [network](const Tensor& input) { return network->levels(input); };
+  }
 
   void forward() {
-    model.zero_grad();
+    model->zero_grad();
     const autocast guard(low.value_or(bf16), low.has_value());
-    const Tensors levels = deep ? model.levels(x) : Tensors{model.forward(x)};
-    loss = deep_supervision_loss(levels, target, {.dice = {.batch = true, .include_background = false}});
+    const Tensors logits = levels ? levels(x) : Tensors{model->forward(x)};
+    loss = deep_supervision_loss(logits, target, {.dice = {.batch = true, .include_background = false}});
   }
   void backward() {
     scaler.scale(loss).backward();
@@ -54,7 +59,7 @@ struct UNetTraining {
   }
   void update() {
     if (scaler.is_enabled()) scaler.unscale_(optimizer);
-    optim::clip_grad_norm_(model.parameters(), 12);
+    optim::clip_grad_norm_(model->parameters(), 12);
     scaler.step(optimizer);
     if (scaler.is_enabled()) scaler.update();
   }

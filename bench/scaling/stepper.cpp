@@ -22,11 +22,11 @@ void set_precision(const Bench& bench, const std::string& mode) {
 
 std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::string& mode) {
   vg::manual_seed(0);
-  vg::nn::UNet model(vg::unet_options(kStages, kChannels, kMaxChannels, kClasses));
-  model.to(bench.device());
-  model.to(vg::MemoryFormat::channels_last);
-  auto training = std::make_unique<vg::UNetTraining>(std::move(model), true,
-                                                     mode == "bf16" ? std::optional(vg::bf16) : std::nullopt);
+  const auto model = std::make_shared<vg::nn::UNet>(vg::unet_options(kStages, kChannels, kMaxChannels, kClasses));
+  model->to(bench.device());
+  model->to(vg::MemoryFormat::channels_last);
+  auto training =
+      std::make_unique<vg::UNetTraining>(model, true, mode == "bf16" ? std::optional(vg::bf16) : std::nullopt);
   const int64_t batch = bench.options.batch, size = bench.options.size;
   vg::Generator random(static_cast<uint64_t>(1 + bench.world.rank()));
   set_volumes(*training, vg::randn({batch, 1, size, size, size}, {.device = bench.device()}, &random));
@@ -38,7 +38,7 @@ std::unique_ptr<vg::UNetTraining> make_training(const Bench& bench, const std::s
 void load_kernels(const Bench& bench, const std::string& mode, const vg::nn::DataParallelOptions& parallel_options) {
   SimulatedCommunicator alone(bench.device(), {.ranks = 2});
   const auto training = make_training(bench, mode);
-  const vg::nn::DataParallel parallel(training->model, alone, parallel_options);
+  const vg::nn::DataParallel parallel(*training->model, alone, parallel_options);
   training->step();
   bench.world.barrier();
 }
@@ -58,7 +58,7 @@ Stepper::Stepper(const Bench& bench, vg::distributed::Communicator& world, const
   load_kernels(bench, mode, parallel_options);
   training = make_training(bench, mode);
   if (scheme == "none") return;
-  parallel.emplace(training->model, world, parallel_options);
+  parallel.emplace(*training->model, world, parallel_options);
   if (scheme == "zero") zero.emplace(training->optimizer, world);
 }
 
@@ -70,14 +70,14 @@ void Stepper::step(bool reduce) {
 
 int64_t Stepper::parameters() const {
   int64_t count = 0;
-  for (const vg::Tensor& parameter : training->model.parameters()) count += parameter.numel();
+  for (const vg::Tensor& parameter : training->model->parameters()) count += parameter.numel();
   return count;
 }
 
 // FNV-1a over 32-bit words.
 uint64_t Stepper::checksum() const {
   uint64_t hash = 0xcbf29ce484222325;
-  for (const vg::Tensor& parameter : training->model.parameters()) {
+  for (const vg::Tensor& parameter : training->model->parameters()) {
     const vg::Tensor values = parameter.detach().to(vg::Device::cpu()).contiguous();
     const auto* words = static_cast<const uint32_t*>(values.raw_data());
     for (int64_t i = 0; i < values.numel(); ++i) hash = (hash ^ words[i]) * 0x100000001b3;
