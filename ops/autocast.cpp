@@ -12,11 +12,11 @@
 namespace voxgrad {
 namespace {
 
-// ---- the operators that convert their operands; the comment after the two lists names the differences from
-// torch.autocast
+// ---- Lists of the operators that convert their operands. The comment after the lists names the differences from
+// torch.autocast.
 
-/// Operators that compute in the autocast dtype: matrix products and convolutions, whose kernels sum in float32, and
-/// prelu, as in PyTorch.
+/// Operators that compute in the autocast dtype, as in PyTorch. The kernels of matrix products and convolutions sum in
+/// float32.
 constexpr std::string_view kLow[] = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "matmul", "linear", "prelu",

@@ -100,7 +100,7 @@ struct Request {
 
   /// Returns the number of spatial axes.
   int64_t axes() const { return stride.size(); }
-  /// Returns the channel axis of the input: 1, or 0 without a batch. The spatial axes follow it.
+  /// Returns the channel axis of the input: 1, or 0 without a batch. The spatial axes follow the channel axis.
   int64_t channel_axis(const Tensor& input) const { return input.dim() - axes() - 1; }
 };
 
@@ -276,7 +276,7 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   const Shape result{call.x.size(0), output_channels(r, call.weight), size[0], size[1], size[2]};
   const View in = shape_view(call.x.shape(), options, format), w = shape_view(call.weight.shape(), options, format),
              out = shape_view(result, options, format);
-  // x and y of the equivalent convolution: conv_transpose reads y and writes x.
+  // x is the input and y the result of a convolution. conv_transpose reads y and writes x.
   const View &x = r.transposed ? out : in, &y = r.transposed ? in : out;
 
   const ConvGeometry& g = call.geometry;

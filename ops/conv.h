@@ -4,12 +4,12 @@
 // - Dtypes: f32, f64, bf16 and f16. All operands must have the same dtype and device. Products of bf16 or f16 elements
 //   are exact, their sums are computed in float32, and the result is rounded once. On GPUs, the accuracy of f32 depends
 //   on set_float32_precision() (core/precision.h).
-// - The input may have no batch axis; then the result has none either.
+// - If the input has no batch axis, the result has no batch axis either.
 // - The result is channels-last if the input or the weight is, otherwise contiguous.
 // - The functions can be differentiated any number of times with respect to the input, the weight and the bias.
 // - They throw Error if the operands do not match (number of axes, channels, groups, dtype, device), if an axis other
-//   than the batch is empty, if an option is out of range (stride, dilation and padding must be below 2^31), and if the
-//   result has no voxels or its number of elements does not fit in 64 bits.
+//   than the batch is empty, or if an option is out of range (stride, dilation and padding must be below 2^31). They
+//   also throw Error if the result has no voxels or if its number of elements does not fit in 64 bits.
 // - A tensor may have more than 2^31 elements. The CUDA kernels throw Error if the positions along an axis, including
 //   stride, dilation and padding, reach 2^30, or if one channel has 2^31 or more weights.
 // - The CPU uses less than 64 MB of workspace, plus float32 copies of the operands for bf16 and f16.
@@ -44,7 +44,7 @@ struct ConvTransposeOptions {
   Extent<N> output_padding{0};
   int64_t groups = 1;
   Extent<N> dilation{1};
-  /// Spatial size of the result. If given, it determines the output padding, and output_padding is ignored.
+  /// Spatial size of the result. If output_size is given, output_padding is ignored.
   std::optional<Extent<N>> output_size{};
 
   /// See ConvOptions::validate.
@@ -72,10 +72,10 @@ Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bia
                         const ConvTransposeOptions<1>& options = {});
 
 /// Returns a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
-/// device and memory format. The first line contains the number of floating-point operations (two for each product,
-/// without products with padding) and the total size of the operands and the result in bytes. Then follow one line for
-/// the forward pass and one for each gradient, with the kernel, its arithmetic, tiles and workspace, and, on GPUs, a
-/// lower bound of the time on an H200. The function computes no convolution and requires no GPU.
+/// device and memory format. The first line contains the number of floating-point operations (two for each product;
+/// products with padding are not counted) and the total size of the operands and the result in bytes. Each of the next
+/// lines describes the kernel of the forward pass or of a gradient: its arithmetic, tiles and workspace. For GPUs, the
+/// line also contains a lower bound of the time on an H200. The function computes no convolution and requires no GPU.
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
                            const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},

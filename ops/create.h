@@ -26,14 +26,14 @@ Tensor full_like(const Tensor& like, double value);
 /// Returns the values start, start + step, ... that are below `end`, or above `end` if step is negative. Throws Error
 /// if an argument is not finite, if step is 0, or if step leads away from `end`.
 Tensor arange(double start, double end, double step = 1, TensorOptions options = {});
-/// Returns `count` evenly spaced values from `start` to `end`, both included. Floating dtypes only.
+/// Returns `count` evenly spaced values from `start` to `end`, both included. The dtype must be floating.
 Tensor linspace(double start, double end, int64_t count, TensorOptions options = {});
 
-/// Returns random numbers that are uniform on [0, 1). The same generator state gives the same bits on every device.
-/// Floating dtypes only; bf16 and f16 are rounded from f32. `generator`: default_generator() if null.
+/// Returns random numbers that are uniform on [0, 1). The same generator state gives the same bits on every device. The
+/// dtype must be floating; bf16 and f16 numbers are rounded from f32. Uses default_generator() if `generator` is null.
 Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
 /// Returns random numbers with a standard normal distribution. The numbers of different devices agree up to rounding.
-/// Dtypes as in rand.
+/// The dtype must be floating.
 Tensor randn(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
 /// Return rand() or randn() with the shape, dtype, device and memory layout of `like`. The number that an element gets
 /// depends on its index, not on the layout.

@@ -27,15 +27,15 @@ template <BinaryOp op>
 Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
 /// Returns the share of an operand in the gradient of a maximum or minimum: 0 where the other operand was selected
-/// (`lost`), 1/2 where both are equal, and 1 otherwise, also where one operand is NaN.
+/// (`lost`), 1/2 where the operands are equal, and 1 elsewhere, including where an operand is NaN.
 Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
   const Tensor half_if_tied = affine(eq(x, y).to(x.dtype()), 0.5, 0);
   return 1.0 - lost.to(x.dtype()) - half_if_tied;
 }
 
 Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
-  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula gives 0 * 0^-1 or 0 * NaN for x = 0 or
-  // NaN.
+  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula gives 0 * 0^-1 for x = 0 and 0 * NaN
+  // for x = NaN.
   const Tensor flat = mul(eq(y, 0), logical_not(gt(abs(x), 0)));
   return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
 }
@@ -147,8 +147,8 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
   return like.shape() == shape ? empty_strided(shape, empty_like_strides(like), options) : empty(shape, options);
 }
 
-/// Converts x and y to the dtype in which `op` computes. An operator that supports only floating
-/// dtypes converts integers and bool to f32.
+/// Converts x and y to the dtype in which `op` computes. An operator that supports only floating dtypes converts
+/// integers and bool to f32.
 template <BinaryOp op>
 std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
   check_defined(name(op), "the first operand", x);
@@ -276,8 +276,8 @@ Tensor operator*(const Tensor& x, Scalar y) {
 }
 Tensor operator/(const Tensor& x, Scalar y) {
   const Tensor converted = promoted_for("div", x, y);
-  // The divisor may exceed the range of bf16 or f16. Multiply by its reciprocal in float32 instead, whose rounding
-  // error is much smaller than that of the result.
+  // The divisor may exceed the range of bf16 or f16. Multiply by its reciprocal in float32 instead. The rounding error
+  // of the reciprocal is much smaller than the rounding error of the result.
   return is_half(converted.dtype()) ? affine(converted, 1 / y.value, 0) : div(converted, scalar_for(converted, y));
 }
 Tensor operator+(Scalar x, const Tensor& y) { return y + x; }
@@ -373,7 +373,8 @@ Tensor clamp_max(const Tensor& x, double high) { return clamp(x, -std::numeric_l
 Tensor relu(const Tensor& x) { return unary<UnaryOp::relu>(x); }
 Tensor leaky_relu(const Tensor& x, double negative_slope) {
   check_finite("leaky_relu", "negative_slope", negative_slope);
-  // The gradient of UnaryOp::leaky_relu uses the sign of the result, which is that of x only if the slope is >= 0.
+  // The gradient of UnaryOp::leaky_relu uses the sign of the result, which equals the sign of x only if the slope is
+  // not negative.
   if (negative_slope < 0) return where(gt(x, 0), x, x * negative_slope);
   return unary<UnaryOp::leaky_relu>(x, negative_slope);
 }

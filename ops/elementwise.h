@@ -43,8 +43,8 @@ Tensor mul(const Tensor& x, const Tensor& y);
 Tensor div(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, const Tensor& y);
 Tensor pow(const Tensor& x, double exponent);
-/// Return the larger or the smaller element; NaN if one of the two is NaN. Where both are equal, each operand gets half
-/// of the gradient. Where one is NaN, both get the full gradient.
+/// Return the larger or the smaller element, or NaN if one of the two elements is NaN. Where the elements are equal,
+/// each operand gets half of the gradient. Where one element is NaN, both operands get the full gradient.
 Tensor maximum(const Tensor& x, const Tensor& y);
 Tensor maximum(const Tensor& x, Scalar y);
 Tensor minimum(const Tensor& x, const Tensor& y);
@@ -93,7 +93,7 @@ Tensor sign(const Tensor& x);
 /// Limits x to [low, high]. An infinite limit leaves that side open, also for integers. The gradient is 1 inside the
 /// interval and on its limits, and 0 outside and where x is NaN.
 Tensor clamp(const Tensor& x, double low, double high);
-/// Limit x on one side only.
+/// Limit x only from below or only from above.
 Tensor clamp_min(const Tensor& x, double low);
 Tensor clamp_max(const Tensor& x, double high);
 /// Returns condition ? x : y for each element. `condition` must be bool; all three operands broadcast.
@@ -155,10 +155,10 @@ Tensor hardsigmoid(const Tensor& x);
 Tensor hardswish(const Tensor& x);
 /// Returns log(1 + exp(beta * x)) / beta, or x where beta * x > threshold.
 Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
-/// Zeroes each element with probability p and scales the others by 1 / (1 - p). Returns x if not training.
-/// Throws Error unless 0 <= p <= 1. `generator`: default_generator() if null.
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p). Returns x if not training. Throws Error
+/// unless 0 <= p <= 1. Uses default_generator() if `generator` is null.
 Tensor dropout(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
-/// Zeroes whole channels of x (N, C, D, H, W) or (C, D, H, W) with probability p; otherwise like dropout.
+/// Zeroes each channel of x (N, C, D, H, W) or (C, D, H, W) with probability p and scales the others like dropout.
 Tensor dropout3d(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
 
 }  // namespace voxgrad

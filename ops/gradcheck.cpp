@@ -128,7 +128,7 @@ Tensor Check::projection(const Tensors& inputs) const {
   return total;
 }
 
-/// Returns the projection after a step from the inputs. An input whose direction is undefined does not move.
+/// Returns the projection after a step from the inputs. An input whose direction is undefined stays unchanged.
 double Check::measure_at(const Tensors& directions, double step) const {
   const NoGradGuard no_grad;
   Tensors points;
@@ -248,8 +248,8 @@ GradcheckReport gradgradcheck(const Function& function, const Tensors& inputs, c
 
   // The backward pass differentiates gradients that were computed with create_graph. The central differences use
   // gradients that were computed without create_graph. Thus the check also fails if an operator computes different
-  // gradients in the two modes. (Such an error is linear in the grad_outputs, so that it changes the derivatives with
-  // respect to the grad_outputs.)
+  // gradients in the two modes. (Gradients are linear in the grad_outputs. Different gradients therefore have different
+  // derivatives with respect to the grad_outputs.)
   const Function gradients = [=](const Tensors& points) {
     const bool create_graph = grad_enabled();
     const GradModeGuard recording(true);

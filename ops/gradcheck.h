@@ -36,7 +36,7 @@ struct GradcheckReport {
 GradcheckReport gradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                           const GradcheckOptions& options = {});
 /// Checks second derivatives: applies gradcheck to the gradients of `function` as functions of the inputs and of random
-/// grad_outputs. Also fails if the gradients with create_graph differ from those without.
+/// grad_outputs. Also fails if the gradients with create_graph differ from the gradients without create_graph.
 GradcheckReport gradgradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                               const GradcheckOptions& options = {});
 

@@ -16,9 +16,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
 /// Returns softmax(scale * query key^T + mask) value (Vaswani et al., "Attention is all you need", NeurIPS 2017) for
 /// query (..., L, E), key (..., S, E) and value (..., S, V). The result is (..., L, V); leading axes broadcast. scale
-/// is 1 / sqrt(E) by default. attn_mask broadcasts to the scores (..., L, S): a bool mask excludes keys where it is
-/// false, a floating mask is added to the scores. is_causal excludes the keys after position i for query i. dropout_p
-/// is the probability of dropping an attention weight. A query for which all keys are excluded gives zeros.
+/// is 1 / sqrt(E) by default. attn_mask broadcasts to the scores (..., L, S). A bool mask excludes the keys for which
+/// the mask is false; a floating mask is added to the scores. is_causal excludes the keys after position i for query i.
+/// dropout_p is the probability of dropping an attention weight. A query for which all keys are excluded gives zeros.
 ///
 /// Throws Error if attn_mask and is_causal are both given. The function is composed of matmul and softmax. Unlike
 /// PyTorch's fused kernels, it stores the scores, which are L * S elements per matrix.

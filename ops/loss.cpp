@@ -6,8 +6,8 @@
 // double.
 //
 // If there are more than kMaxClasses classes or the target holds probabilities, the Dice losses compute the sums with
-// differentiable operators. In these two cases, for (N, C) inputs and for Reduction::none, cross_entropy and nll_loss
-// do not use the sums: operators compute the loss of each voxel.
+// differentiable operators. In these two cases, cross_entropy and nll_loss compute the loss of each voxel with
+// operators instead of using the sums, and likewise for (N, C) inputs and for Reduction::none.
 #include "ops/loss.h"
 
 #include <algorithm>
@@ -81,8 +81,9 @@ Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& targe
                                         const Tensor& pos_weight) {
   constexpr const char* kOp = "binary_cross_entropy_with_logits";
   const auto [x, y, dtype] = checked_pair(kOp, input, target);
-  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither overflows, and their sum has no
-  // cancellation, because both are positive. Above the threshold, softplus(x) equals x in double precision.
+  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither of the two values overflows, and
+  // their sum has no cancellation, because both values are positive. Above the threshold, softplus(x) equals x in
+  // double precision.
   constexpr double kThreshold = 40;
   Tensor as_one = softplus(neg(x), 1, kThreshold);
   const Tensor as_zero = softplus(x, 1, kThreshold);

@@ -20,7 +20,7 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduc
                       double beta = 1.0);
 /// Binary cross-entropy with p = sigmoid(input): -(pos_weight * target * log(p) + (1 - target) * log(1 - p)). The
 /// computation does not overflow. target is in [0, 1]. pos_weight is undefined, which means 1, or has a shape that
-/// broadcasts to that of the input, for example (C, 1, 1, 1) for one weight per channel of (N, C, D, H, W).
+/// broadcasts to the shape of the input, for example (C, 1, 1, 1) for one weight per channel of (N, C, D, H, W).
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
                                         Reduction reduction = Reduction::mean, const Tensor& pos_weight = {});
 /// Kullback-Leibler divergence target * (log(target) - input), where input holds log-probabilities. If log_target,
@@ -48,7 +48,7 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
 };
 /// Cross-entropy -log(softmax(input)) at the class of the target, where input holds logits. The mean is over the voxels
-/// that are not ignored; it is NaN if all are ignored.
+/// that are not ignored. If all voxels are ignored, the mean is NaN.
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& options);
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
 
@@ -74,8 +74,8 @@ struct DiceOptions {
   Reduction reduction = Reduction::mean;  ///< over samples and classes; none returns (N, C), or (1, C) with `batch`
 };
 /// Dice loss 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr) of probabilities p and target t, where the
-/// sums are over the voxels of each class (Milletari, Navab and Ahmadi, "V-Net", 2016; this form is that of nnU-Net,
-/// Isensee et al. 2021). Throws Error for softmax over one channel, which would always be 1.
+/// sums are over the voxels of each class (Milletari, Navab and Ahmadi, "V-Net", 2016; nnU-Net uses this form, Isensee
+/// et al. 2021). Throws Error for softmax over one channel, which would always be 1.
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options = {});
 
 struct DiceCEOptions {

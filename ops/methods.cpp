@@ -11,7 +11,7 @@
 namespace voxgrad {
 namespace {
 
-/// Returns a copy with the given strides. Recorded by autograd.
+/// Returns a copy with the given strides. Autograd records the copy.
 Tensor copy_strided(const char* op, const Tensor& x, const Strides& strides) {
   Tensor out = empty_strided(x.shape(), strides, x.options());
   kernels(x.device()).copy(out.view_out(), x.view_in());
@@ -73,7 +73,7 @@ std::string describe_layout_copy(const Tensor& from, MemoryFormat to) {
 }  // namespace
 
 Tensor Tensor::contiguous(MemoryFormat format) const {
-  // A tensor with one channel can be contiguous in both formats. Then only the strides change, without a copy.
+  // A tensor with one channel can be contiguous in both memory formats. The function then changes only the strides.
   const bool has_format = is_contiguous(format);
   if (has_format && (dim() < 3 || size(1) != 1 || suggest_memory_format() == format)) return *this;
   const bool last = format == MemoryFormat::channels_last;

@@ -40,8 +40,8 @@ Tensor record_added(const Tensor& x, const Tensor& added) {
                 });
 }
 
-/// Computes the gradients with differentiable operators. With v = before(x), n = (v - mean) * rstd and g, the gradient
-/// of n * weight + bias: dbias = sum(g), dweight = sum(g * n), and with h = g * weight,
+/// Computes the gradients with differentiable operators. Let v = before(x) and n = (v - mean) * rstd. Let g be the
+/// gradient of n * weight + bias, and let h = g * weight. Then dbias = sum(g), dweight = sum(g * n) and
 /// dv = rstd * (h - mean(h) - n * mean(h * n)), where the means are over each group.
 Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor& weight, const Tensor& bias,
                            const Tensor& added, const GradientRequest& r) {
@@ -73,10 +73,10 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return grads;
 }
 
-/// Two values per group, gathered from all ranks, and the number of elements of a group on each rank. All in f64.
+/// Two values per group, gathered from all ranks, and the number of elements of a group on each rank. The dtype is f64.
 struct OfRanks {
   Tensor values;  // (ranks, n, groups, 2)
-  Tensor counts;  // (ranks): the number of elements of a group on each rank
+  Tensor counts;  // (ranks): number of elements of a group
   Tensor shares;  // (ranks, 1, 1): counts divided by their sum
 };
 
@@ -134,7 +134,7 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
   // bias of a convolution may have another dtype than x.
   allocate(grads[3], sums, r.added ? std::optional(widened(x.dtype())) : std::nullopt);
   // A norm with one group per channel subtracts the mean of the channel, so that the added bias has no effect and its
-  // gradient is 0. An activation before the norm prevents this.
+  // gradient is 0. With an activation before the norm, the bias has an effect.
   if (r.added && r.groups[1] == x.size(1) && r.activations.before.kind == ActivationKind::none) {
     grads[3].zero_();
     sums.reset();

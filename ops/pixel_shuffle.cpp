@@ -1,3 +1,5 @@
+// Rearrangement of channels into voxels and back. Both directions reshape the input, permute its axes and reshape the
+// result.
 #include "ops/pixel_shuffle.h"
 
 #include <algorithm>

@@ -46,8 +46,9 @@ void check_windows(const char* op, const Windows& w) {
           "padding must lie between 0 and half of kernel_size ", w.kernel_size, ", got ", w.padding);
 }
 
-/// Throws if a window of spatial axis i contains only padding. A dilated window can step over a small input; its
-/// maximum would be undefined. `axis`: the axis of the input; `in` and `out`: the sizes of the input and the result.
+/// Throws if a window of spatial axis i contains only padding. A dilated window can step over a small input, and the
+/// maximum of such a window would be undefined. `axis`: the axis of the input; `in` and `out`: the sizes of the input
+/// and the result.
 void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, int64_t in, int64_t out) {
   const int64_t k = w.kernel_size[i], d = w.dilation[i], p = w.padding[i];
   if (d == 1 || p == 0) return;
@@ -56,7 +57,7 @@ void check_not_empty(const char* op, const Windows& w, int64_t i, int64_t axis, 
     const int64_t first = start < 0 ? start + round_up(-start, d) : start;
     check(first <= start + (k - 1) * d && first < in, op, "a window along axis ", axis, " contains only padding (size ",
           in, ", kernel_size ", k, ", padding ", p, ", dilation ", d, ')');
-    if (start >= 0) o = std::max(o, out - 2);  // of the windows that begin inside the input, check only the last
+    if (start >= 0) o = std::max(o, out - 2);  // check only the last of the windows that begin inside the input
   }
 }
 
@@ -92,7 +93,7 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
 }
 
 /// Maximum pooling of volumes (N, C, D, H, W). The indices are i32 if the volume has fewer than 2^31 voxels, otherwise
-/// i64. They are undefined if neither the caller (`return_indices`) nor the gradient needs them.
+/// i64. The indices are undefined if neither the caller (`return_indices`) nor the gradient needs them.
 MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Triple& pooled, bool return_indices) {
   const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype());
   const Triple size = spatial_size(x);

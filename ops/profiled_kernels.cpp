@@ -1,8 +1,10 @@
 // The kernel tables that are used while the profiler is active. Each entry runs the kernel of the device and records
 // its name, shapes, bytes and arithmetic.
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "ops/detail/conv_geometry.h"
@@ -12,13 +14,14 @@
 namespace voxgrad {
 namespace {
 
-constexpr size_t kMaxShapes = 8;  // upper limit of the shapes recorded per call
+constexpr size_t kMaxShapes = 8;  // maximum number of shapes recorded per call
 
 /// The information about a kernel call that the profiler needs, collected from the arguments of the call.
 struct Call {
   const char* name;
   std::vector<const View*> views{};  // in the order of the arguments; null for an optional view that is not given
   double bytes = 0;
+  double param_bytes = 0;  // size of all parameters of an optimizer step
   const ConvGeometry* geometry = nullptr;
 
   const View& view(size_t i) const { return *views[i]; }
@@ -28,13 +31,17 @@ struct Call {
     return first == views.end() ? -1 : (*first)->device;
   }
 
-  /// Adds a view that the kernel reads or writes `times` times. An expanded axis counts as one element.
-  void add(const View& view, int times = 1) {
-    views.push_back(&view);
-    double count = static_cast<double>(item_size(view.dtype)) * times;
+  /// Returns the bytes of a view. An expanded axis counts as one element.
+  static double bytes_of(const View& view) {
+    auto count = static_cast<double>(item_size(view.dtype));
     for (int i = 0; i < view.rank; ++i)
       if (view.stride[i] != 0 || view.size[i] == 0) count *= static_cast<double>(view.size[i]);
-    bytes += count;
+    return count;
+  }
+  /// Adds a view that the kernel reads or writes `times` times.
+  void add(const View& view, int times = 1) {
+    views.push_back(&view);
+    bytes += bytes_of(view) * times;
   }
   void add(const View* view) {
     if (view)
@@ -48,14 +55,21 @@ struct Call {
     add(out.dx);
     for (const View* view : {out.dgamma, out.dbeta, out.sums}) add(view);
   }
-  /// Adds the views of an optimizer step. Gradients count as read; parameters and states count as read and written.
+  /// Adds the views of an optimizer step. Parameters and gradients count as read; states count as read and written.
   void add(std::span<const StepViews> params) {
     for (const StepViews& p : params) {
-      add(p.param, 2);
+      add(p.param);
       add(p.grad);
       for (const View& state : p.state)
         if (state.data) add(state, 2);
+      param_bytes += bytes_of(p.param);
     }
+  }
+  /// Adds the bytes of the parameters that an optimizer step writes.
+  void add(const AnyStep& step) {
+    const UnscaleStep* const unscale = std::get_if<UnscaleStep>(&step);
+    const bool reads_only = std::holds_alternative<EmaStep>(step) || (unscale && !unscale->write);
+    if (!reads_only) bytes += param_bytes;
   }
   void add(UnaryOp op) { name = voxgrad::name(op); }
   void add(BinaryOp op) { name = voxgrad::name(op); }
@@ -73,13 +87,15 @@ struct Work {
 /// Returns the memory bandwidth in bytes per second that the planner of convolutions assumes; 0 if unknown.
 double byte_rate(int device) {
   if (device < 0) return 0;
-  static const double rate = [device] {
+  thread_local std::map<int, double> rates;  // by GPU
+  const auto [entry, is_new] = rates.try_emplace(device, 0);
+  if (is_new) {
     View one{.device = device, .rank = 5};
     std::fill_n(one.size, 5, 1);
     std::fill_n(one.stride, 5, 1);
-    return explain_conv(ConvPass::fprop, one, one, one, {}).byte_rate;
-  }();
-  return rate;
+    entry->second = explain_conv(ConvPass::fprop, one, one, one, {}).byte_rate;
+  }
+  return entry->second;
 }
 
 /// Estimates the work of a convolution. `x`, `w` and `y` are the positions of these operands in call.views.

@@ -11,10 +11,10 @@ namespace voxgrad {
 
 /// Returns the sum. The sum of integers and bool is i64 and wraps around.
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Returns the mean. Floating dtypes only.
+/// Returns the mean. x must have a floating dtype.
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Return the maximum or minimum. If several elements attain it, they share the gradient equally. Throw Error if
-/// there are no elements.
+/// Return the maximum or minimum. If several elements are equal to the result, they share the gradient equally. Throw
+/// Error if there are no elements.
 Tensor amax(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 /// Returns the variance: the sum of squared deviations from the mean, divided by (count - correction). The computation
@@ -35,7 +35,7 @@ Tensor cumsum(const Tensor& x, int64_t axis);
 /// is the gradient of expand(). Throws Error if `shape` does not broadcast to the shape of x.
 Tensor sum_to(const Tensor& x, const Shape& shape);
 
-/// Return exp(x) / sum(exp(x)) along `axis`, or its logarithm. Floating dtypes only.
+/// Return exp(x) / sum(exp(x)) along `axis`, or its logarithm. x must have a floating dtype.
 Tensor softmax(const Tensor& x, int64_t axis);
 Tensor log_softmax(const Tensor& x, int64_t axis);
 

@@ -37,10 +37,11 @@ Tensor flatten(const Tensor& x, int64_t start_axis = 0, int64_t end_axis = -1);
 
 /// Returns views of consecutive parts along `axis` with the given sizes, whose sum must be the size of the axis.
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis = 0);
-/// Returns views of consecutive parts of `size` along `axis`; the last part may be smaller.
+/// Returns views of consecutive parts of `size` along `axis`; the last part may be smaller. An empty axis gives one
+/// empty part. As in PyTorch, `size` may be 0 only if the axis is empty.
 Tensors split(const Tensor& x, int64_t size, int64_t axis = 0);
 /// Returns views of `count` consecutive parts of equal size along `axis`; the last part may be smaller. As in PyTorch,
-/// there may be fewer parts: chunk of 5 elements into 4 gives sizes 2, 2, 1.
+/// there may be fewer parts: with count = 4, 5 elements become parts of sizes 2, 2 and 1.
 Tensors chunk(const Tensor& x, int64_t count, int64_t axis = 0);
 /// Concatenates tensors along an existing axis. Different dtypes are promoted. Throws Error if the sizes of other axes
 /// or the devices differ.
@@ -71,7 +72,7 @@ Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);
 /// index must have the sizes of x.
 Tensor gather(const Tensor& x, int64_t axis, const Tensor& index);
 /// Returns an i64 tensor with a new last axis of size num_classes that is 1 at the index and 0 elsewhere. If
-/// num_classes is -1, it is the largest index plus 1, and the function waits for the GPU.
+/// num_classes is -1, the size is the largest index plus 1, and the function waits for the GPU.
 Tensor one_hot(const Tensor& index, int64_t num_classes = -1);
 /// Computes out[..., index[..., i, ...], ...] += source[..., i, ...] along `axis` and returns out, which is initially
 /// zero and has `size` elements along `axis`. The order of the additions is deterministic. This is the gradient of

@@ -20,17 +20,18 @@ namespace voxgrad::distributed {
 ///   of a slab.
 /// - group_norm, instance_norm and batch_norm use the statistics of the whole volume.
 /// - cross_entropy and nll_loss with class indices, dice_loss and dice_ce_loss return the loss of the whole volume on
-///   all ranks, except with Reduction::none. Other losses are those of the slab; their mean over the ranks is the loss
-///   of the whole volume.
+///   all ranks, except with Reduction::none. Other losses return the loss of the slab; the mean over the ranks is the
+///   loss of the whole volume.
 /// - Pooling and interpolation throw Error if a window contains planes of two slabs. Padding along D and grid_sample
 ///   throw Error.
 /// - All other operators that combine elements along D (sums, softmax, flip, cumsum, layer_norm over D) use the slab
 ///   only. Ranks with equal generators draw equal random numbers (dropout).
 ///
-/// Gradients are those of the sum of the losses of all ranks. nn::DataParallel on the same group divides them by
-/// size(), which gives the gradients of the loss of the whole volume. All ranks must call the same operators in the
-/// same order. The gradients of convolutions and norms of slabs cannot be differentiated again. A backward pass may run
-/// after the object is destroyed, but `group` must outlive it. With one rank, the object has no effect.
+/// The backward pass computes the gradients of the sum of the losses of all ranks. nn::DataParallel on the same group
+/// divides them by size(), which gives the gradients of the loss of the whole volume. All ranks must call the same
+/// operators in the same order. The gradients of convolutions and norms of slabs cannot be differentiated again. A
+/// backward pass may run after the object is destroyed, but `group` must outlive it. With one rank, the object has no
+/// effect.
 class [[nodiscard]] SpatialParallel {
  public:
   explicit SpatialParallel(Communicator& group) : group_(group), guard_(group.size() > 1 ? &group : nullptr) {}
@@ -38,7 +39,8 @@ class [[nodiscard]] SpatialParallel {
   /// Returns this rank's slab of `whole` (..., D, H, W) as a dense tensor. Throws Error unless the size of
   /// the group divides D.
   Tensor slab(const Tensor& whole) const;
-  /// Concatenates the slabs (..., D, H, W) of all ranks along D. All ranks get the result. Not differentiable.
+  /// Concatenates the slabs (..., D, H, W) of all ranks along D. All ranks get the result. The result is not
+  /// differentiable.
   Tensor gather(const Tensor& slab) const;
 
  private:

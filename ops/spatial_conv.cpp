@@ -29,8 +29,9 @@ struct Axis {
 };
 
 // A product combines input plane i, output plane o and tap k if i + padding = o * stride + k * dilation
-// (ops/detail/conv_geometry.h). Counting the halo from its first plane and the result from plane `start` changes only
-// the padding, so that the same kernels compute the contribution of a halo.
+// (ops/detail/conv_geometry.h). If the planes of a halo are counted from its first plane, and the planes of the result
+// from plane `start`, the formula remains valid with another padding. Therefore, the same kernels compute the
+// contribution of a halo.
 
 using Sides = std::array<Side, 2>;  // the sides of the previous and of the next rank
 
@@ -105,8 +106,8 @@ struct SlabMap {
   /// Returns the number of planes that this rank sends to the previous and the next rank.
   std::array<int64_t, 2> sent() const { return {sides[1].halo, sides[0].halo}; }
 
-  /// Returns the gradient of the input slab, including the contributions of the neighbors' results. `halos`: as
-  /// received in the forward pass, undefined if there is no neighbor.
+  /// Returns the gradient of the input slab, including the contributions of the neighbors' results. `halos`: the planes
+  /// received in the forward pass; a halo is undefined if there is no neighbor.
   Tensor input_gradient(distributed::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
                         const Planes& halos) const {
     Planes halo_gradients;

@@ -20,9 +20,9 @@ class FailingAllocations {
   long failed() const;
 };
 
-/// Calls `function` repeatedly: first with its first allocation failing, then with its second, and so on until a call
-/// runs without a failure. Then calls it with every 2nd, 3rd and 5th allocation failing. `function` may throw: the
-/// tests check that the program can continue after the exception.
+/// Calls `function` repeatedly. In the first call, the first allocation fails; in the second call, the second
+/// allocation; and so on until a call has no failure. In further calls, every 2nd, 3rd or 5th allocation fails.
+/// `function` may throw: the tests check that the program can continue after the exception.
 template <class F>
 void with_each_allocation_failing(const F& function) {
   const auto fails = [&](long first, long period) {

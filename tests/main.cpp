@@ -1,5 +1,5 @@
 // The main function of the test programs. Returns 77, which ctest reports as "Skipped", if every selected test was
-// skipped, so that GPU tests do not count as passed on a machine without a GPU. Fails if the filter selects no test.
+// skipped. GPU tests thus do not count as passed on a machine without a GPU. Fails if the filter selects no test.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,15 +1,15 @@
-// Forward and transposed convolution on the CPU. Both use the gather form of ops/detail/conv_geometry.h: along each
-// axis, the outputs are divided into phases, and all outputs of a phase use the same taps. A step is the index of an
-// output within its phase.
+// Forward and transposed convolution on the CPU, in the gather form of ops/detail/conv_geometry.h: along each axis, the
+// outputs are divided into phases, and all outputs of a phase use the same taps. A step is the index of an output
+// within its phase.
 //
 // Usually, a task is a tile of outputs. The task packs the input tile once and then computes the rows of outputs one
 // after another. A row is a matrix product whose left operand is the packed tile, read at one offset per tap. Taps that
 // are outside the input along d or h are skipped. A tap may be outside the input along w for some outputs of the row.
-// The product then skips these outputs for this tap, or reads zeros if it has few terms. If the weights are larger than
-// the inputs, a task is a block of output channels instead and packs its weights.
+// The product then skips these outputs for this tap. A product with few terms reads zeros instead. If the weights are
+// larger than the inputs, a task is a block of output channels instead and packs its weights.
 //
-// The rows of the register tile are voxels and its columns are output channels; with few output channels, the roles are
-// exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
+// Each row of the register tile is a voxel, and each column is an output channel. With few output channels, the roles
+// are exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
 #include <algorithm>
 #include <atomic>
 
@@ -26,9 +26,9 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Limits of the workspace: kWeightBytes for the packed weights and kTileBytes for the packed tile of each thread. The
-// tile of a thread and the weights of one phase (at most kPanelBytes) fit in the second-level cache together. A kernel
-// with more than 10^5 taps may exceed the limits.
+// kWeightBytes limits the packed weights, kTileBytes limits the packed tile of each thread, and kPanelBytes limits the
+// weights of one phase. The tile of a thread and the weights of one phase fit in the second-level cache together. A
+// kernel with more than 10^5 taps may exceed the limits.
 constexpr int64_t kWeightBytes = 16 << 20;
 constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
@@ -36,7 +36,8 @@ constexpr int64_t kPanelBytes = 384 << 10;
 constexpr int64_t kMinDepth = 64;
 // All inputs are packed at once if they are smaller than this limit and smaller than the weights.
 constexpr int64_t kInputBytes = 4 << 20;
-// Number of input channels whose weights one task packs. In channels_last, their f32 weights fill a cache line.
+// Number of input channels whose weights one task packs. In channels_last, the f32 weights of these channels fill a
+// cache line.
 constexpr int64_t kPackedChannels = 16;
 // Minimum length of a tile along w. A tile is not shortened further to hold more channels.
 constexpr int64_t kMinRow = 32;
@@ -218,8 +219,8 @@ class Convolution {
     }
   }
 
-  /// Computes a unit for one tile. The phases along w are innermost, so that a line of the output is completed while it
-  /// is in the cache.
+  /// Computes a unit for one tile. The phases along w are innermost, so that a line of the output is completed while
+  /// the line is in the cache.
   void run_unit(const ConvUnit<T>& unit, TileTask<T>& task) const {
     const std::array<int64_t, 3>& origin = task.origin;
     for (const ConvPhase& pd : p_.gather[0].phases)
@@ -280,7 +281,7 @@ class Convolution {
 
   /// Computes a product for the `rows` steps from `step` on. A tap may be inside the input along w for only some of
   /// these steps. If the product has at least kMinDepth terms per tap along w, each tap is multiplied only for the
-  /// steps for which it is inside.
+  /// steps for which the tap is inside. Otherwise, all taps are multiplied for all steps, and read zeros outside.
   void multiply_inside(const TileFamily<T>& family, const TileProduct<T>& product, int64_t rows, int64_t step,
                        const ConvPhase& along_w) const {
     const size_t each = product.segments.size() / along_w.taps.size();
@@ -384,7 +385,7 @@ class Convolution {
   bool voxels_are_columns_ = false;  // exchanges the roles of the rows and columns of the register tile
 };
 
-/// Sets every output to its bias, or to zero if there is no bias.
+/// Sets every output to the bias of its channel, or to zero if there is no bias.
 template <class T>
 void fill_bias(const View& out, const View* bias) {
   T zero{0};

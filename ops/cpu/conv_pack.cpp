@@ -1,3 +1,4 @@
+// The tiles of a CPU convolution, and the windows of the input that the tiles read.
 #include "ops/cpu/conv_pack.h"
 
 #include <utility>
@@ -61,7 +62,8 @@ Tiling make_tiling(const Gather3& gather, const Triple& kernel, const TilingLimi
   for (size_t axis = 0; axis < 3; ++axis) set_length(axis, gather[axis].steps());
   while (true) {
     const bool too_large = tiling.slots() > limits.slots || length[0] * length[1] * length[2] > limits.steps;
-    // Shorten the longer of d and h: a square has the smallest border, which neighboring tiles read twice.
+    // Shorten the longer of d and h. Neighboring tiles read their common border twice, and the border of a square is
+    // smallest.
     const size_t longer = length[0] >= length[1] ? 0 : 1;
     const size_t axis = length[longer] > 1 ? longer : 2;
     const bool too_few = tiling.count() < limits.tiles && axis != 2;

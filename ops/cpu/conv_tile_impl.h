@@ -11,8 +11,8 @@
 
 namespace voxgrad::cpu {
 
-/// Returns the rows of a tile whose columns fill `vectors` vectors. Three quarters of the registers hold sums, and the
-/// others hold operands.
+/// Returns the number of rows of a tile whose columns fill `vectors` vectors. Three quarters of the registers hold
+/// sums, and the others hold operands.
 constexpr int tile_rows(int vectors) { return std::min(kMaxTileRows, kVectorRegisters * 3 / 4 / vectors); }
 
 template <class T, int bytes, int vectors, int rows>
@@ -48,8 +48,8 @@ const TileFamily<T>* tile_family() {
 }
 
 // Columns are counted in units of half a vector. If the number of units is odd, the first block has three vectors of
-// half width, or one if there is only one unit. The other blocks have two whole vectors, except for one block with
-// three (or with one, if only one vector remains) if the number of vectors is odd.
+// half width, or one if there is only one unit. All other blocks have two whole vectors. If the number of vectors in
+// these blocks is odd, one block has three vectors, or one if only one remains.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
   constexpr int half = kHalfVectorBytes;

@@ -2,9 +2,10 @@
 // with i = o * stride - padding + tap * dilation.
 //
 // The channels of x and y are divided into pieces. Tiles are packed piece by piece, with the channels of a piece
-// innermost. For each tap, the register tile multiplies the channels of one operand (the rows of the product) by the
-// channels of the other (the columns) and sums over voxels, with x shifted by the tap. Each thread computes the sums of
-// some (channels, tap) combinations, so no sum is split between threads.
+// innermost. For each tap, the register tile multiplies the channels of one operand by the channels of the other
+// operand and sums over voxels, with x shifted by the tap. The channels of the first operand are the rows of the
+// product, and the channels of the second operand are its columns. Each thread computes the sums of some (channels,
+// tap) combinations, so no sum is split between threads.
 #include <algorithm>
 #include <numeric>
 
@@ -18,8 +19,8 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Limits of the workspace: kBatchBytes for the packed tiles of x and y that are multiplied together, and kSumBytes for
-// the part of the result that is being summed. A packed tile has at most kTileBytes.
+// kBatchBytes limits the packed tiles of x and y that are multiplied together, kSumBytes limits the part of the result
+// that is being summed, and kTileBytes limits a packed tile.
 constexpr int64_t kBatchBytes = 16 << 20;
 constexpr int64_t kSumBytes = 16 << 20;
 constexpr int64_t kTileBytes = 2 << 20;
@@ -196,7 +197,7 @@ class WeightGradient {
     return offset;
   }
 
-  /// A register tile of the result. Consecutive items differ in the tap, so that both pieces stay in the cache.
+  /// A register tile of the result. Consecutive items differ in the tap, so that their pieces stay in the cache.
   struct Item {
     size_t columns;  // index of the piece of the columns
     size_t rows;     // index of the piece of the rows

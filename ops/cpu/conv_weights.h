@@ -11,7 +11,8 @@
 
 namespace voxgrad::cpu {
 
-/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci), with channel numbers within a group.
+/// out(n, co) = bias(co) + sum over ci and taps of in(n, ci) * weight(co, ci). Channel numbers are relative to the
+/// group.
 template <class T>
 struct ConvProblem {
   Volume<T> out;
@@ -104,8 +105,8 @@ class WeightPacking {
   }
 
   /// Packs `count` weights per column that are contiguous in memory: the kernels of one or more input channels.
-  /// Transposes squares of weights x columns. The last square overlaps the previous one, and padding columns repeat the
-  /// last column of the block. Also prefetches the weights `ahead` elements later.
+  /// Transposes squares of kSquare weights and kSquare columns. The last square overlaps the previous one, and padding
+  /// columns repeat the last column of the block. Also prefetches the weights `ahead` elements later.
   void pack_columns(const ConvUnit<T>& unit, const T* source, int64_t count, int64_t ahead, T* to) const {
     constexpr int kSquare = kColumnUnit<T>;
     const int64_t columns = unit.block.family->columns, taps = static_cast<int64_t>(slots_.size());

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kTile = 32;
 
-/// Copies between memory formats: `out` is contiguous along the inner axis of `nest`, `in` along `axis`. Transposes
-/// tiles in a buffer, so that reads and writes use whole cache lines.
+/// Copies between memory formats: `out` is contiguous along the inner axis of `nest`, and `in` is contiguous along
+/// `axis`. Transposes tiles in a buffer, so that reads and writes use whole cache lines.
 template <class Word>
 void transpose_words(const Nest& nest, int axis, const View& out, const View& in) {
   const int64_t out_step = nest.stride[static_cast<size_t>(axis)][0];

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <tuple>
 
-// Only parallel_for starts threads. With Eigen's threads, the blocks of a product, and with them the order of its sums,
-// would depend on the number of threads.
+// Only parallel_for starts threads. With Eigen's threads, the blocks of a product and the order of its sums would
+// depend on the number of threads.
 #ifndef EIGEN_DONT_PARALLELIZE
 #define EIGEN_DONT_PARALLELIZE
 #endif
@@ -25,15 +25,15 @@
 
 namespace voxgrad::cpu {
 
-/// Elements per block. Eigen computes the unaligned beginning and the end of an array with other instructions, which
-/// may round differently. Kernels therefore compute whole aligned blocks, so that a result depends only on its
-/// operands.
+/// Elements per block. Eigen computes the unaligned beginning and the end of an array with other instructions than the
+/// rest, and these instructions may round differently. Kernels therefore compute whole aligned blocks, so that a result
+/// depends only on its operands.
 inline constexpr int kBlock = 64;
 template <class T>
 using Block = Eigen::Array<T, kBlock, 1>;
 
-/// Computes exp(x). Eigen's exp is never smaller than about the smallest normal number, not even for -inf. Below that,
-/// this function computes exp(x / 2)^2, which reaches 0.
+/// Computes exp(x). Eigen's exp is never smaller than about the smallest normal number, exp(kLow), not even for -inf.
+/// For x below kLow, this function computes exp(x / 2)^2, which reaches 0.
 template <class T>
 Block<T> exp_block(const Block<T>& x) {
   constexpr T kLow = sizeof(T) == 8 ? T(-708) : T(-87);

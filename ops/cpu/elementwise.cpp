@@ -15,8 +15,8 @@ Block<T> sigmoid_block(const Block<T>& x) {
   return T(1) / (T(1) + exp_block<T>(-x));
 }
 
-/// Returns a function that computes the operator for blocks. The return type is void if the operator has no such
-/// function and uses the formula for single elements.
+/// Returns a function that computes the operator for blocks. The return type is void if the operator has no function
+/// for blocks and uses the formula for single elements.
 template <auto op, class T>
 auto block_form([[maybe_unused]] T a, [[maybe_unused]] T b) {
   using B = Block<T>;

@@ -10,15 +10,16 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Returns whether an axis with strides `a` should be outside an axis with strides `b`. The first view in which both
-/// strides are nonzero and differ decides.
+/// Returns whether an axis with strides `a` should be outside an axis with strides `b`. Compares the strides in the
+/// first view where they are nonzero and differ.
 bool is_outer(const Offsets& a, const Offsets& b) {
   for (size_t k = 0; k < kMaxViews; ++k)
     if (std::abs(a[k]) != std::abs(b[k]) && a[k] != 0 && b[k] != 0) return std::abs(a[k]) > std::abs(b[k]);
   return false;
 }
 
-/// Merges an axis with the inner axis of `nest` if all views have a constant stride over both. Returns false otherwise.
+/// Merges an axis with the inner axis of `nest` if all views have a constant stride over both axes. Returns false
+/// otherwise.
 bool try_merge(Nest& nest, int64_t inner, const Offsets& inner_step) {
   if (nest.rank == 0) return false;
   Offsets& last = nest.stride[static_cast<size_t>(nest.rank - 1)];

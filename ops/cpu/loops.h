@@ -27,7 +27,7 @@ namespace voxgrad::cpu {
 
 /// Largest number of elements per call of a row function: the capacity of a RowBuffer.
 inline constexpr int64_t kRowPiece = 1024;
-/// Elements per task of parallel_for. With fewer elements, a second thread does not pay off.
+/// Elements per task of parallel_for. With fewer elements, a second thread does not save time.
 inline constexpr int64_t kGrain = 32768;
 
 /// Returns the iterations per task of parallel_for if each iteration costs as much as `work` elements.
@@ -59,8 +59,8 @@ struct Nest {
     stride[static_cast<size_t>(rank++)] = axis_stride;
   }
 
-  /// Returns the nest without axes of size 1, with the other axes ordered and merged. An empty nest becomes one axis of
-  /// size 0.
+  /// Returns the nest without axes of size 1, with the other axes ordered and merged. A nest without elements becomes
+  /// one axis of size 0.
   Nest simplified() const;
 };
 
@@ -130,7 +130,8 @@ T extremum(T a, T b) {
 /// Number of partial results of fold_pieces(), which the compiler keeps in vectors.
 inline constexpr int64_t kFoldLanes = 32;
 /// Combines start, x_0, ..., x_(count - 1) in an order that depends only on `count` and `piece`. The elements are read
-/// in pieces of `piece` elements, a multiple of kFoldLanes: f(first, n) returns a function of the index in the piece.
+/// in pieces of `piece` elements: f(first, n) returns a function that maps i to x_(first + i) for the n elements of a
+/// piece. If there are several pieces, `piece` is a multiple of kFoldLanes.
 template <class A, class Combine, class F>
 A fold_pieces(int64_t count, int64_t piece, A start, Combine combine, F&& f) {
   if (count < kFoldLanes) {
@@ -165,7 +166,7 @@ double sum_lanes(int64_t count, const F& f) {
       count, 0.0, [](double a, double b) { return a + b; }, f);
 }
 
-/// Computes `count` contiguous elements of y from those of x[0], x[1], ... `state` is passed through by map_rows().
+/// Computes `count` contiguous elements of y from the elements of x[0], x[1], ... map_rows() passes `state` on.
 using RowFunction = void (*)(const void* state, int64_t count, void* y, const void* const* x);
 
 /// Returns the row function y = convert(x). bf16 and f16 convert only from and to f32.

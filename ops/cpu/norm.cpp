@@ -1,8 +1,9 @@
-// Group normalization, forward and backward. Both compute sums per channel of a sample (a line), then coefficients per
-// line, and then all elements in an elementwise pass.
+// Group normalization, forward and backward. Both passes first compute sums for each line, which is a channel of a
+// sample. Then they compute coefficients for each line, and finally all elements.
 //
-// The statistics are computed from deviations from one element of the group (the pivot). This avoids subtracting large
-// squares. Elements are converted when they are loaded and stored. Sums are in double, coefficients in compute_t.
+// The statistics are computed from deviations from one element of the group (the pivot). This avoids the difference of
+// two large squares. Elements are converted when they are loaded and stored. Sums are in double, coefficients in
+// compute_t.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -49,7 +49,8 @@ struct Extremum {
 constexpr int64_t kColumns = 1024;
 // Smallest number of elements per chunk.
 constexpr int64_t kChunk = 65536;
-// Reductions are divided into chunks only if there are fewer than this number of output groups.
+// Reductions are divided into chunks only if there are fewer groups of outputs than this number. The outputs of a group
+// are computed together.
 constexpr int64_t kManyGroups = 64;
 
 /// Calls f(offset, count, step) for the rows, or parts of rows, that contain the elements [begin, end) of a nest.

@@ -1,5 +1,5 @@
-// Argument checks that operators share. The check_... functions throw Error, with a message that begins with `op`, the
-// name of the operator, if the condition in their comment is not met. Private to ops/.
+// Argument checks that operators share. Each check_... function throws Error if the condition in its comment is not
+// met. The message begins with `op`, the name of the operator. Private to ops/.
 #pragma once
 
 #include <cmath>
@@ -64,8 +64,8 @@ inline void check_constants(const char* op, const Tensor& tensor, std::initializ
   }
 }
 
-/// Requires the values of an option to be in [min_value, 2^31). The upper limit keeps products with positions within 64
-/// bits.
+/// Requires the values of an option to be in [min_value, 2^31). Because of the upper limit, the product of the value
+/// and a position fits in 64 bits.
 inline void check_extent(const char* op, const char* what, const Dims& values, int64_t min_value) {
   for (int64_t value : values)
     check(value >= min_value && value < int64_t{1} << 31, op, what, " must lie in [", min_value, ", 2^31), got ",

@@ -1,5 +1,5 @@
-// The contribution of one voxel to the sums of class_sums, and the gradient of its logits. Used by the kernels of both
-// devices.
+// The contribution of one voxel to the sums of class_sums, and the gradient of its logits. Used by the CPU and CUDA
+// kernels.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The voxels and weights that grid_sample reads for one position of the grid. Used by the kernels of both devices.
+// The voxels and weights that grid_sample reads for one position of the grid. Used by the CPU and CUDA kernels.
 #pragma once
 
 #include <cmath>
@@ -49,7 +49,7 @@ VG_HOST_DEVICE GridPosition<C> grid_position(C g, int64_t n, const GridSampleOpt
     at = at < last ? at : last;
   }
   // Clamp to positions just outside of the axis, where all voxels count as zero, so that the index does not overflow.
-  // NaN becomes such a position too.
+  // NaN also becomes a position outside of the axis.
   at = at > -2 ? at : -2;
   at = at < size + 1 ? at : size + 1;
   if (how.nearest) return {static_cast<int64_t>(std::nearbyint(at)), 0, 0};

@@ -10,7 +10,7 @@
 namespace voxgrad {
 
 /// Planes (N, C, planes, H, W) that are sent to, or received from, the previous rank [0] and the next rank [1]. A
-/// tensor is undefined if that rank does not exist or no planes are exchanged with it.
+/// tensor is undefined if the rank does not exist or exchanges no planes.
 using Planes = std::array<Tensor, 2>;
 
 /// Shape, options and memory format of the slab (N, C, D, H, W) to which exchanged planes belong.

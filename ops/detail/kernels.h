@@ -108,7 +108,7 @@ struct PoolGeometry {
 ///                  the padded input (count_include_pad) or inside the input (otherwise)
 ///   adaptive       the mean of the inputs from floor(o * n / outputs) to ceil((o + 1) * n / outputs) - 1
 ///   reflect, replicate, circular  the input at o - padding; positions outside are padded as in PyTorch
-/// Both devices compute the positions and weights with the functions in ops/detail/resample_taps.h.
+/// The CPU and CUDA kernels compute the positions and weights with the functions in ops/detail/resample_taps.h.
 struct Resample {
   enum class Mode : uint8_t { nearest, nearest_exact, linear, cubic, box, adaptive, reflect, replicate, circular };
   Mode mode = Mode::nearest;

@@ -1,4 +1,4 @@
-// Formulas of the activations around a normalization, for the kernels of both devices. Private to voxgrad.
+// Formulas of the activations around a normalization, for the CPU and CUDA kernels. Private to voxgrad.
 #pragma once
 
 #include "../activation.h"

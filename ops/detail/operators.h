@@ -1,17 +1,17 @@
-// The table of elementwise operators. The enums, the names, the kernels of both devices, the gradients and the dtypes
-// in the tests are generated from its rows.
+// The table of elementwise operators. The enums, the names, the CPU and CUDA kernels, the gradients and the dtypes in
+// the tests are generated from its rows.
 //
 // A unary row: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
 // nothing), and the gradient as an expression of differentiable operators, where g is the gradient of the result.
 // A binary row: name, dtypes, formula of x and y, then for each operand the tensors that its gradient needs and the
 // gradient. The code that uses the rows sums the gradients over broadcast axes.
 //
-// a and b are the constants of an operator, and T is the type in which it computes (compute_t). If a formula returns
-// bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in ops/detail/scalar_ops.h,
-// helpers of the gradients in ops/elementwise.cpp.
+// a and b are the constants of an operator, and T is the type in which the operator computes (compute_t). If a formula
+// returns bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in
+// ops/detail/scalar_ops.h, helpers of the gradients in ops/elementwise.cpp.
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
-// They are linear in x, so that the gradient of x is computed by the same operator.
+// These operators are linear in x, so that the same operator computes the gradient of x.
 #pragma once
 
 #include <cmath>

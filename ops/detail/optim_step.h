@@ -1,6 +1,6 @@
-// The update of one element by each optimizer, for the kernels of both devices. As in PyTorch, constants are computed
-// in double and rounded once to T, which is compute_t of the parameters. They are computed on the host, or on the
-// device if the number of the step is stored on the device only.
+// The update of one element by each optimizer, for the CPU and CUDA kernels. As in PyTorch, constants are computed in
+// double and rounded once to T, which is compute_t of the parameters. The constants are computed on the host, or on the
+// device if the number of the step is stored only there.
 #pragma once
 
 #include <array>
@@ -83,7 +83,7 @@ struct StepUpdate<AdamStep, T> {
  private:
   VG_HOST_DEVICE T denominator(T square) const { return std::sqrt(square) * inv_correction + eps; }
 
-  /// Decays the parameter and updates both averages. Returns the numerator of the update.
+  /// Decays the parameter and updates exp_avg and exp_avg_sq. Returns the numerator of the update.
   VG_HOST_DEVICE T advance(T& param, T grad, T& exp_avg, T& exp_avg_sq) const {
     const T g = sign * grad + weight_decay * param;
     param *= shrink;
@@ -129,7 +129,7 @@ struct StepUpdate<RmspropStep, T> {
     if (grad_avg) {
       *grad_avg += rest * (g - *grad_avg);
       square -= *grad_avg * *grad_avg;
-      if (square < T(0)) square = T(0);  // can only be negative by rounding
+      if (square < T(0)) square = T(0);  // negative only because of rounding
     }
     T change = g / (std::sqrt(square) + eps);
     if (momentum_buffer) change = *momentum_buffer = momentum * *momentum_buffer + change;

@@ -1,4 +1,4 @@
-// The inputs and weights of each output of a Resample map, for the kernels of both devices.
+// The inputs and weights of each output of a Resample map, for the CPU and CUDA kernels.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@ namespace voxgrad {
 struct Taps {
   int64_t first;
   int64_t count;
-  /// The weight of each input. For a linear map, the distance of the output from the first input; for a cubic map, from
-  /// the second input.
+  /// The weight of each input. For a linear map, `weight` is instead the distance of the output from the first input.
+  /// For a cubic map, `weight` is the distance from the second input.
   double weight;
 };
 
@@ -51,8 +51,8 @@ VG_HOST_DEVICE inline Taps resample_taps(const Resample& map, int64_t o, int64_t
   }
   if (map.mode == adaptive) return window_taps(map, o * n / map.outputs, divide_up((o + 1) * n, map.outputs), n);
   if (map.mode == nearest || map.mode == nearest_exact) {
-    // Enlarge the product slightly: with a rounded scale such as 2.0 / 98, it may be just below the integer that exact
-    // arithmetic gives.
+    // Enlarge the product slightly: with a rounded scale such as 2.0 / 98, the product may be just below the integer
+    // that exact arithmetic gives.
     const double at = static_cast<double>(o) + (map.mode == nearest ? 0 : 0.5);
     const auto i = static_cast<int64_t>(std::floor(at * map.scale * (1 + 0x1p-51)));
     return {i < n ? i : n - 1, 1, 1};

@@ -1,4 +1,4 @@
-// The formulas of the elementwise operators as functions, for the kernels of both devices.
+// The formulas of the elementwise operators as functions, for the CPU and CUDA kernels.
 #pragma once
 
 #include <cmath>

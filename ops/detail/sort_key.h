@@ -1,4 +1,4 @@
-// Conversion of elements to unsigned integers that sort in the same order, for the kernels of both devices.
+// Conversion of elements to unsigned integers that sort in the same order, for the CPU and CUDA kernels.
 #pragma once
 
 #include <bit>

@@ -1,6 +1,7 @@
-// Building blocks of the fused operators (ops/fused.h). Some return partly recorded results: a kernel computed several
-// functions at once, but autograd has recorded only the first of them, and the caller must record the others. Until
-// then the gradient of the tensor does not match its values, so it must not be returned to users. Private to ops/.
+// Building blocks of the fused operators (ops/fused.h). Some of these functions return partly recorded results: a
+// kernel computes several operations at once, but autograd records only the first operation. The caller must record the
+// other operations before it returns the tensor to users. Otherwise, the gradient would not match the values. Private
+// to ops/.
 #pragma once
 
 #include "../activation.h"
@@ -10,16 +11,17 @@
 namespace voxgrad {
 
 /// Computes conv1d, conv2d or conv3d if `Options` is ConvOptions<N>, and conv_transpose1d, conv_transpose2d or
-/// conv_transpose3d if it is ConvTransposeOptions<N>. Autograd records the whole operation.
+/// conv_transpose3d if `Options` is ConvTransposeOptions<N>. Autograd records the whole operation.
 template <class Options>
 Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options);
 /// Computes conv() and, if `relu`, its ReLU in one kernel. Neither the bias nor the ReLU is recorded.
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
-/// Computes a group, instance or batch norm with activations around it and records all of them. `added`: a bias (C)
-/// that was added to x without being recorded, or undefined. This function records it, too. `overwrite`: nothing else
-/// uses x, so that the result may replace x in memory if no graph is recorded.
+/// Computes a group, instance or batch norm with activations before and after the norm, and records all operations.
+/// `added`: a bias (C) that was added to x without being recorded, or undefined. This function records it, too. With
+/// `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else uses
+/// x.
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
                                   const Tensor& added = {}, bool overwrite = false);
 

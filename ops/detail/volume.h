@@ -88,7 +88,7 @@ inline View as_rows(const Tensor& x, View view) {
   return view;
 }
 
-/// Applies a linear map along each spatial axis of x (N, C, D, H, W) and returns (N, C, size...). With `transposed`, it
+/// Applies a linear map along each spatial axis of x (N, C, D, H, W) and returns (N, C, size...). With `transposed`,
 /// applies the transposed maps. The result is differentiable any number of times.
 Tensor resample(const Tensor& x, const ResampleMaps& maps, const Triple& size, bool transposed = false);
 
@@ -104,7 +104,7 @@ inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_g
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
 
-/// Returns a view of an optional operand. pointer() turns it into the pointer, possibly null, that kernels take.
+/// Returns a view of an optional operand. pointer() returns the pointer, possibly null, that kernels take.
 inline std::optional<View> optional_view(const Tensor& t) {
   return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
 }

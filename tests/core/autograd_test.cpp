@@ -164,7 +164,7 @@ TEST(Autograd, PostAccumulateHooksRunBeforeEarlierNodes) {
     order.clear();
     const Tensor early = exp(first * 0);  // the value 1
     early.register_hook([&](const Tensor&) { return order.push_back("early"), Tensor(); });
-    (early * last + last * last).backward();  // the hook of `last` runs once, after both uses were summed
+    (early * last + last * last).backward();  // the hook of `last` runs once, with the sum over both uses
   };
   step();
   EXPECT_EQ(order, (std::vector<std::string>{"last 7", "early", "first 0"}));

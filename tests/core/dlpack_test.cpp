@@ -112,7 +112,7 @@ TEST(Dlpack, RejectsTensorsThatCannotBeExported) {
   expect_round_trip(w.detach());
 }
 
-/// A producer whose description tests may change. Counts the calls of the deleter.
+/// A DLPack producer. Tests may modify its members. Counts the calls of the deleter.
 template <class Managed>
 struct Producer {
   alignas(8) float values[8] = {0, 1, 2, 3, 4, 5, 6, 7};

@@ -54,8 +54,8 @@ class FileTest : public ::testing::Test {
     return std::distance(std::filesystem::directory_iterator(directory_), std::filesystem::directory_iterator());
   }
 
-  /// Expects that `load` throws Error for every proper prefix of `bytes`. With any one byte changed, `load` must
-  /// either succeed or throw an Error other than OutOfMemoryError, and its peak memory must stay below 64 times the
+  /// Expects that `load` throws Error for every proper prefix of `bytes`. With any one byte changed, `load` must either
+  /// succeed or throw an Error other than OutOfMemoryError. The peak memory of these calls must stay below 64 times the
   /// file size.
   template <class Load>
   void expect_survives_damage(const std::string& name, const std::string& bytes, Load load) const {

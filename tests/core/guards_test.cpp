@@ -42,7 +42,8 @@ TEST(Guards, RestoreGradModeAutocastAndSpatialGroup) {
   inner.reset();
   EXPECT_EQ(autocast::dtype(), std::nullopt);
 
-  // SpatialGroupGuard stores the pointer without dereferencing it, so any two addresses can stand for groups.
+  // SpatialGroupGuard stores the pointer without dereferencing it, so the addresses of two integers can stand for
+  // groups.
   int places[2];
   const auto group = [&](int i) { return reinterpret_cast<distributed::Communicator*>(&places[i]); };
   auto group0 = std::make_unique<distributed::SpatialGroupGuard>(group(0));

@@ -341,13 +341,14 @@ TEST_F(PtTest, RefusesNamesThatAreNotUnique) {
 
 TEST_F(PtTest, LimitsNestedContainersThatShareItems) {
   const auto start = std::chrono::steady_clock::now();
-  // A list of 10 lists of 10 lists ..., 12 levels: 10^12 paths to each tensor.
+  // Lists with 12 levels, where each list contains the list of the level below 10 times: 10^12 paths lead to the
+  // tensor.
   std::string laughs = tensor(storage("0", 6), 0, {6}, {1}) + "q" + std::string(1, '\0');
   for (char level = 0; level < 12; ++level)
     laughs += "](" + repeated("h" + std::string(1, level), 10) + "eq" + std::string(1, static_cast<char>(level + 1));
   EXPECT_ERROR(load_pt(checkpoint(laughs)), "more than 1000000 tensors");
   EXPECT_ERROR(load_pt(checkpoint("N" + laughs.substr(laughs.find("q")))), "more than 10000000 values");
-  // Dicts that contain the same long key at each level.
+  // Nested dicts with the same long key at each level.
   std::string keys = text(std::string(100'000, 'k')) + "q\x01" + tensor(storage("0", 6), 0, {6}, {1});
   for (int level = 0; level < 900; ++level) keys += "q\x02}h\x01h\x02s";
   EXPECT_ERROR(load_pt(checkpoint(keys)), "the names of the tensors take more than 64000000 bytes");
@@ -430,7 +431,7 @@ TEST_F(PtTest, RefusesEntriesThatShareBytes) {
 }
 
 TEST_F(PtTest, ReadsDirectoriesInZip64Format) {
-  // PyTorch writes the zip64 end record in each file. These bytes replace the 32-bit fields by it.
+  // PyTorch writes a zip64 end record in each file. Readers use this record if the 32-bit fields contain 0xff bytes.
   std::string bytes = get(kFolder / "cycle.pt");
   const size_t end = bytes.rfind("PK\x05\x06");
   const size_t locator = bytes.rfind("PK\x06\x07");
@@ -439,7 +440,7 @@ TEST_F(PtTest, ReadsDirectoriesInZip64Format) {
   EXPECT_EQ(load_pt(put("f", bytes)).size(), 1u);
   bytes.replace(locator + 8, 8, little_endian(uint64_t{1} << 63));
   EXPECT_ERROR(open_pt(put("f", bytes)), "the zip64 end record is outside the file");
-  // Sizes and offsets of an entry in a zip64 field.
+  // Next, the sizes and the offset of an entry are in a zip64 field.
   const std::string contents = "N.";
   std::string entry = zip_of({{"a/data.pkl", contents}});
   const size_t directory = entry.find("PK\x01\x02");

@@ -107,7 +107,7 @@ TEST(Tensor, RejectsReadsThatDoNotFitTheType) {
   EXPECT_EQ(full({}, 255.5).item<uint8_t>(), 255);
   EXPECT_EQ(large.item<uint64_t>(), uint64_t{1} << 40);
   EXPECT_EQ(full({}, 1e300, {.dtype = f64}).item<float>(), INFINITY);
-  EXPECT_THROW(zeros({}).expand({int64_t{1} << 46}).to_vector(), OutOfMemoryError);  // beyond any address space
+  EXPECT_THROW(zeros({}).expand({int64_t{1} << 46}).to_vector(), OutOfMemoryError);  // larger than any address space
   EXPECT_THROW(zeros({}).expand({INT64_MAX}).to_vector<float>(), OutOfMemoryError);
 }
 

@@ -85,8 +85,8 @@ TEST(Parallel, RethrowsErrorsOfTheBody) {
   EXPECT_EQ(num_threads(), 3);
 }
 
-// The test below limits the address space. The address sanitizer reserves a large part of the address space, so the
-// test is left out of its builds.
+// The test below limits the address space. The address sanitizer reserves a large part of the address space, so builds
+// with this sanitizer omit the test.
 #if defined(__SANITIZE_ADDRESS__)
 #define VG_ADDRESS_SANITIZER
 #elif defined(__has_feature)

@@ -131,7 +131,7 @@ TEST_F(Launch, AnExceptionOnOneRankEndsAllRanks) {
     const Result result = run(4, concat("checkpoint=run every=1 fail=throw rank=", rank));
     expect_failure(result, concat("rank ", rank, " of 4 on host "));
     expect_failure(result, ": program: thrown on demand\n");
-    // The checkpoint is complete. Its step is 3, or 2 if rank 0 was stopped before it wrote the checkpoint of step 3.
+    // The checkpoint is complete. The step of the checkpoint is 3, or 2 if rank 0 was stopped before step 3 was saved.
     Metadata metadata;
     load_safetensors(folder_ / "run", Device::cpu(), &metadata);
     EXPECT_GE(std::stoi(metadata.at("step")), 2);

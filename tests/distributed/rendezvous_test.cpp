@@ -40,8 +40,8 @@ std::string error_of(const F& f) {
   return {};
 }
 
-/// Runs a rendezvous of rank 0, which expects `size` ranks, with `others`. Each of the others is a thread with the
-/// given (rank, world size). Returns the error of rank 0, followed by the errors of the other threads.
+/// Runs a rendezvous of rank 0, which expects `size` ranks, with further threads. `others` holds the rank and the world
+/// size of each of these threads. Returns the error of rank 0, followed by the errors of the other threads.
 std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, int>>& others, double seconds) {
   const Listener listener("localhost", 0, "secret");
   std::vector<std::string> errors(others.size() + 1);
@@ -223,7 +223,7 @@ TEST(Rendezvous, TimesOutIfTheAddressDoesNotAnswer) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
-/// Rank 0 closes connections if it receives too many of them. Here, it closes the first connection of rank 1.
+/// Rank 0 closes connections if it receives too many of them. In this test, the first connection of rank 1 is closed.
 TEST(Rendezvous, ReconnectsAfterAClosedConnection) {
   auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
   const int port = listener->port();

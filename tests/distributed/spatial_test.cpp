@@ -283,8 +283,8 @@ TEST_F(SpatialRanks, UNetGradientsMatchTheWholeVolume) {
       }
 }
 
-/// A strided convolution needs a halo on one side only, so the first rank receives none. All ranks must still exchange
-/// their messages in the same order when recompute() runs the convolutions again.
+/// A strided convolution needs a halo on one side only, so the first rank receives no halo. All ranks must still
+/// exchange their messages in the same order when recompute() runs the convolutions again.
 TEST_F(SpatialRanks, RecomputeKeepsTheOrderOfMessages) {
   const Tensor x = whole_numbers({1, 2, 8 * size_, 6, 6}, 1);
   const Tensors weights{whole_numbers({4, 2, 3, 3, 3}, 2), whole_numbers({2, 4, 3, 3, 3}, 3)};

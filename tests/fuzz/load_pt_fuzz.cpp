@@ -1,6 +1,6 @@
-// Fuzzes open_pt() and load_pt() with libFuzzer. If an input is not a zip archive, the program puts it as the pickle
-// into an archive with two storages, so that mutations reach the pickle interpreter. Build and run the program with
-// Clang:
+// Fuzzes open_pt() and load_pt() with libFuzzer. If an input is not a zip archive, the program writes an archive with
+// two storages whose pickle is the input, so that mutations reach the pickle interpreter. Build and run the program
+// with Clang:
 //
 //   cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DVOXGRAD_CUDA=OFF -DVOXGRAD_SANITIZE=address \
 //     -DCMAKE_CXX_FLAGS=-fsanitize=fuzzer-no-link

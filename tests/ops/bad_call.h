@@ -1,4 +1,4 @@
-// Helpers of the tests that operators reject invalid calls. Each test has a table of calls and parts of their messages.
+// Helpers for tests that operators reject invalid calls. Each test has a table of calls and expected messages.
 #pragma once
 #include <functional>
 

@@ -79,8 +79,7 @@ TEST(OpErrors, ConvolutionRejectsInvalidOperands) {
          conv3d(floats({8, 4, 4, 4}), floats({8, 32, 3, 3, 3}));
        },
        "weight expects 32 input channels, input has 8 (input [8, 4, 4, 4], weight [8, 32, 3, 3, 3]); an input without "
-       "a "
-       "batch begins with its channels: use unsqueeze(1) if the first axis is the batch"},
+       "a batch begins with its channels: use unsqueeze(1) if the first axis is the batch"},
       {[&] {
          conv3d(x, floats({8, 3, 3, 3, 3}), {}, {.groups = 2});
        },

@@ -69,7 +69,7 @@ TEST(ConvGeometry, GatherMatchesDefinition) {
 }
 
 TEST(ConvGeometry, PhasesUseEachTapOnce) {
-  // With kernel 3 and stride 2, an axis has one phase of 1 tap and one of 2 taps.
+  // With kernel 3 and stride 2, an axis has one phase with 1 tap and one phase with 2 taps.
   std::multiset<size_t> taps;
   for (const ConvPhase& phase : gather_transposed({9, 5, 3, 2, 1, 1}).phases) taps.insert(phase.taps.size());
   EXPECT_EQ(taps, (std::multiset<size_t>{1, 2}));

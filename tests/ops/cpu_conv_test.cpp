@@ -362,8 +362,8 @@ TEST_F(CpuConv, HandlesLongKernels) {
     ConvCheck<float>(c, Layout::contiguous, 8).expect_exact(Layout::contiguous);
 }
 
-// The second case has so few voxels that blocks of channels run in parallel if there are at least as many blocks as
-// threads.
+// The second case has few voxels. Blocks of channels therefore run in parallel, unless there are more threads than
+// blocks.
 TEST_F(CpuConv, IsBitwiseIndependentOfThreadCount) {
   for (const Case& c : {transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1),
                         convolution(2, 130, 70, {3, 4, 5}, 3, {.padding = 1})}) {

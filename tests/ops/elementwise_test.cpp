@@ -133,8 +133,7 @@ TEST(Elementwise, DtypesPromoteAsInPyTorch) {
   EXPECT_EQ((vector(u8) + vector(i32)).dtype(), i32);
   EXPECT_EQ((vector(i32) + vector(i64)).dtype(), i64);
   EXPECT_EQ((vector(i64) / vector(i64)).dtype(), f32);
-  EXPECT_EQ((vector(f32) + scalar(f64)).dtype(),
-            f32);  // both are floating, so the operand with axes determines the dtype
+  EXPECT_EQ((vector(f32) + scalar(f64)).dtype(), f32);  // the operand with axes determines the dtype
   EXPECT_EQ((vector(i32) + scalar(f64)).dtype(), f64);
   EXPECT_EQ((scalar(i64) + vector(b8)).dtype(), i64);
   EXPECT_EQ(maximum(vector(i32), vector(f32)).dtype(), f32);
@@ -173,7 +172,7 @@ TEST(Elementwise, SupportsOperatorSyntax) {
   EXPECT_EQ((mask * true).dtype(), b8);
 }
 
-// A scalar operand is not rounded to half precision, because many scalars do not fit f16.
+// A scalar operand is not rounded to half precision, because many scalars exceed the range of f16.
 TEST(Elementwise, DoesNotRoundScalarsToHalfPrecision) {
   const Tensor x = tensor({0.5, 1000}).to(f16);
   EXPECT_EQ((x * 70000)[0].item(), 35008);
@@ -183,7 +182,7 @@ TEST(Elementwise, DoesNotRoundScalarsToHalfPrecision) {
   EXPECT_EQ(y.to_vector(), (x / 65536.0).to_vector());
   EXPECT_EQ((x < 70000).to_vector(), (std::vector<double>{1, 1}));
   EXPECT_EQ((tensor(1.0).to(bf16) < 1.001).item(), 1);
-  // These gradients fit f16, but intermediate values of their computation would overflow it.
+  // The gradients below are in the range of f16, but intermediate values of their computation exceed this range.
   const Tensor d = full({1}, 1000, {.dtype = f16}).requires_grad_();
   EXPECT_NEAR(grad({d.detach() / d}, {d}, {full({1}, 100, {.dtype = f16})})[0].item(), -0.1, 1e-4);
   const Tensor flat = zeros({70000}, {.dtype = f16, .requires_grad = true});

@@ -42,7 +42,8 @@ TEST(Gradcheck, ReportsPositionOfWrongGradient) {
 }
 
 TEST(Gradcheck, FindsWrongSecondGradient) {
-  // The first gradient is right, but the second is missing, because the saved tensor is detached from the graph.
+  // The first gradient is right, but the second gradient is missing, because the saved tensor is detached from the
+  // graph.
   const auto detached = [](const Tensors& t) {
     return custom_function(
         "cube", {t[0]}, [](const Tensors& in) { return Tensors{pow(in[0], 3)}; },
@@ -57,7 +58,7 @@ TEST(Gradcheck, FindsWrongSecondGradient) {
 
 TEST(Gradcheck, FindsGradientThatDependsOnRecording) {
   // The gradient is wrong by a constant factor only while the backward pass is recorded. gradcheck does not record the
-  // backward pass, so it passes.
+  // backward pass and therefore passes.
   const auto function = [](const Tensors& t) {
     return custom_function(
         "cube", {t[0]}, [](const Tensors& in) { return Tensors{pow(in[0], 3)}; },

@@ -1,5 +1,5 @@
-// Tests the losses with class targets over many voxels and classes. The fused kernels, which take class indices, must
-// agree with composed operators, which take one-hot probabilities. Invalid options must be rejected.
+// Tests the classification losses with many voxels and classes. The fused kernels, which take class indices, must agree
+// with composed operators, which take one-hot probabilities. Invalid options must be rejected.
 #include "ops/loss.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Tests normalization: the CPU kernels in all floating dtypes, half-precision inputs with f32 parameters, batch and RMS
-// normalization.
+// Tests normalization: the CPU kernels in all floating dtypes, half-precision inputs with f32 parameters, and batch and
+// RMS normalization.
 #include <array>
 #include <cmath>
 #include <vector>
@@ -37,13 +37,6 @@ double channel_sum(const View& view, int64_t channel, const F& f) {
 }
 
 constexpr double kEps = 1e-5;
-
-template <class F>
-void for_all_floats(F f) {
-  for_floats(f);
-  f.template operator()<BFloat16>();
-  f.template operator()<Float16>();
-}
 
 /// Returns the tolerance for a few roundings in compute_t<T> and one rounding to Stored.
 template <class T, class Stored = T>

@@ -1,4 +1,4 @@
-// Cases of convolutions, one geometry per line. Axis sizes differ where possible, so that a mix-up of axes is detected.
+// Cases of convolutions, one geometry per line. Axis sizes differ where possible, so that exchanged axes are detected.
 #include "ops/fused.h"
 #include "tests/ops/op_cases.h"
 
@@ -101,8 +101,8 @@ std::vector<Input> inputs_of(bool transposed, const Geometry& g, Domain domain) 
   return inputs;
 }
 
-/// Adds a case with real inputs and a case with integer inputs. The options of `g` have three spatial axes; its tensors
-/// may have fewer.
+/// Adds a case with real inputs and a case with integer inputs. The options of `g` have three spatial axes; the tensors
+/// of `g` may have fewer.
 void add(std::vector<OpCase>& cases, const std::string& name, bool transposed, const Geometry& g,
          const Function& function) {
   OpCase c{name, function, inputs_of(transposed, g, Domain::any)};
@@ -198,7 +198,7 @@ void add_chains(std::vector<OpCase>& cases) {
                       {2, 2, 2, 1, 3},
                       {2, 2, 1, 2, 1},
                       true,
-                      {2, 3, 2}};  // outputs in the gaps have no taps; their convolution is the bias
+                      {2, 3, 2}};  // outputs in the gaps have no taps and are equal to the bias
   for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
 
   const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};

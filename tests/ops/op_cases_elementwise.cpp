@@ -243,7 +243,8 @@ void add_creations(std::vector<OpCase>& cases) {
       [](const Arrays&) {
         return Array{{2, 2}, {1, 2.5, -3, 0}};
       });
-  // Random functions have no reference: the devices are compared with each other. f32 and f64 draw different numbers.
+  // Random functions have no reference, so the test compares the devices with each other. f32 and f64 draw different
+  // numbers.
   const auto add_random = [&](const char* name, auto sample) {
     add_creation(name,
                  [sample](const Tensors& t) {

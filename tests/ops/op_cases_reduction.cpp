@@ -238,7 +238,7 @@ void add_attention(std::vector<OpCase>& cases) {
        [](const Tensors& t) { return scaled_dot_product_attention(t[0], t[1], t[2], t[3]); },
        {inputs[0], inputs[1], inputs[2], {{3, 5}}},
        [=](const Arrays& a) { return attention(a[0], a[1], a[2], 0.5, &a[3], all); }});
-  // The mask excludes all keys of the second query, so its result and its gradients are zero.
+  // The mask excludes all keys of the second query, so the result and the gradients of this query are zero.
   const auto is_visible = [](int64_t row, int64_t column) { return row != 1 && (row + column) % 2 == 0; };
   add({"attention_mask",
        [=](const Tensors& t) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/autograd.h"
+#include "core/profiler.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -39,6 +40,23 @@ TEST(OptimSteps, AcceptGradientsWithAnyStrides) {
   EXPECT_FLOAT_EQ(params[0].at<float>({1, 2}), -5 - 5.0F / 6);
   EXPECT_EQ(first[0].at({1, 2}), 2.5);
   EXPECT_EQ(second[0].at({0, 1}), 4);
+}
+
+TEST(OptimSteps, AreProfiledWithTheBytesThatTheyAccess) {
+  const Tensors params{ones({100})}, grads{ones({100})}, states{ones({100})};
+  profiler::Session profile;
+  optimizer_step(params, grads, {states}, SgdStep{.momentum = 0.5});
+  optimizer_step(params, grads, {states}, EmaStep{});
+  unscale_gradients(grads, zeros({1}, {.dtype = i64}), ones({1}), /*write=*/false);
+  profile.stop();
+  const auto bytes_of = [&](const std::string& name) {
+    for (const profiler::Row& row : profile.rows())
+      if (row.name == name) return row.bytes;
+    return -1.0;
+  };
+  EXPECT_EQ(bytes_of("sgd_step"), 400 * 5);  // reads and writes parameters and states, reads gradients
+  EXPECT_EQ(bytes_of("ema_step"), 400 * 4);  // does not write the parameters
+  EXPECT_EQ(bytes_of("unscale_gradients"), 400 * 2);
 }
 
 TEST(OptimSteps, CountAsInPlaceWritesForAutograd) {

@@ -3,8 +3,8 @@
     python3 pytorch_reference.py > pytorch_reference.inc
 
 Element i of each float64 input is 2 cos(0.23 i). The projection of a tensor r is the sum of r[i] cos(0.11 i). The file
-contains the shape and the projection of each result, and the projection of the gradient of that number with respect to
-the input. pytorch_test.cpp computes the same numbers.
+contains the shape of each result, the projection p of the result, and the projection of the gradient of p with respect
+to the input. pytorch_test.cpp computes the same numbers.
 """
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ def projection(values):
 
 
 def rounded(x):
-    """Rounds x to whole numbers. The gradient is that of the identity."""
+    """Rounds x to whole numbers. The derivative is 1, as for the identity."""
     return x.round().detach() + (x - x.detach())
 
 

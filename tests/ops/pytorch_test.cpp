@@ -40,7 +40,7 @@ Tensor projection(const Tensor& x) { return sum(flatten(x) * pattern({x.numel()}
 /// Returns x where x > limit, and 0 with gradient 0 elsewhere.
 Tensor above(const Tensor& x, double limit) { return x * gt(x, limit).to(f64); }
 
-/// Rounds x to whole numbers. The gradient is that of the identity.
+/// Rounds x to whole numbers. The derivative is 1, as for the identity.
 Tensor rounded(const Tensor& x) { return (x.detach() + 100.5).to(i64).to(f64) - 100.0 + (x - x.detach()); }
 
 struct Function {
@@ -240,7 +240,8 @@ TEST(PyTorch, ValuesAndGradientsMatch) {
     }
 }
 
-// Small changes of the grid do not change the nearest voxel, so its gradient is zero, even if the input is infinite.
+// Small changes of the grid do not change the nearest voxel, so the gradient of the grid is zero, even if the input is
+// infinite.
 TEST(GridSample, NearestModeHasZeroGridGradient) {
   for (const Device device : devices())
     for (const bool image : {false, true})

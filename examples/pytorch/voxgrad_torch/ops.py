@@ -85,8 +85,10 @@ class Plan:
     """The structures that a call passes to the library, and the layout of the result."""
 
     def __init__(self, structure, operands, result):
-        """`operands` are tensors, or None for operands without a layout. They and `result` may be meta tensors, except
-        for the last operand that is not None."""
+        """Creates the layouts of the operands. `result`, also as an operand, may be a meta tensor.
+
+        The layout of an operand that is None is 0. The last operand is on the device of the call.
+        """
         present = [t for t in operands if t is not None]
         self.device = present[-1].device
         self.owned = [_library.make_layout(t, self.device) for t in present]
@@ -111,6 +113,14 @@ def _plan(name, operands, options, make):
 
 
 # ---- calls of the library
+
+
+def _pointer(t):
+    return 0 if t is None else t.data_ptr()
+
+
+def _needs_gradient(t):
+    return t is not None and t.requires_grad
 
 
 def _geometry(stride, padding, dilation, groups):
@@ -138,12 +148,11 @@ class ConvPlan(Plan):
         y = self.empty()
         y_layout, bias_layout, weight_layout, x_layout = self.layouts
         call(self.function, context(self.index), self.structure, y_layout, y.data_ptr(), x_layout, x.data_ptr(),
-             weight_layout, weight.data_ptr(), bias_layout, 0 if bias is None else bias.data_ptr())
+             weight_layout, weight.data_ptr(), bias_layout, _pointer(bias))
         return y
 
     def __call__(self, x, weight, bias):
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or
-                                        (bias is not None and bias.requires_grad)):
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _needs_gradient(bias)):
             return _PlannedConv.apply(x, weight, bias, self)
         return self.run(x, weight, bias)
 
@@ -151,7 +160,7 @@ class ConvPlan(Plan):
 def _conv(x, weight, bias, *options):
     if type(options[1]) is list:  # from PyTorch's dispatcher
         options = (*map(tuple, options[:4]), *options[4:])
-    key = (layout_key(x), layout_key(weight), layout_key(bias), options)
+    key = ("conv", options, layout_key(x), layout_key(weight), layout_key(bias))
     plan = _plans.get(key) or keep(_plans, key, ConvPlan(x, weight, bias, *options))
     return plan.run(x, weight, bias)
 
@@ -177,10 +186,6 @@ def _conv_bias(y):
     return bias
 
 
-def _pointer(t):
-    return 0 if t is None else t.data_ptr()
-
-
 class NormPlan(Plan):
     """A norm of a dense tensor. `options` are those of the operator."""
 
@@ -203,14 +208,15 @@ class NormPlan(Plan):
         return y, statistics
 
     def __call__(self, x, weight, bias, added):
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, added)):
+        if torch.is_grad_enabled() and (x.requires_grad or _needs_gradient(weight) or _needs_gradient(bias) or
+                                        _needs_gradient(added)):
             return _PlannedNorm.apply(x, weight, bias, added, self)
         return self.run(x, weight, bias)[0]
 
 
 def _norm(x, weight, bias, added, *options):
     x = x.contiguous(memory_format=memory_format(x))
-    key = (layout_key(x), layout_key(weight), layout_key(bias), options)
+    key = ("norm", options, layout_key(x), layout_key(weight), layout_key(bias))
     plan = _plans.get(key) or keep(_plans, key, NormPlan(x, weight, bias, *options))
     return plan.run(x, weight, bias)
 

@@ -2,9 +2,9 @@
 
     python3 make_pt.py
 
-The script needs PyTorch and NumPy. dtypes.pt has a tensor of each dtype of voxgrad, and unsupported.pt tensors that
-voxgrad cannot load. views.pt has tensors that share storages, empty tensors and scalars. values_2.pt to values_5.pt
-have values of all kinds, written with pickle protocols 2 to 5. module.pt is a whole module, and cycle.pt a list that
+The script needs PyTorch and NumPy. dtypes.pt has a tensor of each dtype of voxgrad. unsupported.pt has tensors
+that voxgrad cannot load. views.pt has tensors that share storages, empty tensors and scalars. values_2.pt to values_5.pt
+have values of all kinds, written with pickle protocols 2 to 5. module.pt is a whole module. cycle.pt is a list that
 contains itself. legacy.pt has the format of PyTorch before version 1.6. script.pt has the files of a TorchScript
 archive.
 """
