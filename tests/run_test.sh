@@ -55,8 +55,9 @@ expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
 expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
 expect "auditwheel repair --wheel-dir build/wheel build/wheel/local/a.whl" ../root/run wheel
 expect "cmake.define.VOXGRAD_CUDA=OFF" env VOXGRAD_CUDA=OFF ../root/run wheel
+expect "cmake.define.VOXGRAD_TESTS=ON" ../root/run test-pytorch
 expect "pip install --force-reinstall --no-deps $root/build/wheel/b.whl" ../root/run test-pytorch
-expect "python -m pytest tests/pytorch -k name in $root/build/release/tests/libdlpack" ../root/run test-pytorch -k name
+expect "python -m pytest tests/pytorch -k name in $root/build/python/tests/libdlpack" ../root/run test-pytorch -k name
 
 code=0
 "$root/run" nonsense >/dev/null 2>&1 || code=$?
