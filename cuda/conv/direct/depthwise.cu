@@ -1,9 +1,9 @@
 // Fprop and dgrad of depthwise convolutions of channels-last tensors: direct SIMT convolutions with TMA.
 //
-// Each lane computes a patch of 4 x 4 positions, in one channel or two, in one plane after another along the depth. The
-// lane adds each input plane to the accumulators of all output planes to which this plane contributes, so that the
-// plane is read once. After the last input plane of an output plane, the lane stores the output plane. TMA copies the
-// input planes to shared memory and fills positions outside of the volume with zeros.
+// Each lane computes one channel. A warp computes a patch of 4 x 4 positions in one plane after another along the
+// depth. The warp adds each input plane to the accumulators of all output planes to which this plane contributes, so
+// that the plane is read once. After the last input plane of an output plane, the warp stores the output plane. TMA
+// copies the input planes to shared memory and fills positions outside of the volume with zeros.
 #include "cuda/conv/direct/depthwise.cuh"
 #include "cuda/detail/kernels.h"
 
@@ -57,7 +57,7 @@ struct Gather {
 /// output planes.
 template <int K>
 struct Scatter {
-  static constexpr int kernel = K, stride = 2;
+  static constexpr int kernel = K;
   static constexpr bool transposed = true;
   static constexpr int phases = 1;
   static constexpr int done = 2;
@@ -91,31 +91,16 @@ __device__ void load_weights(const DepthwiseParams& p, int channel, float* weigh
     weights[tap * kChannels + lane] = p.weights[int64_t{p.flipped ? kTaps - 1 - tap : tap} * p.channels + c];
 }
 
-/// The accumulators of one lane: a patch of each output plane that is not complete, in kLane channels.
+/// The accumulators of one lane: a patch of each output plane that is not complete.
 template <class T, class Form>
 struct PatchSums {
   static constexpr int K = Form::kernel, kWindow = Form::window;
-  static constexpr int kLane = depthwise_lane_channels(K, Form::stride, sizeof(T));
-  float sum[Form::planes][kPatch][kPatch][kLane];
-
-  __device__ static void load(const T* in, float (&x)[kLane]) {
-    if constexpr (std::is_same_v<T, BFloat16> && kLane == 2) {
-      // Without volatile, the compiler repeats the conversion before each use.
-      const auto word = std::bit_cast<uint32_t>(load_vector<T, 2>(in));
-      asm volatile("shl.b32 %0, %1, 16;" : "=f"(x[0]) : "r"(word));
-      asm volatile("and.b32 %0, %1, 0xffff0000;" : "=f"(x[1]) : "r"(word));
-      return;
-    }
-    T loaded[kLane];
-    load_values<kLane>(in, loaded);
-#pragma unroll
-    for (int c = 0; c < kLane; ++c) x[c] = convert<float>(loaded[c]);
-  }
+  float sum[Form::planes][kPatch][kPatch];
 
   /// Adds the products with row `ky` of the taps of all planes. `x` holds the window from `row` on. Only the planes in
   /// [first, last] belong to the chunk.
   template <int kPhase, bool kAll, int kRows>
-  __device__ void add_row(const float (&x)[kRows][kWindow][kLane], const float* weights, int ky, int row, int first,
+  __device__ void add_row(const float (&x)[kRows][kWindow], const float* weights, int ky, int row, int first,
                           int last) {
 #pragma unroll
     for (int kd = 0; kd < K; ++kd) {
@@ -123,8 +108,7 @@ struct PatchSums {
       if (plane < 0 || (!kAll && (plane < first || plane > last))) continue;
 #pragma unroll
       for (int kx = 0; kx < K; ++kx) {
-        float w[kLane];
-        load_values<kLane>(weights + (kd * K * K + kx) * kChannels, w);
+        const float w = weights[(kd * K * K + kx) * kChannels];
 #pragma unroll
         for (int y = 0; y < kPatch; ++y) {
           const int from = Form::input_of(y, ky) - row;
@@ -132,23 +116,22 @@ struct PatchSums {
 #pragma unroll
           for (int i = 0; i < kPatch; ++i)
             if (const int column = Form::input_of(i, kx); column >= 0)
-#pragma unroll
-              for (int c = 0; c < kLane; ++c) sum[plane][y][i][c] = fmaf(w[c], x[from][column][c], sum[plane][y][i][c]);
+              sum[plane][y][i] = fmaf(w, x[from][column], sum[plane][y][i]);
         }
       }
     }
   }
 
-  /// Adds an input plane. `in` points to the first input of the patch in the lane's first channel. `pitch` is the
-  /// number of elements from one row to the next.
+  /// Adds an input plane. `in` points to the first input of the patch in the lane's channel. `pitch` is the number of
+  /// elements from one row to the next.
   template <int kPhase, bool kAll>
   __device__ void add_plane(const T* in, int pitch, const float* weights, int first, int last) {
-    if constexpr (Form::transposed || kLane > 1) {
-      float x[kWindow][kWindow][kLane];
+    if constexpr (Form::transposed) {
+      float x[kWindow][kWindow];
 #pragma unroll
       for (int y = 0; y < kWindow; ++y)
 #pragma unroll
-        for (int i = 0; i < kWindow; ++i) load(in + y * pitch + i * kChannels, x[y][i]);
+        for (int i = 0; i < kWindow; ++i) x[y][i] = convert<float>(in[y * pitch + i * kChannels]);
 #pragma unroll
       for (int ky = 0; ky < K; ++ky) add_row<kPhase, kAll>(x, weights + ky * K * kChannels, ky, 0, first, last);
     } else {
@@ -156,28 +139,24 @@ struct PatchSums {
 #pragma unroll kUnroll
       for (int ky = 0; ky < K; ++ky) {
         constexpr int kRows = (kPatch - 1) * Form::stride + 1;
-        float x[kRows][kWindow][kLane];
+        float x[kRows][kWindow];
 #pragma unroll
         for (int y = 0; y < kRows; y += Form::stride)
 #pragma unroll
-          for (int i = 0; i < kWindow; ++i) load(in + (y + ky) * pitch + i * kChannels, x[y][i]);
+          for (int i = 0; i < kWindow; ++i) x[y][i] = convert<float>(in[(y + ky) * pitch + i * kChannels]);
         add_row<kPhase, kAll>(x, weights + ky * K * kChannels, 0, 0, first, last);
       }
     }
   }
 
-  /// Writes the results of a plane to shared memory. `out` points to the first output of the patch in the lane's first
+  /// Writes the results of a plane to shared memory. `out` points to the first output of the patch in the lane's
   /// channel.
-  __device__ void write(int plane, T* out, int pitch, const float (&bias)[kLane], float floor) const {
+  __device__ void write(int plane, T* out, int pitch, float bias, float floor) const {
 #pragma unroll
     for (int y = 0; y < kPatch; ++y)
 #pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
-        float result[kLane];
-#pragma unroll
-        for (int c = 0; c < kLane; ++c) result[c] = max_or_nan(sum[plane][y][i][c] + bias[c], floor);
-        store_values<kLane>(out + y * pitch + i * kChannels, result);
-      }
+      for (int i = 0; i < kPatch; ++i)
+        out[y * pitch + i * kChannels] = convert<T>(max_or_nan(sum[plane][y][i] + bias, floor));
   }
 
   /// Removes the planes that a step completed.
@@ -189,10 +168,7 @@ struct PatchSums {
 #pragma unroll
       for (int y = 0; y < kPatch; ++y)
 #pragma unroll
-        for (int i = 0; i < kPatch; ++i)
-#pragma unroll
-          for (int c = 0; c < kLane; ++c)
-            sum[plane][y][i][c] = from >= 0 && from < Form::planes ? sum[from][y][i][c] : 0.0f;
+        for (int i = 0; i < kPatch; ++i) sum[plane][y][i] = from >= 0 && from < Form::planes ? sum[from][y][i] : 0.0f;
     }
   }
 };
@@ -225,17 +201,17 @@ struct PlaneCopies {
 };
 
 /// The threads per CTA and the CTAs per SM. Together, they bound the registers of a thread.
-template <class T, class Form>
+template <class Form>
 struct Occupancy {
-  static constexpr int threads = 32 * kMaxDepthwiseWarps, lane = PatchSums<T, Form>::kLane;
-  static constexpr int registers = lane * kPatch * (Form::planes * kPatch + Form::window) + 40;  // estimate
+  static constexpr int threads = 32 * kMaxDepthwiseWarps;
+  static constexpr int registers = Form::planes * kPatch * kPatch + kPatch * Form::window + 40;  // estimate
   static constexpr int ctas = registers > 170 ? 2 : registers > 135 ? 3 : 4;
 };
 
-/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per kLane patches. Dynamic shared memory: the
+/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic shared memory: the
 /// stages, the weights in float, and the output planes of two steps.
 template <class T, class Form>
-__global__ void __launch_bounds__(Occupancy<T, Form>::threads, Occupancy<T, Form>::ctas)
+__global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[kMaxDepthwiseStages];
@@ -255,20 +231,14 @@ __global__ void __launch_bounds__(Occupancy<T, Form>::threads, Occupancy<T, Form
   load_weights<Form::kernel>(p, tile.channel, weights);
   __syncthreads();
 
-  constexpr int kLane = PatchSums<T, Form>::kLane, kLanes = kChannels / kLane;  // lanes of a patch
-  const int patch = warp_uniform(static_cast<int>(threadIdx.x) / 32) * kLane + lane / kLanes;
-  const int patch_y = patch / p.tiles.patches_x, patch_x = patch % p.tiles.patches_x;
-  const int first_channel = lane % kLanes * kLane;
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
+  const int patch_y = warp / p.tiles.patches_x, patch_x = warp % p.tiles.patches_x;
   const int pitch = p.tiles.box[1] * kChannels, out_pitch = p.tiles.tile[1] * kChannels;
-  const int in_offset = patch_y * Form::pitch * pitch + patch_x * Form::pitch * kChannels + first_channel;
-  const int out_offset = patch_y * kPatch * out_pitch + patch_x * kPatch * kChannels + first_channel;
-  float bias[kLane];
-#pragma unroll
-  for (int c = 0; c < kLane; ++c) {
-    const int channel = tile.channel + first_channel + c;
-    bias[c] =
-        p.bias && channel < p.channels ? convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.0f;
-  }
+  const int in_offset = patch_y * Form::pitch * pitch + patch_x * Form::pitch * kChannels + lane;
+  const int out_offset = patch_y * kPatch * out_pitch + patch_x * kPatch * kChannels + lane;
+  const int channel = tile.channel + lane;
+  const float bias =
+      p.bias && channel < p.channels ? convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.0f;
 
   PatchSums<T, Form> sums{};
   PipelineState state;
@@ -284,9 +254,9 @@ __global__ void __launch_bounds__(Occupancy<T, Form>::threads, Occupancy<T, Form
       const T* in = reinterpret_cast<const T*>(shared + state.stage * p.tiles.stage_bytes) + in_offset;
       if (const int z = copies.first_in[0] + plane; z >= 0 && z < p.in_depth) {
         if (all)
-          sums.template add_plane<kPhase, true>(in, pitch, weights + first_channel, first, last);
+          sums.template add_plane<kPhase, true>(in, pitch, weights + lane, first, last);
         else
-          sums.template add_plane<kPhase, false>(in, pitch, weights + first_channel, first, last);
+          sums.template add_plane<kPhase, false>(in, pitch, weights + lane, first, last);
       }
       state.next(stages);
     };
@@ -350,8 +320,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwiseP
   }
   with_depthwise_kernel(w.dtype, plan, [&]<class T, int K, int S>() {
     const auto start = [&](auto* function) {
-      const int threads = plan.patches[0] * plan.patches[1] * kChannels / depthwise_lane_channels(K, S, sizeof(T));
-      launch_with_shared(function, static_cast<unsigned>(plan.ctas), threads, plan.shared_bytes, launch.stream, p);
+      launch_with_shared(function, static_cast<unsigned>(plan.ctas), 32 * plan.patches[0] * plan.patches[1],
+                         plan.shared_bytes, launch.stream, p);
     };
     if (!plan.transposed) return start(depthwise<T, Gather<K, S>>);
     if constexpr (S > 1) start(depthwise<T, Scatter<K>>);

@@ -64,14 +64,11 @@ bool choose_stages(const ConvProblem& p, DepthwisePlan& plan) {
 
 /// Chooses the tile with the lowest estimate that fits into shared memory. Returns false if none fits.
 bool choose_tile(const ConvProblem& p, DepthwisePlan& plan) {
-  const bool wgrad = p.pass == ConvPass::wgrad;
-  const int lane_channels = wgrad ? 1 : depthwise_lane_channels(plan.kernel, plan.stride, item_size(p.dtype));
-  const int patches = wgrad ? depthwise_wgrad_patches(plan.kernel) : kMaxDepthwiseWarps * lane_channels;
+  const int patches = p.pass == ConvPass::wgrad ? depthwise_wgrad_patches(plan.kernel) : kMaxDepthwiseWarps;
   double min_cost = std::numeric_limits<double>::infinity();
   std::array<int, 2> best{};
   for (int rows = 1; rows <= patches; rows *= 2)
     for (int columns = patches / rows; columns >= 1; columns /= 2) {
-      if (rows * columns < lane_channels) continue;
       const double cost = set_tile(p, plan, {rows, columns});
       if (cost >= min_cost || !choose_stages(p, plan)) continue;
       min_cost = cost;

@@ -1,8 +1,8 @@
 // Plans of depthwise convolutions (one input channel and one output channel per group) of channels-last tensors, for
 // the kernels depthwise.cu (fprop and dgrad) and depthwise_wgrad.cu.
 //
-// The kernels run on CUDA cores, in float32 for every dtype. A lane computes one or two channels of a patch of a plane,
-// and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared
+// The kernels run on CUDA cores, in float32 for every dtype. A lane computes one channel, a warp computes a patch of a
+// plane, and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared
 // memory.
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace voxgrad::cuda {
 
-/// Channels of a CTA.
+/// Channels of a CTA: one per lane.
 inline constexpr int kDepthwiseChannels = 32;
 /// Rows of a patch.
 inline constexpr int kDepthwisePatch = 4;
-/// Upper bound of the warps of a CTA of fprop and dgrad.
+/// Upper bound of the patches of a CTA of fprop and dgrad: one per warp.
 inline constexpr int kMaxDepthwiseWarps = 4;
 /// Upper bound of the stages of a plan.
 inline constexpr int kMaxDepthwiseStages = 4;
@@ -26,12 +26,6 @@ inline constexpr int kDepthwiseAlignment = 128;
 /// Returns the bytes of a box of this many rows and columns.
 constexpr int depthwise_box_bytes(const std::array<int, 2>& box, DType dtype) {
   return box[0] * box[1] * kDepthwiseChannels * static_cast<int>(item_size(dtype));
-}
-/// Returns the channels of a lane of fprop and dgrad, which is also the number of patches of a warp. A lane that loads
-/// two channels at once needs half as many loads of inputs, but twice as many registers, which only 3^3 kernels with
-/// stride 1 leave free.
-constexpr int depthwise_lane_channels(int kernel, int stride, size_t item_size) {
-  return kernel == 3 && stride == 1 && item_size == 2 ? 2 : 1;
 }
 /// Returns the columns of a patch of wgrad.
 constexpr int depthwise_wgrad_columns(int kernel, int stride) { return kernel == 3 && stride == 1 ? 8 : 4; }
