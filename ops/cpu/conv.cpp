@@ -271,13 +271,16 @@ class Convolution {
     if (voxels_are_columns_) {
       if (task.voxels != count) task.voxel_blocks = column_blocks<T>(task.voxels = count);
       // Few channels at a time, because the processor prefetches the outputs of few channels only.
-      const int64_t channels = even_piece(unit.block.count, task.voxel_blocks[0].family->max_rows);
-      for (int64_t n = 0; n < unit.block.count; n += channels)
+      const int64_t channels = even_piece(unit.block.count, task.voxel_blocks.back().family->max_rows);
+      for (int64_t first = 0; first < unit.block.count; first += channels)
         for (const ColumnBlock<T>& voxels : task.voxel_blocks) {
-          const int64_t now = std::min(channels, unit.block.count - n), width = voxels.family->columns;
-          voxels.family->products[now - 1](
-              {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
-          store(unit, {n, n + now}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
+          const int64_t width = voxels.family->columns, end = std::min(first + channels, unit.block.count);
+          for (int64_t n = first, next = n; n < end; n = next) {
+            next = std::min<int64_t>(n + voxels.family->max_rows, end);
+            voxels.family->products[next - n - 1](
+                {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
+            store(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
+          }
         }
       return;
     }
@@ -384,7 +387,9 @@ class Convolution {
       T* to = out + n * channel_stride;
       const T* from = sums.data + n * sums.channel;
       const T start = bias ? bias[n * p_.bias_stride] : T(0);
-      if (adds) {
+      if (out_step == 1 && sums.row == 1 && !adds) {  // a loop with vectors
+        for (int64_t m = 0; m < rows; ++m) to[m] = finished(start + from[m]);
+      } else if (adds) {
         for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * sums.row]);
       } else {
         for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * sums.row]);
