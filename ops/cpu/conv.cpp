@@ -17,6 +17,7 @@
 #include "core/thread_pool.h"
 #include "ops/cpu/conv_depthwise.h"
 #include "ops/cpu/conv_pack.h"
+#include "ops/cpu/conv_pointwise.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/conv_weights.h"
 #include "ops/cpu/kernels.h"
@@ -34,6 +35,8 @@ constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
 // Products with fewer terms per tap along w read zeros where a tap is outside the input; see multiply_inside().
 constexpr int64_t kMinDepth = 64;
+// Storing the outputs takes a considerable part of the time if a sum has at most this number of terms.
+constexpr int64_t kMaxShortSum = 512;
 // All inputs are packed at once if they are smaller than this limit and smaller than the weights.
 constexpr int64_t kInputBytes = 4 << 20;
 // Number of input channels whose weights one task packs. In channels_last, the f32 weights of these channels fill a
@@ -67,10 +70,11 @@ class Convolution {
     const int64_t min_tiles = divide_up(4 * num_threads(), p_.out.batch);
     const int64_t slots = kTileBytes / item() / std::max<int64_t>(1, channels_per_unit_);
     tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = min_tiles});
-    layout_ = {tiling_.windows[2].slots * channels_per_unit_, tiling_.windows[2].slots, 1};
-    const int64_t channels = p_.out_channels(), width = tiling_.length[2];
-    voxels_are_columns_ = 2 * channels <= padded_columns(blocks_) &&
-                          channels * padded_columns(column_blocks<T>(width)) < width * padded_columns(blocks_);
+    voxels_are_columns_ = choose_columns();
+    // An odd number of cache lines per channel spreads the channels of a voxel over the sets of the cache.
+    const int64_t line = kTileAlignment / item(), slots_w = tiling_.windows[2].slots;
+    const int64_t pitch = voxels_are_columns_ ? (divide_up(slots_w, line) | 1) * line : slots_w;
+    layout_ = {pitch * channels_per_unit_, pitch, 1};
   }
 
   void run() {
@@ -114,7 +118,9 @@ class Convolution {
   int64_t tiles() const { return p_.out.batch * tiling_.count(); }
   /// Returns the number of elements of a packed tile, plus padding because a register tile may read beyond the last
   /// row.
-  int64_t tile_elements() const { return tiling_.slots() * channels_per_unit_ + kMaxTileWidth / item(); }
+  int64_t tile_elements() const {
+    return tiling_.windows[0].slots * tiling_.windows[1].slots * layout_.row + kMaxTileWidth / item();
+  }
 
   /// Returns whether all packed inputs are smaller than the weights, as with many channels and few voxels.
   bool inputs_are_small() const {
@@ -181,6 +187,17 @@ class Convolution {
     const int64_t weights = std::max<int64_t>(1, weights_.taps()) * columns * item();
     const int64_t max_channels = std::min({kPanelBytes / panel, kTileBytes / (slots * item()), kWeightBytes / weights});
     return even_piece(p_.in_channels(), std::max<int64_t>(1, max_channels));
+  }
+
+  /// Returns whether voxels are the columns of the register tile: if the sums have few terms and vectors of voxels can
+  /// be stored as they are, or if columns of channels would be mostly padding.
+  bool choose_columns() const {
+    const int64_t channels = p_.out_channels(), width = tiling_.length[2];
+    const int64_t with_voxels = channels * padded_columns(column_blocks<T>(width));
+    const int64_t with_channels = width * padded_columns(blocks_);
+    if (p_.out.stride[2] * p_.gather[2].out_step == 1 && p_.in_channels() * weights_.taps() <= kMaxShortSum)
+      return 4 * with_voxels <= 5 * with_channels;
+    return 2 * channels <= padded_columns(blocks_) && with_voxels < with_channels;
   }
 
   /// Packs the weights of the units, then computes their outputs.
@@ -254,15 +271,18 @@ class Convolution {
     alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
     if (voxels_are_columns_) {
       if (task.voxels != count) task.voxel_blocks = column_blocks<T>(task.voxels = count);
-      for (const ColumnBlock<T>& voxels : task.voxel_blocks) {
-        const int64_t channels = even_piece(unit.block.count, voxels.family->max_rows), width = voxels.family->columns;
-        for (int64_t n = 0; n < unit.block.count; n += channels) {
-          const int64_t now = std::min(channels, unit.block.count - n);
-          voxels.family->products[now - 1](
-              {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
-          store(unit, {n, n + now}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
+      // Few channels at a time, because the processor prefetches the outputs of few channels only.
+      const int64_t channels = even_piece(unit.block.count, task.voxel_blocks.back().family->max_rows);
+      for (int64_t first = 0; first < unit.block.count; first += channels)
+        for (const ColumnBlock<T>& voxels : task.voxel_blocks) {
+          const int64_t width = voxels.family->columns, end = std::min(first + channels, unit.block.count);
+          for (int64_t n = first, next = n; n < end; n = next) {
+            next = std::min<int64_t>(n + voxels.family->max_rows, end);
+            voxels.family->products[next - n - 1](
+                {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
+            store(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
+          }
         }
-      }
       return;
     }
     const int64_t rows = even_piece(count, family.max_rows);
@@ -368,7 +388,9 @@ class Convolution {
       T* to = out + n * channel_stride;
       const T* from = sums.data + n * sums.channel;
       const T start = bias ? bias[n * p_.bias_stride] : T(0);
-      if (adds) {
+      if (out_step == 1 && sums.row == 1 && !adds) {  // a loop with vectors
+        for (int64_t m = 0; m < rows; ++m) to[m] = finished(start + from[m]);
+      } else if (adds) {
         for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * sums.row]);
       } else {
         for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * sums.row]);
@@ -396,61 +418,17 @@ void fill_bias(const View& out, const View* bias) {
   copy(out, values);
 }
 
-/// Returns whether the convolution is the head of a network: a 1 x 1 x 1 kernel, few output channels, and contiguous
-/// voxels.
-template <class T>
-bool is_head(const ConvProblem<T>& p, const View& out, const View& in, const View& w, const ConvGeometry& geometry) {
-  constexpr int64_t kMaxOutputs = 8;
-  bool matches = p.out_channels() <= kMaxOutputs;
-  for (int axis = 0; axis < 3; ++axis)
-    matches = matches && w.size[axis + 2] == 1 && geometry.stride[axis] == 1 && geometry.padding[axis] == 0 &&
-              out.size[axis + 2] == in.size[axis + 2];  // output_padding may make the output larger
-  for (const View* v : {&out, &in})
-    matches = matches && v->stride[4] == 1 && v->stride[3] == v->size[4] && v->stride[2] == v->size[3] * v->size[4];
-  return matches;
-}
-
-/// Computes the head of a network (see is_head) without packing. Reads the input once for all outputs.
-template <class T>
-void multiply_head(const ConvProblem<T>& p) {
-  constexpr int64_t kPiece = 256;
-  const int64_t voxels = p.out.size[0] * p.out.size[1] * p.out.size[2], pieces = divide_up(voxels, kPiece);
-  const int64_t outputs = p.out_channels(), inputs = p.in_channels(), work = kPiece * inputs * outputs;
-  parallel_for(p.out.batch * p.groups * pieces, grain_of(work), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i % pieces * kPiece, count = std::min(kPiece, voxels - first);
-      const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
-      const T* const w = p.weight + group * p.weight_group_stride;
-      for (int64_t o = 0; o < outputs; ++o)
-        std::fill_n(p.out.at(n, group * outputs + o) + first, count,
-                    p.bias ? p.bias[(group * outputs + o) * p.bias_stride] : T{0});
-      for (int64_t c = 0; c < inputs; ++c) {
-        const T* const x = p.in.at(n, group * inputs + c) + first;
-        for (int64_t o = 0; o < outputs; ++o) {
-          T* const y = p.out.at(n, group * outputs + o) + first;
-          const T weight = w[o * p.weight_out_stride + c * p.weight_in_stride];
-          VG_INDEPENDENT
-          for (int64_t j = 0; j < count; ++j) y[j] += weight * x[j];
-        }
-      }
-      for (int64_t o = 0; p.relu && o < outputs; ++o) {
-        T* const y = p.out.at(n, group * outputs + o) + first;
-        for (int64_t j = 0; j < count; ++j) y[j] = y[j] < 0 ? T{0} : y[j];  // keeps NaN
-      }
-    }
-  });
-}
-
 /// Computes a forward convolution (`out` is y, `in` is x) or a transposed convolution (`out` is x, `in` is y). In both
 /// cases the weight is (y channels, x channels / groups, ...).
-void convolve(const char* op, bool transposed, const View& out, const View& in, const View& w,
-              const ConvEpilogue& epilogue, const ConvGeometry& geometry) {
+void convolve(const char* op, bool transposed, View out, View in, const View& w, const ConvEpilogue& epilogue,
+              const ConvGeometry& geometry) {
   if (is_half(out.dtype))
     return through_float32(out, in, w, epilogue.bias, [&](const View& o, const View& i, const View& v, const View* b) {
       convolve(op, transposed, o, i, v, {b, epilogue.relu}, geometry);
     });
   dispatch(WideFloats(), out.dtype, op, "CPU", [&]<class T>() {
     if (out.numel() == 0) return;
+    const bool merged = merge_voxels(out, in, w, geometry);
     ConvProblem<T> problem{.out = Volume<T>(out), .in = Volume<const T>(in), .gather = {}};
     const View &x = transposed ? out : in, &y = transposed ? in : out;
     problem.groups = geometry.groups;
@@ -472,7 +450,7 @@ void convolve(const char* op, bool transposed, const View& out, const View& in, 
     }
     problem.weight = w.as<const T>();
     problem.relu = epilogue.relu && covered;
-    if (is_head(problem, out, in, w, geometry)) return multiply_head(problem);
+    if (merged && is_head(problem)) return multiply_head(problem);
     if (!covered) fill_bias<T>(out, bias);
     if (is_depthwise(w, geometry))
       convolve_depthwise(problem);

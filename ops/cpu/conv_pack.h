@@ -180,6 +180,8 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
   for (int64_t h = 0; h < windows[1].slots; ++h) positions.push_back(position(1, h));
   std::vector<PackedRun> runs;
   for (const AxisWindow::Run& run : windows[2].runs) runs.emplace_back(run, gather[2], origin[2], volume.stride[2]);
+  const int64_t first_w = origin[2] * gather[2].in_step;
+  const int64_t end_w = std::min(volume.size[2], first_w + tiling.length[2] * gather[2].in_step);
   // Read the input in memory order: all channels of a voxel at once in channels_last, otherwise few channels at a time.
   const int64_t few = layout.step == 1 ? 1 : kInterleaved;
   const int64_t together = volume.channel_stride < volume.stride[2] ? channels : few;
@@ -198,7 +200,7 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
         // Prefetch the next channels, which are too far away for the hardware prefetcher.
         constexpr int64_t kLine = 64 / sizeof(T);
         for (int64_t i = together; volume.stride[2] == 1 && i < std::min(2 * together, channels - c); ++i)
-          for (int64_t j = 0; j < volume.size[2]; j += kLine) __builtin_prefetch(row + i * volume.channel_stride + j);
+          for (int64_t j = first_w; j < end_w; j += kLine) __builtin_prefetch(row + i * volume.channel_stride + j);
         for (const PackedRun& run : runs) {
           if (layout.step != 1) {
             run.interleave(row, now, volume.channel_stride, layout.step, to + run.slot * layout.step);

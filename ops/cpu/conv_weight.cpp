@@ -12,6 +12,7 @@
 #include "core/thread_pool.h"
 #include "ops/cpu/conv_depthwise.h"
 #include "ops/cpu/conv_pack.h"
+#include "ops/cpu/conv_pointwise.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/kernels.h"
 #include "ops/detail/halves.h"
@@ -284,14 +285,18 @@ class WeightGradient {
 
 }  // namespace
 
-void conv_backward_weight(const View& w, const View& x, const View& y, const ConvGeometry& geometry) {
+void conv_backward_weight(const View& w, const View& x_view, const View& y_view, const ConvGeometry& geometry) {
+  View x = x_view, y = y_view;
   if (is_half(w.dtype))
     return through_float32(w, x, y, nullptr, [&](const View& weight, const View& a, const View& b, const View*) {
       conv_backward_weight(weight, a, b, geometry);
     });
   dispatch(WideFloats(), w.dtype, "conv_backward_weight", "CPU", [&]<class T>() {
     if (w.numel() == 0) return;
-    if (is_depthwise(w, geometry))
+    const bool merged = merge_voxels(x, y, w, geometry);
+    if (merged && has_few_products(w, x, y, geometry.groups))
+      pointwise_weight_gradient<T>(w, x, y, geometry.groups);
+    else if (is_depthwise(w, geometry))
       depthwise_weight_gradient<T>(w, x, y, geometry);
     else
       WeightGradient<T>(w, x, y, geometry).run();

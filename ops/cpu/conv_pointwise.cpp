@@ -1,0 +1,189 @@
+// Pointwise convolutions on the CPU: the head of a network, and the weight gradient with few channels. Other pointwise
+// convolutions use the kernels of ops/cpu/conv.cpp and ops/cpu/conv_weight.cpp.
+#include "ops/cpu/conv_pointwise.h"
+
+#include <algorithm>
+
+#include "core/thread_pool.h"
+#include "ops/cpu/loops.h"
+
+namespace voxgrad::cpu {
+
+bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry) {
+  for (int axis = 0; axis < 3; ++axis)
+    if (w.size[axis + 2] != 1 || geometry.stride[axis] != 1 || geometry.padding[axis] != 0 ||
+        x.size[axis + 2] != y.size[axis + 2])  // output_padding may make the output larger
+      return false;
+  for (const View* v : {&x, &y})
+    if (v->stride[3] != v->size[4] * v->stride[4] || v->stride[2] != v->size[3] * v->stride[3]) return false;
+  for (View* v : {&x, &y}) {
+    v->size[4] *= v->size[2] * v->size[3];
+    v->size[2] = v->size[3] = 1;
+  }
+  return true;
+}
+
+template <class T>
+void multiply_head(const ConvProblem<T>& p) {
+  const TileFamily<T>& tiles = *column_blocks<T>(kMaxTileWidth / sizeof(T)).front().family;
+  const int64_t voxels = p.out.size[2], columns = tiles.columns, pieces = divide_up(voxels, columns);
+  const int64_t outputs = p.out_channels(), inputs = p.in_channels(), terms = inputs * outputs;
+  const Workspace<T> weights(p.groups * terms);  // (group, input, output)
+  for (int64_t i = 0; i < p.groups * terms; ++i)
+    weights.data()[i] = p.weight[i / terms * p.weight_group_stride + i / outputs % inputs * p.weight_in_stride +
+                                 i % outputs * p.weight_out_stride];
+  const std::array<TileSegment, 1> whole{};
+  parallel_for(p.out.batch * p.groups * pieces, grain_of(columns * terms), [&](int64_t begin, int64_t end) {
+    const Workspace<T> last(inputs * columns);
+    alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % pieces * columns, count = std::min(columns, voxels - first);
+      const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
+      const T* x = p.in.at(n, group * inputs) + first;
+      int64_t x_stride = p.in.channel_stride;
+      if (count < columns) {
+        for (int64_t c = 0; c < inputs; ++c)
+          std::fill(std::copy_n(x + c * x_stride, count, last.data() + c * columns), last.data() + (c + 1) * columns,
+                    T(0));
+        x = last.data();
+        x_stride = columns;
+      }
+      for (int64_t o = 0; o < outputs; o += tiles.max_rows) {
+        const int64_t rows = std::min<int64_t>(tiles.max_rows, outputs - o);
+        tiles.products[rows - 1]({weights.data() + group * terms + o, outputs, x, x_stride, whole, inputs, sums});
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t channel = group * outputs + o + r;
+          const T bias = p.bias ? p.bias[channel * p.bias_stride] : T(0);
+          T* const y = p.out.at(n, channel) + first;
+          const T* const sum = sums + r * columns;
+          for (int64_t j = 0; j < count; ++j) y[j] = p.relu && sum[j] + bias < 0 ? T(0) : sum[j] + bias;  // keeps NaN
+        }
+      }
+    }
+  });
+}
+
+namespace {
+
+// Limits of the weight gradient: the number of products per voxel and the voxels of a piece. The sums and the packed
+// channels of a piece fit in the second-level cache.
+constexpr int64_t kMaxProducts = 4096;
+constexpr int64_t kPiece = 512;
+/// Number of pieces whose products are summed in T. These sums are added in double.
+constexpr int64_t kPiecesPerSum = 16;
+/// Smallest number of parts into which the pieces of all samples are divided, if there are enough pieces.
+constexpr int64_t kMinParts = 64;
+
+/// Rows and columns of the register tile, in channels of y and x.
+constexpr int kRows = 4;
+constexpr int kColumns = kVectorRegisters * 3 / 16;
+
+/// The products of kRows channels of y with some channels of x. The voxels are the lanes of the vectors.
+template <class T>
+struct ChannelProduct {
+  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
+  const T* y = nullptr;
+  const T* x = nullptr;
+  int64_t pitch = 0;  // between the channels
+  int64_t count = 0;  // voxels, a multiple of kLanes
+  T* sums = nullptr;  // a vector for each product, to which the product is added
+  int64_t row = 0;    // between the sums of two channels of y
+};
+
+template <class T, int columns>
+void add_products(const ChannelProduct<T>& p) {
+  using Vector = typename VectorOf<T, kVectorBytes>::Type;
+  constexpr int lanes = ChannelProduct<T>::kLanes;
+  Vector sums[kRows * columns] = {};
+  for (int64_t i = 0; i < p.count; i += lanes) {
+    Vector x[columns];
+    unrolled<columns>([&](auto c) { std::memcpy(&x[c], p.x + c * p.pitch + i, kVectorBytes); });
+    unrolled<kRows>([&](auto r) {
+      Vector y;
+      std::memcpy(&y, p.y + r * p.pitch + i, kVectorBytes);
+      unrolled<columns>([&](auto c) { sums[r * columns + c] += y * x[c]; });
+    });
+  }
+  unrolled<kRows>([&](auto r) {
+    unrolled<columns>([&](auto c) {
+      T* const to = p.sums + r * p.row + c * lanes;
+      Vector total;
+      std::memcpy(&total, to, kVectorBytes);
+      total += sums[r * columns + c];
+      std::memcpy(to, &total, kVectorBytes);
+    });
+  });
+}
+
+/// Calls add_products for `columns` channels of x.
+template <class T>
+void add_products(const ChannelProduct<T>& product, int64_t columns) {
+  unrolled<kColumns>([&](auto last) {
+    if (columns == last + 1) add_products<T, last + 1>(product);
+  });
+}
+
+/// Copies voxels [first, first + count) of `channels` channels. Fills the rest of each row of `padded` voxels with
+/// zeros.
+template <class T>
+void copy_piece(T* to, int64_t pitch, const T* from, int64_t stride, int64_t channels, int64_t count, int64_t padded) {
+  for (int64_t c = 0; c < channels; ++c)
+    std::fill(std::copy_n(from + c * stride, count, to + c * pitch), to + c * pitch + padded, T(0));
+}
+
+}  // namespace
+
+bool has_few_products(const View& w, const View& x, const View& y, int64_t groups) {
+  return x.stride[4] == 1 && y.stride[4] == 1 && x.size[4] >= kPiece / 4 &&
+         w.size[1] * w.size[0] / groups <= kMaxProducts;
+}
+
+template <class T>
+void pointwise_weight_gradient(const View& w, const View& x_view, const View& y_view, int64_t groups) {
+  constexpr int64_t lanes = ChannelProduct<T>::kLanes;
+  const Volume<const T> x(x_view), y(y_view);
+  const int64_t voxels = x.size[2], inputs = w.size[1], outputs = w.size[0] / groups,
+                rows = round_up(outputs, int64_t{kRows});
+  const int64_t pieces = divide_up(voxels, kPiece), all_pieces = x.batch * pieces;
+  const int64_t pieces_per_part = std::max<int64_t>(1, all_pieces / divide_up(kMinParts, groups));
+  const int64_t parts = divide_up(all_pieces, pieces_per_part), pitch = kPiece + lanes, terms = rows * inputs;
+  std::vector<double> totals(static_cast<size_t>(groups * parts * terms), 0);
+  parallel_for(groups * parts, 1, [&](int64_t begin, int64_t end) {
+    const Workspace<T> packed_x(inputs * pitch), packed_y(rows * pitch), sums(terms * lanes);
+    std::fill_n(packed_y.data(), rows * pitch, T(0));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t group = i / parts, first = i % parts * pieces_per_part,
+                    last = std::min(all_pieces, first + pieces_per_part);
+      std::fill_n(sums.data(), terms * lanes, T(0));
+      for (int64_t piece = first; piece < last; ++piece) {
+        const int64_t n = piece / pieces, from = piece % pieces * kPiece, count = std::min(kPiece, voxels - from);
+        const int64_t padded = round_up(count, lanes);
+        copy_piece(packed_x.data(), pitch, x.at(n, group * inputs) + from, x.channel_stride, inputs, count, padded);
+        copy_piece(packed_y.data(), pitch, y.at(n, group * outputs) + from, y.channel_stride, outputs, count, padded);
+        for (int64_t r = 0; r < rows; r += kRows)
+          for (int64_t c = 0; c < inputs; c += kColumns)
+            add_products<T>({packed_y.data() + r * pitch, packed_x.data() + c * pitch, pitch, padded,
+                             sums.data() + (r * inputs + c) * lanes, inputs * lanes},
+                            std::min<int64_t>(kColumns, inputs - c));
+        if ((piece - first + 1) % kPiecesPerSum != 0 && piece + 1 != last) continue;
+        for (int64_t k = 0; k < terms * lanes; ++k)
+          totals[static_cast<size_t>(i * terms + k / lanes)] += static_cast<double>(sums.data()[k]);
+        std::fill_n(sums.data(), terms * lanes, T(0));
+      }
+    }
+  });
+  for (int64_t channel = 0; channel < w.size[0]; ++channel)
+    for (int64_t c = 0; c < inputs; ++c) {
+      double sum = 0;
+      for (int64_t part = 0; part < parts; ++part)
+        sum += totals[static_cast<size_t>((channel / outputs * parts + part) * terms + channel % outputs * inputs + c)];
+      w.as<T>()[channel * w.stride[0] + c * w.stride[1]] = static_cast<T>(sum);
+    }
+}
+
+template void multiply_head(const ConvProblem<float>& problem);
+template void multiply_head(const ConvProblem<double>& problem);
+template void pointwise_weight_gradient<float>(const View&, const View&, const View&, int64_t);
+template void pointwise_weight_gradient<double>(const View&, const View&, const View&, int64_t);
+
+}  // namespace voxgrad::cpu
