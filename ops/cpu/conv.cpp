@@ -73,7 +73,7 @@ class Convolution {
     voxels_are_columns_ = choose_columns();
     // An odd number of cache lines per channel spreads the channels of a voxel over the sets of the cache.
     const int64_t line = kTileAlignment / item(), slots_w = tiling_.windows[2].slots;
-    const int64_t pitch = voxels_are_columns_ ? (divide_up(slots_w, line) | 1) * line : slots_w;
+    const int64_t pitch = voxels_are_columns_ && weights_.taps() == 1 ? (divide_up(slots_w, line) | 1) * line : slots_w;
     layout_ = {pitch * channels_per_unit_, pitch, 1};
   }
 
@@ -189,13 +189,14 @@ class Convolution {
     return even_piece(p_.in_channels(), std::max<int64_t>(1, max_channels));
   }
 
-  /// Returns whether voxels are the columns of the register tile: if the sums have few terms and vectors of voxels can
-  /// be stored as they are, or if columns of channels would be mostly padding.
+  /// Returns whether voxels are the columns of the register tile: if columns of channels would be mostly padding, or if
+  /// the sums have few terms and vectors of voxels can be stored as they are. With several taps, vectors of voxels
+  /// would not be aligned.
   bool choose_columns() const {
     const int64_t channels = p_.out_channels(), width = tiling_.length[2];
     const int64_t with_voxels = channels * padded_columns(column_blocks<T>(width));
     const int64_t with_channels = width * padded_columns(blocks_);
-    if (p_.out.stride[2] * p_.gather[2].out_step == 1 && p_.in_channels() * weights_.taps() <= kMaxShortSum)
+    if (p_.out.stride[2] * p_.gather[2].out_step == 1 && weights_.taps() == 1 && p_.in_channels() <= kMaxShortSum)
       return 4 * with_voxels <= 5 * with_channels;
     return 2 * channels <= padded_columns(blocks_) && with_voxels < with_channels;
   }
@@ -280,7 +281,10 @@ class Convolution {
             next = std::min<int64_t>(n + voxels.family->max_rows, end);
             voxels.family->products[next - n - 1](
                 {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
-            store(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
+            if (out_step == 1)
+              store_vectors(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first);
+            else
+              store(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
           }
         }
       return;
@@ -388,12 +392,26 @@ class Convolution {
       T* to = out + n * channel_stride;
       const T* from = sums.data + n * sums.channel;
       const T start = bias ? bias[n * p_.bias_stride] : T(0);
-      if (out_step == 1 && sums.row == 1 && !adds) {  // a loop with vectors
-        for (int64_t m = 0; m < rows; ++m) to[m] = finished(start + from[m]);
-      } else if (adds) {
+      if (adds) {
         for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * sums.row]);
       } else {
         for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * sums.row]);
+      }
+    }
+  }
+
+  /// Does the same as store() if the voxels are contiguous in `sums` and in the output.
+  [[gnu::noinline]] void store_vectors(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums,
+                                       int64_t count, T* out) const {
+    for (int64_t n = channels.begin; n < channels.end; ++n) {
+      T* const to = out + n * p_.out.channel_stride;
+      const T* const from = sums.data + (n - channels.begin) * sums.channel;
+      const int64_t channel = unit.group * p_.out_channels() + unit.block.first + n;
+      const T start = p_.bias ? p_.bias[channel * p_.bias_stride] : T(0);
+      const bool relu = p_.relu && unit.first_channel + unit.channels == p_.in_channels();
+      for (int64_t m = 0; m < count; ++m) {
+        const T sum = from[m] + (unit.first_channel > 0 ? to[m] : start);
+        to[m] = relu && sum < T(0) ? T(0) : sum;
       }
     }
   }

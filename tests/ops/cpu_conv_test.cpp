@@ -261,7 +261,19 @@ std::vector<Case> cases() {
       convolution(2, 4, 6, {9, 8, 7}, 3, {.stride = 2, .padding = 2, .dilation = 2, .groups = 2}),
       convolution(1, 6, 6, {5, 5, 5}, 3, {.padding = 1, .groups = 6}),  // depthwise
       convolution(1, 5, 15, {4, 3, 6}, {1, 3, 2}, {.groups = 5}),       // depthwise, three outputs per channel
-      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),               // padding > (k - 1) * dilation
+      // Depthwise, with more than one vector of outputs per row, more than eight rows, or more than eight channels.
+      convolution(2, 3, 3, {6, 13, 37}, 3, {.padding = 1, .groups = 3}),
+      convolution(1, 2, 4, {7, 9, 40}, 5, {.stride = 2, .padding = 2, .groups = 2}),
+      convolution(1, 2, 2, {1, 15, 50}, {1, 7, 7}, {.padding = {0, 6, 6}, .dilation = {1, 2, 2}, .groups = 2}),
+      convolution(1, 19, 19, {4, 5, 6}, 3, {.padding = 1, .groups = 19}),
+      transposed(1, 3, 3, {4, 5, 19}, 3, {.stride = 2, .padding = 1, .groups = 3}, 1),
+      transposed(1, 2, 6, {3, 4, 5}, {3, 5, 7}, {.stride = {1, 2, 3}, .padding = 2, .groups = 2}),
+      // Pointwise, with few or many channels of x and of y.
+      convolution(2, 5, 3, {7, 9, 11}, 1),
+      convolution(2, 3, 40, {7, 9, 11}, 1),
+      convolution(1, 70, 66, {5, 6, 7}, 1),
+      convolution(1, 10, 20, {5, 6, 7}, 1, {.groups = 2}),
+      convolution(1, 2, 3, {4, 4, 4}, 2, {.padding = 5}),  // padding > (k - 1) * dilation
       convolution(1, 2, 3, {40, 1, 41}, {3, 1, 3}, {.padding = {13, 0, 7}, .dilation = {17, 1, 19}}),
       convolution(3, 1, 1, 1, 1),
       convolution(1, 1, 70, {1, 1, 50}, {1, 1, 3}, {.padding = {0, 0, 1}}),
@@ -337,7 +349,9 @@ TEST_F(CpuConv, HandlesRandomShapes) {
 TEST_F(CpuConv, HandlesManyTiles) {
   for (const Case& c :
        {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}), transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
-        convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10)})
+        convolution(1, 700, 2, {4, 4, 4}, 3, {.padding = 1}), convolution(1, 70, 64, 10, 10),
+        convolution(1, 64, 64, {20, 21, 22}, 1, {.groups = 64}), convolution(1, 600, 20, {20, 21, 22}, 1),
+        convolution(1, 2, 2, {50, 60, 70}, 3, {.stride = {1, 2, 1}, .padding = 1, .groups = 2})})
     ConvCheck<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 

@@ -34,6 +34,12 @@ const Geometry kConv[] = {
     {"groups", {2, 4, 2, 3, 2}, {6, 2, 2, 2, 1}, true, kOne, {0, 1, 0}, kOne, 2},
     {"depthwise", {1, 3, 3, 2, 3}, {3, 1, 2, 2, 2}, true, {1, 1, 2}, {1, 0, 0}, kOne, 3},
     {"depthwise_multiplied", {1, 2, 2, 3, 2}, {4, 1, 1, 2, 2}, true, kOne, kZero, kOne, 2},
+    {"depthwise_k3_p1", {2, 3, 5, 4, 7}, {3, 1, 3, 3, 3}, true, kOne, {1, 1, 1}, kOne, 3},
+    {"depthwise_k3_s2_p1", {1, 2, 5, 4, 7}, {2, 1, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}, kOne, 2},
+    {"depthwise_k5_p2", {1, 2, 3, 5, 4}, {2, 1, 5, 5, 5}, false, kOne, {2, 2, 2}, kOne, 2},
+    {"depthwise_k7_s2_p3", {1, 2, 1, 5, 9}, {2, 1, 1, 7, 7}, true, {1, 2, 2}, {0, 3, 3}, kOne, 2},
+    {"depthwise_dilated", {1, 2, 5, 3, 7}, {2, 1, 3, 1, 3}, true, {1, 1, 2}, {2, 0, 3}, {2, 1, 3}, 2},
+    {"depthwise_multiplied_k3_s2", {1, 2, 4, 5, 3}, {6, 1, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}, kOne, 2},
     {"one_voxel", {1, 2, 1, 1, 1}, {2, 2, 1, 1, 1}},
     {"whole_kernel", {2, 2, 2, 3, 2}, {3, 2, 2, 3, 2}},
     {"many_channels", {1, 9, 2, 2, 2}, {5, 9, 2, 1, 2}, true, kOne, {0, 0, 1}},
@@ -68,6 +74,10 @@ const Geometry kTransposed[] = {
     {"groups", {2, 4, 2, 2, 2}, {4, 3, 2, 2, 1}, true, {1, 2, 1}, {0, 1, 0}, kOne, 2},
     {"depthwise", {1, 3, 2, 2, 1}, {3, 1, 2, 2, 3}, true, {2, 1, 2}, {1, 0, 0}, kOne, 3, {1, 0, 0}},
     {"depthwise_multiplied", {1, 2, 2, 1, 2}, {2, 2, 1, 2, 2}, true, kOne, kZero, kOne, 2},
+    {"depthwise_k3_s2_p1_op1", {1, 2, 2, 3, 2}, {2, 1, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}, kOne, 2, {1, 1, 1}},
+    {"depthwise_k5_p2", {1, 2, 3, 2, 5}, {2, 1, 5, 5, 5}, false, kOne, {2, 2, 2}, kOne, 2},
+    {"depthwise_k7_dilated", {1, 2, 1, 3, 3}, {2, 1, 1, 3, 7}, true, {1, 1, 2}, {0, 2, 3}, {1, 2, 1}, 2},
+    {"depthwise_multiplied_k3_s2", {1, 2, 2, 1, 3}, {2, 3, 3, 3, 3}, true, {2, 2, 2}, {1, 1, 1}, kOne, 2},
     {"one_voxel", {1, 2, 1, 1, 1}, {2, 2, 1, 1, 1}},
     {"one_voxel_up", {1, 2, 1, 1, 1}, {2, 1, 4, 2, 3}, true, {2, 2, 2}, {1, 0, 0}},
     {"many_channels", {1, 9, 1, 2, 1}, {9, 5, 2, 1, 2}, true, {2, 1, 1}},
@@ -142,6 +152,20 @@ void add_fewer_axes(std::vector<OpCase>& cases) {
   add(cases, "conv_transpose1d", true, up1, [](const Tensors& t) {
     return conv_transpose1d(t[0], t[1], t[2], {.stride = 3, .padding = 1, .groups = 2, .output_size = 10});
   });
+  const Geometry depthwise2{"", {1, 3, 5, 4}, {3, 1, 3, 3}, true, {1, 2, 1}, {0, 1, 1}, kOne, 3};
+  add(cases, "conv2d_depthwise", false, depthwise2, [](const Tensors& t) {
+    return conv2d(t[0], t[1], t[2], {.stride = {2, 1}, .padding = 1, .groups = 3});
+  });
+  const Geometry depthwise1{"", {2, 2, 9}, {4, 1, 5}, true, {1, 1, 2}, {0, 0, 2}, kOne, 2};
+  add(cases, "conv1d_depthwise", false, depthwise1,
+      [](const Tensors& t) { return conv1d(t[0], t[1], t[2], {.stride = 2, .padding = 2, .groups = 2}); });
+  const Geometry depthwise_up2{"", {1, 3, 2, 3}, {3, 1, 3, 3}, true, {1, 2, 1}, {0, 1, 1}, kOne, 3};
+  add(cases, "conv_transpose2d_depthwise", true, depthwise_up2, [](const Tensors& t) {
+    return conv_transpose2d(t[0], t[1], t[2], {.stride = {2, 1}, .padding = 1, .groups = 3});
+  });
+  const Geometry depthwise_up1{"", {2, 2, 4}, {2, 2, 5}, true, {1, 1, 2}, {0, 0, 2}, kOne, 2};
+  add(cases, "conv_transpose1d_depthwise", true, depthwise_up1,
+      [](const Tensors& t) { return conv_transpose1d(t[0], t[1], t[2], {.stride = 2, .padding = 2, .groups = 2}); });
 }
 
 /// Adds a convolution with fused ReLU and, if x has a batch axis, a convolution with fused ReLU and GroupNorm. The
