@@ -65,8 +65,9 @@ class Unpickler {
   }
   /// Removes the last `count` values or, if `count` is 0, the last mark and all values after it.
   Indices pop_values(size_t count) {
-    check(count > 0 ? available() >= count : !marks_.empty(), "values or a mark are missing on the stack");
+    check(available() >= count, "values are missing on the stack");
     if (count == 0) {
+      check(!marks_.empty(), "a mark is missing on the stack");
       count = available();
       marks_.pop_back();
     }

@@ -67,8 +67,8 @@ std::vector<Job> jobs_of_folder(const fs::path& folder, const fs::path& output, 
                 "' has no channel ", job.images.size());
       job.images.push_back(path);
     }
-    vg::check(job.images.size() == channels, kOp, "case '", name, "' in '", folder.string(), "' has ",
-              job.images.size(), " channels; the model needs ", channels);
+    vg::check(job.images.size() == channels, kOp, "case '", name, "' in '", folder.string(), "' must have ", channels,
+              channels == 1 ? " file" : " files", ", one per channel of the model, found ", job.images.size());
     jobs.push_back(std::move(job));
   }
   vg::check(!jobs.empty(), kOp, "'", folder.string(), "' has no files named CASE_0000", ending);
@@ -84,8 +84,8 @@ std::vector<Job> list_jobs(const std::vector<fs::path>& inputs, const fs::path& 
   if (inputs.size() == 1 && fs::is_directory(inputs[0])) {
     jobs = jobs_of_folder(inputs[0], output, channels, file_ending);
   } else {
-    vg::check(inputs.size() == channels, kOp, "the model needs ", channels, " channels, got ", inputs.size(),
-              inputs.size() == 1 ? " file" : " files");
+    vg::check(inputs.size() == channels, kOp, "the model needs ", channels, channels == 1 ? " file" : " files",
+              ", one per channel, got ", inputs.size());
     std::string name = without_ending(inputs[0]);
     if (channel_of(name) == 0) name.resize(name.size() - 5);
     const bool is_file = !ending_of(output).empty() && !fs::is_directory(output);

@@ -22,10 +22,18 @@ uint32_t checksum(const Case& c) {
 }
 
 uint32_t checksum(const nnunet::ModelPlan& plan, uint32_t before) {
-  uint32_t sum = checksum_bytes(plan.spacing.data(), sizeof plan.spacing, before);
+  uint32_t sum = before;
+  const auto add = [&](const auto& value) { sum = checksum_bytes(&value, sizeof value, sum); };
+  add(plan.orientation);
+  add(plan.transpose_forward);
+  add(plan.is_2d);
+  add(plan.spacing);
+  add(plan.resample_image.order);
+  add(plan.resample_image.force_separate_z ? int{*plan.resample_image.force_separate_z} : -1);
   for (const nnunet::ChannelPlan& channel : plan.normalization) {
-    sum = checksum_bytes(&channel.kind, sizeof channel.kind, sum);
-    sum = checksum_bytes(&channel.intensities, sizeof channel.intensities, sum);
+    add(channel.kind);
+    add(channel.use_mask);
+    add(channel.intensities);
   }
   return sum;
 }

@@ -15,8 +15,8 @@ namespace segment {
 uint32_t checksum(const voxgrad::Tensor& tensor, uint32_t before = 0);
 /// Returns the checksum of the image, the label and the spacing of a case.
 uint32_t checksum(const Case& c);
-/// Extends the checksum `before` of earlier data by the spacing and the normalization of a plan, and returns the new
-/// checksum.
+/// Extends the checksum `before` of earlier data by everything in a plan that prepare_for_training() reads, and returns
+/// the new checksum.
 uint32_t checksum(const nnunet::ModelPlan& plan, uint32_t before);
 
 }  // namespace segment
