@@ -243,8 +243,9 @@ void convolve_depthwise(const ConvProblem<T>& p) {
       for (int64_t o = 0; o < now * outs; ++o) {
         const int64_t group = first + o / outs, out = first * outs + o;
         const T* const w = p.weight + group * p.weight_group_stride + o % outs * p.weight_out_stride;
-        for (int64_t k = 0; k < ins * tap_count; ++k)
-          weights.data()[k] = w[k / tap_count * p.weight_in_stride + taps.weights[static_cast<size_t>(k % tap_count)]];
+        for (int64_t c = 0; c < ins; ++c)
+          for (int64_t k = 0; k < tap_count; ++k)
+            weights.data()[c * tap_count + k] = w[c * p.weight_in_stride + taps.weights[static_cast<size_t>(k)]];
         RowProduct<T> channel = base;
         channel.x = packed.data() + o / outs * ins * tile.channel_pitch;
         channel.weights = weights.data();
