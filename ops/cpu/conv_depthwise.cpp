@@ -21,8 +21,10 @@ constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kMaxTaps = 512;
 /// Largest number of channels of y per channel of x.
 constexpr int64_t kMaxMultiplier = 4;
-/// Largest number of taps per run. 8 rows of sums and the weights of a run fit in 16 registers.
+/// Largest number of taps per run, and largest number of rows of sums. The sums and the weights of a run fit in the
+/// registers.
 constexpr int kMaxRun = 5;
+constexpr int kMaxRows = kVectorRegisters >= 32 ? 12 : 8;
 /// Channels that are packed together if channels are innermost in memory.
 constexpr int64_t kInnerChannels = 8;
 /// Smallest number of parts into which the voxels of the weight gradient are divided, for all channels together.
@@ -95,6 +97,17 @@ template <class T, int bytes>
   return vector;
 }
 
+/// Copies `count` elements, fewer than n. Calls no function such as memcpy, which would take longer.
+template <class T, int n>
+[[gnu::always_inline]] inline void copy_fewer(const T* from, int64_t count, T* to) {
+  if constexpr (n > 1) {
+    constexpr int half = n / 2;
+    if (count & half) std::memcpy(to, from, half * sizeof(T));
+    const int64_t done = count & half;
+    copy_fewer<T, half>(from + done, count - done, to + done);
+  }
+}
+
 template <class T, int bytes, int rows>
 void multiply_rows(const RowProduct<T>& p) {
   using Vector = typename VectorOf<T, bytes>::Type;
@@ -128,7 +141,10 @@ void multiply_rows(const RowProduct<T>& p) {
     } else {
       T values[lanes];
       std::memcpy(values, &sums[r], bytes);
-      for (int64_t i = 0; i < p.count; ++i) out[i * p.out_step] = values[i];
+      if (p.out_step == 1)
+        copy_fewer<T, lanes>(values, p.count, out);
+      else
+        for (int64_t i = 0; i < p.count; ++i) out[i * p.out_step] = values[i];
     }
   });
 }
@@ -141,7 +157,8 @@ void multiply_block(const RowProduct<T>& product, int64_t rows) {
     for (; rows >= height; rows -= height, p.x += height * p.pitch, p.out += height * p.out_row)
       multiply_rows<T, bytes, height>(p);
   };
-  step(std::integral_constant<int, 8>());
+  step(std::integral_constant<int, kMaxRows>());
+  if constexpr (kMaxRows > 8) step(std::integral_constant<int, 8>());
   step(std::integral_constant<int, 4>());
   step(std::integral_constant<int, 2>());
   step(std::integral_constant<int, 1>());
@@ -187,7 +204,7 @@ void run_channel(const ConvProblem<T>& p, const Taps& taps, const DepthwiseTile<
     const auto& [pd, ph, first_w] = taps.phases[i].phase;
     const int64_t rows = steps_in_tile(tile.tiling, origin, 1, *ph);
     for (int64_t d = 0; d < steps_in_tile(tile.tiling, origin, 0, *pd); ++d)
-      for (int64_t h = 0; h < rows; h += 8)
+      for (int64_t h = 0; h < rows; h += kMaxRows)
         for (size_t j = i; j < i + phases_w; ++j) {
           RowProduct<T> row = channel;
           row.taps = &taps.phases[j];
@@ -204,7 +221,7 @@ void run_channel(const ConvProblem<T>& p, const Taps& taps, const DepthwiseTile<
             row.count = std::min(lanes, count - w);
             const auto multiply =
                 row.count <= lanes / 2 ? multiply_block<T, kHalfVectorBytes> : multiply_block<T, kVectorBytes>;
-            multiply(row, std::min<int64_t>(8, rows - h));
+            multiply(row, std::min<int64_t>(kMaxRows, rows - h));
           }
         }
   }
@@ -243,8 +260,9 @@ void convolve_depthwise(const ConvProblem<T>& p) {
       for (int64_t o = 0; o < now * outs; ++o) {
         const int64_t group = first + o / outs, out = first * outs + o;
         const T* const w = p.weight + group * p.weight_group_stride + o % outs * p.weight_out_stride;
-        for (int64_t k = 0; k < ins * tap_count; ++k)
-          weights.data()[k] = w[k / tap_count * p.weight_in_stride + taps.weights[static_cast<size_t>(k % tap_count)]];
+        for (int64_t c = 0; c < ins; ++c)
+          for (int64_t k = 0; k < tap_count; ++k)
+            weights.data()[c * tap_count + k] = w[c * p.weight_in_stride + taps.weights[static_cast<size_t>(k)]];
         RowProduct<T> channel = base;
         channel.x = packed.data() + o / outs * ins * tile.channel_pitch;
         channel.weights = weights.data();

@@ -102,7 +102,7 @@ struct PackedLayout {
   int64_t row = 0;
   int64_t channel = 0;
   int64_t step = 0;
-  bool fills_rows = false;  ///< sets rows outside the input to 0
+  bool fills_rows = false;  ///< sets rows outside the input to 0; requires that no channel is within a row of another
 };
 
 /// Number of lines that are interleaved at a time.
@@ -124,17 +124,34 @@ struct PackedRun {
   void copy(const T* row, int64_t at, int64_t count, T* to) const {
     const int64_t zeros = std::clamp<int64_t>(begin - at, 0, count), stop = std::clamp<int64_t>(end - at, zeros, count);
     const T* from = row + start + (at + zeros - begin) * step;
-    std::fill(to, to + zeros, T(0));
-    if (step == 1) {
-      std::copy(from, from + (stop - zeros), to + zeros);
+    clear(to, zeros);
+    copy_inside(from, stop - zeros, to + zeros);
+    clear(to + stop, count - stop);
+  }
+
+  /// Sets `count` elements to 0. Borders are so short that a call of memset would take longer than the stores.
+  template <class T>
+  static void clear(T* to, int64_t count) {
+    if (count > 2) std::fill_n(to, count, T(0));
+    if (count == 1 || count == 2) to[0] = T(0);
+    if (count == 2) to[1] = T(0);
+  }
+
+  /// Computes to[j] = from[j * step] for j in [0, count). Copies vectors if the step is 1 or 2. The last vector
+  /// overlaps the previous one.
+  template <class T>
+  void copy_inside(const T* from, int64_t count, T* to) const {
+    constexpr int n = kInterleaved;
+    const int64_t last = count - n;
+    if (step == 1 && last >= 0) {
+      for (int64_t j = 0; j < last; j += n) std::memcpy(to + j, from + j, n * sizeof(T));
+      std::memcpy(to + last, from + last, n * sizeof(T));
+    } else if (step == 2 && last > 0) {
+      for (int64_t j = 0; j < last; j += n) every_second<T, n, 0>(from + 2 * j, to + j);
+      every_second<T, n, 1>(from + 2 * last - 1, to + last);  // does not read the element after the last
     } else {
-      const int64_t inside = stop - zeros;
-      int64_t j = 0;
-      for (; step == 2 && j + kInterleaved < inside; j += kInterleaved)
-        even_elements<T, kInterleaved>(from + 2 * j, to + zeros + j);
-      for (; j < inside; ++j) to[zeros + j] = from[j * step];
+      for (int64_t j = 0; j < count; ++j) to[j] = from[j * step];
     }
-    std::fill(to + stop, to + count, T(0));
   }
 
   /// Copies all slots of a row for `channels` channels. In `to`, the channels of a slot are contiguous, and slots are
@@ -188,10 +205,16 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
   for (int64_t c = 0; c < channels; c += together)
     for (int64_t d = 0; d < windows[0].slots; ++d) {
       const int64_t pd = position(0, d), now = std::min(together, channels - c);  // this iteration packs `now` channels
+      if (pd < 0) {
+        const int64_t plane = windows[1].slots * layout.row;
+        for (int64_t i = 0; layout.fills_rows && i < now; ++i)
+          std::fill_n(packed + d * plane + (c + i) * layout.channel, plane - layout.row + windows[2].slots, T(0));
+        continue;
+      }
       for (int64_t h = 0; h < windows[1].slots; ++h) {
         const int64_t ph = positions[static_cast<size_t>(h)];
         T* to = packed + (d * windows[1].slots + h) * layout.row + c * layout.channel;
-        if (pd < 0 || ph < 0) {
+        if (ph < 0) {
           for (int64_t i = 0; layout.fills_rows && i < now; ++i)
             std::fill_n(to + i * layout.channel, windows[2].slots, T(0));
           continue;

@@ -60,17 +60,17 @@ template <class T, int n, class From, class To>
   unrolled<n>([&](auto j) { std::memcpy(to(j), &rows[j], sizeof(Vector)); });
 }
 
-/// Computes to[i] = from[2 * i] for i in [0, n). Reads 2 n elements.
-template <class T, int n>
-[[gnu::always_inline]] inline void even_elements(const T* from, T* to) {
-  typename VectorOf<T, n*static_cast<int>(sizeof(T))>::Type low, high, even;
+/// Computes to[i] = from[2 * i + first] for i in [0, n), where `first` is 0 or 1. Reads 2 n elements.
+template <class T, int n, int first>
+[[gnu::always_inline]] inline void every_second(const T* from, T* to) {
+  typename VectorOf<T, n*static_cast<int>(sizeof(T))>::Type low, high, result;
   std::memcpy(&low, from, sizeof low);
   std::memcpy(&high, from + n, sizeof high);
   [&]<int... k>(std::integer_sequence<int, k...>) __attribute__((always_inline)) {
-    even = __builtin_shufflevector(low, high, 2 * k...);
+    result = __builtin_shufflevector(low, high, (2 * k + first)...);
   }
   (std::make_integer_sequence<int, n>{});
-  std::memcpy(to, &even, sizeof even);
+  std::memcpy(to, &result, sizeof result);
 }
 
 }  // namespace voxgrad::cpu
