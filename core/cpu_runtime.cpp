@@ -50,21 +50,17 @@ class CpuAllocator {
       reserved_ += static_cast<int64_t>(block);
     }
     ++allocations_;
-    const auto lock = lock_for_profiler();
     const int64_t current = current_ += static_cast<int64_t>(bytes);
     raise_peak(current);
-    if (lock) profiler::detail::record_memory(Device::cpu(), data, static_cast<int64_t>(bytes), current);
+    if (profiler::active()) profiler::detail::record_memory(Device::cpu(), data, static_cast<int64_t>(bytes), current);
     return data;
   }
 
   /// `bytes` must be the number that was passed to allocate().
   void deallocate(void* data, size_t bytes) noexcept {
     if (data == nullptr) return;
-    {
-      const auto lock = lock_for_profiler();
-      const int64_t current = current_ -= static_cast<int64_t>(bytes);
-      if (lock) profiler::detail::record_memory(Device::cpu(), data, -static_cast<int64_t>(bytes), current);
-    }
+    const int64_t current = current_ -= static_cast<int64_t>(bytes);
+    if (profiler::active()) profiler::detail::record_memory(Device::cpu(), data, -static_cast<int64_t>(bytes), current);
     if (const size_t block = block_bytes(bytes); !keep(data, block)) release(data, block);
   }
 
@@ -103,11 +99,6 @@ class CpuAllocator {
   static size_t block_bytes(size_t bytes) {
     const size_t unit = !kCaching || bytes < kMinCached ? kAlignment : std::bit_floor(bytes) / 8;
     return round_up(bytes, unit);
-  }
-  /// Locks order_mutex_ while a profiler records, so that the profiler receives the events in the order in which
-  /// current_ changes. Returns an empty lock otherwise.
-  std::unique_lock<std::mutex> lock_for_profiler() {
-    return profiler::active() ? std::unique_lock(order_mutex_) : std::unique_lock<std::mutex>();
   }
   void raise_peak(int64_t current) {
     for (int64_t peak = peak_; peak < current && !peak_.compare_exchange_weak(peak, current);) continue;
@@ -150,7 +141,6 @@ class CpuAllocator {
   }
 
   std::atomic<int64_t> current_ = 0, peak_ = 0, reserved_ = 0, allocations_ = 0, device_allocations_ = 0;
-  std::mutex order_mutex_;
   std::array<Shard, kShards> shards_;
   std::atomic<size_t> cached_bytes_ = 0;
 };

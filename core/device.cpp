@@ -14,7 +14,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   const profiler::Scope scope(profiler::Kind::op, "copy_between_devices", nullptr, mover);
   if (profiler::Event* event = scope.event()) {
     event->bytes = static_cast<double>(bytes);
-    profiler::detail::claim(to_device, to);
+    profiler::detail::claim(to);
   }
   runtime(mover).copy(to, to_device, from, from_device, bytes);
 }

@@ -27,8 +27,8 @@ thread_local Event* op_event = nullptr;  // the event of the innermost operator 
 struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
-  std::vector<Event> events;                           // the events of all running sessions
-  std::unordered_map<const void*, int64_t> unclaimed;  // bytes of blocks to which no operator has written
+  std::vector<Event> events;                          // the events of all running sessions
+  std::unordered_map<const void*, size_t> unclaimed;  // blocks to which no operator has written -> index of the event
 };
 Recorder& recorder() {
   static auto* recorder = new Recorder;  // never destroyed: threads may end after main()
@@ -107,56 +107,44 @@ void Scope::stop() noexcept {
   }
 }
 
-namespace {
-
-/// Pushes an event of Kind::memory. The caller holds the recorder's lock.
-void push_memory(Device device, const void* block, int64_t bytes, int64_t live) {
-  const int64_t time = now();
-  recorder().events.push_back({.kind = Kind::memory,
-                               .place = current_place,
-                               .begin = time,
-                               .end = time,
-                               .device = device,
-                               .memory = live,
-                               .block = block,
-                               .block_bytes = bytes});
-}
-
-}  // namespace
-
 void detail::record_memory(Device device, const void* block, int64_t bytes, int64_t live) noexcept {
   const std::lock_guard lock(recorder().mutex);
   if (!active()) return;
+  auto& [mutex, names, events, unclaimed] = recorder();
+  const int64_t time = now();
   try {
-    push_memory(device, block, bytes, live);
+    events.push_back({.kind = Kind::memory,
+                      .place = current_place,
+                      .begin = time,
+                      .end = time,
+                      .device = device,
+                      .memory = live,
+                      .block = block,
+                      .block_bytes = bytes});
     if (bytes < 0)
-      recorder().unclaimed.erase(block);
+      unclaimed.erase(block);
     else if (op_event)
       op_event->memory += bytes;
     else
-      recorder().unclaimed[block] = bytes;
+      unclaimed[block] = events.size() - 1;
   } catch (const std::bad_alloc&) {
   }
 }
 
-void detail::claim(Device device, const void* block) noexcept {
-  const std::lock_guard lock(recorder().mutex);
-  const auto found = recorder().unclaimed.find(block);
-  if (!op_event || found == recorder().unclaimed.end()) return;
-  op_event->memory += found->second;
-  recorder().unclaimed.erase(found);
-  try {
-    push_memory(device, block, 0, 0);
-  } catch (const std::bad_alloc&) {
-  }
+void detail::claim(const void* block) noexcept {
+  auto& [mutex, names, events, unclaimed] = recorder();
+  const std::lock_guard lock(mutex);
+  const auto found = unclaimed.find(block);
+  if (!op_event || found == unclaimed.end()) return;
+  Event& allocation = events[found->second];
+  allocation.place = current_place;
+  op_event->memory += allocation.block_bytes;
+  unclaimed.erase(found);
 }
 
 Session::Session() {
   const std::lock_guard lock(recorder().mutex);
-  if (detail::recorders++ == 0) {
-    recorder().events.clear();
-    recorder().unclaimed.clear();
-  }
+  ++detail::recorders;
   begin_ = now();
 }
 
@@ -175,7 +163,9 @@ void Session::end_recording() noexcept {
       if (event.begin >= begin_ && event.end <= end_) events_.push_back(event);
   } catch (const std::bad_alloc&) {  // keep the events for which there was memory
   }
-  if (--detail::recorders == 0) dropped.swap(recorder().events);
+  if (--detail::recorders > 0) return;
+  dropped.swap(recorder().events);
+  recorder().unclaimed.clear();
 }
 
 void Session::stop() {

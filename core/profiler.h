@@ -28,18 +28,19 @@ namespace detail {
 inline std::atomic<int> recorders{0};  ///< sessions that are recording
 
 /// Records that a block of `bytes` bytes was allocated, or freed if `bytes` is negative. `live` is the number of bytes
-/// in live storages afterwards. Allocators call this function within their locks while active().
+/// in live storages afterwards. Allocators call this function while active(), before they hand out or reuse the block.
 void record_memory(Device device, const void* block, int64_t bytes, int64_t live) noexcept;
 /// Attributes a block to the operator that runs on this thread, unless an operator has already allocated the block or
 /// written to it.
-void claim(Device device, const void* block) noexcept;
+void claim(const void* block) noexcept;
 
 }  // namespace detail
 
 /// Returns whether a session is recording.
 inline bool active() { return detail::recorders.load(std::memory_order_relaxed) != 0; }
 
-/// The kinds of events. `layout_copy` is a copy to another memory format by contiguous().
+/// The kinds of events. `layout_copy` is a copy to another memory format by contiguous(), in the program or within
+/// operators; copies that a kernel makes in its workspace do not count.
 enum class Kind : uint8_t { op, backward, module, range, memory, layout_copy };
 
 /// The position of a thread in the program. While a gradient is computed, `module` is the module that recorded the
@@ -53,11 +54,11 @@ struct Place {
 /// Returns the place of this thread. Valid only while a session records.
 const Place& place();
 
-/// A time span on a thread. For Kind::memory, the point in time at which a block was allocated, freed or claimed.
+/// A time span on a thread. For Kind::memory, the point in time at which a block was allocated or freed.
 struct Event {
   Kind kind = Kind::op;
   Name name = nullptr;
-  Place place{};               ///< place of the thread during the event
+  Place place{};               ///< place of the thread during the event; for a block, of its first writer
   Place outer{};               ///< place of the thread before the event
   int thread = 0;              ///< number of the thread; threads are numbered in the order of their first events
   int64_t begin = 0, end = 0;  ///< host time: nanoseconds of steady_clock
@@ -75,7 +76,7 @@ struct Event {
 
   // For Kind::memory, where `memory` is the number of bytes in live storages afterwards:
   const void* block = nullptr;
-  int64_t block_bytes = 0;  ///< negative if the block was freed, 0 if an operator claimed it
+  int64_t block_bytes = 0;  ///< negative if the block was freed
 };
 
 /// Records the lifetime of this object as an Event, and changes the Place of this thread during this lifetime. Does
@@ -136,15 +137,6 @@ struct Row {
   double ms() const { return device_ms > 0 ? device_ms : host_ms; }
 };
 
-/// The live memory blocks that belong to one Place.
-struct Holder {
-  /// The operator that allocated the blocks or was the first to write to them. place.op is null if the program itself
-  /// was the first to write, or if the blocks were allocated before the session began.
-  Place place;
-  int64_t bytes = 0;
-  int64_t blocks = 0;  ///< number of blocks; 0 for all memory that was allocated before the session began
-};
-
 /// Records the operators of all threads until stop(), as torch.profiler.profile does:
 ///
 ///   vg::profiler::Session profile;
@@ -184,15 +176,9 @@ class [[nodiscard]] Session {
   std::vector<Row> rows(GroupBy group_by = GroupBy::op) const;
   /// Returns the rows as text, at most `max_rows` of them.
   std::string table(GroupBy group_by = GroupBy::op, size_t max_rows = 40) const;
-  /// Returns the blocks that were live on `device` at the peak of its memory use, the largest holders first. The bytes
-  /// of all holders add up to memory::stats().peak, if the peak was reset when the session began.
-  std::vector<Holder> memory_at_peak(Device device = Device::cpu()) const;
-  /// Returns memory_at_peak() as text.
+  /// Returns a table of the blocks that were live on `device` at the peak of its memory use during the session. A block
+  /// belongs to the operator that allocated it or was the first to write to it.
   std::string memory_table(Device device = Device::cpu()) const;
-  /// Returns a line for each copy to another memory format that contiguous() made, in the program or within operators.
-  /// Each line contains the shape, dtype and strides, the requested format, and the operation that made the tensor or
-  /// whose gradient was being computed. Copies that a kernel makes in its workspace do not count.
-  std::vector<std::string> layout_copies() const;
   /// Returns a trace for chrome://tracing and ui.perfetto.dev, with a track for each thread and stream, and the memory
   /// over time.
   std::string trace() const;

@@ -135,69 +135,41 @@ std::string Session::table(GroupBy group_by, size_t max_rows) const {
   return text + line(sum, all_ms) + concat("\nrecorded for ", number(ms(begin_, end_), 3), " ms\n");
 }
 
-std::vector<Holder> Session::memory_at_peak(Device device) const {
+std::string Session::memory_table(Device device) const {
   std::vector<const Event*> changes;
   for (const Event& e : events())
     if (e.kind == Kind::memory && e.device == device) changes.push_back(&e);
-  if (changes.empty()) return {{{}, memory::stats(device).current, 0}};
-
-  // Reads the events up to the next deallocation after the peak, because operators claim blocks after the allocation.
-  int64_t before = changes[0]->memory - changes[0]->block_bytes, peak = before;
-  size_t end = 0;
-  for (size_t i = 0; i < changes.size(); ++i) {
-    if (changes[i]->memory <= peak) continue;
-    peak = changes[i]->memory;
-    end = i + 1;
-  }
-  while (end > 0 && end < changes.size() && changes[end]->block_bytes >= 0) ++end;
-
-  std::map<const void*, std::pair<Place, int64_t>> live;
-  for (size_t i = 0; i < end; ++i) {
-    const Event& e = *changes[i];
-    const auto found = live.find(e.block);
-    if (e.block_bytes > 0)
-      live[e.block] = {e.place, e.block_bytes};
-    else if (found == live.end())
-      before += e.block_bytes;  // a block from before the session
-    else if (e.block_bytes == 0)
-      found->second.first = e.place;
+  if (changes.empty()) return concat("no memory was allocated or freed on ", device, '\n');
+  const auto peak = std::ranges::max_element(changes, {}, &Event::memory);
+  std::map<const void*, const Event*> live;
+  for (auto change = changes.begin(); change <= peak; ++change) {
+    if ((*change)->block_bytes > 0)
+      live[(*change)->block] = *change;
     else
-      live.erase(found);
+      live.erase((*change)->block);
   }
-  std::map<Place, Holder> holders;
-  for (const auto& [block, held] : live) {
-    Holder& holder = holders.try_emplace(held.first, Holder{held.first}).first->second;
-    holder.bytes += held.second;
-    ++holder.blocks;
-  }
-  std::vector<Holder> result;
-  if (before > 0) result.push_back({{}, before, 0});
-  for (const auto& [place, holder] : holders) result.push_back(holder);
-  std::stable_sort(result.begin(), result.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-  return result;
-}
 
-std::string Session::memory_table(Device device) const {
-  const std::vector<Holder> holders = memory_at_peak(device);
-  int64_t peak = 0;
-  for (const Holder& h : holders) peak += h.bytes;
-  std::string text = concat("live on ", device, " at the peak of ", peak, " bytes\n");
-  text += line("operator", "backward of", {"MiB", "%", "blocks"}) + "  module\n";
-  for (const Holder& h : holders) {
-    const std::string op = h.place.op ? *h.place.op : h.blocks > 0 ? "(written by the program)" : "(allocated before)";
-    text += line(op, h.place.node ? *h.place.node : "",
-                 {number(static_cast<double>(h.bytes) / (1 << 20), 3),
-                  number(100 * static_cast<double>(h.bytes) / static_cast<double>(peak), 1), std::to_string(h.blocks)});
-    text += (h.place.module ? "  " + *h.place.module : "") + '\n';
+  struct Sum {
+    int64_t bytes = 0, blocks = 0;
+  };
+  std::map<Place, Sum> groups;
+  int64_t older = (*peak)->memory;  // bytes of blocks that were allocated before the session began
+  for (const auto& [block, e] : live) {
+    Sum& sum = groups[e->place];
+    sum.bytes += e->block_bytes;
+    ++sum.blocks;
+    older -= e->block_bytes;
   }
-  return text;
-}
-
-std::vector<std::string> Session::layout_copies() const {
-  std::vector<std::string> list;
-  for (const Event& e : events())
-    if (e.kind == Kind::layout_copy) list.push_back(*e.name);
-  return list;
+  std::vector<std::pair<Place, Sum>> rows(groups.begin(), groups.end());
+  std::stable_sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.second.bytes > b.second.bytes; });
+  std::string text = concat("live on ", device, " at the peak of ", (*peak)->memory, " bytes\n");
+  text += line("operator", "backward of", {"MiB", "blocks"}) + "  module\n";
+  const auto mib = [](int64_t bytes) { return number(static_cast<double>(bytes) / (1 << 20), 3); };
+  for (const auto& [place, sum] : rows)
+    text += line(place.op ? *place.op : "(written by the program)", place.node ? *place.node : "",
+                 {mib(sum.bytes), std::to_string(sum.blocks)}) +
+            (place.module ? "  " + *place.module : "") + '\n';
+  return text + line("(allocated before)", "", {mib(older), "-"}) + '\n';
 }
 
 std::string Session::trace() const {
@@ -215,7 +187,6 @@ std::string Session::trace() const {
   constexpr const char* kKinds[] = {"op", "backward", "module", "range", "memory", "layout copy"};
   for (const Event& e : events()) {
     if (e.kind == Kind::memory) {
-      if (e.block_bytes == 0) continue;
       spans.emplace_back(std::pair(e.begin, -e.end),
                          json_object({{"ph", to_json("C")},
                                       {"name", to_json(concat("memory of ", e.device))},

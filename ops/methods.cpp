@@ -58,20 +58,6 @@ Tensor Tensor::clone() const {
   return copy_strided("clone", *this, empty_like_strides(*this));
 }
 
-namespace {
-
-/// Returns a line for profiler::Session::layout_copies().
-std::string describe_layout_copy(const Tensor& from, MemoryFormat to) {
-  const auto node = from.grad_fn();
-  const profiler::Name gradient = profiler::place().node;
-  return concat(describe(from), " with strides ", from.strides(), " to ",
-                to == MemoryFormat::channels_last ? "channels_last" : "contiguous",
-                node ? ", made by '" + node->name + "'" : "",
-                gradient ? ", in the gradient of '" + *gradient + "'" : "");
-}
-
-}  // namespace
-
 Tensor Tensor::contiguous(MemoryFormat format) const {
   // A tensor with one channel can be contiguous in both memory formats. The function then changes only the strides.
   const bool has_format = is_contiguous(format);
@@ -82,7 +68,11 @@ Tensor Tensor::contiguous(MemoryFormat format) const {
   if (has_format)
     return record("contiguous", as_strided(*this, shape(), target, storage_offset()), {*this},
                   [](const Tensor& g) { return Tensors{g}; });
-  const profiler::Scope scope(profiler::Kind::layout_copy, [&] { return describe_layout_copy(*this, format); });
+  const profiler::Scope scope(profiler::Kind::layout_copy, [&] {
+    const auto node = grad_fn();
+    return concat(describe(*this), last ? " to channels_last" : " to contiguous",
+                  node ? ", made by '" + node->name + "'" : "");
+  });
   return copy_strided("contiguous", *this, target);
 }
 

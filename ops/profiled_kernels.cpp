@@ -154,7 +154,7 @@ void run(const char* name, size_t outputs, const Args&... args) {
   event->flop = work.flop;
   event->floor = work.floor;
   for (size_t i = 0; i < std::min(outputs, call.views.size()); ++i)
-    if (call.views[i]) profiler::detail::claim(device, call.views[i]->data);
+    if (call.views[i]) profiler::detail::claim(call.views[i]->data);
   run_kernel(args...);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/profiler.h"
 #include "core/tensor.h"
 #include "cuda/cuda.h"
 
@@ -26,6 +27,14 @@ inline std::vector<Device> devices() {
   std::vector<Device> all{Device::cpu()};
   if (cuda::is_available()) all.push_back(Device::cuda());
   return all;
+}
+
+/// Returns the descriptions of the copies to another memory format that a session recorded.
+inline std::vector<std::string> layout_copies(const profiler::Session& session) {
+  std::vector<std::string> list;
+  for (const profiler::Event& event : session.events())
+    if (event.kind == profiler::Kind::layout_copy) list.push_back(*event.name);
+  return list;
 }
 
 }  // namespace voxgrad

@@ -104,11 +104,9 @@ void check_bools(const InputFile& file, const std::string& what, const Tensor& t
   file.check(bad == end, what, "a bool must be 0 or 1, found ", bad == end ? 0 : int{*bad});
 }
 
-void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size) {
-  bool within = start.size() == shape.size() && size.size() == shape.size() && !shape.empty();
-  for (int64_t i = 0; within && i < shape.size(); ++i)
-    within = start[i] >= 0 && size[i] > 0 && size[i] <= shape[i] && start[i] <= shape[i] - size[i];
-  file.check(within, "a part of size ", size, " at ", start, " does not lie within ", shape);
+void swap_bytes(void* elements, int64_t size, int64_t count) {
+  auto* data = static_cast<char*>(elements);
+  for (int64_t i = 0; i < count; ++i) std::reverse(data + i * size, data + (i + 1) * size);
 }
 
 }  // namespace voxgrad

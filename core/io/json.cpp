@@ -10,8 +10,9 @@ using nlohmann::json;
 /// Implements nlohmann::json_sax. Functions return true to continue, and throw in case of an error.
 class Reader {
  public:
-  Reader(const InputFile& file, const char* what, const std::function<void(const JsonPath&, const JsonValue&)>& visit)
-      : file_(file), what_(what), visit_(visit) {}
+  Reader(const InputFile& file, const char* what) : file_(file), what_(what) {}
+
+  JsonValue take_document() { return std::move(document_.items.at(0).second); }
 
   bool null() { return take({"null"}); }
   bool boolean(bool) { return take({"a boolean"}); }
@@ -26,12 +27,12 @@ class Reader {
   bool start_object(size_t) { return open("an object"); }
   bool start_array(size_t) { return open("an array"); }
   bool key(std::string& key) {
-    path_.back() = std::move(key);
+    key_ = std::move(key);
     return true;
   }
   bool end_object() { return end_array(); }
   bool end_array() {
-    path_.pop_back();
+    open_.pop_back();
     return true;
   }
   bool parse_error(size_t position, const std::string&, const json::exception&) {
@@ -39,21 +40,24 @@ class Reader {
   }
 
  private:
-  bool take(const JsonValue& value) {
-    visit_(path_, value);
+  bool take(JsonValue value) {
+    auto& items = open_.back()->items;
+    file_.check(items.size() < 64 || open_.back()->type != "an array", what_, "has an array of more than 64 items");
+    items.emplace_back(std::exchange(key_, {}), std::move(value));
     return true;
   }
   bool open(std::string_view type) {
-    file_.check(path_.size() < 64, what_, "has more than 64 levels of JSON");
+    file_.check(open_.size() <= 64, what_, "has more than 64 levels of JSON");
     take({type});
-    path_.emplace_back();
+    open_.push_back(&open_.back()->items.back().second);
     return true;
   }
 
   const InputFile& file_;
   const char* what_;
-  const std::function<void(const JsonPath&, const JsonValue&)>& visit_;
-  JsonPath path_;
+  JsonValue document_{"the document"};
+  std::vector<JsonValue*> open_{&document_};  // the objects and arrays that contain the next value
+  std::string key_;                           // of the next value
 };
 
 std::string joined(char open, const std::vector<std::string>& parts, char close) {
@@ -64,10 +68,10 @@ std::string joined(char open, const std::vector<std::string>& parts, char close)
 
 }  // namespace
 
-void read_json(const InputFile& file, const char* what, const std::string& text,
-               const std::function<void(const JsonPath&, const JsonValue&)>& visit) {
-  Reader reader(file, what, visit);
+JsonValue read_json(const InputFile& file, const char* what, const std::string& text) {
+  Reader reader(file, what);
   json::sax_parse(text, &reader);
+  return reader.take_document();
 }
 
 std::string to_json(std::string_view text) { return json(text).dump(-1, ' ', false, json::error_handler_t::replace); }

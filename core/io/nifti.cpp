@@ -33,15 +33,6 @@ constexpr int64_t kDataStart = 352;  // bytes of the header and the extension fl
 constexpr size_t kChunk = 1 << 16;
 constexpr char kMillimeters = 2;
 
-template <class T>
-T swap_bytes(T value) {
-  char bytes[sizeof(T)];
-  std::memcpy(bytes, &value, sizeof(T));
-  std::reverse(bytes, bytes + sizeof(T));
-  std::memcpy(&value, bytes, sizeof(T));
-  return value;
-}
-
 /// The 348 bytes of the header and their byte order.
 struct RawHeader {
   std::array<char, kHeaderBytes> bytes{};
@@ -51,7 +42,8 @@ struct RawHeader {
   T get(size_t offset, size_t index = 0) const {
     T value;
     std::memcpy(&value, bytes.data() + offset + index * sizeof(T), sizeof(T));
-    return swapped ? swap_bytes(value) : value;
+    if (swapped) swap_bytes(&value, sizeof(T), 1);
+    return value;
   }
   template <class T>
   void set(size_t offset, std::type_identity_t<T> value, size_t index = 0) {
@@ -66,16 +58,14 @@ struct Scaling {
 
 /// Converts `count` voxels at `from` to f32. Throws Error if a 64-bit integer does not fit in i32. i64 and u64 are
 /// supported because i64 is NumPy's default dtype, although f32 cannot represent their full range.
-using Decode = void (*)(const InputFile& file, const char* from, float* to, int64_t count, bool swapped,
-                        Scaling scaling);
+using Decode = void (*)(const InputFile& file, const char* from, float* to, int64_t count, Scaling scaling);
 
 template <class T>
-void decode(const InputFile& file, const char* from, float* to, int64_t count, bool swapped, Scaling scaling) {
+void decode(const InputFile& file, const char* from, float* to, int64_t count, Scaling scaling) {
   const bool scaled = scaling.slope != 1 || scaling.intercept != 0;  // adding 0 would change -0.0f
   for (int64_t i = 0; i < count; ++i) {
     T value;
     std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    if (swapped) value = swap_bytes(value);
     if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
       file.check(std::in_range<int32_t>(value), "voxel value ", value, " does not fit in i32; convert the file to f32");
     to[i] = static_cast<float>(scaled ? scaling.slope * static_cast<double>(value) + scaling.intercept
@@ -242,17 +232,20 @@ void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& l
              ", but the file is longer");
 }
 
-/// Decodes `count` voxels. read(to, bytes) must copy the next `bytes` bytes of these voxels to `to`.
-template <class Read>
-void read_voxels(const InputFile& file, const Layout& layout, bool swapped, float* to, int64_t count, Read read) {
-  const int64_t per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
+/// Returns the voxels, which begin at the position of the file, as f32.
+Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout, bool swapped) {
+  Tensor tensor = empty(layout.shape);
+  float* to = tensor.mutable_data<float>();
+  const int64_t count = tensor.numel(), per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
   std::vector<char> chunk(static_cast<size_t>(std::min(count, per_chunk) * layout.type->bytes));
   for (int64_t done = 0; done < count; done += per_chunk) {
     const int64_t now = std::min(per_chunk, count - done);
-    const auto wanted = static_cast<size_t>(now * layout.type->bytes);
-    read(chunk.data(), wanted);
-    layout.type->decode(file, chunk.data(), to + done, now, swapped, layout.scaling);
+    const auto bytes = static_cast<size_t>(now * layout.type->bytes);
+    file.check(unpacked.read(chunk.data(), bytes) == bytes, "the file was truncated while it was being read");
+    if (swapped) swap_bytes(chunk.data(), layout.type->bytes, now);
+    layout.type->decode(file, chunk.data(), to + done, now, layout.scaling);
   }
+  return tensor;
 }
 
 bool ends_with(const std::filesystem::path& path, std::string_view suffix) {
@@ -313,72 +306,21 @@ RawHeader make_header(const NiftiImage& image) {
 
 }  // namespace
 
-/// An open file whose size matches its valid header.
-struct NiftiFile::Body {
-  Body(const std::filesystem::path& path, const char* op, const NiftiOptions& options)
-      : file(path, op, options.max_bytes) {
-    UnpackedFile unpacked(file);
-    header = read_header(file, unpacked);
-    layout = read_layout(file, header);
-    read_geometry(file, header, image);
-    const char* descrip = header.bytes.data() + field::kDescrip;
-    image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
-    if (unpacked.is_packed()) check_limit(layout.shape);
-    check_voxels(file, unpacked, layout);
-    if (!unpacked.is_packed()) return;
-    whole = empty(layout.shape);
-    unpacked.seek(layout.offset);
-    read_voxels(file, layout, header.swapped, whole.mutable_data<float>(), whole.numel(), [&](char* to, size_t bytes) {
-      file.check(unpacked.read(to, bytes) == bytes, "the file was truncated while it was being read");
-    });
-  }
-  void check_limit(const Shape& shape) const { file.check_limit(numel(shape) * item_size(f32), shape, " f32"); }
-  Tensor read(const Dims& start, const Shape& size) const;
-
-  InputFile file;
-  RawHeader header;
-  Layout layout;
-  NiftiImage image;
-  Tensor whole;  ///< the volume, if the file is packed
-};
-
-Tensor NiftiFile::Body::read(const Dims& start, const Shape& size) const {
-  check_limit(size);
-  Tensor tensor = empty(size);
-  float* data = tensor.mutable_data<float>();
-  for_each_run(layout.shape, start, size, [&](int64_t from, int64_t to, int64_t count) {
-    if (whole.defined()) {
-      std::copy_n(whole.data<float>() + from, count, data + to);
-      return;
-    }
-    int64_t position = layout.offset + from * layout.type->bytes;
-    read_voxels(file, layout, header.swapped, data + to, count, [&](char* chunk, size_t bytes) {
-      file.read_at(position, chunk, bytes);
-      position += static_cast<int64_t>(bytes);
-    });
-  });
-  return tensor;
-}
-
 NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options) {
   runtime(device).require(device.index);
-  const NiftiFile::Body body(path, "load_nifti", options);
-  const Shape& shape = body.layout.shape;
-  NiftiImage image = body.image;
-  image.data = body.whole.defined() ? body.whole : body.read(Dims::filled(shape.size(), 0), shape);
-  image.data = image.data.to(device);
+  const InputFile file(path, "load_nifti", options.max_bytes);
+  UnpackedFile unpacked(file);
+  const RawHeader header = read_header(file, unpacked);
+  const Layout layout = read_layout(file, header);
+  NiftiImage image;
+  read_geometry(file, header, image);
+  const char* descrip = header.bytes.data() + field::kDescrip;
+  image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
+  file.check_limit(numel(layout.shape) * item_size(f32), layout.shape, " f32");
+  check_voxels(file, unpacked, layout);
+  unpacked.seek(layout.offset);
+  image.data = read_voxels(file, unpacked, layout, header.swapped).to(device);
   return image;
-}
-
-NiftiFile::NiftiFile(const std::filesystem::path& path, const NiftiOptions& options)
-    : body_(std::make_shared<const Body>(path, "NiftiFile", options)) {}
-
-const Shape& NiftiFile::shape() const { return body_->layout.shape; }
-const NiftiImage& NiftiFile::header() const { return body_->image; }
-
-Tensor NiftiFile::read(const Dims& start, const Shape& size) const {
-  check_part(body_->file, shape(), start, size);
-  return body_->read(start, size);
 }
 
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {

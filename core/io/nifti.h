@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <string>
 
 #include "../tensor.h"
@@ -37,26 +36,6 @@ struct NiftiOptions {
 /// that is 1000 times as large; set max_bytes for untrusted files.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
-
-/// A file that is read in parts, so that volumes may be larger than memory. Several threads may read at the same time.
-/// In .nii files, only the requested parts are read. The constructor unpacks .nii.gz files completely.
-class NiftiFile {
- public:
-  /// Throws as load_nifti does. `max_bytes` limits an unpacked .nii.gz and the result of one call of read().
-  explicit NiftiFile(const std::filesystem::path& path, const NiftiOptions& options = {});
-  /// Returns (D, H, W) or (T, D, H, W).
-  const Shape& shape() const;
-  /// Returns spacing, affine and description; `data` is undefined.
-  const NiftiImage& header() const;
-  /// Returns the voxels start .. start + size as f32 on the CPU, with the scaling of the file applied. Throws unless
-  /// these voxels lie within shape().
-  Tensor read(const Dims& start, const Shape& size) const;
-
- private:
-  friend NiftiImage load_nifti(const std::filesystem::path& path, Device device, const NiftiOptions& options);
-  struct Body;
-  std::shared_ptr<const Body> body_;
-};
 
 /// Writes a file atomically, with `affine` as the sform. `path` must end with .nii or .nii.gz. `data` may be on any
 /// device. u8 and i32 keep their dtype, other dtypes are converted to f32. Throws if `data` is not of rank 3 or 4, if

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <optional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -29,125 +29,54 @@ constexpr TypeCode kTypeCodes[] = {{"f4", f32}, {"f8", f64}, {"f2", f16}, {"i8",
                                    {"i4", i32}, {"u1", u8},  {"b1", b8}};
 
 struct Header {
-  std::optional<std::string> descr;
-  std::optional<bool> fortran_order;
-  std::optional<Shape> shape;
+  std::string descr;
+  bool fortran_order = false;
+  Shape shape;
 };
 
-/// Parses a header such as {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
-class HeaderParser {
- public:
-  HeaderParser(const InputFile& file, std::string_view text) : file_(file), text_(text) {}
-
-  Header parse() {
-    Header header;
-    expect('{');
-    while (!accept('}')) {
-      const std::string key = parse_string();
-      expect(':');
-      if (key == "descr") {
-        set(key, header.descr, parse_descr());
-      } else if (key == "fortran_order") {
-        set(key, header.fortran_order, parse_bool());
-      } else if (key == "shape") {
-        set(key, header.shape, parse_shape());
-      } else {
-        file_.fail("unknown header key ", in_quotes(key));
-      }
-      if (!accept(',')) {
-        expect('}');
-        break;
-      }
-    }
-    skip_space();
-    file_.check(position_ == text_.size(), "unexpected text after the dict of the header");
-    file_.check(header.descr && header.fortran_order && header.shape,
-                "the header must contain descr, fortran_order and shape");
-    return header;
-  }
-
- private:
-  template <class T>
-  void set(const std::string& key, std::optional<T>& field, T value) {
-    file_.check(!field.has_value(), "header key '", key, "' occurs twice");
-    field = std::move(value);
-  }
-
-  void skip_space() { position_ = std::min(text_.find_first_not_of(" \t\r\n", position_), text_.size()); }
-  char peek() {
-    skip_space();
-    return position_ < text_.size() ? text_[position_] : '\0';
-  }
-  bool accept(char wanted) {
-    const bool found = peek() == wanted && position_ < text_.size();
-    position_ += found;
+/// Parses a header in the form that NumPy writes, with any white space between the tokens:
+/// {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
+Header parse_header(const InputFile& file, std::string_view text) {
+  std::string_view rest = text;
+  const auto accept = [&](std::string_view token) {
+    rest.remove_prefix(std::min(rest.find_first_not_of(" \t\r\n"), rest.size()));
+    const bool found = rest.starts_with(token);
+    if (found) rest.remove_prefix(token.size());
     return found;
+  };
+  const auto expect = [&](std::initializer_list<std::string_view> tokens) {
+    for (const std::string_view token : tokens)
+      file.check(accept(token), "malformed header: expected ", token, " at byte ", text.size() - rest.size(), " of ",
+                 in_quotes(text));
+  };
+  Header header;
+  expect({"{", "'descr'", ":"});
+  file.check(!accept("[") && !accept("("), "structured dtypes are not supported");
+  expect({"'"});
+  header.descr = rest.substr(0, rest.find('\''));
+  rest.remove_prefix(header.descr.size());
+  expect({"'", ",", "'fortran_order'", ":"});
+  header.fortran_order = accept("True");
+  if (!header.fortran_order) expect({"False"});
+  expect({",", "'shape'", ":", "("});
+  while (!accept(")")) {
+    file.check(header.shape.size() < kMaxRank, "more than ", kMaxRank, " axes");
+    int64_t size = -1;
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), size);
+    file.check(error == std::errc() && size >= 0,
+               "a size in the shape is not an integer from 0 to 2^63 - 1: ", in_quotes(rest));
+    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    header.shape.push_back(size);
+    const bool is_last = header.shape.size() > 1 && accept(")");
+    if (is_last) break;
+    expect({","});
   }
-  void expect(char wanted) {
-    file_.check(accept(wanted), "malformed header: expected '", wanted, "' at byte ", position_, " of ",
-                in_quotes(text_));
-  }
-
-  std::string parse_string() {
-    const char quote = peek();
-    const size_t end = quote == '\'' || quote == '"' ? text_.find(quote, position_ + 1) : std::string_view::npos;
-    file_.check(end != std::string_view::npos, "malformed header: expected a string at byte ", position_, " of ",
-                in_quotes(text_));
-    const std::string value(text_.substr(position_ + 1, end - position_ - 1));
-    position_ = end + 1;
-    return value;
-  }
-
-  std::string parse_descr() {
-    file_.check(peek() != '[' && peek() != '(', "structured dtypes are not supported");
-    return parse_string();
-  }
-
-  bool parse_bool() {
-    skip_space();
-    for (const bool value : {false, true}) {
-      const std::string_view word = value ? "True" : "False";
-      if (!text_.substr(position_).starts_with(word)) continue;
-      position_ += word.size();
-      return value;
-    }
-    file_.fail("fortran_order must be True or False");
-  }
-
-  Shape parse_shape() {
-    Shape shape;
-    expect('(');
-    while (!accept(')')) {
-      file_.check(shape.size() < kMaxRank, "more than ", kMaxRank, " axes");
-      shape.push_back(parse_size());
-      if (accept(',')) continue;
-      file_.check(shape.size() > 1 || peek() != ')', "shape must be a tuple: (", shape[0], ",), not (", shape[0], ")");
-      expect(')');
-      break;
-    }
-    return shape;
-  }
-
-  int64_t parse_size() {
-    skip_space();
-    const size_t end = std::min(text_.find_first_of(",() \t\r\n", position_), text_.size());
-    const std::string_view word = text_.substr(position_, end - position_);
-    int64_t value = -1;
-    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-    const bool whole = stop == word.data() + word.size() && (word.size() == 1 || !word.starts_with('0'));
-    file_.check(!word.empty(), "a size is missing in the shape in header ", in_quotes(text_));
-    file_.check(whole && error != std::errc::invalid_argument, "a size in the shape must be an integer, got ",
-                in_quotes(word));
-    file_.check(!word.starts_with('-'), "a size in the shape must not be negative, got ", in_quotes(word));
-    file_.check(error == std::errc(), "a size in the shape does not fit in 64 bits: ", in_quotes(word));
-    position_ = end;
-    return value;
-  }
-
-  const InputFile& file_;
-  std::string_view text_;
-  size_t position_ = 0;
-};
+  accept(",");
+  expect({"}"});
+  accept("");
+  file.check(rest.empty(), "unexpected text after the dict of the header");
+  return header;
+}
 
 /// Reads the text of the header, and leaves the file at the position of the first element.
 std::string read_header(InputFile& file) {
@@ -190,12 +119,6 @@ ElementType parse_type(const InputFile& file, const std::string& descr) {
   return {known->dtype, !one_byte && order != '=' && order != kNativeOrder};
 }
 
-void swap_bytes(Tensor& tensor) {
-  const int64_t size = item_size(tensor.dtype());
-  auto* data = static_cast<char*>(tensor.mutable_raw_data());
-  for (int64_t i = 0; i < tensor.numel(); ++i) std::reverse(data + i * size, data + (i + 1) * size);
-}
-
 const char* type_code(DType dtype) {
   const auto* known =
       std::find_if(std::begin(kTypeCodes), std::end(kTypeCodes), [&](auto& entry) { return entry.dtype == dtype; });
@@ -213,17 +136,16 @@ struct Layout {
 
 Layout read_layout(InputFile& file) {
   const std::string text = read_header(file);
-  const Header header = HeaderParser(file, text).parse();
-  const ElementType type = parse_type(file, *header.descr);
+  const auto [descr, fortran_order, shape] = parse_header(file, text);
+  const ElementType type = parse_type(file, descr);
   const DType dtype = type.dtype;
-  const Shape& shape = *header.shape;
   const int64_t expected = claimed_bytes(file, "", shape, name(dtype), 8 * item_size(dtype));
   const int64_t held = file.remaining();
   file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", expected, " bytes, but the file has ",
              held);
   file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", expected, " bytes, but the file has ",
              held);
-  return {type, shape, *header.fortran_order, file.size() - held};
+  return {type, shape, fortran_order, file.size() - held};
 }
 
 /// An open file with a valid header.
@@ -235,6 +157,27 @@ struct OpenNpy {
   InputFile file;
   Layout layout;
 };
+
+/// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
+/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array. A
+/// whole array may also be a scalar or empty.
+template <class Run>
+void for_each_run(Shape shape, Dims start, Shape size, Run run) {
+  if (shape.empty()) return run(0, 0, 1);
+  while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the axis before it
+    for (Dims* dims : {&start, &size, &shape}) {
+      (*dims)[dims->size() - 2] *= shape.back();
+      if (dims != &shape) dims->erase(dims->size() - 1);
+    }
+    shape.erase(shape.size() - 1);
+  }
+  const Strides strides = contiguous_strides(shape);
+  for (int64_t part = 0, count = size.back(), total = numel(size); part < total; part += count) {
+    int64_t first = start.back(), rest = part / count;
+    for (int64_t i = shape.size() - 2; i >= 0; rest /= size[i--]) first += (start[i] + rest % size[i]) * strides[i];
+    run(first, part, count);
+  }
+}
 
 /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape.
 Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
@@ -250,7 +193,7 @@ Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
   for_each_run(whole, first, part, [&](int64_t from, int64_t to, int64_t count) {
     file.read_at(layout.offset + from * item, data + to * item, static_cast<size_t>(count * item));
   });
-  if (layout.type.swapped) swap_bytes(tensor);
+  if (layout.type.swapped) swap_bytes(data, item, tensor.numel());
   if (dtype == b8) check_bools(file, "", tensor);
   if (!layout.fortran_order) return tensor;
   for (int64_t axis = size.size(); axis-- > 0;) order.push_back(axis);
@@ -277,7 +220,11 @@ const Shape& NpyFile::shape() const { return body_->layout.shape; }
 DType NpyFile::dtype() const { return body_->layout.type.dtype; }
 
 Tensor NpyFile::read(const Dims& start, const Shape& size) const {
-  check_part(body_->file, shape(), start, size);
+  const Shape& shape = this->shape();
+  bool within = start.size() == shape.size() && size.size() == shape.size() && !shape.empty();
+  for (int64_t i = 0; within && i < shape.size(); ++i)
+    within = start[i] >= 0 && size[i] > 0 && size[i] <= shape[i] && start[i] <= shape[i] - size[i];
+  body_->file.check(within, "a part of size ", size, " at ", start, " does not lie within ", shape);
   return body_->read(start, size);
 }
 

@@ -1,7 +1,4 @@
-// Reads and writes safetensors files.
-//
-// The header is parsed value by value to detect repeated keys, which other readers may interpret differently. A parsed
-// JSON document would keep only the last of two equal keys.
+// Reads and writes safetensors files. Repeated keys are rejected, because other readers may interpret them differently.
 #include "core/io/safetensors.h"
 
 #include <zlib.h>
@@ -9,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <iomanip>
-#include <set>
 #include <string_view>
 #include <vector>
 
@@ -28,20 +24,11 @@ constexpr const char* kMetadataKey = "__metadata__";
 
 constexpr const char* kChecksumKey = "voxgrad.crc32";
 
-struct DTypeName {
-  const char* name;
-  int64_t bits;
-  std::optional<DType> dtype{};  ///< empty if voxgrad does not support the dtype
-};
-constexpr DTypeName kDTypes[] = {
-    {"F32", 32, f32},   {"F64", 64, f64}, {"BF16", 16, bf16}, {"F16", 16, f16}, {"I64", 64, i64}, {"I32", 32, i32},
-    {"U8", 8, u8},      {"BOOL", 8, b8},  {"U64", 64},        {"U32", 32},      {"U16", 16},      {"I16", 16},
-    {"I8", 8},          {"C64", 64},      {"F8_E4M3", 8},     {"F8_E5M2", 8},   {"F8_E8M0", 8},   {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6},   {"F6_E3M2", 6},     {"F4", 4},
-};
+constexpr std::pair<const char*, DType> kDTypes[] = {{"F32", f32}, {"F64", f64}, {"BF16", bf16}, {"F16", f16},
+                                                     {"I64", i64}, {"I32", i32}, {"U8", u8},     {"BOOL", b8}};
 
 const char* format_name(DType dtype) {
-  return std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return entry.dtype == dtype; })->name;
+  return std::ranges::find(kDTypes, dtype, &std::pair<const char*, DType>::second)->first;
 }
 
 std::string tensor_named(const std::string& name) { return concat("tensor ", in_quotes(name), ": "); }
@@ -78,78 +65,6 @@ class Checksum {
   std::map<std::string, std::string> tensors_;  ///< tensor name -> JSON array of dtype, shape and CRC-32
 };
 
-/// The description of a tensor in the header, before the description is checked.
-struct Claim {
-  const DTypeName* dtype = nullptr;
-  std::optional<Shape> shape;
-  std::optional<std::vector<int64_t>> offsets;
-};
-
-/// Collects the values of a header. Throws unless the header consists of metadata and descriptions of tensors.
-class HeaderReader {
- public:
-  explicit HeaderReader(const InputFile& file) : file_(file) {}
-
-  std::map<std::string, Claim> claims;
-  Metadata metadata;
-
-  void take(const JsonPath& path, const JsonValue& value) {
-    if (path.size() == 1) take_entry(path[0], value);
-    if (path.size() <= 1) return;
-    if (path[0] == kMetadataKey) {
-      file_.check(value.type == "a string", "metadata ", in_quotes(path[1]), " must be a string, found ", value.type);
-      file_.check(metadata.emplace(path[1], value.text).second, "metadata ", in_quotes(path[1]), " occurs twice");
-    } else if (path.size() == 2) {
-      take_field(tensor_named(path[0]), path[1], value);
-    } else {
-      take_item(tensor_named(path[0]), path[1], value);
-    }
-  }
-
- private:
-  void take_entry(const std::string& name, const JsonValue& value) {
-    file_.check(names_.insert(name).second, "header entry ", in_quotes(name), " occurs twice");
-    // The reference implementation also accepts null instead of metadata.
-    const bool no_metadata = name == kMetadataKey && value.type == "null";
-    file_.check(no_metadata || value.type == "an object", "header entry ", in_quotes(name),
-                " must be an object, found ", value.type);
-    if (name != kMetadataKey) claim_ = &claims[name];
-  }
-
-  void take_field(const std::string& what, const std::string& key, const JsonValue& value) {
-    const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
-    file_.check(known, what, "unknown key ", in_quotes(key));
-    const bool repeated = key == "dtype"   ? claim_->dtype != nullptr
-                          : key == "shape" ? claim_->shape.has_value()
-                                           : claim_->offsets.has_value();
-    file_.check(!repeated, what, key, " occurs twice");
-    file_.check(value.type == (key == "dtype" ? "a string" : "an array"), what, key, " must be ",
-                key == "dtype" ? "a string" : "an array", ", found ", value.type);
-    if (key == "shape") claim_->shape.emplace();
-    if (key == "data_offsets") claim_->offsets.emplace();
-    if (key != "dtype") return;
-    const auto* dtype =
-        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& entry) { return value.text == entry.name; });
-    file_.check(dtype != std::end(kDTypes), what, "unknown dtype ", in_quotes(value.text));
-    claim_->dtype = dtype;
-  }
-
-  void take_item(const std::string& what, const std::string& key, const JsonValue& value) {
-    file_.check(value.integer.value_or(-1) >= 0, what, key, " must contain non-negative integers, found ", value.type);
-    if (key == "shape") {
-      file_.check(claim_->shape->size() < kMaxRank, what, "more than ", kMaxRank, " axes");
-      claim_->shape->push_back(*value.integer);
-    } else {
-      file_.check(claim_->offsets->size() < 2, what, "data_offsets must be two numbers");
-      claim_->offsets->push_back(*value.integer);
-    }
-  }
-
-  const InputFile& file_;
-  Claim* claim_ = nullptr;  // the entry being read
-  std::set<std::string> names_;
-};
-
 std::string read_header(InputFile& file) {
   file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: ", file.size(),
              " bytes are too few for a header");
@@ -172,45 +87,91 @@ std::string read_header(InputFile& file) {
   return header;
 }
 
-/// The checked description of a tensor.
+/// The description of a tensor.
 struct Entry {
-  const DTypeName* dtype;
+  DType dtype;
   Shape shape;
   int64_t begin, end;  ///< byte range, relative to the end of the header
 };
 
-/// Converts the descriptions to entries. Throws unless their ranges cover `bytes` bytes without gaps or overlaps.
-std::map<std::string, Entry> checked_layout(const InputFile& file, const std::map<std::string, Claim>& claims,
-                                            int64_t bytes) {
-  using Item = std::pair<const std::string, Claim>;
-  std::vector<const Item*> order;
-  for (const Item& item : claims) {
-    const auto& [name, claim] = item;
-    file.check(claim.dtype && claim.shape && claim.offsets, tensor_named(name), "needs dtype, shape and data_offsets");
-    file.check(claim.offsets->size() == 2, tensor_named(name), "data_offsets must be two numbers");
-    order.push_back(&item);
+/// Converts the description of a tensor, and checks it without regard to the other tensors.
+Entry read_entry(const InputFile& file, const std::string& what, const JsonValue& description) {
+  std::map<std::string, const JsonValue*> fields{{"dtype", nullptr}, {"shape", nullptr}, {"data_offsets", nullptr}};
+  for (const auto& [key, value] : description.items) {
+    file.check(fields.contains(key), what, "unknown key ", in_quotes(key));
+    file.check(fields[key] == nullptr, what, key, " occurs twice");
+    const char* const type = key == "dtype" ? "a string" : "an array";
+    file.check(value.type == type, what, key, " must be ", type, ", found ", value.type);
+    for (const auto& [none, item] : value.items)
+      file.check(item.integer.value_or(-1) >= 0, what, key, " must contain non-negative integers, found ", item.type);
+    fields[key] = &value;
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [](const Item* a, const Item* b) { return *a->second.offsets < *b->second.offsets; });
+  for (const auto& [key, value] : fields) file.check(value != nullptr, what, "needs dtype, shape and data_offsets");
+
+  const std::string& dtype = fields["dtype"]->text;
+  const auto* known = std::ranges::find(kDTypes, dtype, [](auto& entry) { return entry.first; });
+  file.check(known != std::end(kDTypes), what, "dtype ", in_quotes(dtype), " is not supported");
+  const auto& sizes = fields["shape"]->items;
+  file.check(sizes.size() <= kMaxRank, what, "more than ", kMaxRank, " axes");
+  const auto& offsets = fields["data_offsets"]->items;
+  file.check(offsets.size() == 2, what, "data_offsets must be two numbers");
+  Entry entry{
+      .dtype = known->second, .shape = {}, .begin = *offsets[0].second.integer, .end = *offsets[1].second.integer};
+  for (const auto& [none, size] : sizes) entry.shape.push_back(*size.integer);
+  return entry;
+}
+
+struct Header {
   std::map<std::string, Entry> entries;
+  Metadata metadata;
+};
+
+/// Converts the header. Throws unless the header consists of metadata and descriptions of tensors.
+Header parse_header(const InputFile& file, const std::string& text) {
+  Header header;
+  bool has_metadata = false;
+  for (const auto& [name, value] : read_json(file, "the header ", text).items) {
+    const bool is_metadata = name == kMetadataKey;
+    file.check(is_metadata ? !has_metadata : !header.entries.contains(name), "header entry ", in_quotes(name),
+               " occurs twice");
+    // The reference implementation also accepts null instead of metadata.
+    file.check(value.type == "an object" || (is_metadata && value.type == "null"), "header entry ", in_quotes(name),
+               " must be an object, found ", value.type);
+    if (!is_metadata) {
+      header.entries[name] = read_entry(file, tensor_named(name), value);
+      continue;
+    }
+    has_metadata = true;
+    for (const auto& [key, entry] : value.items) {
+      file.check(entry.type == "a string", "metadata ", in_quotes(key), " must be a string, found ", entry.type);
+      file.check(header.metadata.emplace(key, entry.text).second, "metadata ", in_quotes(key), " occurs twice");
+    }
+  }
+  return header;
+}
+
+/// Throws unless the ranges of the tensors match their shapes and cover `bytes` bytes without gaps or overlaps.
+void check_layout(const InputFile& file, const std::map<std::string, Entry>& entries, int64_t bytes) {
+  std::vector<const std::pair<const std::string, Entry>*> order;
+  for (const auto& item : entries) order.push_back(&item);
+  std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) {
+    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
+  });
   int64_t position = 0;
-  for (const Item* item : order) {
-    const auto& [name, claim] = *item;
-    const std::string what = tensor_named(name);
-    const int64_t begin = (*claim.offsets)[0], end = (*claim.offsets)[1];
+  for (const auto* item : order) {
+    const auto& [dtype, shape, begin, end] = item->second;
+    const std::string what = tensor_named(item->first);
     const std::string range = concat("data_offsets [", begin, ", ", end, ']');
     file.check(begin <= end && end <= bytes, what, range, " do not lie in the ", bytes, " bytes of data");
-    const int64_t expected = claimed_bytes(file, what, *claim.shape, claim.dtype->name, claim.dtype->bits);
-    file.check(end - begin == expected, what, *claim.shape, ' ', claim.dtype->name, " takes ", expected, " bytes, but ",
+    const int64_t expected = claimed_bytes(file, what, shape, format_name(dtype), 8 * item_size(dtype));
+    file.check(end - begin == expected, what, shape, ' ', format_name(dtype), " takes ", expected, " bytes, but ",
                range, " contain ", end - begin);
     file.check(begin >= position, what, range, " overlap those of another tensor");
     file.check(begin == position, what, "the data has a gap at bytes ", position, " to ", begin,
                ", before this tensor");
-    entries[name] = {claim.dtype, *claim.shape, begin, end};
     position = end;
   }
   file.check(position == bytes, "trailing bytes: tensors take ", position, " bytes, but the file has ", bytes);
-  return entries;
 }
 
 void check_utf8(const char* what, const std::string& text) {
@@ -242,40 +203,26 @@ SafetensorsContents read_safetensors(const std::filesystem::path& path, Device d
                                      const LoadSafetensorsOptions& options, const char* op) {
   runtime(device).require(device.index);
   InputFile file(path, op, options.max_bytes);
-  const std::string header = read_header(file);
-  HeaderReader reader(file);
-  read_json(file, "the header ", header, [&](auto& keys, auto& value) { reader.take(keys, value); });
+  auto [entries, file_metadata] = parse_header(file, read_header(file));
   const int64_t data_begin = file.size() - file.remaining();
-  const std::map<std::string, Entry> entries = checked_layout(file, reader.claims, file.remaining());
-  const auto stored_checksum = reader.metadata.extract(kChecksumKey);
-
-  int64_t bytes = 0;
-  bool skipped = false;
-  for (const auto& [name, entry] : entries) {
-    const std::optional<DType> dtype = entry.dtype->dtype;
-    file.check(dtype || options.skip_unsupported, tensor_named(name), "dtype ", entry.dtype->name,
-               " is not supported; the option skip_unsupported skips such tensors");
-    if (dtype) bytes += entry.end - entry.begin;
-    skipped |= !dtype;
-  }
-  file.check_limit(bytes, "loading all tensors");
-  const bool verify = stored_checksum && !skipped;
+  check_layout(file, entries, file.remaining());
+  file.check_limit(file.remaining(), "loading all tensors");
+  const auto stored_checksum = file_metadata.extract(kChecksumKey);
   Checksum checksum;
   TensorMap tensors;
   for (const auto& [name, entry] : entries) {
-    if (!entry.dtype->dtype) continue;
-    Tensor tensor = empty(entry.shape, {.dtype = *entry.dtype->dtype});
+    Tensor tensor = empty(entry.shape, {.dtype = entry.dtype});
     file.read_at(data_begin + entry.begin, tensor.mutable_raw_data(), static_cast<size_t>(entry.end - entry.begin));
     if (tensor.dtype() == b8) check_bools(file, tensor_named(name), tensor);
-    if (verify) checksum.add(name, tensor);
+    if (stored_checksum) checksum.add(name, tensor);
     tensors[name] = tensor.to(device);
   }
-  if (verify) {
-    const std::string found = checksum.text(reader.metadata);
+  if (stored_checksum) {
+    const std::string found = checksum.text(file_metadata);
     file.check(found == stored_checksum.mapped(), "the file is damaged: its contents have the checksum ", found,
                ", but it was saved with ", in_quotes(stored_checksum.mapped()));
   }
-  return {std::move(tensors), std::move(reader.metadata), !stored_checksum.empty()};
+  return {std::move(tensors), std::move(file_metadata), !stored_checksum.empty()};
 }
 
 TensorMap load_safetensors(const std::filesystem::path& path, Device device, Metadata* metadata,

@@ -17,22 +17,19 @@ using TensorMap = std::map<std::string, Tensor>;
 using Metadata = std::map<std::string, std::string>;
 
 struct LoadSafetensorsOptions {
-  /// Skips tensors of dtypes that voxgrad does not support (I8, I16, U16, U32, U64, C64, F8_*, F6_*, F4) instead of
-  /// throwing Error.
-  bool skip_unsupported = false;
   /// Limits the size of the header, and the total size of the tensors, in bytes. If a limit is exceeded, throws Error
   /// before anything is loaded.
   int64_t max_bytes = INT64_MAX;
 };
 
 /// Returns all tensors of the file as contiguous tensors on `device`. Stores the metadata of the file in `*metadata`
-/// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum
-/// and no tensor is skipped, verifies the checksum.
+/// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum,
+/// verifies the checksum.
 ///
 /// Throws Error if the file cannot be read, if its checksum does not match, or if a bool is neither 0 nor 1. Also
 /// throws if the header is larger than 100 MB, extends beyond the end of the file, is not valid JSON, or contains
-/// unknown or repeated keys, an unknown dtype, more than 8 axes or sizes that overflow. The byte ranges must match
-/// shape and dtype, must not overlap or leave gaps, and must end with the file.
+/// unknown or repeated keys, a dtype that voxgrad does not support, more than 8 axes or sizes that overflow. The byte
+/// ranges must match shape and dtype, must not overlap or leave gaps, and must end with the file.
 TensorMap load_safetensors(const std::filesystem::path& path, Device device = Device::cpu(),
                            Metadata* metadata = nullptr, const LoadSafetensorsOptions& options = {});
 

@@ -166,7 +166,6 @@ TEST_F(NiftiTest, ReadsWideIntegersThatFitI32) {
     EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<int64_t>({INT64_MIN, 1, 2, 3}).bytes)), "-9223372036854775808");
     volume.type(1280, 64).voxels<uint64_t>({7, 8, 9, INT32_MAX});
     EXPECT_EQ(load_nifti(put("v.nii", volume.bytes)).data.at({0, 1, 0}), 9);
-    EXPECT_EQ(NiftiFile(path("v.nii")).read({0, 0, 1}, {1, 1, 1}).item(), 8);
     EXPECT_ERROR(load_nifti(put("v.nii", volume.voxels<uint64_t>({UINT64_MAX, 1, 2, 3}).bytes)),
                  "voxel value 18446744073709551615 does not fit in i32");
   }
@@ -371,59 +370,9 @@ TEST_F(NiftiTest, RejectsInvalidImages) {
   EXPECT_EQ(file_count(), 0);
 }
 
-TEST_F(NiftiTest, ReadsPartsOfAFile) {
-  Volume scaled(true);
-  std::vector<int16_t> values(5 * 4 * 3 * 2);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int16_t>(i * 7 - 300);
-  for (int i = 0; const int size : {4, 5, 4, 3, 2}) scaled.put<int16_t>(40 + 2 * i++, static_cast<int16_t>(size));
-  scaled.type(4, 16).voxels(values).put<float>(112, 0.5f).put<float>(116, -3);
-  for (const auto& file : {put("v.nii", scaled.bytes), put("v.nii.gz", gzip(scaled.bytes))}) {
-    const NiftiImage whole = load_nifti(file);
-    const NiftiFile parts(file);
-    EXPECT_EQ(parts.shape(), (Shape{2, 3, 4, 5}));
-    EXPECT_EQ(parts.header().affine, whole.affine);
-    EXPECT_EQ(parts.header().spacing, whole.spacing);
-    EXPECT_FALSE(parts.header().data.defined());
-    const std::pair<Dims, Shape> places[] = {{{0, 0, 0, 0}, {2, 3, 4, 5}}, {{1, 0, 0, 0}, {1, 3, 4, 5}},
-                                             {{0, 1, 0, 0}, {2, 2, 4, 5}}, {{1, 1, 2, 3}, {1, 2, 1, 2}},
-                                             {{0, 2, 3, 4}, {2, 1, 1, 1}}, {{0, 0, 1, 0}, {2, 3, 2, 5}}};
-    for (const auto& [start, size] : places) {
-      Tensor expected = whole.data;
-      for (int64_t axis = 0; axis < 4; ++axis) expected = expected.narrow(axis, start[axis], size[axis]);
-      EXPECT_EQ(parts.read(start, size).shape(), size);
-      EXPECT_EQ(parts.read(start, size).to_vector(), expected.to_vector()) << start << ' ' << size;
-    }
-    const std::pair<Dims, Shape> outside[] = {{{0, 0, 0}, {1, 1, 1}},       {{0, 0, 0, 0}, {2, 3, 4, 6}},
-                                              {{0, 0, 0, 1}, {2, 3, 4, 5}}, {{-1, 0, 0, 0}, {1, 1, 1, 1}},
-                                              {{0, 0, 0, 0}, {1, 1, 1, 0}}, {{0, 0, 0, INT64_MAX}, {1, 1, 1, 5}},
-                                              {{2, 0, 0, 0}, {1, 1, 1, 1}}};
-    for (const auto& [start, size] : outside)
-      EXPECT_ERROR(parts.read(start, size), concat("NiftiFile: '", file.string(), "': a part of size ", size, " at ",
-                                                   start, " does not lie within [2, 3, 4, 5]"));
-  }
-}
-
-TEST_F(NiftiTest, ReadingPartsUsesLittleMemory) {
-  const NiftiImage image = example({3, 300, 700});
-  save_nifti(path("v.nii"), image);
-  const NiftiFile file(path("v.nii"), {.max_bytes = 2 * 700 * 4});
-  memory::reset_peak();
-  const int64_t before = memory::stats().current;
-  EXPECT_EQ(file.read({1, 150, 0}, {1, 2, 700}).to_vector(), image.data.slice(0, 1, 2).narrow(1, 150, 2).to_vector());
-  EXPECT_LE(memory::stats().peak - before, int64_t{1} << 17);
-  EXPECT_ERROR(file.read({0, 0, 0}, {1, 3, 700}), "more than max_bytes");
-  std::filesystem::resize_file(path("v.nii"), 1000);  // truncates the file while it is open
-  EXPECT_ERROR(file.read({2, 0, 0}, {1, 1, 700}), "truncated");
-  EXPECT_ERROR(NiftiFile(path("v.nii")), "NiftiFile: '" + path("v.nii").string() + "': truncated");
-  EXPECT_ERROR(NiftiFile(path("none.nii")), "none.nii");
-}
-
 TEST_F(NiftiTest, SurvivesDamage) {
   const auto load = [](const auto& file) { return load_nifti(file); };
   expect_survives_damage("v.nii", Volume().bytes, load);
-  expect_survives_damage("v.nii", Volume().bytes, [](const auto& file) {
-    return NiftiFile(file).read({0, 0, 0}, {1, 1, 1});
-  });
   expect_survives_damage("v.nii", gzip(Volume(true).put<int16_t>(252, 1).bytes), load);
 }
 

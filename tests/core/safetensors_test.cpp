@@ -155,17 +155,8 @@ const Malformed kMalformed[] = {
     {"{\"a\":{\"shape\":[],\"shape\":[]}}", "tensor 'a': shape occurs twice"},
     {"{\"a\":{\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", "tensor 'a': data_offsets occurs twice"},
     {"{\"a\":{\"device\":\"cpu\"}}", "tensor 'a': unknown key 'device'"},
-    {"{\"a\":" + entry("F33", "[2]", "[0,8]") + "}", "unknown dtype 'F33'"},
-    {"{\"a\":" + entry("F8_E4M3", "[8]", "[0,8]") + "}",
-     "tensor 'a': dtype F8_E4M3 is not supported; the option skip_unsupported"},
-    {"{\"a\":" + entry("U64", "[1]", "[0,8]") + "}",
-     "tensor 'a': dtype U64 is not supported; the option skip_unsupported"},
-    {"{\"a\":" + entry("I16", "[3]", "[0,8]") + "}",
-     "tensor 'a': [3] I16 takes 6 bytes, but data_offsets [0, 8] contain 8"},
-    {"{\"a\":" + entry("F4", "[15]", "[0,8]") + "}", "tensor 'a': [15] F4 takes 60 bits, not a whole number of bytes"},
-    {"{\"a\":" + entry("F6_E2M3", "[2,5]", "[0,8]") + "}", "tensor 'a': [2, 5] F6_E2M3 takes 60 bits"},
-    {"{\"a\":" + entry("F4", "[18]", "[0,8]") + "}",
-     "tensor 'a': [18] F4 takes 9 bytes, but data_offsets [0, 8] contain 8"},
+    {"{\"a\":" + entry("F33", "[2]", "[0,8]") + "}", "tensor 'a': dtype 'F33' is not supported"},
+    {"{\"a\":" + entry("F8_E4M3", "[8]", "[0,8]") + "}", "tensor 'a': dtype 'F8_E4M3' is not supported"},
     {"{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}",
      "shape must contain non-negative integers, found a negative number"},
     {"{\"a\":" + entry("F32", "[2.0]", "[0,8]") + "}",
@@ -222,23 +213,6 @@ TEST_F(SafetensorsTest, ChecksSizesBeforeAllocating) {
   const int64_t allocations = memory::stats().allocations;
   EXPECT_ERROR(load_safetensors(put("f", file_of(header, "12345678"))), "do not lie in the 8 bytes of data");
   EXPECT_EQ(memory::stats().allocations, allocations);
-}
-
-/// The header of a file in which only tensor "f" has a dtype that voxgrad supports.
-const std::string kForeign =
-    "{\"__metadata__\":{\"k\":\"v\"},\"i\":" + entry("I8", "[3]", "[0,3]") + ",\"f\":" + entry("F32", "[1]", "[3,7]") +
-    ",\"h\":" + entry("F8_E5M2", "[1,2]", "[7,9]") + ",\"q\":" + entry("F4", "[2,3]", "[9,12]") +
-    ",\"s\":" + entry("F6_E3M2", "[4]", "[12,15]") + ",\"z\":" + entry("F4", "[0,3]", "[15,15]") + "}";
-const std::string kForeignData = std::string(3, '\1') + bytes_of(1.5f) + std::string(8, '\2');
-
-TEST_F(SafetensorsTest, SkipsUnsupportedTensorsWithTheOption) {
-  const auto file = put("f", file_of(kForeign, kForeignData));
-  EXPECT_ERROR(load_safetensors(file), "tensor 'h': dtype F8_E5M2 is not supported; the option skip_unsupported");
-  Metadata metadata;
-  const TensorMap tensors = load_safetensors(file, Device::cpu(), &metadata, {.skip_unsupported = true});
-  EXPECT_EQ(metadata, (Metadata{{"k", "v"}}));
-  ASSERT_EQ(tensors.size(), 1u);
-  EXPECT_EQ(tensors.at("f").to_vector(), (std::vector<double>{1.5}));
 }
 
 TEST_F(SafetensorsTest, RespectsMaxBytes) {

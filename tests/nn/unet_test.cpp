@@ -177,7 +177,7 @@ void expect_no_layout_copies(Device device) {
       for (const auto& [name, p] : model.named_parameters())
         EXPECT_TRUE(p.dim() == 1 || !p.grad().defined() || p.grad().is_contiguous(MemoryFormat::channels_last)) << name;
       profile.stop();
-      EXPECT_TRUE(profile.layout_copies().empty()) << profile.layout_copies().front();
+      EXPECT_TRUE(layout_copies(profile).empty()) << layout_copies(profile).front();
     }
   }
 }

@@ -76,28 +76,7 @@ int64_t claimed_bytes(const InputFile& file, const std::string& what, const Shap
 /// Throws if a byte of a bool tensor is neither 0 nor 1.
 void check_bools(const InputFile& file, const std::string& what, const Tensor& tensor);
 
-/// Throws if the part start .. start + size is empty or does not lie within `shape`.
-void check_part(const InputFile& file, const Shape& shape, const Dims& start, const Shape& size);
-
-/// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
-/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array. A
-/// whole array may also be a scalar or empty.
-template <class Run>
-void for_each_run(Shape shape, Dims start, Shape size, Run run) {
-  if (shape.empty()) return run(0, 0, 1);
-  while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the axis before it
-    for (Dims* dims : {&start, &size, &shape}) {
-      (*dims)[dims->size() - 2] *= shape.back();
-      if (dims != &shape) dims->erase(dims->size() - 1);
-    }
-    shape.erase(shape.size() - 1);
-  }
-  const Strides strides = contiguous_strides(shape);
-  for (int64_t part = 0, count = size.back(), total = numel(size); part < total; part += count) {
-    int64_t first = start.back(), rest = part / count;
-    for (int64_t i = shape.size() - 2; i >= 0; rest /= size[i--]) first += (start[i] + rest % size[i]) * strides[i];
-    run(first, part, count);
-  }
-}
+/// Reverses the order of the bytes within each of `count` elements of `size` bytes.
+void swap_bytes(void* elements, int64_t size, int64_t count);
 
 }  // namespace voxgrad

@@ -1,9 +1,8 @@
-// Parses JSON value by value and writes JSON text. No document is kept in memory, because the destructor of
-// nlohmann::json allocates memory and would terminate the program if memory has run out.
+// Reads and writes JSON text. Documents are not objects of nlohmann::json: it would drop repeated keys, and its
+// destructor allocates memory and would terminate the program if memory has run out.
 #pragma once
 
 #include <concepts>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,14 +17,14 @@ struct JsonValue {
   std::string_view type;             ///< for messages: "null", "a boolean", "a number", "a string", "an array", ...
   std::string text{};                ///< the value of a string
   std::optional<int64_t> integer{};  ///< the value of an integer that fits in 64 bits
+  /// The members of an object in the order of the text, including repeated keys; or the items of an array, without
+  /// keys.
+  std::vector<std::pair<std::string, JsonValue>> items{};
 };
-/// The keys that lead to a value. The key of an array item is "".
-using JsonPath = std::vector<std::string>;
 
-/// Calls visit(path, value) for each value of `text`; objects and arrays come before their items. Throws Error if
-/// `text` is not JSON or has more than 64 levels. `what`, which must end with a space, is the prefix of the message.
-void read_json(const InputFile& file, const char* what, const std::string& text,
-               const std::function<void(const JsonPath& path, const JsonValue& value)>& visit);
+/// Parses `text`. Throws Error if `text` is not JSON, has more than 64 levels or an array of more than 64 items.
+/// `what`, which must end with a space, is the prefix of the message.
+JsonValue read_json(const InputFile& file, const char* what, const std::string& text);
 
 /// Returns `text` in quotes, escaped. A byte that is not valid UTF-8 becomes U+FFFD.
 std::string to_json(std::string_view text);
