@@ -14,9 +14,13 @@ TEST(Checksum, CoversTheWholePreprocessing) {
   const std::function<void(Plan&)> changes[] = {
       [](Plan&) {},
       [](Plan& p) { p.orientation = nnunet::Orientation::closest_to_ras; },
-      [](Plan& p) { p.transpose_forward = {1, 0, 2}; },
+      [](Plan& p) {
+        p.transpose_forward = {1, 0, 2};
+      },
       [](Plan& p) { p.is_2d = true; },
-      [](Plan& p) { p.spacing = {1, 1, 2}; },
+      [](Plan& p) {
+        p.spacing = {1, 1, 2};
+      },
       [](Plan& p) { p.resample_image.order = 1; },
       [](Plan& p) { p.resample_image.force_separate_z = false; },
       [](Plan& p) { p.resample_image.force_separate_z = true; },
