@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <vector>
 
 namespace voxgrad {
 namespace {
@@ -46,28 +45,5 @@ size_t UnpackedFile::read(void* to, size_t bytes) {
   }
   return done;
 }
-
-int64_t UnpackedFile::count(int64_t limit) {
-  if (gzdirect(handle_.get())) return std::min(limit, file_.size());
-  rewind();
-  std::vector<char> chunk(kChunk);
-  int64_t total = 0;
-  size_t got = 1;
-  while (got > 0 && total < limit) total += static_cast<int64_t>(got = read(chunk.data(), chunk.size()));
-  rewind();
-  return std::min(total, limit);
-}
-
-void UnpackedFile::seek(int64_t position) {
-  rewind();
-  std::vector<char> chunk(kChunk);
-  while (position > 0) {
-    const size_t want = std::min<size_t>(chunk.size(), static_cast<size_t>(position));
-    file_.check(read(chunk.data(), want) == want, "truncated: the file ends before the expected data");
-    position -= static_cast<int64_t>(want);
-  }
-}
-
-void UnpackedFile::rewind() { file_.check(gzrewind(handle_.get()) == 0, "cannot be rewound"); }
 
 }  // namespace voxgrad

@@ -1,5 +1,4 @@
-// The unpacked size of a gzip file is not known in advance, so the file is unpacked twice: first in constant memory, to
-// compare its size with the header, and then into the tensor.
+// Reads and writes NIfTI-1 files.
 #include "core/io/nifti.h"
 
 #include <algorithm>
@@ -31,6 +30,7 @@ constexpr size_t kHeaderBytes = 348;
 constexpr size_t kDescripBytes = 80;
 constexpr int64_t kDataStart = 352;  // bytes of the header and the extension flags
 constexpr size_t kChunk = 1 << 16;
+constexpr int64_t kMaxGzipRatio = 1032;  // gzip packs at most this many bytes into one byte
 constexpr char kMillimeters = 2;
 
 /// The 348 bytes of the header and their byte order.
@@ -218,33 +218,35 @@ void read_geometry(const InputFile& file, const RawHeader& header, NiftiImage& i
   }
 }
 
-/// Throws unless the file has the size that the header requires.
-void check_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout) {
-  // The product cannot overflow: four axes are below 2^15 each, and a voxel has at most 8 bytes.
-  const int64_t bytes = numel(layout.shape) * layout.type->bytes;
-  int64_t end = 0;
-  file.check(!__builtin_add_overflow(layout.offset, bytes, &end) && end < INT64_MAX,
-             "the size of the file does not fit in 64 bits");
-  const int64_t held = unpacked.count(end + 1);
-  file.check(held >= end, "truncated: ", layout.shape, " ", layout.type->name, " end at byte ", end,
-             ", but the file has ", held);
-  file.check(held == end, "trailing bytes: ", layout.shape, " ", layout.type->name, " end at byte ", end,
-             ", but the file is longer");
-}
-
-/// Returns the voxels, which begin at the position of the file, as f32.
+/// Returns the voxels as f32. Throws unless the file ends with the last voxel.
 Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& layout, bool swapped) {
-  Tensor tensor = empty(layout.shape);
+  const auto& [shape, type, offset, scaling] = layout;
+  // The product cannot overflow: four axes are below 2^15 each, and a voxel has at most 8 bytes.
+  const int64_t bytes = numel(shape) * type->bytes;
+  const std::string end = concat(shape, ' ', type->name, " end at byte ", offset, " + ", bytes);
+  int64_t max_size = file.size();  // of the unpacked file
+  if (unpacked.is_packed() && __builtin_mul_overflow(max_size, kMaxGzipRatio, &max_size)) max_size = INT64_MAX;
+  file.check(offset <= max_size && bytes <= max_size - offset, "truncated: ", end, ", but the file has at most ",
+             max_size);
+  file.check_limit(numel(shape) * item_size(f32), shape, " f32");
+
+  std::vector<char> chunk(kChunk);
+  const auto read = [&](int64_t count) {
+    const auto wanted = static_cast<size_t>(count);
+    file.check(unpacked.read(chunk.data(), wanted) == wanted, "truncated: ", end, ", but the file ends earlier");
+  };
+  for (int64_t gap = offset - static_cast<int64_t>(kHeaderBytes); gap > 0; gap -= static_cast<int64_t>(kChunk))
+    read(std::min(gap, static_cast<int64_t>(kChunk)));
+  Tensor tensor = empty(shape);
   float* to = tensor.mutable_data<float>();
-  const int64_t count = tensor.numel(), per_chunk = static_cast<int64_t>(kChunk) / layout.type->bytes;
-  std::vector<char> chunk(static_cast<size_t>(std::min(count, per_chunk) * layout.type->bytes));
+  const int64_t count = tensor.numel(), per_chunk = static_cast<int64_t>(kChunk) / type->bytes;
   for (int64_t done = 0; done < count; done += per_chunk) {
     const int64_t now = std::min(per_chunk, count - done);
-    const auto bytes = static_cast<size_t>(now * layout.type->bytes);
-    file.check(unpacked.read(chunk.data(), bytes) == bytes, "the file was truncated while it was being read");
-    if (swapped) swap_bytes(chunk.data(), layout.type->bytes, now);
-    layout.type->decode(file, chunk.data(), to + done, now, layout.scaling);
+    read(now * type->bytes);
+    if (swapped) swap_bytes(chunk.data(), type->bytes, now);
+    type->decode(file, chunk.data(), to + done, now, scaling);
   }
+  file.check(unpacked.read(chunk.data(), 1) == 0, "trailing bytes: ", end, ", but the file is longer");
   return tensor;
 }
 
@@ -316,9 +318,6 @@ NiftiImage load_nifti(const std::filesystem::path& path, Device device, const Ni
   read_geometry(file, header, image);
   const char* descrip = header.bytes.data() + field::kDescrip;
   image.descrip.assign(descrip, strnlen(descrip, kDescripBytes));
-  file.check_limit(numel(layout.shape) * item_size(f32), layout.shape, " f32");
-  check_voxels(file, unpacked, layout);
-  unpacked.seek(layout.offset);
   image.data = read_voxels(file, unpacked, layout, header.swapped).to(device);
   return image;
 }

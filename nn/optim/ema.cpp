@@ -14,8 +14,7 @@ namespace {
 constexpr const char* kOp = "ExponentialMovingAverage";
 
 void validate(const EmaOptions& o) {
-  check(o.decay >= 0 && o.decay <= 1, kOp, "decay must lie in [0, 1], got ", o.decay);
-  check_not_negative(kOp, {{"warmup", o.warmup}});
+  check_options(kOp, {{"decay", o.decay, 0, 1}, {"warmup", o.warmup}});
   check(o.warmup == 0 || o.warmup >= 1, kOp, "warmup must be 0 or at least 1, got ", o.warmup);
 }
 

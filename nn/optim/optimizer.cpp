@@ -269,9 +269,13 @@ void match_memory_format(const char* op, const Tensor& state, const Tensor& para
   nn::detail::convert("state", state, [format](const Tensor& t) { return t.contiguous(format); });
 }
 
-void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
-  for (const auto& [option, value] : options)
-    check(std::isfinite(value) && value >= 0, optimizer, option, " must be finite and at least 0, got ", value);
+void check_options(const char* op, std::initializer_list<BoundedOption> options) {
+  for (const auto& [name, value, low, high] : options) {
+    const bool bounded = high < std::numeric_limits<double>::max();
+    check(value >= low && value <= high, op, name,
+          bounded ? concat(" must lie in [", low, ", ", high, "]") : concat(" must be finite and at least ", low),
+          ", got ", value);
+  }
 }
 
 void check_betas(const char* optimizer, const std::array<double, 2>& betas) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -230,8 +231,16 @@ class OptimizerOf : public Optimizer {
 /// conversion would be captured.
 void match_memory_format(const char* op, const Tensor& state, const Tensor& param);
 
-/// Throws "<optimizer>: <option> must be finite and at least 0, got <value>" for the first invalid option.
-void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
+/// An option and its range.
+struct BoundedOption {
+  BoundedOption(const char* option, auto number, double lowest = 0, double highest = std::numeric_limits<double>::max())
+      : name(option), value(static_cast<double>(number)), low(lowest), high(highest) {}
+  const char* name;
+  double value, low, high;
+};
+/// Throws "<op>: <option> must be finite and at least <low>, got <value>", or "must lie in [<low>, <high>]", for the
+/// first option outside its range.
+void check_options(const char* op, std::initializer_list<BoundedOption> options);
 /// Throws unless both betas lie in [0, 1).
 void check_betas(const char* optimizer, const std::array<double, 2>& betas);
 

@@ -18,7 +18,7 @@ struct SgdOptions {
 
   static constexpr const char* kName = "SGD";
   void validate() const {
-    check_not_negative(kName, {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}});
+    check_options(kName, {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}});
     check(std::isfinite(dampening), kName, "dampening must be finite, got ", dampening);
     check(!nesterov || (momentum > 0 && dampening == 0), kName,
           "nesterov needs momentum and no dampening, got momentum ", momentum, " and dampening ", dampening);
@@ -49,7 +49,7 @@ struct AdamOptionsOf {
 
   static constexpr const char* kName = decoupled ? "AdamW" : "Adam";
   void validate() const {
-    check_not_negative(kName, {{"lr", lr}, {"eps", eps}, {"weight_decay", weight_decay}});
+    check_options(kName, {{"lr", lr}, {"eps", eps}, {"weight_decay", weight_decay}});
     check_betas(kName, betas);
   }
   nn::Fields fields() {
@@ -81,8 +81,9 @@ struct RmspropOptions {
 
   static constexpr const char* kName = "RMSprop";
   void validate() const {
-    check_not_negative(kName, {{"lr", lr}, {"eps", eps}, {"weight_decay", weight_decay}, {"momentum", momentum}});
-    check(alpha >= 0 && alpha <= 1, kName, "alpha must lie in [0, 1], got ", alpha);
+    check_options(
+        kName,
+        {{"lr", lr}, {"eps", eps}, {"weight_decay", weight_decay}, {"momentum", momentum}, {"alpha", alpha, 0, 1}});
   }
   nn::Fields fields() {
     return nn::named_fields("lr, alpha, eps, weight_decay, momentum, centered, maximize",  //
@@ -108,11 +109,11 @@ struct AdagradOptions {
 
   static constexpr const char* kName = "Adagrad";
   void validate() const {
-    check_not_negative(kName, {{"lr", lr},
-                               {"lr_decay", lr_decay},
-                               {"weight_decay", weight_decay},
-                               {"initial_accumulator_value", initial_accumulator_value},
-                               {"eps", eps}});
+    check_options(kName, {{"lr", lr},
+                          {"lr_decay", lr_decay},
+                          {"weight_decay", weight_decay},
+                          {"initial_accumulator_value", initial_accumulator_value},
+                          {"eps", eps}});
   }
   nn::Fields fields() {
     return nn::named_fields("lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize",  //
@@ -134,7 +135,7 @@ struct LionOptions {
 
   static constexpr const char* kName = "Lion";
   void validate() const {
-    check_not_negative(kName, {{"lr", lr}, {"weight_decay", weight_decay}});
+    check_options(kName, {{"lr", lr}, {"weight_decay", weight_decay}});
     check_betas(kName, betas);
   }
   nn::Fields fields() {

@@ -23,7 +23,7 @@ void StepSchedule::set_steps(int64_t steps) {
   std::vector<double> rates;
   for (double initial : initial_) {
     rates.push_back(lr_at(steps, initial));
-    check_not_negative(name(), {{"the learning rate", rates.back()}});
+    check_options(name(), {{"the learning rate", rates.back()}});
   }
   const std::optional<double> momentum = momentum_at(steps);
   for (size_t group = 0; group < rates.size(); ++group) {
@@ -75,11 +75,13 @@ double CosineAnnealingWarmRestartsOptions::lr_at(int64_t steps, double initial) 
 }
 
 void OneCycleLROptions::validate() const {
-  check_positive(kName, "total_steps", total_steps);
-  check_in(pct_start >= 0 && pct_start <= 1, kName, "pct_start", "[0, 1]", pct_start);
   check(div_factor > 0 && final_div_factor > 0 && std::isfinite(div_factor) && std::isfinite(final_div_factor), kName,
         "div_factor and final_div_factor must be positive and finite, got ", div_factor, " and ", final_div_factor);
-  check_not_negative(kName, {{"max_lr", max_lr}, {"base_momentum", base_momentum}, {"max_momentum", max_momentum}});
+  check_options(kName, {{"total_steps", total_steps, 1},
+                        {"pct_start", pct_start, 0, 1},
+                        {"max_lr", max_lr},
+                        {"base_momentum", base_momentum},
+                        {"max_momentum", max_momentum}});
 }
 double OneCycleLROptions::lr_at(int64_t steps, double) const {
   const double first = max_lr / div_factor;
@@ -115,9 +117,11 @@ ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlate
       options_(options),
       best_((options.mode == PlateauMode::min ? 1 : -1) * std::numeric_limits<double>::infinity()) {
   check(options.factor >= 0 && options.factor < 1, name(), "factor must lie in [0, 1), got ", options.factor);
-  check(options.patience >= 0 && options.cooldown >= 0, name(), "patience and cooldown must not be negative, got ",
-        options.patience, " and ", options.cooldown);
-  check_not_negative(name(), {{"threshold", options.threshold}, {"min_lr", options.min_lr}, {"eps", options.eps}});
+  check_options(name(), {{"patience", options.patience},
+                         {"cooldown", options.cooldown},
+                         {"threshold", options.threshold},
+                         {"min_lr", options.min_lr},
+                         {"eps", options.eps}});
   check(options.threshold_mode == ThresholdMode::absolute || options.threshold < 1, name(),
         "a relative threshold must be below 1, got ", options.threshold);
 }

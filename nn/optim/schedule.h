@@ -66,15 +66,6 @@ class StepSchedule : public Schedule {
   std::vector<double> initial_;  ///< initial learning rate of each group
 };
 
-/// Throws "<schedule>: <option> must be positive, got <value>" unless `value` is positive.
-inline void check_positive(const char* schedule, const char* option, int64_t value) {
-  check(value > 0, schedule, option, " must be positive, got ", value);
-}
-/// Throws "<schedule>: <option> must lie in <range>, got <value>" unless `inside`.
-inline void check_in(bool inside, const char* schedule, const char* option, const char* range, double value) {
-  check(inside, schedule, option, " must lie in ", range, ", got ", value);
-}
-
 /// Throws "<schedule>: milestones must not be negative, got <milestone>" for the first negative milestone.
 inline void check_milestones(const char* schedule, const std::vector<int64_t>& milestones) {
   for (const int64_t milestone : milestones)
@@ -113,10 +104,7 @@ struct StepLROptions {
   double gamma = 0.1;
 
   static constexpr const char* kName = "StepLR";
-  void validate() const {
-    check_positive(kName, "step_size", step_size);
-    check_not_negative(kName, {{"gamma", gamma}});
-  }
+  void validate() const { check_options(kName, {{"step_size", step_size, 1}, {"gamma", gamma}}); }
   double lr_at(int64_t steps, double initial) const {
     return initial * std::pow(gamma, static_cast<double>(steps / step_size));
   }
@@ -129,10 +117,7 @@ struct ConstantLROptions {
   int64_t total_iters = 5;
 
   static constexpr const char* kName = "ConstantLR";
-  void validate() const {
-    check_in(factor >= 0 && factor <= 1, kName, "factor", "[0, 1]", factor);
-    check_positive(kName, "total_iters", total_iters);
-  }
+  void validate() const { check_options(kName, {{"factor", factor, 0, 1}, {"total_iters", total_iters, 1}}); }
   double lr_at(int64_t steps, double initial) const { return steps < total_iters ? initial * factor : initial; }
 };
 using ConstantLR = ScheduleOf<ConstantLROptions>;
@@ -140,15 +125,15 @@ using ConstantLR = ScheduleOf<ConstantLROptions>;
 /// Multiplies the learning rate by a factor that changes linearly from start_factor to end_factor in total_iters steps
 /// and then remains constant.
 struct LinearLROptions {
-  double start_factor = 1.0 / 3;  ///< in (0, 1]
+  double start_factor = 1.0 / 3;  ///< in [0, 1]
   double end_factor = 1;          ///< in [0, 1]
   int64_t total_iters = 5;
 
   static constexpr const char* kName = "LinearLR";
   void validate() const {
-    check_in(start_factor > 0 && start_factor <= 1, kName, "start_factor", "(0, 1]", start_factor);
-    check_in(end_factor >= 0 && end_factor <= 1, kName, "end_factor", "[0, 1]", end_factor);
-    check_positive(kName, "total_iters", total_iters);
+    check_options(
+        kName,
+        {{"start_factor", start_factor, 0, 1}, {"end_factor", end_factor, 0, 1}, {"total_iters", total_iters, 1}});
   }
   double lr_at(int64_t steps, double initial) const {
     return initial * ramp(start_factor, end_factor, steps, total_iters);
@@ -163,15 +148,14 @@ struct CosineAnnealingLROptions {
   int64_t t_max = 0;                  ///< steps from the end of the warm-up to eta_min; positive
   double eta_min = 0;                 ///< the lowest learning rate
   int64_t warmup_steps = 0;           ///< steps of the warm-up
-  double warmup_start_factor = 0.01;  ///< first learning rate of the warm-up / initial rate, in (0, 1]
+  double warmup_start_factor = 0.01;  ///< first learning rate of the warm-up / initial rate, in [0, 1]
 
   static constexpr const char* kName = "CosineAnnealingLR";
   void validate() const {
-    check_positive(kName, "t_max", t_max);
-    check(warmup_steps >= 0, kName, "warmup_steps must not be negative, got ", warmup_steps);
-    check_in(warmup_start_factor > 0 && warmup_start_factor <= 1, kName, "warmup_start_factor", "(0, 1]",
-             warmup_start_factor);
-    check_not_negative(kName, {{"eta_min", eta_min}});
+    check_options(kName, {{"t_max", t_max, 1},
+                          {"eta_min", eta_min},
+                          {"warmup_steps", warmup_steps},
+                          {"warmup_start_factor", warmup_start_factor, 0, 1}});
   }
   double lr_at(int64_t steps, double initial) const {
     if (steps < warmup_steps) return initial * ramp(warmup_start_factor, 1, steps, warmup_steps);
@@ -190,11 +174,7 @@ struct CosineAnnealingWarmRestartsOptions {
   double eta_min = 0;  ///< the lowest learning rate
 
   static constexpr const char* kName = "CosineAnnealingWarmRestarts";
-  void validate() const {
-    check_positive(kName, "t_0", t_0);
-    check_positive(kName, "t_mult", t_mult);
-    check_not_negative(kName, {{"eta_min", eta_min}});
-  }
+  void validate() const { check_options(kName, {{"t_0", t_0, 1}, {"t_mult", t_mult, 1}, {"eta_min", eta_min}}); }
   double lr_at(int64_t steps, double initial) const;
 };
 using CosineAnnealingWarmRestarts = ScheduleOf<CosineAnnealingWarmRestartsOptions>;
@@ -207,7 +187,7 @@ struct MultiStepLROptions {
   static constexpr const char* kName = "MultiStepLR";
   void validate() const {
     check_milestones(kName, milestones);
-    check_not_negative(kName, {{"gamma", gamma}});
+    check_options(kName, {{"gamma", gamma}});
   }
   double lr_at(int64_t steps, double initial) const {
     const auto passed = std::count_if(milestones.begin(), milestones.end(), [&](int64_t m) { return m <= steps; });
@@ -222,7 +202,7 @@ struct ExponentialLROptions {
   double gamma;
 
   static constexpr const char* kName = "ExponentialLR";
-  void validate() const { check_not_negative(kName, {{"gamma", gamma}}); }
+  void validate() const { check_options(kName, {{"gamma", gamma}}); }
   double lr_at(int64_t steps, double initial) const { return initial * std::pow(gamma, static_cast<double>(steps)); }
 };
 using ExponentialLR = ScheduleOf<ExponentialLROptions>;
@@ -234,10 +214,7 @@ struct PolynomialLROptions {
   double power = 1;
 
   static constexpr const char* kName = "PolynomialLR";
-  void validate() const {
-    check_positive(kName, "total_iters", total_iters);
-    check_not_negative(kName, {{"power", power}});
-  }
+  void validate() const { check_options(kName, {{"total_iters", total_iters, 1}, {"power", power}}); }
   double lr_at(int64_t steps, double initial) const {
     return initial * std::pow(ramp(1, 0, steps, total_iters), power);
   }

@@ -239,7 +239,7 @@ TEST_F(NiftiTest, RejectsBadHeaders) {
       {Volume().put<float>(108, 352.5f).bytes, "vox_offset"},
       {Volume().put<float>(108, kNan).bytes, "vox_offset"},
       {Volume().put<float>(108, 1e30f).bytes, "vox_offset"},
-      {Volume().put<float>(108, 353).bytes, "truncated: [2, 3, 4] u8 end at byte 377, but the file has 376"},
+      {Volume().put<float>(108, 353).bytes, "truncated: [2, 3, 4] u8 end at byte 353 + 24, but the file"},
       {Volume().put<float>(108, 1e15f).bytes, "truncated"},
       {Volume().bytes + "x", "trailing bytes"},
   };

@@ -220,10 +220,10 @@ TEST(Schedule, RejectsBadOptions) {
   SGD o({zeros({1})});
   EXPECT_ERROR(MultiStepLR(o, {.gamma = -1}), "MultiStepLR: gamma must be finite and at least 0");
   EXPECT_ERROR(ExponentialLR(o, -1), "ExponentialLR: gamma must be finite and at least 0");
-  EXPECT_ERROR(PolynomialLR(o, {.total_iters = 0}), "PolynomialLR: total_iters must be positive, got 0");
+  EXPECT_ERROR(PolynomialLR(o, {.total_iters = 0}), "PolynomialLR: total_iters must be finite and at least 1, got 0");
   EXPECT_ERROR(LambdaLR(o, nullptr), "LambdaLR: the function is empty");
   EXPECT_ERROR(LambdaLR(o, [](int64_t) { return -1.0; }), "LambdaLR: the learning rate must be finite and at least 0");
-  EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1}), "OneCycleLR: total_steps must be positive, got 0");
+  EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1}), "OneCycleLR: total_steps must be finite and at least 1, got 0");
   EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1, .total_steps = 9, .pct_start = 2}), "OneCycleLR: pct_start must lie in");
   EXPECT_ERROR(SequentialLR(o, {}, {}), "SequentialLR: expects one milestone fewer than schedules, got 0 and 0");
   EXPECT_ERROR(SequentialLR(o, {nullptr}, {}), "SequentialLR: a schedule is null");
@@ -233,15 +233,15 @@ TEST(Schedule, RejectsBadOptions) {
   EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1, .total_steps = 9, .div_factor = INFINITY}),
                "OneCycleLR: div_factor and final_div_factor must be positive and finite, got inf and 10000");
   EXPECT_ERROR(ConstantLR(o, {.factor = -1}), "ConstantLR: factor must lie in [0, 1], got -1");
-  EXPECT_ERROR(ConstantLR(o, {.total_iters = 0}), "ConstantLR: total_iters must be positive, got 0");
-  EXPECT_ERROR(CosineAnnealingWarmRestarts(o), "CosineAnnealingWarmRestarts: t_0 must be positive, got 0");
-  EXPECT_ERROR(CosineAnnealingWarmRestarts(o, {.t_0 = 1, .t_mult = 0}), "t_mult must be positive, got 0");
-  EXPECT_ERROR(StepLR(o, {.step_size = 0}), "StepLR: step_size must be positive, got 0");
+  EXPECT_ERROR(ConstantLR(o, {.total_iters = 0}), "ConstantLR: total_iters must be finite and at least 1, got 0");
+  EXPECT_ERROR(CosineAnnealingWarmRestarts(o), "CosineAnnealingWarmRestarts: t_0 must be finite and at least 1, got 0");
+  EXPECT_ERROR(CosineAnnealingWarmRestarts(o, {.t_0 = 1, .t_mult = 0}), "t_mult must be finite and at least 1, got 0");
+  EXPECT_ERROR(StepLR(o, {.step_size = 0}), "StepLR: step_size must be finite and at least 1, got 0");
   EXPECT_ERROR(StepLR(o, {.gamma = -1}), "StepLR: gamma must be finite and at least 0");
-  EXPECT_ERROR(LinearLR(o, {.start_factor = 0}), "LinearLR: start_factor must lie in (0, 1], got 0");
+  EXPECT_ERROR(LinearLR(o, {.start_factor = -1}), "LinearLR: start_factor must lie in [0, 1], got -1");
   EXPECT_ERROR(LinearLR(o, {.end_factor = 2}), "LinearLR: end_factor must lie in [0, 1], got 2");
-  EXPECT_ERROR(LinearLR(o, {.total_iters = 0}), "LinearLR: total_iters must be positive");
-  EXPECT_ERROR(CosineAnnealingLR(o, {}), "CosineAnnealingLR: t_max must be positive, got 0");
+  EXPECT_ERROR(LinearLR(o, {.total_iters = 0}), "LinearLR: total_iters must be finite and at least 1");
+  EXPECT_ERROR(CosineAnnealingLR(o, {}), "CosineAnnealingLR: t_max must be finite and at least 1, got 0");
   EXPECT_ERROR(CosineAnnealingLR(o, {.t_max = 5, .warmup_steps = -1}), "CosineAnnealingLR: warmup_steps");
   EXPECT_ERROR(CosineAnnealingLR(o, {.t_max = 5, .eta_min = std::nan("")}), "CosineAnnealingLR: eta_min");
   EXPECT_ERROR(ReduceLROnPlateau(o, {.factor = 1}), "ReduceLROnPlateau: factor must lie in [0, 1), got 1");

@@ -29,14 +29,8 @@ class UnpackedFile {
   bool is_packed() const { return gzdirect(handle_.get()) == 0; }
   /// Reads `bytes` bytes, or fewer at the end of the file. Returns their number.
   size_t read(void* to, size_t bytes);
-  /// Returns the size of the contents, or `limit` if the contents are larger. Sets the position to the start.
-  int64_t count(int64_t limit);
-  /// Sets the position, in bytes from the start. Throws Error if the file is shorter.
-  void seek(int64_t position);
 
  private:
-  void rewind();
-
   const InputFile& file_;
   GzHandle handle_;
 };
