@@ -87,7 +87,7 @@ def compare(program, torch, name, rounds, busy):
             for key in ("forward", "forward_backward")
         ),
         "gemm": (
-            median(run["forward"]["%gemm"] for run in voxgrad_runs),
+            median(100 * gflop / (run["forward"]["real_time"] * 1e-3) / run["forward"]["gemm"] for run in voxgrad_runs),
             median(
                 100 * 2 * gflop / (b * 1e-3) / statistics.mean((r["data_gradient"]["gemm"], r["weight_gradient"]["gemm"]))
                 for r, b in zip(voxgrad_runs, backward)

@@ -157,7 +157,8 @@ struct PackedRun {
   /// Copies all slots of a row for `channels` channels. In `to`, the channels of a slot are contiguous, and slots are
   /// `width` elements apart.
   template <class T>
-  void interleave(const T* row, int64_t channels, int64_t channel_stride, int64_t width, T* to) const {
+  void interleave(const T* row, int64_t channels, int64_t channel_stride, int64_t width,
+                                    T* to) const {
     constexpr int64_t kSlots = 64;
     T lines[kInterleaved][kSlots];
     for (int64_t at = 0; at < length; at += kSlots)
@@ -224,6 +225,10 @@ void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Vol
         constexpr int64_t kLine = 64 / sizeof(T);
         for (int64_t i = together; volume.stride[2] == 1 && i < std::min(2 * together, channels - c); ++i)
           for (int64_t j = first_w; j < end_w; j += kLine) __builtin_prefetch(row + i * volume.channel_stride + j);
+        // Prefetch a later row of the same channel: with a stride along h, the next row is not the next in memory.
+        const int64_t later = h + 4 < windows[1].slots ? positions[static_cast<size_t>(h + 4)] : -1;
+        for (int64_t j = first_w; together == 1 && volume.stride[2] == 1 && later >= 0 && j < end_w; j += kLine)
+          __builtin_prefetch(row + (later - ph) * volume.stride[1] + j);
         for (const PackedRun& run : runs) {
           if (layout.step != 1) {
             run.interleave(row, now, volume.channel_stride, layout.step, to + run.slot * layout.step);
