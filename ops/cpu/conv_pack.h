@@ -157,8 +157,7 @@ struct PackedRun {
   /// Copies all slots of a row for `channels` channels. In `to`, the channels of a slot are contiguous, and slots are
   /// `width` elements apart.
   template <class T>
-  void interleave(const T* row, int64_t channels, int64_t channel_stride, int64_t width,
-                                    T* to) const {
+  void interleave(const T* row, int64_t channels, int64_t channel_stride, int64_t width, T* to) const {
     constexpr int64_t kSlots = 64;
     T lines[kInterleaved][kSlots];
     for (int64_t at = 0; at < length; at += kSlots)
