@@ -51,9 +51,9 @@ const Runtime& cuda_runtime() {
 
 namespace cuda {
 namespace {
-// Initializes StreamGuard::stream_. Always null and never used, because the constructor of StreamGuard throws.
+// The initial values of StreamGuard::stream_ and AllocatorGuard::allocator_. They stay null and are never read, because
+// the constructors of the guards throw.
 thread_local ScopedValue<void*>* no_streams = nullptr;
-/// The same for AllocatorGuard::allocator_.
 thread_local ScopedValue<const ExternalAllocator*>* no_allocators = nullptr;
 }  // namespace
 

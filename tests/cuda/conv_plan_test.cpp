@@ -60,8 +60,8 @@ bool is_compiled(std::span<const int> widths, int width) {
   return std::find(widths.begin(), widths.end(), width) != widths.end();
 }
 
-/// Bytes of shared memory that an mma.sync kernel may use: two CTAs must fit on an SM of sm_90.
-constexpr int kMaxShared = 113 * 1024;
+/// Bytes of shared memory that a CTA of an mma.sync kernel may use, so that two CTAs fit on an SM of sm_90.
+constexpr int kMaxShared = 112 * 1024;
 
 void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
   // The limits of cuda/conv/mma_sync/plan_fprop_dgrad.cpp.
