@@ -1,15 +1,22 @@
 // The order of the system calls makes the write atomic: the data is flushed to the disk, then the file is renamed, then
 // the directory is flushed. After a power failure, the file contains either the old bytes or all of the new bytes.
+//
+// A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Each
+// writer holds an flock on its file, so a file without a lock is abandoned. The system releases the lock when the
+// process ends in any way. Linux forwards the lock to other hosts of an NFS mount. On a file system without flock,
+// nothing is removed. On a file system whose locks are local to each host, writers of one path must run on the same
+// host.
 #include "core/io/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 
@@ -38,6 +45,21 @@ int sync_directory(const std::filesystem::path& directory) {
   return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
+/// Returns whether `path` still refers to the open file.
+bool refers_to(const std::filesystem::path& path, int descriptor) {
+  struct stat opened, named;
+  return fstat(descriptor, &opened) == 0 && lstat(path.c_str(), &named) == 0 && S_ISREG(named.st_mode) &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+/// Removes the temporary file of a writer that has ended. The lock ensures that no running writer uses the file.
+void remove_abandoned(const std::filesystem::path& temporary) {
+  const int descriptor = open(temporary.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return;
+  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && refers_to(temporary, descriptor)) unlink(temporary.c_str());
+  close(descriptor);
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path_(path), op_(op) {
@@ -55,7 +77,12 @@ AtomicFile::AtomicFile(const std::filesystem::path& path, const char* op) : path
     // The rename would replace a read-only file without an error.
     if (access(path_.c_str(), W_OK) != 0) fail_with(errno);
   }
-  create_temporary();
+  try {
+    create_temporary();
+  } catch (...) {  // the destructor does not run if the constructor throws
+    discard();
+    throw;
+  }
   if (exists) (void)fchmod(descriptor_, existing.st_mode & 07777);
 }
 
@@ -65,17 +92,28 @@ void AtomicFile::fail_with(int error) const {
   fail(op_, "cannot write '", path_.string(), "': ", std::generic_category().message(error));
 }
 
-/// Creates a file with a name that no other writer of the same path uses.
+/// Creates the temporary file with the first number 0, 1, ... that no other writer of the same path uses. This
+/// numbering finds abandoned files without a search of the directory.
 void AtomicFile::create_temporary() {
   constexpr size_t kMaxStem = 200;  // bytes; file names have at most 255
-  static std::atomic<int> next_number{0};
+  constexpr int kMaxWriters = 8;    // abandoned files are removed if their number is less than this
   const std::string stem = path_.filename().string().substr(0, kMaxStem);
-  do {
-    temporary_ = directory_of(path_) / concat('.', stem, ".voxgrad-", getpid(), '-', next_number++, ".tmp");
-    descriptor_ =
-        retry_interrupted([&] { return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
-  } while (descriptor_ < 0 && errno == EEXIST);
-  if (descriptor_ < 0) fail_with(errno);
+  for (int number = 0; descriptor_ < 0 || number < kMaxWriters; ++number) {
+    auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");
+    remove_abandoned(name);
+    if (descriptor_ >= 0) continue;
+    descriptor_ = retry_interrupted([&] { return open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
+    if (descriptor_ < 0 && errno != EEXIST) fail_with(errno);
+    if (descriptor_ < 0) continue;
+    temporary_ = std::move(name);
+    const bool locked_by_other = flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    // Another writer may have removed the file before this writer locked it.
+    if (locked_by_other || !refers_to(temporary_, descriptor_)) {
+      close(descriptor_);
+      descriptor_ = -1;
+      temporary_.clear();
+    }
+  }
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
@@ -99,12 +137,12 @@ void AtomicFile::commit() {
   if (retry_interrupted([&] { return fsync(descriptor_); }) != 0) fail_with(errno);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) fail_with(errno);
   temporary_.clear();
-  discard();
+  discard();  // after the rename, because closing the descriptor releases the lock
   if (const int error = sync_directory(directory_of(path_))) fail_with(error);
 }
 
 void AtomicFile::discard() noexcept {
-  if (!temporary_.empty()) unlink(temporary_.c_str());
+  if (!temporary_.empty()) unlink(temporary_.c_str());  // while this writer still holds the lock
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
 }

@@ -9,9 +9,10 @@
 
 namespace voxgrad {
 
-/// A temporary file ".<name>.voxgrad-<process>-<number>.tmp" beside `path` that commit() renames to `path`. Without
-/// commit(), `path` does not change, and the destructor removes the temporary file. If a process is killed during a
-/// write, its temporary file remains.
+/// A temporary file ".<name>.voxgrad-<number>.tmp" beside `path` that commit() renames to `path`. Without commit(),
+/// `path` does not change, and the destructor removes the temporary file. If a process is killed, its temporary file
+/// remains until the next AtomicFile of the same path removes the file. Temporary files of running writers are never
+/// removed.
 class AtomicFile {
  public:
   /// Creates the temporary file in the directory of `path`. Follows symbolic links. `op` is the prefix of error

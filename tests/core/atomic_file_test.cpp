@@ -63,20 +63,46 @@ TEST_F(AtomicFileTest, TheLastCommitOfTwoWritersWins) {
   EXPECT_EQ(file_count(), 1);
 }
 
-TEST_F(AtomicFileTest, AKilledWriterKeepsTheOldFile) {
-  put("a", "old");
+/// Runs `work` in a child process and returns its status from waitpid().
+template <class Work>
+int in_child(Work work) {
   const pid_t child = fork();
   if (child == 0) {
-    AtomicFile file(path("a"), "test");
-    file.write("half");
-    raise(SIGKILL);
+    work();
+    _exit(0);
   }
   int status = -1;
   waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(get(path("a")), "old");
-  write_file(path("a"), "whole");
-  EXPECT_EQ(get(path("a")), "whole");
+  return status;
+}
+
+TEST_F(AtomicFileTest, RemovesTemporaryFilesOfKilledWriters) {
+  const std::string other = ".b.voxgrad-0.tmp", alike = ".a.voxgrad-0.tmp.gz";
+  for (const std::string& name : {other, alike}) put(name, "belongs to another path");
+  for (const bool first_is_ready : {false, true}) {
+    const int status = in_child([&] {
+      AtomicFile first(path("a"), "test"), second(path("a"), "test"), third(path("a"), "test");
+      third.write("half");
+      if (first_is_ready) first.commit();
+      raise(SIGKILL);
+    });
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(file_count(), 5);
+    write_file(path("a"), "whole");
+    EXPECT_EQ(get(path("a")), "whole");
+    EXPECT_EQ(file_count(), 3);
+  }
+  for (const std::string& name : {other, alike}) EXPECT_TRUE(std::filesystem::exists(path(name)));
+}
+
+TEST_F(AtomicFileTest, KeepsTemporaryFilesOfLiveWriters) {
+  AtomicFile file(path("a"), "test");
+  file.write("slow");
+  EXPECT_EQ(in_child([&] { write_file(path("a"), "quick"); }), 0);
+  EXPECT_EQ(get(path("a")), "quick");
+  file.commit();
+  EXPECT_EQ(get(path("a")), "slow");
+  EXPECT_EQ(file_count(), 1);
 }
 
 TEST_F(AtomicFileTest, WritesFromManyThreads) {
