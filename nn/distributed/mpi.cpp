@@ -100,8 +100,8 @@ struct Operation {
   bool is_over = false;
   // The comparison of the ranks' calls:
   CallText own_call{};
-  std::vector<CallText> calls{};  // by rank; empty until the rank's call arrives
-  std::vector<MPI_Request> comparison{};
+  std::vector<CallText> calls{};
+  MPI_Request comparison = MPI_REQUEST_NULL;
   bool is_compared = false;
 };
 
@@ -122,10 +122,12 @@ class MpiCommunicator : public Communicator {
  private:
   MPI_Op reduction(ReduceOp op, DType dtype) const;
   void compare_calls();
-  [[noreturn]] void give_up(const Operation& operation);
+  bool has_signal() const;
+  [[noreturn]] void give_up(const char* op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm calls_ = MPI_COMM_NULL;  // for comparisons, which must work even if the calls on comm_ differ
+  MPI_Comm calls_ = MPI_COMM_NULL;    // for comparisons, which must work even if the calls on comm_ differ
+  MPI_Comm signals_ = MPI_COMM_NULL;  // for signals between ranks whose wait timed out
   std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};   // [bf16, f16][sum, max, min]
   std::vector<std::shared_ptr<Operation>> operations_;  // running, in the order of their start
   std::string failure_;                                 // the first error, after which the group cannot be used
@@ -149,7 +151,7 @@ class MpiWork : public Work {
 
 MpiCommunicator::MpiCommunicator()
     : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
-  for (MPI_Comm* comm : {&comm_, &calls_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+  for (MPI_Comm* comm : {&comm_, &calls_, &signals_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -164,7 +166,7 @@ MpiCommunicator::MpiCommunicator()
 MpiCommunicator::~MpiCommunicator() {
   for (auto& ops : halves_ops_)
     for (MPI_Op& op : ops) MPI_Op_free(&op);
-  for (MPI_Comm* comm : {&calls_, &comm_}) MPI_Comm_free(comm);
+  for (MPI_Comm* comm : {&signals_, &calls_, &comm_}) MPI_Comm_free(comm);
 }
 
 bool MpiCommunicator::advance(Operation& operation) {
@@ -191,7 +193,7 @@ void MpiCommunicator::wait(Operation& operation) {
     const Clock::time_point now = Clock::now();
     if (now < next_check) continue;
     next_check = now + std::chrono::milliseconds(50);
-    if (now - start > std::chrono::duration<double>(timeout())) give_up(operation);
+    if (now - start > std::chrono::duration<double>(timeout()) || has_signal()) give_up(operation.name);
   }
 }
 
@@ -207,9 +209,7 @@ void MpiCommunicator::compare_calls() {
   for (const auto& operation : operations_) {
     if (operation->is_compared) continue;
     int over = 0;
-    check_mpi(MPI_Testall(static_cast<int>(operation->comparison.size()), operation->comparison.data(), &over,
-                          MPI_STATUSES_IGNORE),
-              operation->name, &failure_);
+    check_mpi(MPI_Test(&operation->comparison, &over, MPI_STATUS_IGNORE), operation->name, &failure_);
     if (!over) return;
     std::vector<std::string> calls;
     for (const CallText& call : operation->calls) calls.emplace_back(call.data());
@@ -227,16 +227,44 @@ MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
   return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
 }
 
-/// Throws an error that names the ranks whose calls have not arrived.
-void MpiCommunicator::give_up(const Operation& operation) {
-  std::vector<int> missing, waiting;
+bool MpiCommunicator::has_signal() const {
+  int received = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, 0, signals_, &received, MPI_STATUS_IGNORE);
+  return received != 0;
+}
+
+/// Throws an error that names the missing ranks. Sends a signal to all ranks. The other waiting ranks also send a
+/// signal; a rank that sends none within a second is missing.
+void MpiCommunicator::give_up(const char* op) {
+  std::vector<bool> waiting(static_cast<size_t>(size()), false);
+  waiting[static_cast<size_t>(rank())] = true;
+  for (int other = 0; other < size(); ++other) {
+    MPI_Request request;
+    if (other == rank()) continue;
+    MPI_Isend(nullptr, 0, MPI_BYTE, other, 0, signals_, &request);
+    MPI_Request_free(&request);
+  }
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(1);
+  while (Clock::now() < end) {
+    int received = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, 0, signals_, &received, &status);
+    if (!received) {
+      std::this_thread::yield();
+      continue;
+    }
+    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, signals_, MPI_STATUS_IGNORE);
+    waiting[static_cast<size_t>(status.MPI_SOURCE)] = true;
+  }
+  std::vector<int> missing;
   for (int other = 0; other < size(); ++other)
-    (operation.calls[static_cast<size_t>(other)][0] == '\0' ? missing : waiting).push_back(other);
+    if (!waiting[static_cast<size_t>(other)]) missing.push_back(other);
   failure_ = concat(
-      operation.name, ": ",
+      op, ": ",
       missing.empty() ? "all ranks joined, but the collective did not complete" : list_ranks(missing) + " did not join",
       " within ", timeout(), " s");
-  throw CollectiveError(waiting[0], failure_);
+  const auto first = std::find(waiting.begin(), waiting.end(), true);
+  throw CollectiveError(static_cast<int>(first - waiting.begin()), failure_);
 }
 
 std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
@@ -252,17 +280,9 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   operations_.push_back(operation);
   c.describe().copy(operation->own_call.data(), sizeof(CallText) - 1);
   operation->calls.resize(static_cast<size_t>(size()));
-  operation->calls[static_cast<size_t>(rank())] = operation->own_call;
-  for (int other = 0; other < size(); ++other) {
-    if (other == rank()) continue;
-    const auto add = [&](auto function, CallText& text) {
-      check_mpi(function(text.data(), sizeof(CallText), MPI_BYTE, other, 0, calls_,
-                         &operation->comparison.emplace_back(MPI_REQUEST_NULL)),
-                c.name, &failure_);
-    };
-    add(MPI_Irecv, operation->calls[static_cast<size_t>(other)]);
-    add(MPI_Isend, operation->own_call);
-  }
+  check_mpi(MPI_Iallgather(operation->own_call.data(), sizeof(CallText), MPI_BYTE, operation->calls.data(),
+                           sizeof(CallText), MPI_BYTE, calls_, &operation->comparison),
+            c.name, &failure_);
   auto work = std::make_unique<MpiWork>(*this, operation);
   MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {

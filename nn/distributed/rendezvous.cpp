@@ -22,6 +22,7 @@ namespace voxgrad::distributed {
 namespace {
 
 constexpr const char* kOp = "distributed::Rendezvous";
+constexpr double kHelloSeconds = 5;     // limit between accepting a connection and receiving its hello
 constexpr double kFarewellSeconds = 1;  // limit for the last frames of the other ranks
 constexpr double kGraceSeconds = 2;     // time that a rank waits beyond its limit for rank 0's refusal
 constexpr double kErrorSeconds = 2;     // time between an error and the end of all processes
@@ -35,6 +36,12 @@ bool is_same_token(std::string_view given, std::string_view token) {
     difference = static_cast<unsigned char>(difference | (given[i] ^ (i < token.size() ? token[i] : '\0')));
   return difference == 0;
 }
+
+/// A connection that has not sent its hello.
+struct Newcomer {
+  Connection connection;
+  Deadline deadline;
+};
 
 }  // namespace
 
@@ -103,8 +110,8 @@ std::vector<int> Rendezvous::missing() const {
 
 void Rendezvous::gather(const Listener& listener, double seconds) {
   const Deadline end = after(seconds);
-  std::vector<Connection> newcomers;  // connections that have not sent their hello
-  std::string refused;                // the reason of the last refusal
+  std::vector<Newcomer> newcomers;
+  std::string refused;  // the reason of the last refusal
   while (!missing().empty()) {
     if (Clock::now() >= end) {
       const std::string why = concat(
@@ -117,17 +124,17 @@ void Rendezvous::gather(const Listener& listener, double seconds) {
       fail(kOp, why);
     }
     std::vector<Connection*> all = connections();
-    for (Connection& newcomer : newcomers) all.push_back(&newcomer);
+    for (Newcomer& newcomer : newcomers) all.push_back(&newcomer.connection);
     poll_connections(all, listener.handle(), end);
-    for (Connection& newcomer : newcomers) {
-      const auto hello = newcomer.next();
-      if (!hello) continue;
-      if (std::string why = admit(newcomer, *hello, listener.token()); !why.empty()) refused = why;
-      newcomer.close();
+    for (Newcomer& newcomer : newcomers) {
+      const auto hello = newcomer.connection.next();
+      if (hello)
+        if (std::string why = admit(newcomer.connection, *hello, listener.token()); !why.empty()) refused = why;
+      if (hello || Clock::now() > newcomer.deadline) newcomer.connection.close();
     }
-    std::erase_if(newcomers, [](const Connection& newcomer) { return !newcomer.is_open(); });
+    std::erase_if(newcomers, [](const Newcomer& newcomer) { return !newcomer.connection.is_open(); });
     if (const int socket = ::accept4(listener.handle(), nullptr, nullptr, SOCK_CLOEXEC); socket >= 0)
-      newcomers.emplace_back(socket);
+      newcomers.push_back({Connection(socket), after(kHelloSeconds)});
   }
   send_to_all({FrameKind::welcome, 0, message_});
 }
