@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "core/autograd.h"
@@ -31,6 +32,13 @@ void check_reduced(const Communicator& group, const char* op, const Tensor& tens
   check(reduction != ReduceOp::mean, op, "reductions over ranks support sum, max and min, not mean");
 }
 
+/// Returns the FNV-1a hash, which is the same on all machines.
+uint64_t hash(std::string_view bytes) {
+  uint64_t value = 0xcbf29ce484222325;
+  for (const char byte : bytes) value = (value ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+  return value;
+}
+
 /// Returns "[2, 3]". Does not use a stream, which would add microseconds to every call.
 std::string to_text(const Shape& shape) {
   std::string text = "[";
@@ -56,27 +64,42 @@ Tensors Collective::tensors() const {
   return all;
 }
 
-std::string Collective::describe() const {
+Call Collective::call(int rank) const {
   constexpr std::array ops{" (sum)", " (max)", " (min)"};
-  std::string text = name;
+  Call result{.description = name};
+  std::string& text = result.description;
   if (kind == Kind::all_reduce) text += ops[static_cast<size_t>(op)];
   if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
   if (kind != Kind::send_receive) text += " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
   if (!slab.empty()) text += " of planes of " + to_text(slab);
-  return text;
+  result.signature.call = hash(text);
+  const auto add = [&](int from, int to, const Tensor& tensor) {
+    const std::array<int64_t, 3> message{from, to, tensor.numel() * item_size(tensor.dtype())};
+    const uint64_t value = hash({reinterpret_cast<const char*>(message.data()), sizeof message});
+    result.signature.messages += from == rank ? value : -value;
+    text += ", " + std::to_string(message[2]) + " bytes ";
+    text += from == rank ? "to rank " + std::to_string(to) : "from rank " + std::to_string(from);
+  };
+  for (const auto& [tensor, peer] : sends) add(rank, peer, tensor);
+  for (const auto& [tensor, peer] : receives) add(peer, rank, tensor);
+  return result;
 }
 
-std::string describe_disagreement(const std::vector<std::string>& calls) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;  // ranks with the same call
-  for (size_t rank = 0; rank < calls.size(); ++rank) {
-    auto group = std::ranges::find(groups, calls[rank], [](auto& g) { return g.first; });
-    if (group == groups.end()) group = groups.insert(group, {calls[rank], {}});
-    group->second.push_back(static_cast<int>(rank));
-  }
-  if (groups.size() == 1) return {};
+std::string describe_disagreement(const std::vector<Call>& of_ranks) {
+  uint64_t messages = 0;
+  for (const Call& call : of_ranks) messages += call.signature.messages;
+  const auto is_first = [&](const Call& call) { return call.signature.call == of_ranks[0].signature.call; };
+  if (messages == 0 && std::ranges::all_of(of_ranks, is_first)) return {};
   std::string text = "the ranks' calls differ";
-  for (const auto& [call, ranks] : groups)
-    text += concat(call == calls[0] ? ": " : "; ", list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", call);
+  const char* separator = ": ";
+  for (size_t first = 0; first < of_ranks.size(); ++first) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+      if (of_ranks[rank].description == of_ranks[first].description) ranks.push_back(static_cast<int>(rank));
+    if (ranks[0] != static_cast<int>(first)) continue;
+    text += concat(separator, list_ranks(ranks), ranks.size() > 1 ? " call " : " calls ", of_ranks[first].description);
+    separator = "; ";
+  }
   return text;
 }
 

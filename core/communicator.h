@@ -42,6 +42,20 @@ class Work {
   virtual void wait() = 0;
 };
 
+/// Hashes of one rank's call to a collective. Comparing them shows whether the calls of all ranks match.
+struct Signature {
+  uint64_t call = 0;  ///< hash of the arguments that must be the same on all ranks
+  /// The sum, modulo 2^64, of the hashes of all messages (sender, receiver, bytes). A sender adds the hash, a receiver
+  /// subtracts it, so the sum over all ranks is 0 if each message is both sent and received.
+  uint64_t messages = 0;
+};
+
+/// One rank's call to a collective.
+struct Call {
+  Signature signature{};
+  std::string description{};  ///< such as "all_reduce (max) of [2, 3] f32"; lists the messages of send_receive
+};
+
 /// The arguments of a collective, which Communicator's functions have checked: contiguous tensors on device().
 struct Collective {
   enum class Kind : uint8_t { all_reduce, broadcast, all_gather, send_receive };
@@ -55,13 +69,13 @@ struct Collective {
 
   /// Returns all tensors of the collective.
   Tensors tensors() const;
-  /// Returns the arguments that must be the same on all ranks, such as "all_reduce (max) of [2, 3] f32".
-  std::string describe() const;
+  /// Returns the call that `rank` makes.
+  Call call(int rank) const;
 };
 
 /// Returns "the ranks' calls differ: ranks 0, 2 call all_reduce (sum) of [3] f32; rank 1 calls ...", given the call of
-/// each rank. Returns an empty string if all calls are the same.
-std::string describe_disagreement(const std::vector<std::string>& calls);
+/// each rank. Returns an empty string if the calls of all ranks match.
+std::string describe_disagreement(const std::vector<Call>& of_ranks);
 /// Returns "rank 1" or "ranks 1, 3".
 std::string list_ranks(const std::vector<int>& ranks);
 
@@ -72,15 +86,15 @@ std::string list_ranks(const std::vector<int>& ranks);
 /// all runs obtain the same bits.
 ///
 /// If the ranks' calls differ, an error names the ranks and the call of each rank. Collectives start before the calls
-/// are compared. The messages of send_receive are not compared.
+/// are compared.
 ///
-/// Under MPI, the ranks gather their calls (240 bytes each) while the collective runs. If the calls differ, the Work
+/// Under MPI, the ranks gather their calls (256 bytes each) while the collective runs. If the calls differ, the Work
 /// throws CollectiveError instead of completing. A completed Work therefore implies that all ranks made the call. (MPI
 /// itself may complete broadcast and send_receive on one rank before another rank makes the call.) Under NCCL, a
 /// background thread sends the calls of each rank to rank 0. If the calls differ, all processes end within a second,
 /// after one line on stderr.
 ///
-/// If ranks do not join a collective within the timeout, an error names these ranks: under MPI, the waiting ranks throw
+/// If a collective takes longer than the timeout, an error names the missing ranks: under MPI, the waiting ranks throw
 /// CollectiveError; under NCCL, all processes end after one line on stderr. After an error, the group can no longer be
 /// used. Only one thread may use a group at a time.
 class Communicator {

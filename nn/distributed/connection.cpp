@@ -5,7 +5,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,20 +17,17 @@
 namespace voxgrad::distributed {
 namespace {
 
-using Head = std::array<int64_t, 3>;  // kind, number, bytes of the text
-constexpr double kSendSeconds = 1;    // limit for a peer that does not read
-constexpr double kMaxAttempt = 5;     // seconds per address
+using Head = std::array<int64_t, 3>;          // kind, number, bytes of the text
+constexpr int64_t kMaxOutput = 2 * kMaxText;  // bytes that may wait for a peer that does not read
+constexpr double kMaxAttempt = 5;             // seconds per address, except for the last address of a host
 
-double seconds_to(Deadline deadline) {
-  return std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
+/// Returns the time to the deadline, at most a minute.
+int milliseconds_to(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
 }
 
-/// Limits the time for which connect() and send() block.
-void set_timeout(int handle, double seconds) {
-  const auto us = static_cast<int64_t>(std::max(seconds, 0.001) * 1e6);
-  const timeval time{us / 1'000'000, us % 1'000'000};
-  ::setsockopt(handle, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
-}
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 }  // namespace
 
@@ -44,12 +40,13 @@ Connection::Connection(int handle) : handle_(handle) {
   const int on = 1;
   ::setsockopt(handle, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(handle, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // detects a machine that has disappeared
-  set_timeout(handle, kSendSeconds);
 }
 
 Connection& Connection::operator=(Connection&& other) noexcept {
   std::swap(handle_, other.handle_);
+  std::swap(max_text_, other.max_text_);
   std::swap(input_, other.input_);
+  std::swap(output_, other.output_);
   return *this;
 }
 
@@ -58,27 +55,37 @@ void Connection::close() {
 }
 
 void Connection::send(const Frame& frame) {
+  if (!is_open()) return;
   const Head head{static_cast<int64_t>(frame.kind), frame.number, std::ssize(frame.text)};
-  std::string rest(reinterpret_cast<const char*>(head.data()), sizeof head);
-  rest += frame.text;
-  while (is_open() && !rest.empty()) {
-    const ssize_t sent = ::send(handle_, rest.data(), rest.size(), MSG_NOSIGNAL);
+  output_.append(reinterpret_cast<const char*>(head.data()), sizeof head);
+  output_ += frame.text;
+  flush();
+  if (std::ssize(output_) > kMaxOutput) close();
+}
+
+void Connection::flush() {
+  while (is_sending()) {
+    const ssize_t sent = ::send(handle_, output_.data(), output_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0)
-      rest.erase(0, static_cast<size_t>(sent));
+      output_.erase(0, static_cast<size_t>(sent));
+    else if (would_block())
+      return;
     else if (errno == EPIPE || errno == ECONNRESET)
-      return;  // the peer has closed; receive() still receives its last frames
-    else if (errno != EINTR)
+      output_.clear();  // the peer has closed; transfer() still receives its last frames
+    else
       close();
   }
 }
 
-void Connection::receive() {
+void Connection::transfer() {
+  flush();
   std::array<char, 4096> bytes;
-  while (is_open() && std::ssize(input_) <= kMaxText) {  // later bytes stay in the socket until next() is called
+  // Buffers about one frame. Later bytes stay in the socket until next() has removed that frame.
+  while (is_open() && std::ssize(input_) <= max_text_ + std::ssize(Head{}) * 8) {
     const ssize_t got = ::recv(handle_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0)
       input_.append(bytes.data(), static_cast<size_t>(got));
-    else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+    else if (got < 0 && would_block())
       return;
     else
       close();
@@ -91,7 +98,7 @@ std::optional<Frame> Connection::next() {
   std::memcpy(head.data(), input_.data(), sizeof head);
   const auto [kind, number, bytes] = head;
   if (kind < static_cast<int64_t>(FrameKind::hello) || kind > static_cast<int64_t>(FrameKind::bye) || bytes < 0 ||
-      bytes > kMaxText) {
+      bytes > max_text_) {
     input_.clear();
     close();
     return std::nullopt;
@@ -103,13 +110,14 @@ std::optional<Frame> Connection::next() {
   return frame;
 }
 
-void poll_connections(const std::vector<Connection*>& connections, int listener, Deadline deadline) {
-  std::vector<pollfd> polled;  // poll() skips closed connections, whose handle is negative
-  for (const Connection* c : connections) polled.push_back({c->handle(), POLLIN, 0});
-  polled.push_back({listener, POLLIN, 0});
-  ::poll(polled.data(), polled.size(), static_cast<int>(1e3 * std::clamp(seconds_to(deadline), 0.001, 0.1)));
+void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline) {
+  std::vector<pollfd> polled;
+  for (const Connection* c : connections)  // poll() skips closed connections, whose handle is negative
+    polled.push_back({c->handle(), static_cast<short>(c->is_sending() ? POLLIN | POLLOUT : POLLIN), 0});
+  for (const int handle : handles) polled.push_back({handle, POLLIN, 0});
+  ::poll(polled.data(), polled.size(), milliseconds_to(std::min(deadline, after(0.1))));
   for (size_t i = 0; i < connections.size(); ++i)
-    if (polled[i].revents != 0) connections[i]->receive();
+    if (polled[i].revents != 0) connections[i]->transfer();
 }
 
 Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason) {
@@ -122,14 +130,22 @@ Connection connect_to(const std::string& host, int port, Deadline deadline, std:
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
   for (const addrinfo* a = found; a; a = a->ai_next) {
-    const int handle = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+    const int handle = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
     if (handle < 0) continue;
     Connection connection(handle);
-    set_timeout(handle, std::min(seconds_to(deadline), kMaxAttempt));
-    const int error = ::connect(handle, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-    set_timeout(handle, kSendSeconds);
+    int error = ::connect(handle, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      pollfd polled{handle, POLLOUT, 0};
+      error = ETIMEDOUT;
+      socklen_t bytes = sizeof error;
+      const Deadline attempt = a->ai_next ? std::min(deadline, after(kMaxAttempt)) : deadline;
+      int ready = 0;
+      while ((ready = ::poll(&polled, 1, milliseconds_to(attempt))) < 0 && errno == EINTR) {
+      }
+      if (ready > 0) ::getsockopt(handle, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    }
     if (error == 0) return connection;
-    reason = std::strerror(error == EINPROGRESS ? ETIMEDOUT : error);
+    reason = std::strerror(error);
   }
   return {};
 }

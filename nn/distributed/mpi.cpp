@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <string>
 #include <thread>
 #include <utility>
@@ -90,19 +91,27 @@ int rank_on_machine() {
   return rank;
 }
 
-using CallText = std::array<char, 240>;  // the beginning of Collective::describe(), null-terminated
-
 /// A running collective. Its Work owns the operation and, until the collective has completed, so does the communicator.
 struct Operation {
   const char* name;
+  int64_t number;  ///< index of the collective, from 1
   Tensors tensors;
   std::vector<MPI_Request> requests;
   bool is_over = false;
-  // The comparison of the ranks' calls:
-  CallText own_call{};
-  std::vector<CallText> calls{};
-  MPI_Request comparison = MPI_REQUEST_NULL;
-  bool is_compared = false;
+};
+
+/// A call in a form that MPI can gather.
+struct FixedCall {
+  Signature signature;
+  std::array<char, 240> text{};  ///< the beginning of the description, null-terminated
+};
+
+/// An all-gather that compares the ranks' calls of one collective.
+struct Comparison {
+  const char* name;
+  FixedCall own;
+  std::vector<FixedCall> all;
+  MPI_Request request = MPI_REQUEST_NULL;
 };
 
 class MpiCommunicator : public Communicator {
@@ -121,6 +130,7 @@ class MpiCommunicator : public Communicator {
 
  private:
   MPI_Op reduction(ReduceOp op, DType dtype) const;
+  void start_comparison(const Collective& collective);
   void compare_calls();
   bool has_signal() const;
   [[noreturn]] void give_up(const char* op);
@@ -128,9 +138,12 @@ class MpiCommunicator : public Communicator {
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Comm calls_ = MPI_COMM_NULL;    // for comparisons, which must work even if the calls on comm_ differ
   MPI_Comm signals_ = MPI_COMM_NULL;  // for signals between ranks whose wait timed out
-  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};   // [bf16, f16][sum, max, min]
-  std::vector<std::shared_ptr<Operation>> operations_;  // running, in the order of their start
-  std::string failure_;                                 // the first error, after which the group cannot be used
+  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // [bf16, f16][sum, max, min]
+  std::vector<std::shared_ptr<Operation>> operations_;
+  std::deque<Comparison> comparisons_;  // running, in the order of the collectives
+  int64_t started_ = 0;                 // number of collectives started
+  int64_t compared_ = 0;                // number of collectives whose calls agree on all ranks
+  std::string failure_;                 // the first error, after which the group cannot be used
 };
 
 class MpiWork : public Work {
@@ -177,10 +190,10 @@ bool MpiCommunicator::advance(Operation& operation) {
   // If the ranks' calls differ, MPI may also report an error ("message truncated"). The comparison of the calls then
   // throws a clearer error.
   if (code != MPI_SUCCESS)
-    for (const auto end = Clock::now() + std::chrono::seconds(1); !operation.is_compared && Clock::now() < end;)
+    for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
       compare_calls();
   check_mpi(code, operation.name, &failure_);
-  operation.is_over = over && operation.is_compared;
+  operation.is_over = over && operation.number <= compared_;
   if (operation.is_over) operation.tensors.clear();
   return operation.is_over;
 }
@@ -204,20 +217,34 @@ void MpiCommunicator::finish() {
   operations_.clear();
 }
 
+void MpiCommunicator::start_comparison(const Collective& collective) {
+  ++started_;
+  if (size() == 1) {
+    compared_ = started_;
+    return;
+  }
+  Comparison& c = comparisons_.emplace_back(Comparison{.name = collective.name, .own = {}, .all = {}});
+  const Call call = collective.call(rank());
+  c.own.signature = call.signature;
+  call.description.copy(c.own.text.data(), c.own.text.size() - 1);
+  c.all.resize(static_cast<size_t>(size()));
+  check_mpi(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
+            collective.name, &failure_);
+}
+
 /// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
 void MpiCommunicator::compare_calls() {
-  for (const auto& operation : operations_) {
-    if (operation->is_compared) continue;
+  for (; !comparisons_.empty(); comparisons_.pop_front(), ++compared_) {
+    Comparison& oldest = comparisons_.front();
     int over = 0;
-    check_mpi(MPI_Test(&operation->comparison, &over, MPI_STATUS_IGNORE), operation->name, &failure_);
+    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name, &failure_);
     if (!over) return;
-    std::vector<std::string> calls;
-    for (const CallText& call : operation->calls) calls.emplace_back(call.data());
-    if (const std::string difference = describe_disagreement(calls); !difference.empty()) {
-      failure_ = concat(operation->name, ": ", difference);
-      throw CollectiveError(0, failure_);
-    }
-    operation->is_compared = true;
+    std::vector<Call> calls;
+    for (const FixedCall& call : oldest.all) calls.push_back({call.signature, call.text.data()});
+    const std::string difference = describe_disagreement(calls);
+    if (difference.empty()) continue;
+    failure_ = concat(oldest.name, ": ", difference);
+    throw CollectiveError(0, failure_);
   }
 }
 
@@ -273,16 +300,12 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   for (const auto& own : operations_)
     if (own.use_count() == 1 && !own->is_over) advance(*own);
   std::erase_if(operations_, [](const auto& own) { return own->is_over; });
-  const auto operation = std::make_shared<Operation>(
+  start_comparison(c);
+  const auto& operation = operations_.emplace_back(std::make_shared<Operation>(
       Operation{.name = c.name,
+                .number = started_,
                 .tensors = c.tensors(),
-                .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)});
-  operations_.push_back(operation);
-  c.describe().copy(operation->own_call.data(), sizeof(CallText) - 1);
-  operation->calls.resize(static_cast<size_t>(size()));
-  check_mpi(MPI_Iallgather(operation->own_call.data(), sizeof(CallText), MPI_BYTE, operation->calls.data(),
-                           sizeof(CallText), MPI_BYTE, calls_, &operation->comparison),
-            c.name, &failure_);
+                .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)}));
   auto work = std::make_unique<MpiWork>(*this, operation);
   MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {

@@ -72,6 +72,7 @@ class NcclCommunicator : public Communicator {
   /// A collective that has not completed.
   struct Pending {
     const char* op;
+    int64_t number;               // index of the call, from 1
     std::shared_ptr<Event> over;  // recorded after the collective
     Clock::time_point begun;      // when the host queued it
   };
@@ -81,6 +82,7 @@ class NcclCommunicator : public Communicator {
 
   ncclComm_t comm_ = nullptr;
   std::optional<cuda::Stream> stream_;
+  int64_t calls_ = 0;
   std::mutex mutex_;  // guards pending_, which the monitoring thread reads
   std::deque<Pending> pending_;
   std::unique_ptr<Rendezvous> rendezvous_;
@@ -141,9 +143,11 @@ Progress NcclCommunicator::progress() {
     while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
   } catch (const Error&) {  // the device is lost; the thread that uses it reports the error
   }
-  Progress result{.timeout = timeout()};
-  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout()))
-    result.error = concat(pending_.front().op, " did not complete within ", timeout(), " s");
+  Progress result;
+  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout())) {
+    result.late = concat(pending_.front().op, " within ", timeout(), " s");
+    result.late_call = pending_.front().number;
+  }
   ncclResult_t error = ncclSuccess;
   if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
     result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
@@ -152,7 +156,8 @@ Progress NcclCommunicator::progress() {
 
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   // Record the call before NCCL is called, because NCCL may not return if the ranks' calls differ.
-  if (rendezvous_) rendezvous_->add_call(collective.describe());
+  ++calls_;
+  if (rendezvous_) rendezvous_->add_call(collective.call(rank()));
   const DeviceGuard guard(device().index);
   const Tensors tensors = collective.tensors();
   Event ready(device().index, /*enable_timing=*/false);
@@ -168,7 +173,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
     over->record();
   }
   const std::lock_guard lock(mutex_);
-  if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, over, Clock::now()});
+  if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, calls_, over, Clock::now()});
   return std::make_unique<NcclWork>(over, tensors);
 }
 

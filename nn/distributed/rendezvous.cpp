@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -23,10 +22,13 @@ namespace {
 
 constexpr const char* kOp = "distributed::Rendezvous";
 constexpr double kHelloSeconds = 5;     // limit between accepting a connection and receiving its hello
-constexpr double kFarewellSeconds = 1;  // limit for the last frames of the other ranks
+constexpr double kFarewellSeconds = 1;  // limit for sending the last frames to a peer that does not read
 constexpr double kGraceSeconds = 2;     // time that a rank waits beyond its limit for rank 0's refusal
-constexpr double kErrorSeconds = 2;     // time between an error and the end of all processes
-constexpr int kNoListener = -1;
+constexpr double kSilentSeconds = 2;    // a rank that sends no frames for this long is missing; ranks send every second
+constexpr double kCallsSeconds = 2.5;   // rank 0 waits this long for the latest calls; longer than kSilentSeconds
+constexpr double kVerdictSeconds = 5;   // a rank that reports a late collective waits this long for rank 0
+constexpr int64_t kMaxHello = 4096;     // bytes of a hello's text; small, because the peer may not have the token
+constexpr int kMaxAccepted = 64;        // new connections per round
 using Clock = std::chrono::steady_clock;
 
 /// Compares two tokens in a time that depends only on their lengths.
@@ -94,6 +96,7 @@ std::string Rendezvous::admit(Connection& connection, const Frame& hello, const 
   else if (peers_[static_cast<size_t>(rank)].connection.is_open())
     why = concat("two processes are rank ", rank, ", the second one on host ", host);
   if (why.empty()) {
+    connection.set_max_text(kMaxText);
     peers_[static_cast<size_t>(rank)] = {.connection = std::move(connection), .is_present = true};
   } else {
     connection.send({FrameKind::refused, 0, why});
@@ -110,22 +113,23 @@ std::vector<int> Rendezvous::missing() const {
 
 void Rendezvous::gather(const Listener& listener, double seconds) {
   const Deadline end = after(seconds);
-  std::vector<Newcomer> newcomers;
+  std::deque<Newcomer> newcomers;
   std::string refused;  // the reason of the last refusal
   while (!missing().empty()) {
     if (Clock::now() >= end) {
       const std::string why = concat(
           list_ranks(missing()), " of ", size_, " did not connect to rank 0 on host ", escape(host_name()), ", ",
           listener.describe(), ", within ", seconds, " s", refused.empty() ? "" : "; refused: ", refused,
-          listener.token().empty()
+          listener.is_loopback_only() && listener.token().empty()
               ? "; for ranks on other machines, set MASTER_ADDR to an address of rank 0's network, or VOXGRAD_TOKEN"
               : "");
       send_to_all({FrameKind::refused, 0, why});
+      flush(kFarewellSeconds);
       fail(kOp, why);
     }
     std::vector<Connection*> all = connections();
     for (Newcomer& newcomer : newcomers) all.push_back(&newcomer.connection);
-    poll_connections(all, listener.handle(), end);
+    poll_connections(all, listener.handles(), end);
     for (Newcomer& newcomer : newcomers) {
       const auto hello = newcomer.connection.next();
       if (hello)
@@ -133,10 +137,19 @@ void Rendezvous::gather(const Listener& listener, double seconds) {
       if (hello || Clock::now() > newcomer.deadline) newcomer.connection.close();
     }
     std::erase_if(newcomers, [](const Newcomer& newcomer) { return !newcomer.connection.is_open(); });
-    if (const int socket = ::accept4(listener.handle(), nullptr, nullptr, SOCK_CLOEXEC); socket >= 0)
-      newcomers.push_back({Connection(socket), after(kHelloSeconds)});
+    // Limits the connections per round and drops the oldest, so that a flood cannot delay rank 0 or exhaust its file
+    // descriptors.
+    for (const int handle : listener.handles())
+      for (int i = 0; i < kMaxAccepted; ++i) {
+        const int socket = ::accept4(handle, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (socket < 0) break;
+        newcomers.push_back({Connection(socket), after(kHelloSeconds)});
+        newcomers.back().connection.set_max_text(kMaxHello);
+      }
+    while (std::ssize(newcomers) > size_ + 4 * kMaxAccepted) newcomers.pop_front();
   }
   send_to_all({FrameKind::welcome, 0, message_});
+  flush(kFarewellSeconds);
 }
 
 std::string Rendezvous::join(const std::string& host, int port, const std::string& token, double seconds) {
@@ -148,7 +161,7 @@ std::string Rendezvous::join(const std::string& host, int port, const std::strin
     if (rank0.is_open()) reason = "the process at this address did not accept the rank";
     rank0.send({FrameKind::hello, int64_t{rank_} << 32 | size_, token + '\n' + host_name()});
     while (rank0.is_open() && Clock::now() < verdict) {
-      poll_connections({&rank0}, kNoListener, verdict);
+      poll_connections({&rank0}, {}, verdict);
       if (const auto answer = rank0.next()) {
         check(answer->kind == FrameKind::welcome, kOp, escape(answer->text));
         peers_[0].is_present = true;
@@ -162,7 +175,6 @@ std::string Rendezvous::join(const std::string& host, int port, const std::strin
 
 void Rendezvous::watch(std::function<Progress()> progress) {
   progress_ = std::move(progress);
-  last_comparison_ = Clock::now();
   watcher_ = std::thread([this] {
     while (!stopping_) monitor();
   });
@@ -179,13 +191,13 @@ void Rendezvous::monitor() {
   for (const Deadline end = after(0.1); Clock::now() < end && !stopping_;) receive(end);
   share_calls();
   compare_calls();
-  const auto [timeout, error] = progress_();
-  check_missing_calls(timeout);
-  if (error.empty()) return;
-  // Waits first, because another rank may have caused the error and may report the cause in the meantime. Rank 0 waits
-  // for a shorter time, so that it alone reports an error that all ranks detect.
-  if (!error_deadline_) error_deadline_ = after(rank_ == 0 ? kErrorSeconds : 2 * kErrorSeconds);
-  if (Clock::now() > *error_deadline_) end(error);
+  const Progress own = progress_();
+  if (!own.late.empty()) report_late({FrameKind::late, own.late_call, own.late});
+  if (late_ && Clock::now() > late_deadline_) end_late();
+  if (own.error.empty()) return;
+  // Waits first, because another rank may have caused the error and may report the cause in the meantime.
+  if (!error_deadline_) error_deadline_ = after(2);
+  if (Clock::now() > *error_deadline_) end(own.error);
 }
 
 std::vector<Connection*> Rendezvous::connections() {
@@ -198,9 +210,16 @@ void Rendezvous::send_to_all(const Frame& frame) {
   for (Peer& peer : peers_) peer.connection.send(frame);
 }
 
+/// Waits until all frames have been sent, at most for the given time.
+void Rendezvous::flush(double seconds) {
+  const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
+  for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
+    poll_connections(connections(), {}, end);
+}
+
 /// Waits for frames and handles them. Ends all processes if a peer has disappeared.
 void Rendezvous::receive(Deadline deadline) {
-  poll_connections(connections(), kNoListener, deadline);
+  poll_connections(connections(), {}, deadline);
   for (size_t i = 0; i < peers_.size(); ++i) {
     while (const auto frame = peers_[i].connection.next()) handle(peers_[i], *frame);
     if (peers_[i].is_present && !peers_[i].connection.is_open()) end_without(i);
@@ -208,37 +227,47 @@ void Rendezvous::receive(Deadline deadline) {
 }
 
 void Rendezvous::handle(Peer& peer, const Frame& frame) {
+  peer.last_heard = Clock::now();
   switch (frame.kind) {
     case FrameKind::bye:
       peer.is_present = false;
       return peer.connection.close();
     case FrameKind::end:
       return end({});
-    case FrameKind::calls: {
-      std::istringstream lines(frame.text);
-      for (std::string call; std::getline(lines, call);) peer.calls.push_back(call);
+    case FrameKind::late:
+      return report_late({frame.kind, frame.number, escape(frame.text)});
+    case FrameKind::calls:
+      peer.num_calls = frame.number;
+      for (size_t at = 0, line_end = 0; at + sizeof(Signature) < frame.text.size(); at = line_end + 1) {
+        Call& call = peer.calls.emplace_back();
+        std::memcpy(&call.signature, &frame.text[at], sizeof(Signature));
+        line_end = std::min(frame.text.find('\n', at + sizeof(Signature)), frame.text.size());
+        call.description = frame.text.substr(at + sizeof(Signature), line_end - at - sizeof(Signature));
+      }
       return;
-    }
     default:
       return;
   }
 }
 
-void Rendezvous::add_call(const std::string& call) {
+void Rendezvous::add_call(const Call& call) {
   const std::lock_guard lock(mutex_);
-  has_calls_ = true;
-  fresh_calls_ += call;
+  ++num_calls_;
+  fresh_calls_.append(reinterpret_cast<const char*>(&call.signature), sizeof call.signature);
+  fresh_calls_ += call.description;
   fresh_calls_ += '\n';
 }
 
-/// Sends this rank's new calls to rank 0.
+/// Sends this rank's new calls to rank 0. If there are none, sends an empty frame once a second.
 void Rendezvous::share_calls() {
   Frame calls{FrameKind::calls};
   {
     const std::lock_guard lock(mutex_);
+    calls.number = num_calls_;
     calls.text.swap(fresh_calls_);
   }
-  if (calls.text.empty()) return;
+  if (calls.text.empty() && Clock::now() < next_calls_) return;
+  next_calls_ = after(1);
   if (rank_ == 0)
     handle(peers_[0], calls);
   else
@@ -249,35 +278,41 @@ void Rendezvous::share_calls() {
 void Rendezvous::compare_calls() {
   const auto has_call = [](const Peer& peer) { return !peer.calls.empty(); };
   while (rank_ == 0 && std::ranges::all_of(peers_, has_call)) {
-    std::vector<std::string> calls;
+    std::vector<Call> calls;
     for (Peer& peer : peers_) {
       calls.push_back(std::move(peer.calls.front()));
       peer.calls.pop_front();
     }
     if (const std::string what = describe_disagreement(calls); !what.empty()) end(escape(what));
-    last_comparison_ = Clock::now();
   }
 }
 
-/// On rank 0, ends all processes if some ranks have made a call that other ranks do not make within the timeout.
-void Rendezvous::check_missing_calls(double timeout) {
+/// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the others.
+void Rendezvous::report_late(const Frame& frame) {
+  if (late_) return;
+  late_ = frame;
+  late_deadline_ = after(rank_ == 0 ? kCallsSeconds : kVerdictSeconds);
+  if (rank_ != 0) peers_[0].connection.send(frame);
+}
+
+/// Names the ranks that have not made the late call or that are silent, and ends all processes.
+void Rendezvous::end_late() {
   std::vector<int> missing;
-  std::string call;
+  const Deadline oldest = after(-kSilentSeconds);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
-    if (peers_[rank].calls.empty())
+    const Peer& peer = peers_[rank];
+    if (rank_ != 0 || peer.num_calls < late_->number || (peer.is_present && peer.last_heard < oldest))
       missing.push_back(static_cast<int>(rank));
-    else
-      call = peers_[rank].calls.front();
   }
-  if (rank_ != 0 || call.empty()) last_comparison_ = Clock::now();
-  if (Clock::now() - last_comparison_ > std::chrono::duration<double>(timeout))
-    end(concat(list_ranks(missing), " did not join ", escape(call), " within ", timeout, " s"));
+  end(missing.empty() ? concat("all ranks joined ", late_->text, ", but it did not complete")
+                      : concat(list_ranks(missing), " did not join ", late_->text));
 }
 
 /// Ends this process and, through rank 0, the processes of all other ranks.
 void Rendezvous::end(const std::string& what) {
   if (!what.empty()) print_failure(rank_, size_, what);
   send_to_all({FrameKind::end});
+  flush(kFarewellSeconds);
   std::_Exit(1);
 }
 
@@ -290,6 +325,7 @@ void Rendezvous::end_without(size_t peer) {
 void Rendezvous::end_others() {
   stop_watching();
   send_to_all({FrameKind::end});
+  flush(kFarewellSeconds);
 }
 
 /// Leaves the group. Rank 0 first compares the last calls of the other ranks, which arrive before the bye frames of
@@ -299,14 +335,15 @@ Rendezvous::~Rendezvous() {
   share_calls();
   if (rank_ != 0) send_to_all({FrameKind::bye});
   const auto is_present = [](const Peer& peer) { return peer.connection.is_open(); };
-  const Deadline end = after(has_calls_ ? kFarewellSeconds : 0);
+  const Deadline end = after(num_calls_ > 0 ? kFarewellSeconds : 0);
   while (Clock::now() < end && std::ranges::any_of(peers_, is_present)) {
-    poll_connections(connections(), kNoListener, end);
+    poll_connections(connections(), {}, end);
     for (Peer& peer : peers_)
       while (const auto frame = peer.connection.next()) handle(peer, *frame);
     compare_calls();
   }
   if (rank_ == 0) send_to_all({FrameKind::bye});
+  flush(kFarewellSeconds);
 }
 
 }  // namespace voxgrad::distributed

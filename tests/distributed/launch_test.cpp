@@ -172,8 +172,8 @@ TEST_F(Launch, ReportsDifferentCalls) {
       "f32\n");
   expect_failure(
       run(2, "fail=slab"),
-      "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4]; rank 1 calls "
-      "send_receive of planes of [1, 1, 5, 4, 4]\n");
+      "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4], 64 bytes to "
+      "rank 1, 64 bytes from rank 1; rank 1 calls send_receive of planes of [1, 1, 5, 4, 4]");
 }
 
 TEST_F(Launch, CompletesAReductionWithoutWait) {

@@ -85,7 +85,7 @@ TEST(Rendezvous, RejectsInconsistentRanks) {
 TEST(Rendezvous, RejectsAPortInUse) {
   const Listener first("localhost", 0, "");
   const std::string error = error_of([&] { const Listener second("localhost", first.port(), ""); });
-  EXPECT_NE(error.find(concat("rank 0 cannot listen on localhost, port ", first.port())), std::string::npos) << error;
+  EXPECT_NE(error.find(concat("rank 0 cannot listen on port ", first.port())), std::string::npos) << error;
 }
 
 /// A TCP client that connects to a listener but is not a rank.
@@ -223,6 +223,7 @@ TEST(Rendezvous, TimesOutIfTheAddressDoesNotAnswer) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
+/// Rank 0 closes connections if it receives too many of them. Here, it closes the first connection of rank 1.
 TEST(Rendezvous, ReconnectsAfterAClosedConnection) {
   auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
   const int port = listener->port();
@@ -241,7 +242,7 @@ TEST(Rendezvous, ReceivesTheLastFramesOfAClosedConnection) {
   Connection connection(sockets[0]);
   Connection(sockets[1]).send({FrameKind::bye});
   connection.send({FrameKind::calls});
-  poll_connections({&connection}, -1, after(1));
+  poll_connections({&connection}, {}, after(1));
   const auto frame = connection.next();
   ASSERT_TRUE(frame.has_value());
   EXPECT_EQ(frame->kind, FrameKind::bye);
@@ -257,16 +258,14 @@ TEST(Rendezvous, ErrorExplainsLoopbackAddresses) {
 TEST(Rendezvous, ListensOnAllInterfacesOnlyWithAToken) {
   const Listener loopback("127.0.0.1", 0, "");
   EXPECT_EQ(loopback.describe(), concat("127.0.0.1, port ", loopback.port()));
-  const auto is_everywhere = [](const Listener& listener) {
-    return listener.describe().starts_with("::, ") || listener.describe().starts_with("0.0.0.0, ");
-  };
-  for (const std::string host : {"localhost", "127.0.0.1"})
-    EXPECT_FALSE(is_everywhere(Listener(host, 0, "secret"))) << host;
+  for (const std::string host : {"localhost", "127.0.0.1"}) {
+    const Listener with_token(host, 0, "secret");
+    EXPECT_EQ(with_token.describe().find("0.0.0.0"), std::string::npos) << with_token.describe();
+  }
   const std::string error = error_of([] { const Listener listener("192.0.2.1", 0, ""); });
   EXPECT_NE(error.find("rank 0 cannot listen on 192.0.2.1, port 0"), std::string::npos) << error;
   const Listener everywhere("192.0.2.1", 0, "secret");
-  EXPECT_TRUE(is_everywhere(everywhere)) << everywhere.describe();
-  const Stranger over_ipv4(everywhere.port());
+  EXPECT_NE(everywhere.describe().find("0.0.0.0"), std::string::npos) << everywhere.describe();
 }
 
 struct Outcome {
@@ -343,27 +342,31 @@ TEST(Rendezvous, AKilledProcessEndsAllRanks) {
 }
 
 TEST(Rendezvous, NamesTheLateRank) {
-  for (const int late : {0, 1, 2}) {
-    const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
-      for (int call = 0; call < (rank == late ? 4 : 5); ++call) met.add_call("broadcast");
-      met.watch([] { return Progress{.timeout = 1}; });
-      wait_ms(5000);
-    });
-    EXPECT_EQ(outcome.codes, (std::vector<int>{1, 1, 1}));
-    EXPECT_EQ(count(outcome.output, concat(": rank ", late, " did not join broadcast within 1 s\n")), 1)
-        << outcome.output;
-    EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
-  }
-}
-
-TEST(Rendezvous, ReportsAnErrorOfAllRanksOnce) {
-  const Outcome outcome = run_three([&](int, Rendezvous& met) {
-    met.watch([] { return Progress{.error = "all_reduce did not complete within 1 s"}; });
-    wait_ms(10000);
-  });
-  EXPECT_EQ(outcome.codes, (std::vector<int>{1, 1, 1}));
-  EXPECT_EQ(outcome.output.find("rank 0 of 3 on host "), 0U) << outcome.output;
-  EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
+  for (const int late : {0, 1, 2})
+    for (const bool stopped : {false, true}) {
+      if (stopped && late == 0) continue;
+      const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
+        // A rank that is stopped below makes all five calls first.
+        for (int call = 0; call < (rank == late && !stopped ? 4 : 5); ++call) met.add_call({{}, "all_reduce"});
+        met.watch([&, rank] {
+          return rank == late ? Progress{} : Progress{.late = "all_reduce within 1 s", .late_call = 5};
+        });
+        if (rank == late && stopped) {
+          // A forked child kills the stopped process after 5 s, when the other ranks have ended.
+          wait_ms(300);
+          if (::fork() == 0) {
+            wait_ms(5000);
+            ::kill(::getppid(), SIGKILL);
+            ::_exit(0);
+          }
+          ::kill(::getpid(), SIGSTOP);
+        }
+        wait_ms(5000);
+      });
+      EXPECT_EQ(count(outcome.output, concat("rank ", late, " did not join all_reduce within 1 s\n")), 1)
+          << outcome.output;
+      EXPECT_EQ(count(outcome.output, "\n"), 1) << outcome.output;
+    }
 }
 
 TEST(Rendezvous, AnErrorOfACollectiveEndsAllRanks) {
@@ -379,9 +382,10 @@ TEST(Rendezvous, AnErrorOfACollectiveEndsAllRanks) {
 TEST(Rendezvous, DifferentCallsEndAllRanks) {
   const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
     met.watch([] { return Progress{}; });
-    for (int call = 0; call < 5000; ++call) met.add_call("all_reduce (sum) of [3] f32");
+    for (int call = 0; call < 5000; ++call) met.add_call({{.call = 1}, "all_reduce (sum) of [3] f32"});
     wait_ms(rank * 150);
-    met.add_call(rank == 1 ? "all_reduce (max) of [3] f32" : "all_reduce (sum) of [3] f32");
+    met.add_call(
+        {{.call = rank == 1 ? 3U : 2U}, rank == 1 ? "all_reduce (max) of [3] f32" : "all_reduce (sum) of [3] f32"});
     wait_ms(10000);
   });
   EXPECT_EQ(outcome.codes, (std::vector<int>{1, 1, 1}));
@@ -400,7 +404,7 @@ TEST(Rendezvous, ComparesTheLastCalls) {
     const Outcome outcome = run_three([&](int rank, Rendezvous& met) {
       met.watch([] { return Progress{}; });
       wait_ms(50);
-      met.add_call(differ && rank == 2 ? "broadcast" : "all_gather");
+      met.add_call({{.call = 1, .messages = differ && rank == 2}, "send_receive"});
     });
     EXPECT_EQ(outcome.codes[0], differ) << outcome.output;
     EXPECT_EQ(count(outcome.output, "the ranks' calls differ"), differ) << outcome.output;

@@ -1,4 +1,4 @@
-// TCP connections between ranks.
+// Non-blocking TCP connections between ranks. Each connection buffers its frames in both directions.
 #pragma once
 
 #include <chrono>
@@ -21,11 +21,12 @@ enum class FrameKind : int64_t {
   hello = 0x766f78'67726164,
   welcome,  ///< text: rank 0's message
   refused,  ///< text: the reason
-  calls,    ///< to rank 0; text: calls since the previous frame of this kind, each with a line end
+  calls,    ///< to rank 0; number: collectives so far; text: calls since the previous frame of this kind
+  late,     ///< to rank 0; number: index of the late call; text: its name and the timeout
   end,      ///< the receiver ends its process
   bye       ///< the sender leaves the group
 };
-inline constexpr int64_t kMaxText = 1 << 22;  // bytes
+inline constexpr int64_t kMaxText = 1 << 24;  // bytes
 
 /// A message between two ranks.
 struct Frame {
@@ -34,8 +35,8 @@ struct Frame {
   std::string text{};
 };
 
-/// A connected socket with a buffer of received bytes. The connection closes itself if the peer disappears, sends an
-/// invalid frame, or does not read.
+/// A connected, non-blocking socket with a buffer for each direction. The connection closes itself if the peer
+/// disappears, sends an invalid frame, or does not read.
 class Connection {
  public:
   Connection() = default;  ///< creates a closed connection
@@ -47,27 +48,37 @@ class Connection {
 
   bool is_open() const { return handle_ >= 0; }
   int handle() const { return handle_; }
+  /// Returns whether the buffer still contains frames to send.
+  bool is_sending() const { return is_open() && !output_.empty(); }
+  /// Sets the maximum size of the text of received frames, kMaxText by default.
+  void set_max_text(int64_t bytes) { max_text_ = bytes; }
 
-  /// Sends a frame. Closes the connection if the peer does not read for a second. Does nothing if closed.
+  /// Appends a frame to the buffer and sends as much of the buffer as the socket accepts. Does nothing if closed.
   void send(const Frame& frame);
-  /// Moves the bytes that have arrived to the buffer, without blocking.
-  void receive();
+  /// Moves bytes in both directions without blocking.
+  void transfer();
   /// Returns the next complete frame, or nullopt if there is none. Also returns frames that arrived before the
   /// connection was closed.
   std::optional<Frame> next();
   void close();
 
  private:
+  void flush();
+
   int handle_ = -1;
+  int64_t max_text_ = kMaxText;
   std::string input_;
+  std::string output_;
 };
 
-/// Waits until bytes arrive on a connection or a peer connects to the socket `listener`, at most until the deadline and
-/// at most 0.1 seconds. Then receives from the connections.
-void poll_connections(const std::vector<Connection*>& connections, int listener, Deadline deadline);
-/// Connects to a host, which may have several addresses. Returns a closed connection and sets `reason` if no address
-/// answers before the deadline. Only the resolution of the host name may take longer.
+/// Waits until a connection can transfer bytes or a handle is readable, at most 0.1 seconds and not beyond the
+/// deadline. Then calls transfer() of the connections that are ready. Skips closed connections.
+void poll_connections(const std::vector<Connection*>& connections, const std::vector<int>& handles, Deadline deadline);
+
+/// Connects to one of the addresses of a host before the deadline. If no address accepts the connection, returns a
+/// closed connection and sets `reason`.
 Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason);
+
 /// Replaces bytes that are not printable ASCII by escapes such as "\x1b", so that a peer's text can be printed.
 std::string escape(std::string_view text);
 

@@ -21,12 +21,13 @@
 
 namespace voxgrad::distributed {
 
-/// The socket on which rank 0 waits for the other ranks.
+/// The sockets on which rank 0 waits for the other ranks.
 class Listener {
  public:
-  /// Listens on an address of `host` that belongs to this machine. If `token` is not empty and `host` is neither
-  /// localhost nor 127.0.0.1, listens on all interfaces instead. Port 0 selects a free port. Throws Error with the
-  /// reason if no address can be used.
+  /// Listens on the addresses of `host` that belong to this machine. Listens on all interfaces instead if `token` is
+  /// not empty and other machines could not connect to these addresses. This is the case if there is no such address,
+  /// or if `host` is a name other than localhost that resolves only to loopback addresses (such as Debian's 127.0.1.1).
+  /// Port 0 selects a free port. Throws Error with the reason if no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -34,21 +35,27 @@ class Listener {
 
   int port() const { return port_; }
   const std::string& token() const { return token_; }
-  int handle() const { return handle_; }
-  /// Returns the address and the port for messages: "127.0.1.1, port 29500".
-  const std::string& describe() const { return description_; }
+  const std::vector<int>& handles() const { return handles_; }
+  /// Returns whether only processes of this machine can connect.
+  bool is_loopback_only() const;
+  /// Returns the addresses and the port for messages: "127.0.1.1, port 29500".
+  std::string describe() const;
 
  private:
-  int handle_ = -1;
-  int port_ = 0;
+  std::string listen_on(const char* host);
+  void close();
+
+  std::vector<int> handles_;
+  std::vector<std::string> addresses_;
+  int port_;
   std::string token_;
-  std::string description_;
 };
 
 /// The state of a rank's collectives.
 struct Progress {
-  double timeout = 600;  ///< seconds that rank 0 waits for the calls of other ranks
-  std::string error{};   ///< error message of a collective; empty if there is none
+  std::string late{};     ///< "all_reduce within 600 s": a collective that exceeded the timeout; empty if there is none
+  int64_t late_call = 0;  ///< index of the late collective among this rank's calls, from 1
+  std::string error{};    ///< error message of a collective; empty if there is none
 };
 
 /// TCP connections between rank 0 and each other rank. Collectives do not use these connections. No function blocks for
@@ -71,12 +78,11 @@ class Rendezvous {
   /// Returns the message of rank 0.
   const std::string& message() const { return message_; }
   /// Starts a thread that calls `progress` every 0.1 seconds. If a process ends without leaving the group, if a
-  /// collective fails, if a rank does not make a call within the timeout that another rank has made, or if the ranks'
-  /// calls differ, the thread prints one line on stderr that names the rank and the cause, and ends the processes of
-  /// all ranks.
+  /// collective is late or fails, or if the ranks' calls differ, the thread prints one line on stderr that names the
+  /// rank and the cause, and ends the processes of all ranks.
   void watch(std::function<Progress()> progress);
-  /// Records a call of a collective (Collective::describe()), which rank 0 compares. Thread-safe.
-  void add_call(const std::string& call);
+  /// Records a call of a collective, which rank 0 compares and counts. The description must be one line. Thread-safe.
+  void add_call(const Call& call);
   /// Ends the processes of all other ranks. Prints nothing.
   void end_others();
 
@@ -84,8 +90,10 @@ class Rendezvous {
   /// The connection to another rank, and the state of that rank.
   struct Peer {
     Connection connection{};
-    bool is_present = false;          // true from its hello to its bye
-    std::deque<std::string> calls{};  // calls that have not been compared
+    bool is_present = false;   // true from its hello to its bye
+    Deadline last_heard{};     // when its last frame arrived
+    int64_t num_calls = 0;     // number of its calls that rank 0 has received
+    std::deque<Call> calls{};  // calls that have not been compared
   };
 
   Rendezvous(int rank, int size);
@@ -96,13 +104,15 @@ class Rendezvous {
   std::vector<int> missing() const;
   std::vector<Connection*> connections();
   void send_to_all(const Frame& frame);
+  void flush(double seconds);
   void stop_watching();
   void monitor();
   void receive(Deadline deadline);
   void handle(Peer& peer, const Frame& frame);
   void share_calls();
   void compare_calls();
-  void check_missing_calls(double timeout);
+  void report_late(const Frame& frame);
+  [[noreturn]] void end_late();
   [[noreturn]] void end(const std::string& what);
   [[noreturn]] void end_without(size_t peer);
 
@@ -112,13 +122,15 @@ class Rendezvous {
   std::vector<Peer> peers_;  // on rank 0: one entry per rank; the first connection stays closed. Otherwise: rank 0 only
   std::function<Progress()> progress_;
   std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
-  Deadline last_comparison_{};              // when rank 0 last compared calls, or had none
+  std::optional<Frame> late_;               // the first report of a late collective
+  Deadline late_deadline_;                  // when the late collective ends all processes
+  Deadline next_calls_{};                   // when to send a frame even if there are no new calls
   std::atomic<bool> stopping_ = false;
   std::thread watcher_;
 
   std::mutex mutex_;         // guards the members below
-  std::string fresh_calls_;  // calls not sent yet, each with a line end
-  bool has_calls_ = false;   // add_call() was called
+  std::string fresh_calls_;  // calls not sent yet: signature, description and line end of each
+  int64_t num_calls_ = 0;
 };
 
 /// Returns 128 random bits as hexadecimal digits, for a token.
