@@ -94,8 +94,8 @@ static void test_errors(void) {
               "conv_forward: batch, channels and groups do not match (x [1, 2, 1, 2, 3], weight [1, 1, 1, 1, 2]");
   voxgrad_layout one = volume(1, 1, 1, 2, 3), other = volume(1, 1, 1, 2, 3);
   CHECK_ERROR(FORWARD(&kContext, &kConv, &other, &one, x), VOXGRAD_INVALID, "y must have 1 to 2 elements along axis 4");
-  CHECK_ERROR(FORWARD(NULL, &kConv, &y_layout, &one, x), VOXGRAD_INVALID, "there is no context");
-  CHECK_ERROR(FORWARD(&kContext, NULL, &y_layout, &one, x), VOXGRAD_INVALID, "there is no geometry");
+  CHECK_ERROR(FORWARD(NULL, &kConv, &y_layout, &one, x), VOXGRAD_INVALID, "context is NULL");
+  CHECK_ERROR(FORWARD(&kContext, NULL, &y_layout, &one, x), VOXGRAD_INVALID, "conv is NULL");
   CHECK_ERROR(FORWARD(&kContext, &kConv, &y_layout, NULL, x), VOXGRAD_INVALID, "x has no layout");
   CHECK_ERROR(FORWARD(&kContext, &kConv, &y_layout, &one, NULL), VOXGRAD_INVALID, "x has no data");
   other = one;
