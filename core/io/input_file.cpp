@@ -1,6 +1,7 @@
 #include "core/io/detail/input_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73,6 +74,21 @@ void InputFile::read_at(int64_t position, void* to, size_t bytes) const {
     bytes -= static_cast<size_t>(got);
     position += got;
   }
+}
+
+Tensor InputFile::tensor_at(int64_t position, const Shape& shape, DType dtype) const {
+  const auto bytes = static_cast<size_t>(numel(shape) * item_size(dtype));
+  if (bytes > 0 && position % item_size(dtype) == 0) {
+    const auto length = static_cast<size_t>(size_);
+    if (map_ == nullptr) {
+      void* map = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor_, 0);
+      if (map != MAP_FAILED) map_ = {static_cast<char*>(map), [length](char* data) { munmap(data, length); }};
+    }
+    if (map_ != nullptr) return from_blob(map_.get() + position, shape, {.dtype = dtype}, [map = map_](void*) {});
+  }
+  Tensor tensor = empty(shape, {.dtype = dtype});
+  read_at(position, tensor.mutable_raw_data(), bytes);
+  return tensor;
 }
 
 std::string in_quotes(std::string_view text) {

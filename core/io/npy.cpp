@@ -153,6 +153,8 @@ struct OpenNpy {
   OpenNpy(const std::filesystem::path& path, const char* op, const NpyOptions& options)
       : file(path, op, options.max_bytes), layout(read_layout(file)) {}
   Tensor read(const Dims& start, const Shape& size) const;
+  /// Returns the whole array, memory-mapped if the file has the byte order of this machine.
+  Tensor read_all() const;
 
   InputFile file;
   Layout layout;
@@ -179,13 +181,20 @@ void for_each_run(Shape shape, Dims start, Shape size, Run run) {
   }
 }
 
+/// Returns a contiguous copy with the axes in reverse order.
+Tensor reversed(const Tensor& tensor) {
+  Dims order;
+  for (int64_t axis = tensor.dim(); axis-- > 0;) order.push_back(axis);
+  return tensor.permute(order).contiguous();
+}
+
 /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape.
 Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
   const DType dtype = layout.type.dtype;
   const int64_t item = item_size(dtype);
   file.check_limit(numel(size) * item, size, ' ', dtype);
   Shape whole = layout.shape, part = size;
-  Dims first = start, order;
+  Dims first = start;
   if (layout.fortran_order)  // equivalent to row-major order with reversed axes
     for (Dims* dims : {&whole, &part, &first}) std::reverse(dims->begin(), dims->end());
   Tensor tensor = empty(part, {.dtype = dtype});
@@ -195,18 +204,25 @@ Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
   });
   if (layout.type.swapped) swap_bytes(data, item, tensor.numel());
   if (dtype == b8) check_bools(file, "", tensor);
-  if (!layout.fortran_order) return tensor;
-  for (int64_t axis = size.size(); axis-- > 0;) order.push_back(axis);
-  return tensor.permute(order).contiguous();
+  return layout.fortran_order ? reversed(tensor) : tensor;
+}
+
+Tensor OpenNpy::read_all() const {
+  Shape shape = layout.shape;
+  const DType dtype = layout.type.dtype;
+  if (layout.type.swapped) return read(Dims::filled(shape.size(), 0), shape);
+  file.check_limit(numel(shape) * item_size(dtype), shape, ' ', dtype);
+  if (layout.fortran_order) std::reverse(shape.begin(), shape.end());
+  const Tensor tensor = file.tensor_at(layout.offset, shape, dtype);
+  if (dtype == b8) check_bools(file, "", tensor);
+  return layout.fortran_order ? reversed(tensor) : tensor;
 }
 
 }  // namespace
 
 Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
   runtime(device).require(device.index);
-  const OpenNpy open(path, "load_npy", options);
-  const Shape& shape = open.layout.shape;
-  return open.read(Dims::filled(shape.size(), 0), shape).to(device);
+  return OpenNpy(path, "load_npy", options).read_all().to(device);
 }
 
 struct NpyFile::Body : OpenNpy {

@@ -211,8 +211,7 @@ SafetensorsContents read_safetensors(const std::filesystem::path& path, Device d
   Checksum checksum;
   TensorMap tensors;
   for (const auto& [name, entry] : entries) {
-    Tensor tensor = empty(entry.shape, {.dtype = entry.dtype});
-    file.read_at(data_begin + entry.begin, tensor.mutable_raw_data(), static_cast<size_t>(entry.end - entry.begin));
+    const Tensor tensor = file.tensor_at(data_begin + entry.begin, entry.shape, entry.dtype);
     if (tensor.dtype() == b8) check_bools(file, tensor_named(name), tensor);
     if (stored_checksum) checksum.add(name, tensor);
     tensors[name] = tensor.to(device);

@@ -49,6 +49,10 @@ class FileTest : public ::testing::Test {
     std::ifstream in(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
+  /// Returns whether a tensor of this process maps the file.
+  static bool is_mapped(const std::filesystem::path& file) {
+    return get("/proc/self/maps").find(file.string()) != std::string::npos;
+  }
   /// Returns the number of files in the directory. Tests use it to find leftover temporary files.
   int64_t file_count() const {
     return std::distance(std::filesystem::directory_iterator(directory_), std::filesystem::directory_iterator());

@@ -1,6 +1,8 @@
 // Tests of .npy files: header spellings, dtypes, byte orders, partial reads, and malformed files.
 #include "core/io/npy.h"
 
+#include <sstream>
+
 #include "tests/core/file_support.h"
 
 namespace voxgrad {
@@ -241,6 +243,41 @@ TEST_F(NpyTest, RejectsTensorsThatCannotBeSaved) {
 TEST_F(NpyTest, SurvivesDamage) {
   const std::string bytes = file_of(header_of("<i4", "True", "(2, 3)"), elements<int32_t>(6));
   expect_survives_damage("f", bytes, [](const auto& file) { return load_npy(file); });
+}
+
+TEST_F(NpyTest, MapsFilesPrivately) {
+  std::string header = header_of("<i4", "False", "(2, 2)");
+  while ((10 + header.size()) % 4 != 0) header += ' ';
+  Tensor tensor = load_npy(put("f", file_of(header, elements<int32_t>(4))));
+  EXPECT_TRUE(is_mapped(path("f")));
+  tensor.set({1, 1}, 7);
+  EXPECT_EQ(load_npy(path("f")).to_vector(), (std::vector<double>{0, 1, 2, 3}));
+  std::filesystem::remove(path("f"));
+  EXPECT_EQ(tensor.to_vector(), (std::vector<double>{0, 1, 2, 7}));
+  tensor = {};
+  EXPECT_FALSE(is_mapped(path("f")));
+
+  const Tensor unaligned = load_npy(put("g", file_of(header + ' ', elements<int32_t>(4))));
+  EXPECT_FALSE(is_mapped(path("g")));
+  EXPECT_EQ(unaligned.to_vector(), (std::vector<double>{0, 1, 2, 3}));
+}
+
+TEST_F(NpyTest, OpensLargeFilesWithoutReadingThem) {
+  constexpr int64_t kCount = int64_t{10} << 30;
+  const std::string header = header_of("|u1", "False", concat("(", kCount, ",)"));
+  const std::filesystem::path file = put("f", file_of(header, ""));
+  const auto begin = std::filesystem::file_size(file);
+  std::filesystem::resize_file(file, begin + kCount);  // a sparse file
+  const auto resident = [] {
+    std::istringstream pages(get("/proc/self/statm"));
+    int64_t all = 0, used = 0;
+    pages >> all >> used;
+    return used * sysconf(_SC_PAGESIZE);
+  };
+  const int64_t before = resident();
+  const Tensor tensor = load_npy(file);
+  EXPECT_EQ(tensor.at({kCount - 1}), 0);
+  EXPECT_LT(resident() - before, int64_t{16} << 20);
 }
 
 }  // namespace

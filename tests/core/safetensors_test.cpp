@@ -292,5 +292,18 @@ TEST_F(SafetensorsTest, SurvivesDamage) {
   expect_survives_damage("f", file_of(kPair, kPairData), [](const auto& file) { return load_safetensors(file); });
 }
 
+TEST_F(SafetensorsTest, MapsFilesPrivately) {
+  Tensor tensor = zeros({4});
+  save_safetensors(path("f"), {{"x", tensor}}, {}, {.checksum = true});
+  tensor = load_safetensors(path("f")).at("x");
+  EXPECT_TRUE(is_mapped(path("f")));
+  tensor.set({0}, 1);
+  EXPECT_EQ(load_safetensors(path("f")).at("x").to_vector(), std::vector<double>(4, 0));
+  save_safetensors(path("f"), {{"x", zeros({1})}});  // replaces the file
+  EXPECT_EQ(tensor.to_vector(), (std::vector<double>{1, 0, 0, 0}));
+  tensor = {};
+  EXPECT_FALSE(is_mapped(path("f")));
+}
+
 }  // namespace
 }  // namespace voxgrad

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,11 @@ class InputFile {
   /// Reads `bytes` bytes at `position`. Several threads may call read_at() at the same time. Throws if the file is
   /// shorter.
   void read_at(int64_t position, void* to, size_t bytes) const;
+  /// Returns the elements at `position` as a contiguous tensor on the CPU. The tensor is a private memory map of the
+  /// file: pages are loaded when they are first used, and are shared with other processes until they are written.
+  /// Writes do not reach the file. Elements that are not aligned in the file, and files that cannot be mapped, are
+  /// read instead.
+  Tensor tensor_at(int64_t position, const Shape& shape, DType dtype) const;
   /// Returns "; it is <format>" if the file begins like a file of another well-known format, otherwise "". For error
   /// messages.
   std::string other_format() const;
@@ -62,6 +68,7 @@ class InputFile {
   int descriptor_ = -1;
   int64_t size_ = 0;
   int64_t position_ = 0;
+  mutable std::shared_ptr<char> map_;  ///< the memory map, null until the first call of tensor_at()
 };
 
 /// Formats text from a file for error messages: in quotes, abbreviated, with control characters replaced by '?'.
