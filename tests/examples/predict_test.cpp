@@ -137,7 +137,8 @@ TEST_F(Predict, RejectsDamagedModels) {
 
 TEST_F(Predict, RejectsUnusableInputs) {
   const std::string model = path("regions/model") + ' ';
-  expect_error(model + path("iso_plain/input/case_0000.nii.gz") + " out", "the model needs 2 files, one per channel, got 1");
+  expect_error(model + path("iso_plain/input/case_0000.nii.gz") + " out",
+               "the model needs 2 files, one per channel, got 1");
   expect_error(model + path("iso_plain/input") + " out", "must have 2 files, one per channel of the model, found 1");
   NiftiImage image = load_nifti(kCases / "iso_plain/input/case_0000.nii.gz");
   image.data = full({39, 51, 45}, NAN);
