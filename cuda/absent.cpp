@@ -1,4 +1,5 @@
-// The functions of cuda/ in a build without CUDA: no GPU is available, and all other functions throw.
+// The functions of cuda/ in a build without CUDA. is_available() returns false, device_count() returns 0, and functions
+// that need a GPU throw Error.
 #include "core/device.h"
 #include "core/error.h"
 #include "cuda/cuda.h"

@@ -34,8 +34,8 @@ size_t segment_size(size_t bytes, bool small) {
 /// such remainders are rarely reused.
 constexpr size_t min_remainder(bool small) { return small ? kGranule : kMaxSmall; }
 
-/// Returns whether a stream is being captured. A block that is freed during a capture needs no wait: replays run after
-/// all work that was queued before the capture, and the graph keeps the memory that its kernels use.
+/// Returns whether a stream is being captured. deallocate() does not call make_wait() during a capture, because replays
+/// run after all work that was queued before the capture, and the graph keeps the memory that its kernels use.
 bool is_capturing(cudaStream_t stream) noexcept {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();

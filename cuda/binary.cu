@@ -1,4 +1,4 @@
-// Elementwise operators of two operands, with the formulas of ops/detail/scalar_ops.h, and where().
+// where(), and the elementwise operators of two operands, with the formulas of ops/detail/scalar_ops.h.
 #include <iterator>
 
 #include "cuda/detail/kernels.h"

@@ -41,7 +41,7 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   cublasHandle_t get() const { return handle_; }
 
-  /// Callers hold this lock from setting the stream and the workspace until the product is queued.
+  /// Callers hold this mutex from setting the stream and the workspace until the product is queued.
   std::mutex mutex;
 
  private:
@@ -58,9 +58,9 @@ Handle& handle_of(const Launch& launch) {
   return *handle;
 }
 
-/// A batch of matrices as an operand of multiply(), which computes the transposed product because cuBLAS uses
-/// column-major order. Therefore, `op` is N if the elements of a row are contiguous, and T if the elements of a column
-/// are contiguous.
+/// A batch of matrices as an operand of multiply(). cuBLAS uses column-major order, so multiply() computes the
+/// transposed product. `op` is N if the elements of a row are contiguous, and T if the elements of a column are
+/// contiguous.
 struct Operand {
   const void* data;
   cublasOperation_t op;
@@ -85,7 +85,7 @@ std::optional<Operand> operand_in_place(const View& x) {
 }
 
 /// Prepares the operand for a view of any strides. Copies the view if cuBLAS does not support the strides. Copies only
-/// one matrix if all matrices of the batch are the same.
+/// one matrix if the batch is broadcast (stride 0).
 class PreparedOperand {
  public:
   PreparedOperand(const Launch& launch, const View& x) {

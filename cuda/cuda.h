@@ -1,5 +1,5 @@
-// Streams, events, CUDA graphs and device guards. Also available in a build without CUDA, where is_available() is false
-// and constructors throw Error.
+// Streams, events, CUDA graphs, device guards and external allocators. A build without CUDA has the same declarations,
+// but is_available() returns false and the constructors throw Error.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ class [[nodiscard]] DeviceGuard {
 /// was current when it was allocated. Before you free a tensor that another stream used, make the other stream current,
 /// or make the owning stream wait for the other stream with an Event.
 ///
-/// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait; queued work
-/// completes.
+/// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait for queued work,
+/// which still completes.
 class Stream {
  public:
   /// Throws Error if the device does not exist.
@@ -75,16 +75,17 @@ class [[nodiscard]] StreamGuard {
 
 /// Functions that allocate GPU memory, for programs in which another library owns the memory of the GPU.
 struct ExternalAllocator {
-  /// Returns at least `bytes` > 0 bytes of GPU `device`, aligned to 512 bytes, for work on `stream` (a cudaStream_t).
-  /// Returns null if no memory is left; the operation then throws OutOfMemoryError.
+  /// Returns at least `bytes` bytes of GPU `device`, aligned to 512 bytes, for work on `stream` (a cudaStream_t).
+  /// `bytes` is never 0. Returns null if no memory is left; the operation then throws OutOfMemoryError.
   std::function<void*(size_t bytes, int device, void* stream)> allocate;
-  /// Frees a block of `allocate`. Work on `stream` that is already queued may still use the block. Must not throw.
+  /// Frees a block that `allocate` returned. Work on `stream` that is already queued may still use the block. Must not
+  /// throw.
   std::function<void(void* data, int device, void* stream)> deallocate;
 };
 
-/// Makes the operations of this thread allocate GPU memory with `allocator` for the lifetime of the guard. Destroy all
-/// tensors that were allocated under the guard before the guard: their memory is not freed afterwards. The allocator
-/// must outlive the guard.
+/// Makes the operations of this thread allocate GPU memory with `allocator` for the lifetime of the guard. Tensors that
+/// are allocated during this lifetime must be destroyed on the same thread before the guard; otherwise their memory is
+/// never freed. The allocator must outlive the guard.
 class [[nodiscard]] AllocatorGuard {
  public:
   [[nodiscard]] explicit AllocatorGuard(const ExternalAllocator& allocator);
@@ -150,8 +151,8 @@ class GraphRecording;
 /// - Replayed optimizer steps use the learning rate and the step number at the time of the replay. The optimizer must
 ///   still exist and have the same state tensors. Its first step, which allocates the state, cannot be captured.
 /// - During a capture, these operations throw Error: reads of results by the CPU (item(), to(cpu), printing), copies
-///   from the CPU, waits for the device, and random numbers (dropout in training). An Error ends the capture; the
-///   program continues as if the capture had not begun.
+///   from the CPU, waits for the device, and random numbers (dropout in training). An Error ends the capture and
+///   leaves the graph without a recording; the program can continue.
 /// - A graph may be used by one thread at a time.
 class CUDAGraph {
  public:
@@ -169,7 +170,8 @@ class CUDAGraph {
   /// Queues the recorded work on the current stream. Throws Error if no graph was captured, or if the optimizer of a
   /// captured step no longer exists or its parameters or state were replaced.
   void replay();
-  /// Deletes the recording and its memory.
+  /// Waits for replays that are still running, deletes the recording and releases its memory. Tensors that the captured
+  /// function created keep their memory.
   void reset();
 
  private:

@@ -18,8 +18,8 @@ struct ScanProblem {
 };
 
 /// Computes the cumulative sums of all lines. With one thread per line, a thread scans the whole line. Otherwise a CTA
-/// splits a line into equal ranges: a thread sums its range, adds the sums of the ranges before it, and scans its
-/// range. Launch: a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock sums.
+/// splits a line into equal ranges: a thread first sums its range and then scans it, starting from the sum of all
+/// earlier ranges. Launch: a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock sums.
 template <class T, class Out, class Sum>
 __global__ void __launch_bounds__(kBlock)
     scan_lines(const __grid_constant__ ScanProblem problem, Out* __restrict__ out, const T* __restrict__ in) {

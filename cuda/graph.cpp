@@ -109,7 +109,7 @@ class GraphRecording final : public Capture {
       numbers_.push_back(std::make_unique<Storage>(bytes, device()));
     }
     check(next_number_ < numbers_.size() && numbers_[next_number_]->bytes() == bytes, kOp,
-          "the step of an optimizer differs from the captured step");
+          "an optimizer step differs from the captured step; capture the graph again");
     return {numbers_[next_number_++]->data(), refreshing_};
   }
 
@@ -148,8 +148,8 @@ class GraphRecording final : public Capture {
   }
 
   Stream stream_;
-  /// The stream to which the memory of numbers_ belongs. This stream is not captured: the memory is written before a
-  /// replay, so captured kernels must not reuse it for other data.
+  /// The stream that owns the memory of numbers_. The memory must not belong to stream_, because captured kernels could
+  /// then reuse it, although its contents are written before each replay.
   Stream numbers_stream_;
   cudaEvent_t replayed_ = nullptr;  ///< recorded after the last replay
   cudaGraphExec_t exec_ = nullptr;

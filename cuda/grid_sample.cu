@@ -1,5 +1,5 @@
-// grid_sample and its gradients. A thread handles one position of the grid. If the channels are innermost in memory,
-// the thread reads vectors of 16 bytes of channels.
+// grid_sample and its gradients. A thread handles a few channels, or all channels, at one position of the grid. If the
+// channels are innermost in memory, sampling and the gradient of the input read the channels in vectors of 16 bytes.
 //
 // Several positions may read the same voxel, so the gradient of the input is summed with atomic additions. The sums are
 // 64-bit integers, so that the result does not depend on the order of the additions. The unit of the integers is a
@@ -25,7 +25,7 @@ struct GridProblem {
   int64_t channels;  ///< channels of an item (GridItems)
 };
 
-/// Returns the number of channels of an item without vectors: a divisor of `count`, at most 4.
+/// Returns the number of channels of an item if channels are read one by one: a divisor of `count`, at most 4.
 int64_t channels_of_item(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
 
 /// A set of items. An item is GridProblem::channels channels at one position of the grid. A kernel launch processes one

@@ -103,8 +103,9 @@ struct Rows {
   }
 };
 
-/// Loads elements [first, first + width) of a row. Elements outside of the row are zero. If `whole`, all elements are
-/// inside the row; if they are also aligned, they are loaded as one vector.
+/// Loads elements [first, first + width) of a row. Elements outside of the row are zero. `whole` states that all
+/// elements are inside the row; aligned elements are then loaded as one vector. If `one_element`, all elements are
+/// *row.
 template <int width, class T>
 __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int first, bool whole, uint32_t length) {
   if (!one_element && whole && reinterpret_cast<uintptr_t>(row + first) % sizeof(Vector<T, width>) == 0)
@@ -153,8 +154,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// True if map_rows is compiled for a map. This is the case for arithmetic of two operands of one dtype, and for copies
-/// and fills, which move unsigned words.
+/// True if map_rows is compiled for a map. This is the case for floating-point arithmetic of two operands of one dtype,
+/// and for copies and fills, which move unsigned words.
 template <class Out, class... In>
 inline constexpr bool kHasRows = false;
 template <class T>

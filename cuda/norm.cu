@@ -1,9 +1,12 @@
 // Group normalization, forward: mean and variance of every group, then the normalized values.
 //
-// The algorithm never subtracts large squares. Each thread sums deviations from the first element that it reads (its
-// pivot), and their squares, and then shifts the sums to the first element of the channel. The channels of a group are
-// joined with the update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979). The update is computed in double and in a fixed order.
+// The algorithm does not compute the variance from the mean of the squares and the square of the mean, because their
+// difference would lose digits if the mean is large. Instead, each thread chooses a pivot, an element at the start of
+// its range. The thread sums the deviations of its elements from the pivot, and the squares of these deviations. Then
+// the thread converts both sums to deviations from the first element of the channel, so that the sums of all threads
+// can be added. The moments of the channels of a group are joined with the update of Chan, Golub and LeVeque ("Updating
+// formulae and a pairwise algorithm for computing sample variances", 1979). The update is computed in double and in a
+// fixed order.
 //
 // For halves, a thread sums at most 32 deviations in float before it adds this sum to its total in double. The relative
 // error of the sum of squares is at most 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or
@@ -170,8 +173,8 @@ void track_statistics(const View* running_mean, const View* running_var, const V
   if (!running_mean && !running_var) return;
   const Launch launch(statistics);
   const PerChannel mean(running_mean), var(running_var);
-  // One vector may be a half (bf16, f16) and the other f32. Dispatch on the half, because PerChannel also supports its
-  // compute type, f32.
+  // One of the two vectors (running mean and variance) may be a half (bf16, f16) and the other f32. Dispatch on the
+  // half, because PerChannel supports f32, the compute type, in addition to the half.
   dispatch_cuda(Floats(), item_size(mean.dtype) == 2 || !running_var ? mean.dtype : var.dtype, "track_statistics",
                 [&]<class T>() {
                   track_kernel<T><<<grid_size(statistics.size[1]), kBlock, 0, launch.stream>>>(

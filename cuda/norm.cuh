@@ -106,7 +106,7 @@ struct Groups {
   __device__ int64_t group(int64_t channel) const { return quotient(channel, group_channels); }
   /// Returns the index in [0, count()) of the statistics of a (sample, channel).
   __device__ int64_t number(int64_t n, int64_t channel) const { return (joined ? 0 : n * groups) + group(channel); }
-  /// Returns the i-th line of the statistics `number`.
+  /// Returns the i-th of the lines from which the statistics with index `number` are computed.
   __device__ int64_t line(int64_t number, int64_t i) const {
     const int64_t first = quotient(number, groups), sample = quotient(i, group_channels);
     return (first + sample) * channels + (number - first * groups - sample) * group_channels + i;
@@ -448,7 +448,8 @@ __device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volu
   return lane.total[0];
 }
 
-/// Processes the positions [begin, end) of the lane's channels that belong to `thread` of `threads`.
+/// Processes a thread's share of the positions [begin, end), for the channels of the lane. The thread is number
+/// `thread` of `threads` threads.
 template <class T, Form form, class Formula, class Stages>
 __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64_t end, int thread, int threads,
                               Stages& stages) {
@@ -537,7 +538,8 @@ void apply_formula(const char* op, const Formula& formula, const Launch& launch,
   kernel::reduce(ReduceOp::sum, pairs(total, 1), pairs(partial.template as<double2>(), tiling.ranges));
 }
 
-/// Returns the sum of g * xhat from the sums of g and g * (v - mean) with the rounded mean. `group` is (mean, rstd).
+/// Returns the sum of g * xhat, where g is the gradient of u and xhat = (v - mean) * rstd. `sums` are the sums of g and
+/// of g * (v - m), where m is the mean rounded to compute_t<T>. `group` is (mean, rstd).
 template <class T>
 __device__ double sum_of_products(const double2& sums, const double2& group) {
   return (sums.y - rest_of<T>(group.x) * sums.x) * group.y;

@@ -65,9 +65,10 @@ __device__ void update_vector(const Update& update, C unscale, T* param, const T
     for (int k = 0; k < kStates; ++k) store_vector(state[k] + at, s[k]);
 }
 
-/// Applies an update to all parameters of a table. The update is `*live` in a captured graph, otherwise `given`. Does
-/// nothing if gate.found_inf is set, that is, if a gradient is not finite. Launch: one CTA per piece in a 1-D
-/// grid-stride loop, kBlock threads per CTA. No shared memory.
+/// Applies an update to all parameters of a table. The update is `*live` if `live` is not null, otherwise `given`.
+/// `live` is used in captured graphs, and if skipped steps are counted on the GPU. Does nothing if gate.found_inf is
+/// set, that is, if a gradient is not finite. Launch: one CTA per piece in a 1-D grid-stride loop, kBlock threads per
+/// CTA. No shared memory.
 template <class Update, class T, int kStates>
 __global__ void __launch_bounds__(kBlock)
     step_kernel(Update given, const Update* live, StepGate gate, const __grid_constant__ Table<T, kStates> table) {

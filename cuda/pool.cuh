@@ -68,7 +68,7 @@ struct PoolViews {
   View indices;  ///< data is null if no indices are requested
   PoolGeometry geometry;
   bool indices_follow_out;       ///< true: the indices have the shape of `out`; false: the shape of `in`
-  int64_t first[3] = {0, 0, 0};  ///< depth, height and width of the part's first voxel
+  int64_t first[3] = {0, 0, 0};  ///< position (d, h, w) of the part's first voxel
 
   /// Restricts the output to a range of an axis.
   void cut(int axis, int64_t begin, int64_t length) {

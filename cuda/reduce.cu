@@ -331,8 +331,8 @@ bool columns_adjacent(const ReduceProblem& problem) {
   return problem.outputs > 1 && std::abs(problem.kept.stride[0][0]) < std::abs(problem.reduced.stride[0][0]);
 }
 
-/// Returns whether the reduced elements are contiguous runs that are long enough to be read as vectors. Runs that are
-/// not whole vectors must be longer, because their ends are read element by element.
+/// Returns whether the reduced elements are contiguous runs that are long enough to be read as vectors. Runs whose
+/// length is not a multiple of `width` must be longer, because their ends are read element by element.
 bool has_rows(const ReduceProblem& problem, int width) {
   const int64_t run = problem.reduced.size[0];
   const int64_t min_run = run % width == 0 ? 32 : 65;

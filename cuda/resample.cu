@@ -1,5 +1,5 @@
-// Resampling along three axes at once, and the transposed map, which computes gradients. In both, a thread reads all
-// inputs of its outputs, so that no atomic operations are needed.
+// Resampling along three axes at once, and the transposed map, which computes gradients. In both directions, a thread
+// reads all inputs of its outputs, so that no atomic operations are needed.
 //
 // First, write_terms writes a table of terms for each axis: the inputs of every output position, and their weights
 // (ops/detail/resample_taps.h). Then one of two kernels runs:
@@ -53,8 +53,8 @@ struct AxisTerms {
   }
 };
 
-/// Sums vectors of the input over depth and height, with the weights of the output position (od, oh). `in` is the first
-/// element of the column. kRowsInFlight rows are loaded together.
+/// Sums vectors of the input over depth and height, with the weights of the output position (od, oh). `in` points to
+/// the vector at depth 0 and height 0. kRowsInFlight rows are loaded together.
 template <class T, int width, class C = compute_t<T>>
 __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height, int od, int oh, const T* in,
                            const int64_t (&stride)[kMaxRank], C (&sum)[width]) {
@@ -83,7 +83,7 @@ __device__ void sum_column(const AxisTerms<C>& depth, const AxisTerms<C>& height
   }
 }
 
-/// The arguments of the kernels, for a part of the result of fewer than 2^31 elements.
+/// The arguments of the kernels, for a part of the result that has fewer than 2^31 elements.
 template <class C>
 struct ResampleProblem {
   View out;
@@ -169,7 +169,7 @@ constexpr int kMaxSumBytes = 32 << 10;  // maximum bytes of sums per CTA of resa
 
 /// Resamples tiles of rows. Reads rows of the input in vectors of `width` elements and stores vectors of `out_width`
 /// outputs. Launch: one CTA per tile in a 1-D grid-stride loop, kBlock threads per CTA. Dynamic shared memory: a row of
-/// sums in compute_t<T> for each row of the tile. Static shared memory: the input and the position of each row.
+/// sums in compute_t<T> for each row of the tile. Static shared memory: the input address and the position of each row.
 template <class T, int width, int out_width>
 __global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
   using C = compute_t<T>;

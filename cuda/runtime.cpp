@@ -57,13 +57,14 @@ void require(int index) {
 
 thread_local ScopedValue<const ExternalAllocator*>* external_allocators = nullptr;
 
-/// Allocates with the innermost AllocatorGuard of this thread, otherwise with the caching allocator.
+/// Allocates with the allocator of the innermost AllocatorGuard of this thread, or with the caching allocator if there
+/// is no guard.
 void* allocate_on(int device, size_t bytes, cudaStream_t stream) {
   if (external_allocators == nullptr || bytes == 0) return Allocator::of(device).allocate(bytes, stream);
   void* const data = external_allocators->value()->allocate(bytes, device, stream);
   if (data == nullptr)
-    throw OutOfMemoryError(
-        concat("out of memory on ", Device::cuda(device), ": the external allocator has no ", bytes, " bytes"));
+    throw OutOfMemoryError(concat("out of memory on ", Device::cuda(device),
+                                  ": the external allocator returned null for ", bytes, " bytes"));
   return data;
 }
 void deallocate_on(int device, void* data, cudaStream_t stream) noexcept {

@@ -90,7 +90,7 @@ struct SoftmaxSlice {
     });
   }
 
-  /// Calls f(elements, exists) for every vector of the thread.
+  /// Calls f(elements, exists) for every vector of the thread. `exists` is false for vectors beyond the end of the row.
   template <class F>
   __device__ void each(const F& f) {
     if constexpr (held > 0) {
@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(kBlock, sizeof(T) > 4 ? 2 : 3)
   }
 }
 
-/// Returns whether all rows of x and y consist of aligned vectors along the softmax axis if `along`, otherwise across
-/// it.
+/// Returns whether x and y consist of aligned vectors of `width` elements. The elements of a vector are neighbors along
+/// the softmax axis if `along`, otherwise elements of `width` neighboring rows.
 bool has_row_vectors(const SoftmaxProblem& p, bool along, int width, size_t item) {
   const auto suits = [&](const void* data, int64_t step, size_t view) {
     const bool contiguous = along ? step == 1 : p.rows.stride[0][view] == 1 && step % width == 0;
@@ -254,8 +254,8 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
   dispatch_cuda(Floats(), y.dtype, logarithm ? "log_softmax" : "softmax", [&]<class T>() {
     constexpr int width = kVectorWidth<T>;
     if (has_row_vectors(problem, true, width, sizeof(T))) return launch_softmax<T, width, true>(problem, false, launch);
-    // If one thread cannot hold all elements of a full-width vector of rows, several threads share vectors of two rows,
-    // because the threads then exchange fewer values.
+    // If one thread can hold `width` whole rows, use vectors of `width` rows. Longer rows are read in vectors of two
+    // rows: a thread can then hold more elements of a row, and threads that share the rows exchange fewer values.
     if (problem.length <= kMaxHeld<T, width> && has_row_vectors(problem, false, width, sizeof(T)))
       return launch_softmax<T, width, false>(problem, true, launch);
     if (has_row_vectors(problem, false, 2, sizeof(T))) return launch_softmax<T, 2, false>(problem, true, launch);

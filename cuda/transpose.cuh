@@ -52,8 +52,8 @@ struct TileSlot {
   }
   /// Returns whether the slot is a whole vector.
   __device__ bool whole() const { return first >= 0 && first + kVectorWidth<T> <= end; }
-  /// Calls f(j, row, index in the row) for every element j of the slot that lies within the row. If rows are joined, f
-  /// gets the original row. If `all`, skips the bounds checks; then whole() must be true.
+  /// Calls f(j, row, index in the row) for every element j of the slot that lies within the row. If rows are joined,
+  /// the row and the index are those of the original row. If `all`, skips the bounds checks; whole() must then be true.
   template <bool all, class F>
   __device__ void walk(const TileSide& side, const F& f) const {
     uint32_t across = static_cast<uint32_t>(max(first, 0));
@@ -72,8 +72,8 @@ struct TileSlot {
   }
 };
 
-/// A tile in shared memory. Every `group` rows are followed by `skew` unused elements. Otherwise, threads that read one
-/// column with a distance of `group` rows between them would access the same bank.
+/// A tile in shared memory. Every `group` rows are followed by `skew` unused elements. Without the unused elements,
+/// threads that read one column with a distance of `group` rows between them would access the same bank.
 template <class T, int group>
 struct SharedTile {
   T* data;

@@ -42,7 +42,8 @@ __device__ void store_vector(T* data, const Vector<T, width>& vector) {
   *reinterpret_cast<Word<sizeof(T) * width>*>(data) = std::bit_cast<Word<sizeof(T) * width>>(vector);
 }
 
-/// A vector held as one machine word, for loads in flight. Selecting between the elements of two vectors would make a
+/// A vector that is loaded as one machine word, or filled with a neutral element. The choice between the two is made
+/// for the whole word, so that a kernel can have several loads in flight. A choice for each element would make the
 /// kernel wait for each load separately.
 template <class T, int width>
 struct PackedVector {
@@ -108,17 +109,17 @@ struct Span {
   __device__ int64_t scalar(int64_t i) const { return i < head ? i : i + vectors * kWidth; }
 };
 
-/// Accumulates a stream of elements. flush() is called after every vector, so that a consumer can bound the number of
-/// elements that it sums in a narrow type.
+/// A type that accumulates elements. read_span() calls flush() after every vector, so that a consumer can limit the
+/// number of elements that are summed in a narrow type.
 template <class Consumer, class T>
 concept SpanConsumer = requires(Consumer& consumer, const T& x) {
   consumer.accumulate(x);
   consumer.flush();
 };
 
-/// Passes elements of `data` in [0, count) to the consumer, in a fixed order. `threads` threads share the elements;
-/// `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight and passes `neutral` elements
-/// for vectors beyond the end.
+/// Passes this thread's share of the `count` elements at `data` to the consumer, in a fixed order. `threads` threads
+/// share the elements; `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight. For vectors
+/// beyond the end, the consumer receives `neutral` elements.
 template <int kUnroll, class T, SpanConsumer<T> Consumer>
 __device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Consumer& consumer) {
   constexpr int width = Span<T>::kWidth;

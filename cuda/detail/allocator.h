@@ -83,7 +83,7 @@ class Allocator {
   std::unordered_map<const void*, Block*> live_;  ///< by address
   std::set<cudaStream_t> kept_;                   ///< streams of CUDA graphs
   MemoryStats stats_;
-  cudaEvent_t event_ = nullptr;  ///< see make_wait()
+  cudaEvent_t event_ = nullptr;  ///< created and reused by make_wait()
 };
 
 }  // namespace voxgrad::cuda

@@ -255,7 +255,7 @@ TEST_F(CudaAllocator, ExhaustedExternalAllocatorIsAnOutOfMemoryError) {
   PoolAllocator allocator;
   const cuda::AllocatorGuard guard(allocator.functions);
   EXPECT_THROW(bytes_on_gpu(65 * kMiB), OutOfMemoryError);
-  EXPECT_ERROR(bytes_on_gpu(65 * kMiB), "the external allocator has no 68157440 bytes");
+  EXPECT_ERROR(bytes_on_gpu(65 * kMiB), "the external allocator returned null for 68157440 bytes");
 }
 
 TEST_F(CudaAllocator, SupportsSeveralThreads) {
