@@ -6,14 +6,12 @@
 // The picture and the recovered conductivity are written to out/field.
 #include <voxgrad.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <vector>
 
-#include "examples/common/options.h"
 #include "examples/common/panels.h"
-#include "examples/common/program.h"
 #include "examples/common/progress.h"
+#include "examples/common/short_program.h"
 
 namespace {
 namespace vg = voxgrad;
@@ -23,10 +21,6 @@ constexpr int64_t kSize = 34;       // voxels along each axis; the temperatures 
 constexpr int64_t kSpacing = 4;     // distance of the sensors in voxels
 constexpr double kNoise = 0.001;    // standard deviation of the measurements; the temperatures are in [0, 1]
 constexpr double kSmoothing = 100;  // weight of the total variation of log k
-
-struct Options : examples::ShortOptions {
-  Options() : ShortOptions{.steps = 100, .out = "out/field"} {}
-};
 
 /// Returns x (N, 1, D, H, W) without its outermost layer.
 Tensor crop(const Tensor& x) { return vg::pad(x, {-1, -1, -1, -1, -1, -1}); }
@@ -66,20 +60,21 @@ Tensor solve(const Tensor& k, Tensor u, const Tensor& source, double tolerance) 
 
 /// Returns log k: the sum of trilinearly interpolated grids, and 0 in the outermost layer.
 Tensor log_conductivity(const vg::Tensors& grids) {
-  Tensor sum;
-  for (const Tensor& grid : grids) {
-    const Tensor fine = vg::interpolate(grid, {.size = kSize - 2, .mode = vg::InterpolateMode::trilinear});
-    sum = sum.defined() ? sum + fine : fine;
-  }
+  Tensor sum = vg::zeros({}, grids[0].options());
+  for (const Tensor& grid : grids)
+    sum = sum + vg::interpolate(grid, {.size = kSize - 2, .mode = vg::InterpolateMode::trilinear});
   return extend(sum);
 }
 
-/// Returns the mean length of the differences between neighboring voxels along the three axes.
+/// Returns the mean length of the gradient of x (1, 1, D, H, W), in forward differences.
 Tensor total_variation(const Tensor& x) {
-  Tensor sum = vg::zeros({}, {.device = x.device()});
-  for (int64_t axis = 2; axis < 5; ++axis)
-    sum = sum + vg::mean(vg::sqrt(vg::pow(x.narrow(axis, 1, kSize - 1) - x.narrow(axis, 0, kSize - 1), 2) + 1e-4));
-  return sum;
+  Tensor kernel = vg::zeros({3, 8});  // a voxel and its neighbors along W, H and D
+  for (int64_t axis = 0; axis < 3; ++axis) {
+    kernel.set({axis, 0}, -1);
+    kernel.set({axis, int64_t{1} << axis}, 1);
+  }
+  const Tensor gradient = vg::conv3d(x, kernel.reshape({3, 1, 2, 2, 2}).to(x.device()));
+  return vg::mean(vg::sqrt(vg::sum(gradient * gradient, {1}) + 1e-4));
 }
 
 /// Returns log k of the block to recover: k is 1, except for a ball with k = 3.3 and a ball with k = 0.3.
@@ -92,26 +87,20 @@ Tensor true_log_conductivity(const Tensor& x, const Tensor& y, const Tensor& z) 
 
 /// Draws two slices of log k and of the temperature of the first experiment, in ten colors.
 void draw(const std::filesystem::path& path, const Tensor& truth, const Tensor& log_k, const Tensor& u) {
-  examples::Panels panels{.columns = {"log k", "recovered", "difference", "temperature"},
-                          .rows = {"z = 13", "z = 20"},
-                          .height = 6 * kSize,
-                          .width = 6 * kSize,
-                          .color_map = examples::ColorMap::diverging};
+  constexpr int64_t kPixels = 6 * kSize;
+  examples::Panels panels{{"log k", "recovered", "difference", "temperature"}, {"z = 13", "z = 20"}, {}};
+  panels.height = panels.width = kPixels;
+  panels.color_map = examples::ColorMap::diverging;
   for (const int64_t z : {13, 20}) {
     for (const Tensor& volume : {truth, log_k, log_k - truth})
       panels.slices.push_back(volume[0][0][z] / 2.4 + 0.5);  // log k lies in [-1.2, 1.2]
-    const vg::InterpolateOptions pixels{.size = 6 * kSize, .mode = vg::InterpolateMode::bilinear};
-    const Tensor fine = vg::interpolate(u.narrow(0, 0, 1).select(2, z), pixels);
+    const Tensor fine = vg::interpolate(u.select(2, z), {.size = kPixels, .mode = vg::InterpolateMode::bilinear});
     panels.slices.push_back((fine[0][0] * 9.99).to(vg::i64).to(vg::f32) / 9);
   }
   examples::write_panels(path, panels);
 }
 
-int run(const Options& options) {
-  const vg::Device device = examples::device_of(options.device);
-  const examples::OutputFolder folder(options.out);
-  vg::manual_seed(options.seed);
-
+void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   // Simulate the three experiments. The temperature of the outermost layer is x in the first one, then y, and z.
   const Tensor x = vg::linspace(0, 1, kSize, {.device = device}).expand({kSize, kSize, kSize});
   const Tensor y = x.transpose(1, 2), z = x.transpose(0, 2), boundary = vg::stack({x, y, z}).unsqueeze(1);
@@ -127,10 +116,10 @@ int run(const Options& options) {
   for (int64_t n = 4; n < kSize; n *= 2)
     grids.push_back(vg::zeros({1, 1, n, n, n}, {.device = device, .requires_grad = true}));
   vg::optim::Adam optimizer(grids, {.lr = 0.05});
-  vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = options.steps});
-  examples::Progress progress(0, options.steps, "step");
+  vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = steps});
+  examples::Progress progress(0, steps, "step");
   Tensor u = boundary, adjoint = vg::zeros_like(u);  // start from the solutions of the previous step
-  for (int64_t step = 1; step <= options.steps; ++step) {
+  for (int64_t step = 1; step <= steps; ++step) {
     const Tensor log_k = log_conductivity(grids), k = vg::exp(log_k);
     u = solve(k, u, no_source, 1e-3);
     const Tensor error = sensors * (u - measured);
@@ -146,20 +135,15 @@ int run(const Options& options) {
 
   const vg::NoGradGuard no_grad;
   const Tensor log_k = log_conductivity(grids);
-  vg::save_safetensors(folder.path() / "field.safetensors", {{"log_k", log_k}, {"true_log_k", truth}});
-  draw(folder.path() / "field.png", truth, log_k, u);
-  const double error = (vg::norm(log_k - truth) / vg::norm(truth)).item();
-  const double k_error = (vg::norm(vg::exp(log_k) - vg::exp(truth)) / vg::norm(vg::exp(truth))).item();
-  std::printf("relative error of k %.4f, of log k %.4f; picture: %s\n", k_error, error,
-              (folder.path() / "field.png").c_str());
-  return 0;
-}
-
-int parse(int argc, char** argv, Options& options) {
-  CLI::App app{"Recovers the heat conductivity inside a block from temperatures at sensors"};
-  return examples::parse_short_options(app, argc, argv, options);
+  vg::save_safetensors(out / "field.safetensors", {{"log_k", log_k}, {"true_log_k", truth}});
+  draw(out / "field.png", truth, log_k, u);
+  std::printf("relative error of log k: %.3f; results are in %s\n", (vg::norm(log_k - truth) / vg::norm(truth)).item(),
+              out.c_str());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return examples::run_program("field", argc, argv, parse, run); }
+int main(int argc, char** argv) {
+  return examples::run_short_program("field", "Recovers a heat conductivity from temperatures at sensors", 100, argc,
+                                     argv, run);
+}

@@ -73,33 +73,6 @@ inline voxgrad::Device device_of(const std::string& name) {
   return voxgrad::cuda::is_available() ? voxgrad::Device::cuda() : voxgrad::Device::cpu();
 }
 
-/// Options that the short programs of docs/gallery.md share.
-struct ShortOptions {
-  int64_t steps = 0;
-  std::string out;
-  std::string device = "auto";
-  uint64_t seed = 0;
-};
-
-/// Adds the options of ShortOptions, whose initial values are the defaults, and reads the command line. Returns -1 if
-/// the program should continue, otherwise its exit code.
-inline int parse_short_options(CLI::App& app, int argc, char** argv, ShortOptions& options) {
-  app.add_option("--steps", options.steps, "optimizer steps")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->capture_default_str();
-  app.add_option("--out", options.out, "folder for the picture and the results")
-      ->check(not_empty())
-      ->capture_default_str();
-  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->check(device_name())->capture_default_str();
-  app.add_option("--seed", options.seed, "seed of all random numbers")->check(whole_number())->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return -1;
-}
-
 /// Adds --tensorboard. `folder` stays empty if the option is not given.
 inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
   return app.add_option("--tensorboard", folder, "folder for TensorBoard's event files")->check(not_empty());
