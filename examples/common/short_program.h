@@ -8,7 +8,7 @@
 #include <iostream>
 #include <string>
 
-#include "examples/common/h"
+#include "examples/common/options.h"
 #include "examples/common/output.h"
 
 namespace examples {
