@@ -121,6 +121,10 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
   const nn::Fields fields = fields_of(options, tracker);
   nn::check_class(state, kOp, "a");
   nn::read_fields(state, "", fields, kOp);
+  validate(options);
+  // The tracker is stored as a double, so it must also be exact in this type.
+  check(tracker < options.growth_interval && tracker <= int64_t{1} << 53, kOp, "growth_tracker must be below ",
+        "growth_interval ", options.growth_interval, " and at most 2^53, got ", tracker);
   check(state.size() == fields.size() + 1, kOp, "the state has ", state.size(), " entries, expected ",
         fields.size() + 1);
   if (!keep) return;

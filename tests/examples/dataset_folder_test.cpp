@@ -125,7 +125,7 @@ TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
   json("\"tumor\": 2", "\"tumor\": [2]");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
   put("dataset.json", std::string(100000, '['));
-  expect_rejected(file + " is not valid JSON");
+  expect_rejected(file + " has more than 64 levels");
   json("\".nii\"", "\".nii.gz\"");
   expect_rejected("does not end with .nii.gz, the file_ending of dataset.json");
   json(", \"1\": \"T2\"", "");
