@@ -17,6 +17,7 @@ stand_in "$work/bin/cmake" "echo noise; echo \"\$@\" >>'$work/log'; [ ! -e '$wor
 stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
+stand_in "$work/bin/clang++" true
 # Virtual environments contain only stand-ins, too. pip and auditwheel create the wheels that they are told to create.
 python="echo python \"\$@\" in \$DLPACK_LIBRARY >>'$work/log'"
 pip="echo pip \"\$@\" >>'$work/log'; [ \$1 != wheel ] || { mkdir -p build/wheel/local && touch build/wheel/local/a.whl; }"
@@ -27,6 +28,7 @@ for venv in wheel-tools torch; do
   stand_in "$root/build/$venv/bin/pip" "$pip"
   stand_in "$root/build/$venv/bin/auditwheel" "$auditwheel"
 done
+stand_in "$work/bin/python3" "echo python3 \"\$@\" >>'$work/log'"
 for program in superres segment predict; do
   stand_in "$root/build/release/examples/$program" "echo \"$program in \$(pwd) \$*\" >>'$work/log'"
 done
@@ -53,6 +55,7 @@ expect "--target core_tests nn_tests" ../root/run sanitize core nn
 expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
 expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
 expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
+expect "python3 tests/fuzz/fuzz.py 5 --jobs 2 npy" ../root/run fuzz 5 --jobs 2 npy
 expect "auditwheel repair --wheel-dir build/wheel build/wheel/local/a.whl" ../root/run wheel
 expect "cmake.define.VOXGRAD_CUDA=OFF" env VOXGRAD_CUDA=OFF ../root/run wheel
 expect "cmake.define.VOXGRAD_TESTS=ON" ../root/run test-pytorch
