@@ -28,7 +28,6 @@ for venv in wheel-tools torch; do
   stand_in "$root/build/$venv/bin/pip" "$pip"
   stand_in "$root/build/$venv/bin/auditwheel" "$auditwheel"
 done
-stand_in "$work/bin/python3" "echo python3 \"\$@\" >>'$work/log'"
 for program in superres segment predict; do
   stand_in "$root/build/release/examples/$program" "echo \"$program in \$(pwd) \$*\" >>'$work/log'"
 done
@@ -55,7 +54,9 @@ expect "--target core_tests nn_tests" ../root/run sanitize core nn
 expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
 expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
 expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
+stand_in "$work/bin/python3" "echo python3 \"\$@\" >>'$work/log'"
 expect "python3 tests/fuzz/fuzz.py 5 --jobs 2 npy" ../root/run fuzz 5 --jobs 2 npy
+rm "$work/bin/python3"  # other commands need Python
 expect "auditwheel repair --wheel-dir build/wheel build/wheel/local/a.whl" ../root/run wheel
 expect "cmake.define.VOXGRAD_CUDA=OFF" env VOXGRAD_CUDA=OFF ../root/run wheel
 expect "cmake.define.VOXGRAD_TESTS=ON" ../root/run test-pytorch
