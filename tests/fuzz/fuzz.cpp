@@ -182,8 +182,7 @@ void plans_json(std::string_view input) {
   const auto plans = file_of(input);
   const auto path = dataset.put(
       R"({"channel_names": {"0": "CT"}, "labels": {"background": 0, "tumor": 1}, "file_ending": ".nii.gz"})");
-  for (const char* configuration : {"2d", "3d_fullres"})
-    attempt([&] { nnunet::read_plan(path, plans, configuration); });
+  attempt([&] { nnunet::read_plan(path, plans, input.size() % 2 == 0 ? "2d" : "3d_fullres"); });
 }
 
 // ---- states

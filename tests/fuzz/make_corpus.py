@@ -152,7 +152,7 @@ def inputs():
             "above": safetensors(loader_state("RandomSampler(seed 3)", (1 << 63) - 1, -1, 3, 3, 10, False))},
         "scaler": {
             "new": safetensors(scaler_state()), "tracker": safetensors(scaler_state(interval=5, tracker=4)),
-            "limits": safetensors(scaler_state(2.0**126, 1e300, 1e-300, (1 << 62), 1 << 53)),
+            "limits": safetensors(scaler_state(2.0**126, 1e300, 1e-300, large, large - 1)),
             "above": safetensors(scaler_state(float("nan"), -1.0, 2.0, -1, (1 << 63) - 1))},
         "hello": {
             "rank": frame(HELLO, 1 << 32 | 2, b"token\nhost"), "no_token": frame(HELLO, 3 << 32 | 4, b"\nhost"),
