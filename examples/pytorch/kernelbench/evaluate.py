@@ -51,8 +51,11 @@ class _EmptyModule(types.ModuleType):
 
 
 def import_kernelbench(folder):
-    """Imports and returns KernelBench's modules eval and timing. Packages that are not installed and that the evaluation
-    does not use, such as clients of language models, are replaced by stand-ins."""
+    """Returns KernelBench's modules eval and timing.
+
+    Stand-ins replace packages that are not installed and that the evaluation does not use, such as clients of language
+    models.
+    """
     sys.path.insert(0, os.path.join(folder, "src"))
     for name in ("dotenv", "openai", "litellm", "pydantic", "requests", "tqdm", "datasets"):
         try:

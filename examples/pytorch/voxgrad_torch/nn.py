@@ -68,7 +68,10 @@ class GroupNorm(torch.nn.GroupNorm):
 
 
 class _InstanceNorm:
-    """A mixin that computes torch.nn.InstanceNorm2d and InstanceNorm3d without running statistics with voxgrad's kernels."""
+    """A mixin that computes torch.nn.InstanceNorm2d and InstanceNorm3d with voxgrad's kernels.
+
+    With running statistics, PyTorch computes the result.
+    """
 
     def _apply_instance_norm(self, input):
         if self.track_running_stats or self.running_mean is not None:
@@ -77,11 +80,11 @@ class _InstanceNorm:
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """torch.nn.InstanceNorm2d on voxgrad's kernels. With running statistics, PyTorch computes the result."""
+    """torch.nn.InstanceNorm2d on voxgrad's kernels."""
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """torch.nn.InstanceNorm3d on voxgrad's kernels. With running statistics, PyTorch computes the result."""
+    """torch.nn.InstanceNorm3d on voxgrad's kernels."""
 
 
 _CONVS = (Conv2d, Conv3d, ConvTranspose2d, ConvTranspose3d)

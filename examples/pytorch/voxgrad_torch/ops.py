@@ -488,7 +488,7 @@ _PLAIN_TYPES = {torch.Tensor, Parameter, type(None)}
 
 
 def is_plain(*operands):
-    """Returns True if the operands are None or ordinary tensors with data, and nothing intercepts calls of operators."""
+    """Returns True if the operands are None or ordinary tensors with data, and nothing intercepts operator calls."""
     if torch.compiler.is_compiling():
         return False
     for t in operands:
