@@ -2,8 +2,8 @@
 
 Doxygen parses the declarations and the /// comments of the public headers. A page lists the declarations of its headers
 in their order. Consecutive declarations without an empty line between them share the comment of the first, as in the
-headers. Remarks in // comments between declarations are part of the page, too: the comment at the top of a header,
-"// ---- title" and remarks that an empty line follows.
+headers. Remarks in // comments between public declarations, such as the comment at the top of a header and titles ("// ---- title"), are part
+of the page, too.
 
 PAGES names the headers of each page. write() throws if a public header is on no page, or if a public declaration of a
 header is not written. These declarations are hidden: deleted functions, destructors and copies without a comment,
@@ -96,6 +96,7 @@ class Declaration:
         self.names = [name]
         self.text = text  # reStructuredText
         self.members = []
+        self.forms = []  # aliases of a class template, which users use instead of the template
         self.key = key  # Doxygen's id
 
 
@@ -201,7 +202,10 @@ def template(node):
     parameters = []
     for param in node.find("templateparamlist"):
         text, name, value = (child_text(param, tag) for tag in ("type", "declname", "defval"))
-        text += f" {name}" if name and not re.search(rf"\b{name}\b", text) else ""
+        if "(*)" in text:
+            text = text.replace("(*)", f"(*{name})")
+        elif name and not re.search(rf"\b{name}\b", text):
+            text += f" {name}"
         parameters.append(text + (f" = {value}" if value else ""))
     clause = child_text(node, "requiresclause")
     return f"template<{', '.join(parameters)}> " + (f"requires {clause} " if clause else "")
@@ -253,6 +257,19 @@ def member(node, prefix):
         result.members.append(Declaration("enumerator", line, enumerator.findtext("name"), enumerator.findtext("name"),
                                           comment(enumerator), None, (line, number)))
     return result
+
+
+def is_family(first, other):
+    """Returns whether the comment of a declaration also describes the next one, which has no comment. "Return the maximum
+    or minimum" describes several functions; "Returns the maximum" describes one, and its forms for other numbers of
+    axes."""
+    if first.kind != other.kind or first.kind not in ("function", "member"):
+        return False
+    if not first.text or first.line == other.line:
+        return True
+    stems = {re.sub(r"[123]d", "", name.rsplit("::", 1)[-1]) for name in first.names[-1:] + other.names}
+    return first.kind == "function" and (len(stems) == 1 or not re.match(
+        r"(?!Comparisons|Functions|Activations|Arithmetic)[A-Z]?\w*s\b|[a-z]", first.text))
 
 
 class Headers:
@@ -309,11 +326,10 @@ class Headers:
                 number += 1
                 continue
             title = re.fullmatch(r"-{4} (.*)", block[0])
-            following = lines[number + len(block) - 1] if number + len(block) <= len(lines) else ""
             if title:
                 found.append(Declaration("title", number, text=escaped(title[1][0].upper() + title[1][1:])))
                 found.append(Declaration("remark", number, text=remark(block[1:]), position=(number, 1)))
-            elif not following.strip() or number == 1:
+            else:
                 found.append(Declaration("remark", number, text=remark(block)))
             number += len(block)
         return found
@@ -334,6 +350,10 @@ class Headers:
         members = [member(node, "") for node in compound.iter("memberdef") if node.get("id") in self.expected]
         members += [self.class_of(self.compounds[inner.get("refid")], "") for inner in compound.findall("innerclass")
                     if inner.get("refid") in self.expected]
+        for number in range(line, end):  # remarks about private members do not belong to the page
+            if re.fullmatch(r" *(private|protected):", self.source(header)[number]):
+                end = number
+                break
         indent = len(self.source(header)[line - 1]) - len(self.source(header)[line - 1].lstrip()) + 2
         result.members = self.families(header, members + self.remarks(header, line, end, indent))
         return result
@@ -341,38 +361,24 @@ class Headers:
     def families(self, header, declarations):
         """Orders declarations, and appends those without a comment to the declarations before them."""
         lines, result = self.source(header), []
+        templates = {entry.name.rsplit("::", 1)[-1]: entry for entry in declarations if entry.kind in ("class", "struct")}
         for declaration in sorted(declarations, key=lambda entry: entry.position):
             self.written.add(declaration.key)
+            if declaration.kind == "type" and not declaration.text:
+                target = lines[declaration.line - 1].split("=", 1)[-1]
+                template = templates.get(re.match(r"\s*(\w*)", target)[1])
+                if template and re.match(r"\s*\w+<", target):
+                    template.forms.append(declaration)
+                    continue
             last = result[-1] if result else None
-            if last and not declaration.text and declaration.kind in ("function", "member", "type"):
-                adjacent = all(line.strip() for line in lines[last.end:declaration.line - 1])
-                alias = declaration.kind == "type" and last.kind in ("class", "struct")
-                same_line = declaration.line == last.line or not last.text
-                if last.kind == declaration.kind and adjacent and (declaration.kind == "function" or same_line):
-                    last.signatures += declaration.signatures
-                    last.names += declaration.names
-                    last.end = max(last.end, declaration.end)
-                    continue
-                if alias and adjacent and self.is_form(header, declaration, last):
-                    # Users look for Conv3d, so Conv1d, Conv2d and Conv3d come first and have the comment of Conv.
-                    declaration.text = last.text
-                    last.text = f"The template of the classes above."
-                    declaration.end = max(declaration.end, last.end)
-                    result.insert(len(result) - 1, declaration)
-                    last.end = declaration.end
-                    continue
-            if (last and len(result) > 1 and declaration.kind == "type" and last.kind in ("class", "struct")
-                    and result[-2].kind == "type" and self.is_form(header, declaration, last)):
-                result[-2].signatures += declaration.signatures
-                result[-2].names += declaration.names
-                continue
-            if declaration.kind != "remark" or declaration.text:
+            adjacent = last and all(line.strip() for line in lines[last.end:declaration.line - 1])
+            if adjacent and not declaration.text and is_family(last, declaration):
+                last.signatures += declaration.signatures
+                last.names += declaration.names
+                last.end = max(last.end, declaration.end)
+            elif declaration.kind != "remark" or declaration.text:
                 result.append(declaration)
         return result
-
-    def is_form(self, header, alias, template_class):
-        target = self.source(header)[alias.line - 1].split("=", 1)[-1].strip()
-        return target.startswith(template_class.name.rsplit("::", 1)[-1] + "<")
 
     def declarations(self, header):
         """Returns the declarations of a header."""
@@ -410,6 +416,13 @@ class Writer:
             return declaration.text + "\n\n"
         if declaration.kind == "title":
             return f".. rubric:: {declaration.text}\n\n"
+        if declaration.forms:
+            forms = declaration.forms
+            merged = Declaration("type", declaration.line, text=declaration.text)
+            merged.signatures = [signature for form in forms for signature in form.signatures]
+            merged.names = [name for form in forms for name in form.names]
+            declaration.text, declaration.forms = "The template of the types above.", []
+            return self.entry(merged, scope) + self.entry(declaration, scope)
         domain = "c" if declaration.kind == "macro" else "cpp"
         start = f".. {domain}:{declaration.kind}:: "
         text = start + ("\n" + " " * len(start)).join(declaration.signatures) + "\n\n"
@@ -465,12 +478,13 @@ def write(site, root, xml):
                 shown = site.show_file(header)
                 text += f".. container:: header\n\n   :doc:`{header} </{shown.removesuffix('.md')}>`\n\n"
                 for declaration in declarations:
-                    text += writer.entry(declaration)
                     if declaration.kind not in ("remark", "title"):
-                        names |= dict.fromkeys(declaration.names, declaration.kind)
+                        names |= dict.fromkeys([form.name for form in declaration.forms] or declaration.names,
+                                               declaration.kind)
+                    text += writer.entry(declaration)
             site.write(f"reference/{page}.rst", text)
             links = ", ".join(f":c:macro:`{name}`" if kind == "macro" else f":cpp:any:`{name} <voxgrad::{name}>`"
-                              for name, kind in names.items() if "operator" not in name)
+                              for name, kind in names.items() if re.fullmatch(r"[\w:]+", name) and "operator" not in name)
             overview += f":doc:`{title} <{page}>`\n{indented(links)}\n\n"
     for group, pages in PAGES.items():
         overview += f".. toctree::\n   :hidden:\n   :caption: {group}\n\n"
