@@ -15,6 +15,8 @@ stand_in() { # PATH COMMAND
 }
 stand_in "$work/bin/cmake" "echo noise; echo \"\$@\" >>'$work/log'; [ ! -e '$work/broken' ]"
 stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
+stand_in "$work/bin/cpack" "mkdir -p build/package && touch build/package/a.deb"
+stand_in "$work/bin/lintian" "echo lintian \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
 # Virtual environments contain only stand-ins, too. pip and auditwheel create the wheels that they are told to create.
@@ -54,6 +56,8 @@ expect "--target core_tests nn_tests" ../root/run sanitize core nn
 expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
 expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
 expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
+expect "-DVOXGRAD_PACKAGE=ON -DBUILD_SHARED_LIBS=ON" env VOXGRAD_CUDA=OFF ../root/run package
+expect "--allow-root build/package/a.deb" env VOXGRAD_CUDA=OFF ../root/run package
 expect "python3 docs/site/build.py" ../root/run docs
 expect "auditwheel repair --wheel-dir build/wheel build/wheel/local/a.whl" ../root/run wheel
 expect "cmake.define.VOXGRAD_CUDA=OFF" env VOXGRAD_CUDA=OFF ../root/run wheel
