@@ -3,14 +3,14 @@
 
     tests/fuzz/fuzz.py [--build FOLDER] [SECONDS | --inputs N] [--jobs N] [--keep] [TARGET ...]
 
-Runs each TARGET (default: all) for SECONDS (default: 60) or on N inputs. Each run starts from tests/fuzz/corpus and from
-the inputs that earlier runs have found, which are in FOLDER/fuzz/corpus. Prints a line per target; the last column is
-the number of inputs of all runs in FOLDER. The exit status is 1 if a target has found a fault; its last lines and the
-path of the input that reproduces the fault are printed. To reproduce it:
+Runs each TARGET (default: all) for SECONDS (default: 60) or on N inputs. Each run starts from tests/fuzz/corpus and
+from the inputs that earlier runs have found, which are in FOLDER/fuzz/corpus. Prints a line per target; the last column
+is the number of inputs of all runs in FOLDER. If a target finds a fault, prints the path of the input that reproduces
+the fault and the end of the log, and the exit status is 1. To reproduce the fault:
 
     FOLDER/tests/fuzz_targets/TARGET PATH
 
---keep replaces the found inputs in tests/fuzz/corpus by the smallest inputs that reach the same code.
+--keep replaces the found inputs in tests/fuzz/corpus by a sample of the inputs that together reach the same code.
 """
 import argparse
 import concurrent.futures
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CORPUS = ROOT / "tests/fuzz/corpus"
 # Largest inputs in bytes. The JSON files and checkpoints of the corpus are larger than 4096 bytes.
 MAX_BYTES = {"checkpoint": 16384, "dataset_json": 16384, "plans_json": 16384, "pth": 16384}
-KEPT_BYTES = 20_000  # found inputs per target that --keep keeps
+KEPT_BYTES, KEPT_FILES = 15_000, 40  # limits of the found inputs of a target that --keep keeps
 # An input may allocate at most 64 MB at once and 1 GB in total. The largest legal allocation is that of a .nii.gz file:
 # 4 KB, unpacked by a factor of at most 1032, with one byte per voxel that becomes an f32.
 LIMITS = ["-malloc_limit_mb=64", "-rss_limit_mb=1024", "-timeout=30"]
@@ -79,10 +79,13 @@ class Run:
                 shutil.move(path, self.found / path.name)
         if not self.call("-merge=1", *LIMITS, merged, kept, self.found):
             sys.exit(f"fuzz.py: the merge failed: {self.log}")
+        seeds = {path.read_bytes() for path in own}
+        new = [path for path in merged.iterdir() if path.read_bytes() not in seeds]
+        new.sort(key=lambda path: (path.stat().st_size, path.name))
         total = 0
-        for path in sorted(merged.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
+        for path in new[:: len(new) // KEPT_FILES + 1]:  # some of each size
             total += path.stat().st_size
-            if total <= KEPT_BYTES and path.read_bytes() not in [seed.read_bytes() for seed in own]:
+            if total <= KEPT_BYTES:
                 shutil.copy(path, kept / path.name)
 
 

@@ -146,7 +146,8 @@ def inputs():
             "above": safetensors(checkpoint_state((1 << 63) - 1, float("nan"), -1))},
         "loader": {
             "random": safetensors(loader_state("RandomSampler(seed 3)", 2, 1, 3, 3, 10, False)),
-            "sequential": safetensors(loader_state("SequentialSampler", large, (1 << 52) // 3 - 2, 0, 3, 1 << 52, True)),
+            "sequential": safetensors(
+                loader_state("SequentialSampler", large, (1 << 52) // 3 - 2, 0, 3, 1 << 52, True)),
             "distributed": safetensors(
                 loader_state("DistributedSampler(RandomSampler(seed 3), batch 4)", 0, 3, 0, 4, 12, False)),
             "above": safetensors(loader_state("RandomSampler(seed 3)", (1 << 63) - 1, -1, 3, 3, 10, False))},
@@ -162,7 +163,8 @@ def inputs():
             "same": 2 * frame(CALLS, 2, call((1, 0), b"all_reduce (sum) of [3] f32") + call((2, 0), b"broadcast")),
             "differ": frame(CALLS, 1, call((1, 0), b"all_reduce (sum) of [3] f32"))
                       + frame(CALLS, 1, call((2, 0), b"all_reduce (max) of [3] f32")),
-            "messages": frame(CALLS, 1, call((1, 5), b"send_receive")) + frame(CALLS, 1, call((1, (1 << 64) - 5), b"x")),
+            "messages": frame(CALLS, 1, call((1, 5), b"send_receive"))
+                        + frame(CALLS, 1, call((1, (1 << 64) - 5), b"x")),
             "truncated": frame(CALLS, 1, call((1, 0), b"all_gather of [4]")[:-5]), "empty": frame(CALLS, 0, b"")},
     }
 
