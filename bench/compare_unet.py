@@ -10,7 +10,7 @@ LIBRARY is the built libunet_peers.so. --network selects the network, which has 
             convolutions, each followed by InstanceNorm and LeakyReLU. The decoder upsamples by ConvTranspose3d with
             kernel and stride 2.
   four      the same with four stages (5.6 M parameters) and a loss at full resolution only
-  resenc    nnU-Net's residual encoder with the stages of `six` (102.3 M parameters), 1, 3, 4, 6, 6 and 6 blocks per
+  resenc    nnU-Net's residual encoder with the stages of `six` (102.4 M parameters), 1, 3, 4, 6, 6 and 6 blocks per
             stage, one convolution per stage of the decoder, and a loss at full resolution only
   mednext3, mednext5  MedNeXt-B with 32 channels and depthwise convolutions of 3^3 or 5^3 (11.0 M parameters), and a
             loss at full resolution only

@@ -1,5 +1,6 @@
 #include "nn/norm_layers.h"
 
+#include <array>
 #include <cmath>
 
 #include "core/autograd.h"
@@ -19,50 +20,43 @@ void check_normalized_shape(const char* layer, const Shape& shape) {
 
 }  // namespace
 
+ChannelNorm::ChannelNorm(const Form& form, int64_t channels, double eps, bool affine)
+    : form_(form), channels_(channels), eps_(eps) {
+  check(channels > 0, form.name, "the number of channels must be positive, got ", channels);
+  check_eps(form.name, eps);
+  if (!affine) return;
+  weight = ones({channels}, {.requires_grad = true});
+  bias = zeros({channels}, {.requires_grad = true});
+}
+
+Tensor ChannelNorm::forward(const Tensor& x) const {
+  check(x.defined() && x.dim() >= 2 && accepts(x.size(1), x.dim()), form_.name, "expects (N, ", channels_, ", ",
+        form_.axes, "), got ", describe(x));
+  const Tensor y = norm_activation(x, {.norm = arguments()});
+  count_batch();
+  return y;
+}
+
+std::string ChannelNorm::extra_repr() const {
+  return concat(channels_, ", eps=", eps_, weight.defined() ? "" : ", affine=false");
+}
+
 GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options)
-    : num_groups_(num_groups), num_channels_(num_channels), options_(options) {
-  check(num_groups > 0 && num_channels > 0, "GroupNorm", "num_groups and num_channels must be positive, got ",
-        num_groups, " and ", num_channels);
-  check(num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
-        " does not divide num_channels = ", num_channels);
-  check_eps("GroupNorm", options.eps);
-  if (!options.affine) return;
-  weight = ones({num_channels}, {.requires_grad = true});
-  bias = zeros({num_channels}, {.requires_grad = true});
-}
-
-Tensor GroupNorm::forward(const Tensor& x) const {
-  check(x.defined() && x.dim() >= 2 && x.size(1) == num_channels_, "GroupNorm", "expects (N, ", num_channels_,
-        ", ...), got ", describe(x));
-  return group_norm(x, num_groups_, weight, bias, options_.eps);
-}
-
-InstanceNorm3d::InstanceNorm3d(int64_t num_features, const InstanceNormOptions& options)
-    : num_features_(num_features), options_(options) {
-  check(num_features > 0, "InstanceNorm3d", "num_features must be positive, got ", num_features);
-  check_eps("InstanceNorm3d", options.eps);
-  if (!options.affine) return;
-  weight = ones({num_features}, {.requires_grad = true});
-  bias = zeros({num_features}, {.requires_grad = true});
-}
-
-Tensor InstanceNorm3d::forward(const Tensor& x) const {
-  check(x.defined() && x.dim() == 5 && x.size(1) == num_features_, "InstanceNorm3d", "expects (N, ", num_features_,
-        ", D, H, W), got ", describe(x));
-  return instance_norm(x, weight, bias, options_.eps);
+    : ChannelNorm({"GroupNorm", "...", 2, kMaxRank}, num_channels, options.eps, options.affine),
+      num_groups_(num_groups) {
+  check(num_groups > 0 && num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
+        " must be positive and divide num_channels = ", num_channels);
 }
 
 template <int N>
-BatchNorm<N>::BatchNorm(int64_t num_features, const Options& options) : num_features_(num_features), options_(options) {
-  const std::string layer = concat("BatchNorm", N, 'd');
-  check(num_features > 0, layer.c_str(), "num_features must be positive, got ", num_features);
-  check_eps(layer.c_str(), options.eps);
+BatchNorm<N>::BatchNorm(int64_t num_features, const Options& options)
+    : ChannelNorm(std::array<Form, 3>{{{"BatchNorm1d", "L) or (N, C", 2, 3},
+                                       {"BatchNorm2d", "H, W", 4, 4},
+                                       {"BatchNorm3d", "D, H, W", 5, 5}}}[N - 1],
+                  num_features, options.eps, options.affine),
+      momentum_(options.momentum) {
   const double momentum = options.momentum.value_or(0);
-  check(momentum >= 0 && momentum <= 1, layer.c_str(), "momentum must lie in [0, 1], got ", momentum);
-  if (options.affine) {
-    weight = ones({num_features}, {.requires_grad = true});
-    bias = zeros({num_features}, {.requires_grad = true});
-  }
+  check(momentum >= 0 && momentum <= 1, form_.name, "momentum must lie in [0, 1], got ", momentum);
   if (!options.track_running_stats) return;
   running_mean = zeros({num_features});
   running_var = ones({num_features});
@@ -70,25 +64,20 @@ BatchNorm<N>::BatchNorm(int64_t num_features, const Options& options) : num_feat
 }
 
 template <int N>
-Tensor BatchNorm<N>::forward(const Tensor& x) const {
-  const bool has_rank = x.defined() && (x.dim() == N + 2 || (N == 1 && x.dim() == 2));
-  check(!x.defined() || (has_rank && x.size(1) == num_features_), concat("BatchNorm", N, 'd').c_str(), "expects (N, ",
-        num_features_, ", spatial...) with ", N, N == 1 ? " spatial axis, or (N, C), got " : " spatial axes, got ",
-        describe(x));
-  const Tensor y = norm_activation(x, {.norm = arguments()});
-  count_batch();
-  return y;
+std::string BatchNorm<N>::extra_repr() const {
+  return concat(channels_, ", eps=", eps_, ", momentum=", momentum_ ? concat(*momentum_) : "none",
+                weight.defined() ? "" : ", affine=false", running_mean.defined() ? "" : ", track_running_stats=false");
 }
 
 template <int N>
 NormArguments BatchNorm<N>::arguments() const {
   const bool tracks = num_batches_tracked.defined(), training = is_training() || !tracks;
-  double momentum = options_.momentum.value_or(0);
-  if (training && tracks && !options_.momentum) momentum = 1 / (num_batches_tracked.item() + 1);
+  double momentum = momentum_.value_or(0);
+  if (training && tracks && !momentum_) momentum = 1 / (num_batches_tracked.item() + 1);
   return {.kind = NormKind::batch,
           .weight = weight,
           .bias = bias,
-          .eps = options_.eps,
+          .eps = eps_,
           .running_mean = running_mean,
           .running_var = running_var,
           .training = training,

@@ -11,32 +11,55 @@
 
 namespace voxgrad::nn {
 
+/// Base class of the norms with one weight and one bias per channel. Input and result: (N, C, spatial...). Parameters
+/// if affine: weight and bias (C).
+class ChannelNorm : public Layer {
+ public:
+  Tensor forward(const Tensor& x) const override;
+  std::string extra_repr() const override;
+  /// Returns whether forward() takes inputs with these numbers of channels and axes.
+  bool accepts(int64_t channels, int64_t axes) const {
+    return channels == channels_ && axes >= form_.min_axes && axes <= form_.max_axes;
+  }
+  /// Returns the arguments of the normalization, without the input, for norm_activation() in ops/fused.h. Call
+  /// count_batch() after each use.
+  virtual NormArguments arguments() const = 0;
+  /// Counts a batch in norms that keep running statistics. forward() calls count_batch().
+  virtual void count_batch() const {}
+
+  Tensor weight, bias;
+  VG_MODULE(weight, bias)
+
+ protected:
+  /// The name of a norm, and the form of its inputs.
+  struct Form {
+    const char* name;
+    const char* axes;  ///< names of the axes after (N, C, for messages
+    int64_t min_axes, max_axes;
+  };
+  ChannelNorm(const Form& form, int64_t channels, double eps, bool affine);
+
+  Form form_;
+  int64_t channels_;
+  double eps_;
+};
+
 /// Options of GroupNorm.
 struct GroupNormOptions {
   double eps = 1e-5;   ///< added to the variance
   bool affine = true;  ///< adds a trained weight and bias
 };
 
-/// Divides the channels into num_groups groups and normalizes each group of each sample. Input and result: (N,
-/// num_channels, ...). See voxgrad::group_norm. Parameters if affine: weight and bias (num_channels). The constructor
-/// throws Error if num_groups does not divide num_channels.
-class GroupNorm : public Layer {
+/// Divides the channels into num_groups groups and normalizes each group of each sample; see voxgrad::group_norm. The
+/// constructor throws Error if num_groups does not divide num_channels.
+class GroupNorm : public ChannelNorm {
  public:
   GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options = {});
-  Tensor forward(const Tensor& x) const override;
-
-  std::string extra_repr() const override {
-    return concat(num_groups_, ", ", num_channels_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
-  }
-  int64_t num_channels() const { return num_channels_; }
-  /// Returns the arguments of the normalization, without the input, for norm_activation() in ops/fused.h.
-  NormArguments arguments() const { return {NormKind::group, weight, bias, options_.eps, num_groups_}; }
-  Tensor weight, bias;
-  VG_MODULE(weight, bias)
+  std::string extra_repr() const override { return concat(num_groups_, ", ", ChannelNorm::extra_repr()); }
+  NormArguments arguments() const override { return {NormKind::group, weight, bias, eps_, num_groups_}; }
 
  private:
-  int64_t num_groups_, num_channels_;
-  GroupNormOptions options_;
+  int64_t num_groups_;
 };
 
 /// Options of InstanceNorm3d.
@@ -45,37 +68,24 @@ struct InstanceNormOptions {
   bool affine = false;  ///< adds a trained weight and bias
 };
 
-/// Normalizes each channel of each sample over D, H and W. Input and result: (N, num_features, D, H, W). Parameters if
-/// affine: weight and bias (num_features). Unlike PyTorch's layer, this layer cannot track running statistics.
-class InstanceNorm3d : public Layer {
+/// Normalizes each channel of each sample (N, num_features, D, H, W) over D, H and W. Unlike PyTorch's layer, this
+/// layer cannot track running statistics.
+class InstanceNorm3d : public ChannelNorm {
  public:
-  explicit InstanceNorm3d(int64_t num_features, const InstanceNormOptions& options = {});
-  Tensor forward(const Tensor& x) const override;
-
-  std::string extra_repr() const override {
-    return concat(num_features_, ", eps=", options_.eps, options_.affine ? "" : ", affine=false");
-  }
-  int64_t num_features() const { return num_features_; }
-  /// Returns the arguments of the normalization, without the input.
-  NormArguments arguments() const { return {NormKind::instance, weight, bias, options_.eps}; }
-  Tensor weight, bias;
-  VG_MODULE(weight, bias)
-
- private:
-  int64_t num_features_;
-  InstanceNormOptions options_;
+  explicit InstanceNorm3d(int64_t num_features, const InstanceNormOptions& options = {})
+      : ChannelNorm({"InstanceNorm3d", "D, H, W", 5, 5}, num_features, options.eps, options.affine) {}
+  NormArguments arguments() const override { return {NormKind::instance, weight, bias, eps_}; }
 };
 
 /// Normalizes each channel over the batch and the spatial axes. The input has N spatial axes: (batch, num_features,
 /// spatial...); BatchNorm1d also accepts (batch, num_features). In training, uses the statistics of the batch; in
 /// evaluation, uses the running statistics, or those of the batch if track_running_stats is false.
 ///
-/// Parameters if affine: weight and bias (num_features). Buffers if track_running_stats: running_mean and running_var
-/// (num_features), and num_batches_tracked, an i64 scalar. If momentum is std::nullopt, the running statistics are the
-/// means over all batches, and forward() in training waits for the GPU. In training, forward() changes the buffers, so
-/// only one thread may call forward() at a time.
+/// Buffers if track_running_stats: running_mean and running_var (num_features), and num_batches_tracked, an i64 scalar.
+/// If momentum is std::nullopt, the running statistics are the means over all batches, and forward() in training waits
+/// for the GPU. In training, forward() changes the buffers, so only one thread may call forward() at a time.
 template <int N>
-class BatchNorm : public Layer {
+class BatchNorm : public ChannelNorm {
  public:
   struct Options {
     double eps = 1e-5;                     ///< added to the variance
@@ -84,28 +94,19 @@ class BatchNorm : public Layer {
     bool track_running_stats = true;       ///< keeps running statistics for evaluation
   };
   explicit BatchNorm(int64_t num_features, const Options& options = {});
-  Tensor forward(const Tensor& x) const override;
-
-  std::string extra_repr() const override {
-    return concat(num_features_, ", eps=", options_.eps, ", momentum=",  //
-                  options_.momentum ? concat(*options_.momentum) : "none", options_.affine ? "" : ", affine=false",
-                  options_.track_running_stats ? "" : ", track_running_stats=false");
-  }
-  int64_t num_features() const { return num_features_; }
-  /// Returns the arguments of the normalization, without the input. Call count_batch() after each use.
-  NormArguments arguments() const;
-  /// Increments num_batches_tracked in training. forward() calls count_batch().
-  void count_batch() const;
+  std::string extra_repr() const override;
+  NormArguments arguments() const override;
+  /// Increments num_batches_tracked in training.
+  void count_batch() const override;
   /// Sets the ranks whose batches contribute to the statistics in training. Null selects this rank alone. `group` must
   /// outlive the layer.
   void set_process_group(distributed::Communicator* group) { process_group_ = group; }
-  Tensor weight, bias;
+
   Buffer running_mean, running_var, num_batches_tracked;
   VG_MODULE(weight, bias, running_mean, running_var, num_batches_tracked)
 
  private:
-  int64_t num_features_;
-  Options options_;
+  std::optional<double> momentum_;
   distributed::Communicator* process_group_ = nullptr;
 };
 
@@ -162,8 +163,6 @@ class LayerNorm : public Layer {
     return concat(normalized_shape_, ", eps=", options_.eps,
                   options_.elementwise_affine ? "" : ", elementwise_affine=false", options_.bias ? "" : ", bias=false");
   }
-  /// Returns the arguments of the normalization, without the input.
-  NormArguments arguments() const { return {NormKind::layer, weight, bias, options_.eps, 1, normalized_shape_}; }
   Tensor weight, bias;
   VG_MODULE(weight, bias)
 

@@ -25,29 +25,24 @@ class ConvNorm : public Layer {
     if (!options.norm) return;
     const auto [batch, affine, eps] = *options.norm;
     if (batch)
-      batch_norm_ = std::make_shared<BatchNorm3d>(out, BatchNorm3d::Options{.eps = eps, .affine = affine});
+      norm_ = std::make_shared<BatchNorm3d>(out, BatchNorm3d::Options{.eps = eps, .affine = affine});
     else
-      instance_norm_ = std::make_shared<InstanceNorm3d>(out, InstanceNormOptions{.eps = eps, .affine = affine});
+      norm_ = std::make_shared<InstanceNorm3d>(out, InstanceNormOptions{.eps = eps, .affine = affine});
   }
   Tensor forward(const Tensor& x) const override {
-    NormArguments norm;
-    if (batch_norm_) norm = batch_norm_->arguments();
-    if (instance_norm_) norm = instance_norm_->arguments();
-    const Tensor y = conv_.forward(x, {.norm = norm, .activation = activation_});
-    if (batch_norm_) batch_norm_->count_batch();
+    const Tensor y = conv_.forward(x, {norm_ ? norm_->arguments() : NormArguments(), activation_});
+    if (norm_) norm_->count_batch();
     return y;
   }
   Members members() override {
     Members list{{"conv", {}, false, &conv_}};
-    if (batch_norm_) list.push_back({"norm", {}, false, batch_norm_.get()});
-    if (instance_norm_) list.push_back({"norm", {}, false, instance_norm_.get()});
+    if (norm_) list.push_back({"norm", {}, false, norm_.get()});
     return list;
   }
 
  private:
   Conv3d conv_;
-  std::shared_ptr<BatchNorm3d> batch_norm_;
-  std::shared_ptr<InstanceNorm3d> instance_norm_;
+  std::shared_ptr<ChannelNorm> norm_;
   ActivationArguments activation_{};
 };
 

@@ -28,11 +28,7 @@ Tensor record_relu(const Tensor& y, const Tensor& bias) {
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
 
-/// Returns true if normalize_with_activations supports the norm.
-bool can_fuse(const NormArguments& norm) { return norm.kind != NormKind::none && norm.kind != NormKind::layer; }
-
-/// Computes a norm that can_fuse accepts, together with the activation. `added` and `overwrite`: see
-/// normalize_with_activations.
+/// Computes a norm together with the activation. `added` and `overwrite`: see normalize_with_activations.
 Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& added, bool overwrite = false) {
   const ActivationArguments none{};
   const bool first = operations.activation_first;
@@ -41,19 +37,12 @@ Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& ad
                                     overwrite);
 }
 
-Tensor apply_norm(const Tensor& x, const NormArguments& norm) {
-  if (norm.kind == NormKind::none) return x;
-  if (norm.kind == NormKind::layer) return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps);
-  return normalize_with_activations(x, norm, {});
-}
-
 }  // namespace
 
 Tensor norm_activation(const Tensor& x, const NormActivation& operations) {
   check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
-  if (can_fuse(operations.norm)) return fused(x, operations, {});
-  if (operations.activation_first) return apply_norm(activation(operations.activation, x), operations.norm);
-  return activation(operations.activation, apply_norm(x, operations.norm));
+  if (operations.norm.kind == NormKind::none) return activation(operations.activation, x);
+  return fused(x, operations, {});
 }
 
 template <class Options>
@@ -61,11 +50,10 @@ Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor&
                             const NormActivation& operations) {
   check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
-  if (batched && can_fuse(operations.norm))
+  if (batched && operations.norm.kind != NormKind::none)
     return fused(unrecorded_conv(x, weight, bias, options, false), operations, bias, true);
-  if (batched && operations.activation.kind == ActivationKind::relu &&
-      (operations.activation_first || operations.norm.kind == NormKind::none))
-    return apply_norm(record_relu(unrecorded_conv(x, weight, bias, options, true), bias), operations.norm);
+  if (batched && operations.activation.kind == ActivationKind::relu)
+    return record_relu(unrecorded_conv(x, weight, bias, options, true), bias);
   return norm_activation(conv(x, weight, bias, options), operations);
 }
 

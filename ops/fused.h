@@ -18,8 +18,8 @@ struct NormActivation {
 };
 
 /// Applies the norm and the activation to x (N, C, spatial...). Group and instance norm, and batch norm in training,
-/// use one kernel for the forward pass and one for the backward pass. Layer norm, and batch norm in evaluation, call
-/// the separate functions. Throws the same errors as the separate functions.
+/// use one kernel for the forward pass and one for the backward pass. Batch norm in evaluation calls the separate
+/// functions. Throws the same errors as the separate functions.
 Tensor norm_activation(const Tensor& x, const NormActivation& operations);
 
 /// Applies norm_activation to the result of a convolution. ConvOptions<N> selects conv1d, conv2d or conv3d, and

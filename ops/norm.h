@@ -43,7 +43,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
 
 // ---- a normalization as an argument of other functions (ops/fused.h)
 
-enum class NormKind : uint8_t { none, group, instance, batch, layer };
+enum class NormKind : uint8_t { none, group, instance, batch };
 
 /// A normalization and all of its arguments except the input.
 struct NormArguments {
@@ -51,9 +51,8 @@ struct NormArguments {
   Tensor weight{};
   Tensor bias{};
   double eps = 1e-5;
-  int64_t num_groups = 1;    ///< for NormKind::group
-  Shape normalized_shape{};  ///< for NormKind::layer
-  Tensor running_mean{};     ///< for NormKind::batch, like the members below
+  int64_t num_groups = 1;  ///< for NormKind::group
+  Tensor running_mean{};   ///< for NormKind::batch, like the members below
   Tensor running_var{};
   bool training = true;
   double momentum = 0.1;

@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Runs training programs for a long time, kills them, and lets their system calls fail.
+"""Checks training programs: runs them for a long time, kills them, and lets their system calls fail.
 
     tests/soak.py BUILD_FOLDER [memory kills faults disk power] [--steps N] [--kills N] [--seed N]
 
-    memory   trains superres for --steps steps; the resident memory must not grow after a tenth of the steps
-    kills    kills superres, segment and one of two MPI ranks --kills times in all at random moments, and resumes; the
-             results must have the same bits as those of a run without a kill
-    faults   lets each write, fsync and rename, and each sixteenth mmap, of superres and segment fail once; the program
-             must end with an error, the files must be complete, and a resumed run must have the same bits
-    disk     runs superres in a full file system, in one that becomes full, and in a read-only one
-    power    records the system calls of superres, segment and a rank, and checks for every moment of the run which
-             files a loss of power could leave behind: each renamed file must be on the disk before its new name is
+    memory   Trains superres for --steps steps. After a tenth of the steps, the resident memory must not
+             grow by more than 2 % or 2 MB.
+    kills    Kills superres, segment and one of two MPI ranks at random moments, --kills times in total, and resumes
+             them. The results must have the same bits as those of a run without a kill.
+    faults   Lets each write, fsync and rename of superres and segment fail once, and every 16th mmap. The program must
+             not crash and must not report success with wrong results, its files must be complete, and a resumed run
+             must give the same bits.
+    disk     Runs superres in file systems that are full from the start, become full, or are read-only. The program must
+             end with an error, and its files must be complete.
+    power    Records the system calls of superres, segment and the ranks. At every moment of the run, a loss of power
+             must leave complete files: the contents of a file must be on the disk before the file is renamed.
 
-Prints one line per part. The exit status is 1 if a part fails. Needs strace, and unshare for `disk`.
+Without parts, runs all of them. Prints one line per part. The exit status is 1 if a part fails. Needs strace, and
+unshare for `disk`.
 """
 import argparse
 import array
@@ -37,11 +41,11 @@ RANKS = ["tests/distributed_program", "every=1", "checkpoint=run"]
 
 
 class Failure(Exception):
-    """A program that behaved differently from what docs/reliability.md promises."""
+    """Raised if a program does not behave as docs/reliability.md promises."""
 
 
 class Program:
-    """A program of the build folder, its arguments, and the results that must be the same in every run."""
+    """A program of the build folder, its arguments, and the files that must have the same bits after every run."""
 
     def __init__(self, name, build, arguments, steps, results, ranks=0):
         self.name, self.results, self.ranks = name, results, ranks
@@ -49,7 +53,7 @@ class Program:
         self.steps = steps
 
     def arguments(self, folder, resume=False, steps=None):
-        """The command of a run that starts or continues in `folder`."""
+        """Returns the command of a run with results in `folder`. With `resume`, the run continues from a checkpoint."""
         steps = str(steps or self.steps)
         if self.ranks:  # resumes if the checkpoint exists
             launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(self.ranks)]
@@ -58,13 +62,14 @@ class Program:
         return [*self.command, "--steps", steps, "--out", str(folder), *(["--resume"] if resume else [])]
 
     def run(self, folder, prefix=(), **options):
-        """Runs to the end, and returns the exit status and the output."""
+        """Runs the program to its end. Returns the exit status and the output."""
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run([*prefix, *self.arguments(folder, **options)], cwd=self.work(folder), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", timeout=600)
         return done.returncode, done.stdout
 
     def work(self, folder):
+        """Returns the current folder of a run with results in `folder`."""
         return folder if self.ranks else folder.parent
 
     def expect_success(self, folder, **options):
@@ -73,7 +78,8 @@ class Program:
             raise Failure(f"{self.name} ended with {code}: {output[-2000:]}")
 
     def bits(self, folder):
-        """The results of a run. The losses of a resumed run of ranks begin at the checkpoint, so they are left out."""
+        """Returns the results of a run by name. Omits the losses and samples of ranks, because those of a resumed run
+        begin at the checkpoint."""
         files = {name: (folder / name).read_bytes() for name in self.results}
         if not self.ranks:
             return files
@@ -85,7 +91,7 @@ class Program:
 
 
 def make_dataset(folder):
-    """Writes three volumes with a ball each, in nnU-Net's layout."""
+    """Writes a dataset in nnU-Net's layout: three volumes with one ball each."""
     for name in ("imagesTr", "labelsTr"):
         (folder / name).mkdir(parents=True)
     noise = random.Random(1)
@@ -109,13 +115,13 @@ def make_dataset(folder):
 
 
 def resident(process):
-    """The resident memory of a process in bytes."""
+    """Returns the resident memory of a process in bytes."""
     with open(f"/proc/{process.pid}/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def check_memory(programs, scratch, options):
-    """Part `memory`."""
+    """Runs part `memory`. Returns a summary, as all parts do."""
     command = programs[0].arguments(scratch / "memory", steps=options.steps)
     with subprocess.Popen(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         samples, step = [], 0
@@ -130,18 +136,18 @@ def check_memory(programs, scratch, options):
     growth = warm[-1] - warm[0]
     text = f"{options.steps} steps, {warm[0] / 1e6:.1f} MB after a tenth, {warm[-1] / 1e6:.1f} MB at the end"
     if growth > max(0.02 * warm[0], 2e6):
-        raise Failure("the memory grows: " + text)
+        raise Failure("the memory has grown: " + text)
     return text
 
 
 def descendants(pid):
-    """The processes below `pid` without children of their own."""
+    """Returns the descendants of a process that have no children, or the process itself if it has no children."""
     children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return [leaf for child in children for leaf in descendants(int(child))] or [pid]
 
 
 def check_kills(programs, scratch, options):
-    """Part `kills`."""
+    """Runs part `kills`."""
     chance, counts = random.Random(options.seed), {}
     for program in programs:
         whole = scratch / f"{program.name}-whole"
@@ -173,7 +179,8 @@ def check_kills(programs, scratch, options):
 
 
 def expect_complete(program, folder, whole, what):
-    """Each result must be absent, or have the bits of the whole run. A table may end at an earlier checkpoint."""
+    """Raises Failure unless each result is missing or has the bits of the whole run. A CSV file may end at an earlier
+    checkpoint. `what` describes the fault."""
     for name, expected in whole.items():
         file = folder / name
         found = file.read_bytes() if file.exists() else expected
@@ -182,7 +189,7 @@ def expect_complete(program, folder, whole, what):
 
 
 def check_faults(programs, scratch, _):
-    """Part `faults`."""
+    """Runs part `faults`."""
     calls = {"write": ("ENOSPC", 1), "fsync": ("EIO", 1), "rename": ("EACCES", 1), "mmap": ("ENOMEM", 16)}
     counts = dict.fromkeys(calls, 0)
     for program in programs:
@@ -216,7 +223,7 @@ def check_faults(programs, scratch, _):
 
 
 def check_disk(programs, scratch, _):
-    """Part `disk`."""
+    """Runs part `disk`."""
     program = programs[0]
     whole = scratch / "disk-whole"
     program.expect_success(whole)
@@ -248,13 +255,13 @@ CALL = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+)")
 
 
 def check_power(programs, scratch, _):
-    """Part `power`."""
+    """Runs part `power`."""
     renames = moments = 0
     for program in programs:
         folder, log = scratch / f"{program.name}-power", scratch / "power.log"
         program.expect_success(folder, prefix=("strace", "-f", "-y", "-o", str(log), "-e",
                                                "trace=write,pwrite64,ftruncate,fsync,rename"))
-        unsynced, undurable = set(), set()  # files with data, and folders with names, that a loss of power may take
+        unsynced, undurable = set(), set()  # files whose data, and folders whose names, may not be on the disk yet
         for line in log.read_text(errors="replace").splitlines():
             match = CALL.match(line)
             if not match or match[4].startswith("-"):
@@ -272,14 +279,14 @@ def check_power(programs, scratch, _):
                 base = program.work(folder)
                 old, new = base / old, base / new
                 if str(old) in unsynced:
-                    raise Failure(f"{program.name}: {new} gets its name before its contents are on the disk")
+                    raise Failure(f"{program.name}: {new} was renamed before its contents were on the disk")
                 if str(new.parent) in undurable:
                     raise Failure(f"{program.name}: the folder of {new} was not flushed after an earlier rename")
                 undurable.add(str(new.parent))
                 renames += 1
         if undurable:
             raise Failure(f"{program.name}: {undurable} was not flushed after a rename")
-    return f"{renames} renames, {moments} moments: every file that has its name is complete"
+    return f"{renames} renames, {moments} moments: all renamed files are complete"
 
 
 PARTS = {"memory": check_memory, "kills": check_kills, "faults": check_faults, "disk": check_disk, "power": check_power}
@@ -287,11 +294,11 @@ PARTS = {"memory": check_memory, "kills": check_kills, "faults": check_faults, "
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("build", type=lambda text: pathlib.Path(text).resolve(), help="build folder")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[*PARTS])
-    parser.add_argument("--steps", type=int, default=10000)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=10000, help="steps of the part memory (default: 10000)")
+    parser.add_argument("--kills", type=int, default=200, help="kills of the part kills (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills (default: 0)")
     options = parser.parse_args()
     programs = [Program("superres", options.build, SUPERRES, 1200, ["model.safetensors", "losses.csv"]),
                 Program("segment", options.build, SEGMENT, 40,

@@ -33,7 +33,29 @@ configure(installed -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_DISABLE_FIND_PACK
 run(${CMAKE_COMMAND} --build ${work}/installed --target consumer)
 run(${CMAKE_COMMAND} -E chdir ${work} ${work}/installed/consumer)
 
-# Compiles the consumer with voxgrad as a subdirectory. To save time, builds only the target `main`, which does not
+# Does the same with pkg-config and without CMake.
+find_program(PKG_CONFIG pkg-config)
+if(PKG_CONFIG)
+  file(GLOB_RECURSE file ${work}/prefix/voxgrad.pc)
+  get_filename_component(folder ${file} DIRECTORY)
+  set(static --static)
+  if(EXISTS ${folder}/../libvoxgrad.so)
+    set(static)
+  endif()
+  run(${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${folder} ${SOURCE}/check-pkg-config ${work}/pkg-config ${CXX} ${static})
+endif()
+
+# Checks that a shared library exports the namespace voxgrad and nothing else.
+file(GLOB_RECURSE shared ${work}/prefix/libvoxgrad.so)
+if(shared)
+  execute_process(COMMAND nm --dynamic --defined-only ${shared} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX REPLACE "[^\n]*(7voxgrad[^\n]*@@VOXGRAD_| A VOXGRAD_)[^\n]*\n" "" others "${symbols}")
+  if(others OR NOT symbols)
+    message(FATAL_ERROR "symbols outside of the namespace voxgrad are exported:\n${others}")
+  endif()
+endif()
+
+# Compiles the consumer with voxgrad as a subdirectory, which FetchContent adds. To save time, builds only the target `main`, which does not
 # build voxgrad itself.
 configure(subdirectory -DVOXGRAD_SOURCE=${voxgrad} -DVOXGRAD_CUDA=OFF)
 run(${CMAKE_COMMAND} --build ${work}/subdirectory --target main)

@@ -123,37 +123,27 @@ void add_norm_activations(std::vector<OpCase>& cases) {
     const char* name;
     NormKind kind;
   };
-  const Norm norms[] = {{"group_norm", NormKind::group},
-                        {"instance_norm", NormKind::instance},
-                        {"batch_norm", NormKind::batch},
-                        {"layer_norm", NormKind::layer}};
+  const Norm norms[] = {
+      {"group_norm", NormKind::group}, {"instance_norm", NormKind::instance}, {"batch_norm", NormKind::batch}};
   for (const Function& f : functions)
     for (const Norm& norm : norms)
       for (const bool first : {false, true}) {
         const NormKind kind = norm.kind;
-        const bool layer = kind == NormKind::layer;
-        const Shape parameters = layer ? Shape{3, 2} : Shape{4};
         OpCase c{concat(first ? f.name : norm.name, '_', first ? norm.name : f.name),
                  [=](const Tensors& t) {
-                   const NormArguments arguments{kind, t[1], t[2], 0.1, 2, layer ? parameters : Shape{}};
-                   return norm_activation(t[0], {arguments, {f.kind, 0.25}, first});
+                   return norm_activation(t[0], {{kind, t[1], t[2], 0.1, 2}, {f.kind, 0.25}, first});
                  },
-                 {{{2, 4, 2, 3, 2}, Domain::nonzero}, {parameters}, {parameters}}};
+                 {{{2, 4, 2, 3, 2}, Domain::nonzero}, {{4}}, {{4}}}};
         c.reference = [=](const Arrays& a) {
           const Array x = first ? reference::map(a[0], f.value) : a[0];
-          const Array y = layer ? reference::layer_norm(x, 2, &a[1], &a[2], 0.1)
-                          : kind == NormKind::batch
+          const Array y = kind == NormKind::batch
                               ? batch_norm_reference(x, &a[1], &a[2], 0.1)
                               : reference::group_norm(x, kind == NormKind::group ? 2 : 4, &a[1], &a[2], 0.1);
           return first ? y : reference::map(y, f.value);
         };
-        if (layer)
-          c.edges = {{{0, 4, 2, 3, 2}, {3, 2}, {3, 2}}};
-        else
-          c.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{2, 4, 0}, {4}, {4}}, {{1, 4, 5}, {4}, {4}}};
-        c.keeps_layout = !layer;
+        c.edges = {{{0, 4, 2, 3, 1}, {4}, {4}}, {{2, 4, 0}, {4}, {4}}, {{1, 4, 5}, {4}, {4}}};
+        c.keeps_layout = true;
         c.tolerance = 3e-5;
-        c.roundings = layer ? 4 : 1;
         cases.push_back(c);
       }
 }
