@@ -1,7 +1,10 @@
 // Tests of the short programs of docs/gallery.md.
 #include <cstdio>
+#include <limits>
 
 #include "core/io/safetensors.h"
+#include "examples/common/panels.h"
+#include "examples/common/sample_data.h"
 #include "tests/examples/programs.h"
 
 namespace voxgrad {
@@ -23,11 +26,32 @@ TEST_F(Programs, FieldRecoversTheConductivity) {
   EXPECT_EQ(load_safetensors(folder_ / "results/field.safetensors").at("log_k").shape(), (Shape{1, 1, 34, 34, 34}));
 }
 
+TEST_F(Programs, ShapesReconstructsRegions) {
+  if (!examples::find_sample("aal.nii.gz")) {
+    expect_failure("shapes --steps 1", 1, "shapes: aal.nii.gz was not found");
+    GTEST_SKIP() << "the package mricron-data is not installed";
+  }
+  const Result result = run("shapes --device cpu --steps 60 --out results");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_GT(number_after(result.output, "Dice on the right half: "), 0.2);
+  EXPECT_NEAR(number_after(result.output, "of the most similar left region: "), 0.686, 0.001);  // before the training
+  EXPECT_EQ(read(folder_ / "results/shapes.png").substr(1, 3), "PNG");
+  EXPECT_EQ(load_safetensors(folder_ / "results/shapes.safetensors").at("unpack.bias").shape(), (Shape{4096}));
+}
+
 TEST_F(Programs, ShortProgramsReportErrors) {
   expect_failure("field --steps 0", 2, "--steps");
   expect_failure("field --device cuda:x", 2, "--device");
   std::ofstream(folder_ / "file") << "not a folder";
   expect_failure("field --steps 1 --out file", 1, "field: ");
+}
+
+TEST_F(Programs, PanelsNeedOneSlicePerRowAndColumn) {
+  examples::Panels panels{{"left", "right"}, {"row"}, {rand({4, 4})}, 20, 30};
+  EXPECT_THROW(examples::write_panels(folder_ / "panels.png", panels), Error);
+  panels.slices.push_back(full({2, 3}, std::numeric_limits<double>::quiet_NaN()));
+  examples::write_panels(folder_ / "panels.png", panels);
+  EXPECT_EQ(read(folder_ / "panels.png").substr(1, 3), "PNG");
 }
 
 }  // namespace
