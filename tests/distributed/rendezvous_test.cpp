@@ -80,10 +80,10 @@ TEST(Rendezvous, ParsesCalls) {
   for (const auto& [cut, count] : {std::pair<size_t, size_t>{0, 2}, {1, 1}, {17, 1}, {18, 1}, {28, 0}}) {
     const std::vector<Call> calls = parse_calls(text.substr(0, text.size() - cut));
     ASSERT_EQ(calls.size(), count) << cut;
-    if (count > 0) EXPECT_EQ(calls[0].signature.messages, 2u);
-    if (count > 0) EXPECT_EQ(calls[0].description, "all_reduce");
-    if (count > 1) EXPECT_EQ(calls[1].signature.messages, UINT64_MAX);
-    if (count > 1) EXPECT_EQ(calls[1].description, "");
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(calls[i].signature.messages, i == 0 ? 2 : UINT64_MAX);
+      EXPECT_EQ(calls[i].description, i == 0 ? "all_reduce" : "");
+    }
   }
 }
 
