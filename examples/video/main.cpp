@@ -1,0 +1,97 @@
+// Trains a conditional video VAE on moving shapes. The encoder sees a video of one shape; the decoder draws a shape
+// that the condition selects, which moves along the same path.
+//
+// The picture and the weights are written to out/video.
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "examples/common/panels.h"
+#include "examples/common/progress.h"
+#include "examples/common/short_program.h"
+#include "examples/video/model.h"
+
+namespace {
+using namespace video;
+
+constexpr int64_t kFrames = 9, kSize = 32, kShapes = 3, kLatent = 4;
+
+/// Returns `count` videos (N, 3, 9, 32, 32) of shapes on random paths. The channels show a disc, a square and a ring.
+Tensor draw(int64_t count, vg::Device device) {
+  const auto uniform = [&](double low, double high) {
+    return low + (high - low) * vg::rand({count, 1, 1, 1, 1}, {.device = device});
+  };
+  const Tensor time = vg::arange(0, kFrames, 1, {.device = device}).reshape({kFrames, 1, 1});
+  const Tensor x = vg::arange(0, kSize, 1, {.device = device}), y = x.reshape({kSize, 1});
+  const auto path = [&] {
+    return uniform(12, 19) + uniform(3, 7) * vg::sin(uniform(0, 6.28) + uniform(0.2, 0.7) * time);
+  };
+  const Tensor dx = vg::abs(x - path()), dy = vg::abs(y - path()), radius = uniform(4, 6);
+  const Tensor distance = vg::sqrt(dx * dx + dy * dy);
+  const Tensor disc = distance - radius, square = vg::maximum(dx, dy) - 0.9 * radius, ring = vg::abs(disc) - 1;
+  return vg::clamp(0.5 - vg::cat({disc, square, ring}, 1), 0, 1);  // signed distances to gray values
+}
+
+/// Returns the encoder, whose result holds the means and the logarithms of the variances of the latent video.
+vg::nn::Sequential make_encoder() {
+  return vg::nn::Sequential{CausalConv(1, 16, 2), vg::nn::SiLU(), CausalConv(16, 32, 2), vg::nn::SiLU(),
+                            CausalConv(32, 2 * kLatent)};
+}
+
+struct Vae : vg::nn::Module {
+  vg::nn::Sequential encoder = make_encoder();
+  Decoder decoder{kLatent, 32, kShapes};
+  VG_MODULE(encoder, decoder)
+};
+
+void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
+  Vae model;
+  model.to(device);
+  vg::optim::AdamW optimizer(model.parameters(), {.lr = 3e-3});
+  vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = steps});
+  examples::Progress progress(0, steps, "step");
+  const auto one_hot = [&](const Tensor& shape) { return vg::one_hot(shape, kShapes).to(device, vg::f32); };
+  const auto random_shapes = [&](int64_t count) { return one_hot((vg::rand({count}) * kShapes).to(vg::i64)); };
+  const auto select = [](const Tensor& videos, const Tensor& shapes) {
+    return vg::sum(videos * shapes.reshape({-1, kShapes, 1, 1, 1}), {1}, /*keepdim=*/true);
+  };
+  for (int64_t step = 1; step <= steps; ++step) {
+    const Tensor videos = draw(8, device), condition = random_shapes(8);
+    const vg::Tensors latent = model.encoder(select(videos, random_shapes(8))).chunk(2, 1);
+    const Tensor sample = latent[0] + vg::exp(0.5 * latent[1]) * vg::randn_like(latent[0]);
+    const Tensor divergence = 0.5 * vg::mean(latent[0] * latent[0] + vg::exp(latent[1]) - latent[1] - 1);
+    const Tensor loss = vg::mse_loss(model.decoder(sample, condition), select(videos, condition)) + 1e-3 * divergence;
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    schedule.step();
+    progress.update(step, vg::concat("loss ", loss.item()));
+  }
+
+  const vg::NoGradGuard no_grad;
+  const Tensor videos = draw(64, device), condition = random_shapes(64);
+  const auto decode = [&](const Tensor& input, const Tensor& shapes) {
+    return model.decoder(model.encoder(input).narrow(1, 0, kLatent), shapes);
+  };
+  const Tensor target = select(videos, condition);
+  const double error = vg::mse_loss(decode(select(videos, random_shapes(64)), condition), target).item();
+  std::printf("PSNR %.1f dB on new paths; results are in %s\n", -10 * std::log10(error), out.c_str());
+  vg::save_safetensors(out / "video.safetensors", model.state_dict());
+  examples::Panels panels{std::vector<std::string>(kFrames), {"input", "as disc", "as square", "as ring"}, {}, 96, 96};
+  const Tensor input = videos.narrow(0, 0, 1).narrow(1, 0, 1);
+  for (int64_t row = 0; row <= kShapes; ++row) {
+    const Tensor video = row == 0 ? input : decode(input, one_hot(vg::tensor(std::vector<int64_t>{row - 1})));
+    for (int64_t t = 0; t < kFrames; ++t) {
+      panels.columns[static_cast<size_t>(t)] = vg::concat("frame ", t + 1);
+      panels.slices.push_back(video[0][0][t]);
+    }
+  }
+  examples::write_panels(out / "video.png", panels);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return examples::run_short_program("video", "Trains a conditional video VAE on moving shapes", 600, argc, argv, run);
+}
