@@ -27,9 +27,9 @@ Tensor draw(int64_t count, vg::Device device) {
   const auto path = [&] {
     return uniform(12, 19) + uniform(3, 7) * vg::sin(uniform(0, 6.28) + uniform(0.2, 0.7) * time);
   };
-  const Tensor dx = vg::abs(x - path()), dy = vg::abs(y - path()), radius = uniform(4, 6);
+  const Tensor dx = vg::abs(x - path()), dy = vg::abs(y - path()), radius = uniform(5, 7);
   const Tensor distance = vg::sqrt(dx * dx + dy * dy);
-  const Tensor disc = distance - radius, square = vg::maximum(dx, dy) - 0.9 * radius, ring = vg::abs(disc) - 1;
+  const Tensor disc = distance - radius, square = vg::maximum(dx, dy) - 0.9 * radius, ring = vg::abs(disc) - 1.5;
   return vg::clamp(0.5 - vg::cat({disc, square, ring}, 1), 0, 1);  // signed distances to gray values
 }
 
@@ -48,7 +48,7 @@ struct Vae : vg::nn::Module {
 void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   Vae model;
   model.to(device);
-  vg::optim::AdamW optimizer(model.parameters(), {.lr = 3e-3});
+  vg::optim::AdamW optimizer(model.parameters(), {.lr = 6e-3});
   vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = steps});
   examples::Progress progress(0, steps, "step");
   const auto one_hot = [&](const Tensor& shape) { return vg::one_hot(shape, kShapes).to(device, vg::f32); };
@@ -61,7 +61,8 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
     const vg::Tensors latent = model.encoder(select(videos, random_shapes(8))).chunk(2, 1);
     const Tensor sample = latent[0] + vg::exp(0.5 * latent[1]) * vg::randn_like(latent[0]);
     const Tensor divergence = 0.5 * vg::mean(latent[0] * latent[0] + vg::exp(latent[1]) - latent[1] - 1);
-    const Tensor loss = vg::mse_loss(model.decoder(sample, condition), select(videos, condition)) + 1e-3 * divergence;
+    const Tensor logits = model.decoder(sample, condition);
+    const Tensor loss = vg::binary_cross_entropy_with_logits(logits, select(videos, condition)) + 1e-4 * divergence;
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();
@@ -72,7 +73,7 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   const vg::NoGradGuard no_grad;
   const Tensor videos = draw(64, device), condition = random_shapes(64);
   const auto decode = [&](const Tensor& input, const Tensor& shapes) {
-    return model.decoder(model.encoder(input).narrow(1, 0, kLatent), shapes);
+    return vg::sigmoid(model.decoder(model.encoder(input).narrow(1, 0, kLatent), shapes));
   };
   const Tensor target = select(videos, condition);
   const double error = vg::mse_loss(decode(select(videos, random_shapes(64)), condition), target).item();
@@ -93,5 +94,5 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::run_short_program("video", "Trains a conditional video VAE on moving shapes", 600, argc, argv, run);
+  return examples::run_short_program("video", "Trains a conditional video VAE on moving shapes", 900, argc, argv, run);
 }

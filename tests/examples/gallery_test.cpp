@@ -39,6 +39,14 @@ TEST_F(Programs, ShapesReconstructsRegions) {
   EXPECT_EQ(load_safetensors(folder_ / "results/shapes.safetensors").at("unpack.bias").shape(), (Shape{4096}));
 }
 
+TEST_F(Programs, VideoLearnsToDraw) {
+  const Result result = run("video --device cpu --steps 60 --out results");
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_GT(number_after(result.output, "PSNR "), 11);  // about 9 for black videos
+  EXPECT_EQ(read(folder_ / "results/video.png").substr(1, 3), "PNG");
+  EXPECT_TRUE(load_safetensors(folder_ / "results/video.safetensors").contains("decoder.block1.norm1.affine.bias"));
+}
+
 TEST_F(Programs, ShortProgramsReportErrors) {
   expect_failure("field --steps 0", 2, "--steps");
   expect_failure("field --device cuda:x", 2, "--device");

@@ -1,0 +1,53 @@
+// Tests of the decoder of the example `video`. Compares outputs and gradients with PyTorch's results (recorded by
+// video_decoder.py).
+#include <gtest/gtest.h>
+
+#include "examples/video/model.h"
+
+namespace video {
+namespace {
+
+double relative_difference(const Tensor& a, const Tensor& b) {
+  return (vg::amax(vg::abs(a - b)) / vg::amax(vg::abs(b))).item();
+}
+
+TEST(VideoDecoder, MatchesPytorch) {
+  const vg::TensorMap data = vg::load_safetensors(TESTS_DIR "/examples/video_decoder.safetensors");
+  Decoder decoder(2, 8, 3);
+  vg::TensorMap state;
+  for (const auto& [name, tensor] : data)
+    if (name.starts_with("state.")) state[name.substr(6)] = tensor;
+  decoder.load_state_dict(state);
+
+  const Tensor latent = data.at("latent").clone().requires_grad_();
+  const Tensor condition = data.at("condition").clone().requires_grad_();
+  const Tensor output = decoder(latent, condition);
+  ASSERT_EQ(output.shape(), data.at("output").shape());
+  EXPECT_LT(relative_difference(output, data.at("output")), 1e-5);
+
+  output.backward(data.at("grad_output"));
+  EXPECT_LT(relative_difference(latent.grad(), data.at("grad.latent")), 1e-5);
+  EXPECT_LT(relative_difference(condition.grad(), data.at("grad.condition")), 1e-5);
+  for (const auto& [name, parameter] : decoder.named_parameters())
+    EXPECT_LT(relative_difference(parameter.grad(), data.at("grad." + name)), 1e-5) << name;
+}
+
+// The frames 4 t - 3 to 4 t of the video are the first ones that depend on the latent frame t.
+TEST(VideoDecoder, IsCausal) {
+  vg::manual_seed(1);
+  const Decoder decoder(2, 8, 3);
+  const Tensor condition = vg::randn({1, 3});
+  const Tensor latent = vg::randn({1, 2, 5, 3, 2});
+  const Tensor before = decoder(latent, condition);
+  EXPECT_EQ(before.shape(), (vg::Shape{1, 1, 17, 12, 8}));
+  for (int64_t t = 0; t < 5; ++t) {
+    const Tensor changed = latent.clone();
+    changed.select(2, t).fill_(7);
+    const Tensor difference = vg::amax(vg::abs(decoder(changed, condition) - before), {0, 1, 3, 4});
+    for (int64_t frame = 0; frame < 17; ++frame)
+      EXPECT_EQ(difference.at({frame}) > 0, frame >= 4 * t - 3) << "latent frame " << t << ", frame " << frame;
+  }
+}
+
+}  // namespace
+}  // namespace video
