@@ -19,15 +19,15 @@ constexpr int64_t kFrames = 9, kSize = 32, kShapes = 3, kLatent = 4;
 
 /// Returns `count` videos (N, 3, 9, 32, 32) of shapes on random paths. The channels show a disc, a square and a ring.
 Tensor draw(int64_t count, vg::Device device) {
-  const auto uniform = [&](double low, double high) {
-    return low + (high - low) * vg::rand({count, 1, 1, 1, 1}, {.device = device});
-  };
+  const Tensor random = vg::rand({9, count, 1, 1, 1, 1}, {.device = device});
+  const auto uniform = [&](int64_t i, double low, double high) { return low + (high - low) * random[i]; };
   const Tensor time = vg::arange(0, kFrames, 1, {.device = device}).reshape({kFrames, 1, 1});
   const Tensor x = vg::arange(0, kSize, 1, {.device = device}), y = x.reshape({kSize, 1});
-  const auto path = [&] {
-    return uniform(12, 19) + uniform(3, 7) * vg::sin(uniform(0, 6.28) + uniform(0.2, 0.7) * time);
+  const auto path = [&](int64_t i) {  // an oscillation with random center, amplitude, phase and frequency
+    return uniform(i, 12, 19) +
+           uniform(i + 1, 3, 7) * vg::sin(uniform(i + 2, 0, 6.28) + uniform(i + 3, 0.2, 0.7) * time);
   };
-  const Tensor dx = vg::abs(x - path()), dy = vg::abs(y - path()), radius = uniform(5, 7);
+  const Tensor dx = vg::abs(x - path(0)), dy = vg::abs(y - path(4)), radius = uniform(8, 5, 7);
   const Tensor distance = vg::sqrt(dx * dx + dy * dy);
   const Tensor disc = distance - radius, square = vg::maximum(dx, dy) - 0.9 * radius, ring = vg::abs(disc) - 1.5;
   return vg::clamp(0.5 - vg::cat({disc, square, ring}, 1), 0, 1);  // signed distances to gray values
@@ -57,8 +57,8 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
     return vg::sum(videos * shapes.reshape({-1, kShapes, 1, 1, 1}), {1}, /*keepdim=*/true);
   };
   for (int64_t step = 1; step <= steps; ++step) {
-    const Tensor videos = draw(8, device), condition = random_shapes(8);
-    const vg::Tensors latent = model.encoder(select(videos, random_shapes(8))).chunk(2, 1);
+    const Tensor videos = draw(8, device), shown = random_shapes(8), condition = random_shapes(8);
+    const vg::Tensors latent = model.encoder(select(videos, shown)).chunk(2, 1);
     const Tensor sample = latent[0] + vg::exp(0.5 * latent[1]) * vg::randn_like(latent[0]);
     const Tensor divergence = 0.5 * vg::mean(latent[0] * latent[0] + vg::exp(latent[1]) - latent[1] - 1);
     const Tensor logits = model.decoder(sample, condition);
@@ -71,12 +71,11 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   }
 
   const vg::NoGradGuard no_grad;
-  const Tensor videos = draw(64, device), condition = random_shapes(64);
+  const Tensor videos = draw(64, device), shown = random_shapes(64), condition = random_shapes(64);
   const auto decode = [&](const Tensor& input, const Tensor& shapes) {
     return vg::sigmoid(model.decoder(model.encoder(input).narrow(1, 0, kLatent), shapes));
   };
-  const Tensor target = select(videos, condition);
-  const double error = vg::mse_loss(decode(select(videos, random_shapes(64)), condition), target).item();
+  const double error = vg::mse_loss(decode(select(videos, shown), condition), select(videos, condition)).item();
   std::printf("PSNR %.1f dB on new paths; results are in %s\n", -10 * std::log10(error), out.c_str());
   vg::save_safetensors(out / "video.safetensors", model.state_dict());
   examples::Panels panels{std::vector<std::string>(kFrames), {"input", "as disc", "as square", "as ring"}, {}, 96, 96};
