@@ -443,9 +443,9 @@ def heading(text, mark):
 
 def read_examples(root):
     """Returns the examples of the reference: {name: directive}. An example is the code between "// [NAME]" and the next
-    "// [end]" in a source of examples/api."""
+    "// [end]" in a source of examples/reference, which the tests compile and run."""
     examples = {}
-    for path in sorted((root / "examples/api").glob("*.cpp")):
+    for path in sorted((root / "examples/reference").glob("*.cpp")):
         for name in re.findall(r"^ *// \[(?!end\])(.*)\]$", path.read_text(encoding="utf-8"), re.MULTILINE):
             examples[name] = (f".. literalinclude:: {path}\n   :language: c++\n   :start-after: // [{name}]\n"
                               "   :end-before: // [end]\n   :dedent:\n   :class: example")
