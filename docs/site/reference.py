@@ -10,6 +10,7 @@ header is not written. These declarations are hidden: deleted functions, destruc
 functions without a comment that override a documented function, and the namespaces of HIDDEN.
 """
 import re
+import textwrap
 import xml.etree.ElementTree as ElementTree
 
 # title: [(page, title, [(header, title)])]
@@ -442,13 +443,15 @@ def heading(text, mark):
 
 
 def read_examples(root):
-    """Returns the examples of the reference: {name: directive}. An example is the code between "// [NAME]" and the next
-    "// [end]" in a source of examples/reference, which the tests compile and run."""
+    """Returns the examples of the reference: {name: block of code}. An example is the code between "// [NAME]" and the
+    next "// [end]" in a source of examples/reference, which the tests compile and run."""
     examples = {}
     for path in sorted((root / "examples/reference").glob("*.cpp")):
-        for name in re.findall(r"^ *// \[(?!end\])(.*)\]$", path.read_text(encoding="utf-8"), re.MULTILINE):
-            examples[name] = (f".. literalinclude:: {path}\n   :language: c++\n   :start-after: // [{name}]\n"
-                              "   :end-before: // [end]\n   :dedent:\n   :class: example")
+        text = path.read_text(encoding="utf-8")
+        for name, code in re.findall(r"^ *// \[(?!end\])([^\]\n]*)\]\n(.*?)^ *// \[end\]$", text, re.MULTILINE | re.DOTALL):
+            if name in examples:
+                raise SystemExit(f"{path}: a second example for {name}")
+            examples[name] = code_block(textwrap.dedent(code))
     return examples
 
 
