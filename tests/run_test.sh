@@ -31,7 +31,7 @@ for venv in wheel-tools torch; do
   stand_in "$root/build/$venv/bin/pip" "$pip"
   stand_in "$root/build/$venv/bin/auditwheel" "$auditwheel"
 done
-for program in superres segment predict; do
+for program in superres segment predict field; do
   stand_in "$root/build/release/examples/$program" "echo \"$program in \$(pwd) \$*\" >>'$work/log'"
 done
 PATH=$work/bin:$PATH
@@ -47,6 +47,7 @@ expect() {
 }
 
 expect "superres in $work/caller --volume x.nii --out y" ../root/run demo --volume x.nii --out y
+expect "field in $work/caller --steps 5" ../root/run field --steps 5
 expect "predict in $work/caller model a.nii b.nii" ../root/run predict model a.nii b.nii
 expect "segment in $work/caller --steps 100" ../root/run predict
 expect "predict in $work/caller out/predict/model" ../root/run predict

@@ -24,6 +24,7 @@ SITE = ROOT / "docs/site"
 BUILD = ROOT / "build/docs"
 SOURCE = BUILD / "source"
 LINK = re.compile(r"(\]\(<?)([^()<>\s#]+)(#[^()<>\s]*)?(>?(?:\s+\"[^\"]*\")?\))")
+NAMED = re.compile(r"\[(?:[\w/-]+/)?([\w-]+\.md)\]\(((?:\S+/)?\1)\)")
 LANGUAGES = {".h": "c++", ".cpp": "c++", ".def": "c++", ".in": "c++", ".cu": "c++", ".cuh": "c++", ".py": "python",
              ".json": "json", ".yaml": "yaml", ".txt": "cmake", ".sh": "sh"}
 
@@ -75,6 +76,8 @@ def links_for_site(site, page, text):
     def replace(match):
         before, target, anchor, after = match[1], match[2], match[3] or "", match[4]
         path = os.path.normpath(os.path.join(os.path.dirname(page), target))
+        if path == "README.md":
+            return before + os.path.relpath("index.md", os.path.dirname(page) or ".") + anchor + after
         if re.match(r"[a-z][a-z0-9+.-]*:", target) or target.endswith((".md", ".svg", ".png")):
             return match[0]
         if (ROOT / path).is_file():
@@ -92,26 +95,30 @@ def links_for_site(site, page, text):
         mark = re.match(r"\s*(```+|~~~+)", line)
         if mark and (fence is None or line.strip() == fence):
             fence = mark[1] if fence is None else None
-        lines.append(line if fence else LINK.sub(replace, line))
+        # A link without text has the title of the page as its text: "[pitfalls.md](pitfalls.md)" becomes "[](pitfalls.md)".
+        lines.append(line if fence else LINK.sub(replace, NAMED.sub(r"[](\2)", line)))
     return "\n".join(lines) + "\n"
 
 
 def copy_pages(site):
-    """Copies the Markdown pages and their pictures."""
-    pages = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]
-    for page in pages:
+    """Copies the Markdown pages and their pictures. The index is README.md with navigation.md."""
+    navigation = (SITE / "navigation.md").read_text(encoding="utf-8")
+    others = ""
+    for page in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]:
         name = page.relative_to(ROOT).as_posix()
         text = links_for_site(site, name, page.read_text(encoding="utf-8"))
+        if name == "README.md":
+            index = text
+            continue
         if name == "docs/decisions/README.md":
             text += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
         site.write(name, text)
+        link = f"/{name.removesuffix('.md')}\n"
+        if "decisions" not in name and link not in navigation:
+            others += link
     for picture in (ROOT / "docs/img").iterdir():
         site.write(f"docs/img/{picture.name}", picture.read_bytes())
-    index = (SITE / "index.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^/(\S+)$", index, re.MULTILINE))
-    others = [page.relative_to(ROOT).with_suffix("").as_posix() for page in pages if page.parent.name != "decisions"]
-    index = index.replace("% other pages\n", "".join(f"/{page}\n" for page in others if page not in listed))
-    site.write("index.md", index)
+    site.write("index.md", index + navigation.replace("% other pages\n", others))
 
 
 def main():
