@@ -1,5 +1,5 @@
-// Trains a conditional video VAE on moving shapes. The encoder sees a video of one shape; the decoder draws a shape
-// that the condition selects, which moves along the same path.
+// Trains a conditional video VAE on moving shapes. The encoder maps a video of one shape to a latent video. The decoder
+// maps the latent video to a video of another shape, which the condition selects, on the same path.
 //
 // The picture and the weights are written to out/video.
 #include <cmath>
@@ -17,7 +17,7 @@ using namespace video;
 
 constexpr int64_t kFrames = 9, kSize = 32, kShapes = 3, kLatent = 4;
 
-/// Returns `count` videos (N, 3, 9, 32, 32) of shapes on random paths. The channels show a disc, a square and a ring.
+/// Returns `count` videos (N, 3, 9, 32, 32) of shapes on random paths. The channels show a disc, a cross and a ring.
 Tensor draw(int64_t count, vg::Device device) {
   const Tensor random = vg::rand({9, count, 1, 1, 1, 1}, {.device = device});
   const auto uniform = [&](int64_t i, double low, double high) { return low + (high - low) * random[i]; };
@@ -29,8 +29,9 @@ Tensor draw(int64_t count, vg::Device device) {
   };
   const Tensor dx = vg::abs(x - path(0)), dy = vg::abs(y - path(4)), radius = uniform(8, 5, 7);
   const Tensor distance = vg::sqrt(dx * dx + dy * dy);
-  const Tensor disc = distance - radius, square = vg::maximum(dx, dy) - 0.9 * radius, ring = vg::abs(disc) - 1.5;
-  return vg::clamp(0.5 - vg::cat({disc, square, ring}, 1), 0, 1);  // signed distances to gray values
+  const Tensor disc = distance - radius, ring = vg::abs(disc) - 1.5;
+  const Tensor cross = vg::maximum(vg::minimum(dx, dy) - 0.4 * radius, vg::maximum(dx, dy) - 1.2 * radius);
+  return vg::clamp(0.5 - vg::cat({disc, cross, ring}, 1), 0, 1);  // signed distances to gray values
 }
 
 /// Returns the encoder, whose result holds the means and the logarithms of the variances of the latent video.
@@ -78,7 +79,7 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   const double error = vg::mse_loss(decode(select(videos, shown), condition), select(videos, condition)).item();
   std::printf("PSNR %.1f dB on new paths; results are in %s\n", -10 * std::log10(error), out.c_str());
   vg::save_safetensors(out / "video.safetensors", model.state_dict());
-  examples::Panels panels{std::vector<std::string>(kFrames), {"input", "as disc", "as square", "as ring"}, {}, 96, 96};
+  examples::Panels panels{std::vector<std::string>(kFrames), {"input", "as disc", "as cross", "as ring"}, {}, 96, 96};
   const Tensor input = videos.narrow(0, 0, 1).narrow(1, 0, 1);
   for (int64_t row = 0; row <= kShapes; ++row) {
     const Tensor video = row == 0 ? input : decode(input, one_hot(vg::tensor(std::vector<int64_t>{row - 1})));

@@ -8,7 +8,7 @@ namespace vg = voxgrad;
 using vg::Tensor;
 
 /// A 3 x 3 x 3 convolution of (N, C, T, H, W). A frame of the result depends on the same frame of x and two earlier
-/// frames. With stride 2, T becomes (T + 1) / 2, so that the first frame keeps a latent frame of its own.
+/// frames. With stride 2, T becomes (T + 1) / 2.
 struct CausalConv : vg::nn::Layer {
   CausalConv(int64_t in_channels, int64_t out_channels, int64_t stride = 1)
       : conv(in_channels, out_channels, 3, stride, vg::Extent<3>(0, 1, 1)) {}
