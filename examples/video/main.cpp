@@ -15,7 +15,7 @@
 namespace {
 using namespace video;
 
-constexpr int64_t kFrames = 9, kSize = 32, kShapes = 3, kLatent = 4;
+constexpr int64_t kFrames = 9, kSize = 32, kShapes = 3, kLatent = 8;
 
 /// Returns `count` videos (N, 3, 9, 32, 32) of shapes on random paths. The channels show a disc, a cross and a ring.
 Tensor draw(int64_t count, vg::Device device) {
@@ -27,7 +27,7 @@ Tensor draw(int64_t count, vg::Device device) {
     return uniform(i, 12, 19) +
            uniform(i + 1, 3, 7) * vg::sin(uniform(i + 2, 0, 6.28) + uniform(i + 3, 0.2, 0.7) * time);
   };
-  const Tensor dx = vg::abs(x - path(0)), dy = vg::abs(y - path(4)), radius = uniform(8, 5, 7);
+  const Tensor dx = vg::abs(x - path(0)), dy = vg::abs(y - path(4)), radius = uniform(8, 6, 7);
   const Tensor distance = vg::sqrt(dx * dx + dy * dy);
   const Tensor disc = distance - radius, ring = vg::abs(disc) - 1.5;
   const Tensor cross = vg::maximum(vg::minimum(dx, dy) - 0.4 * radius, vg::maximum(dx, dy) - 1.2 * radius);
@@ -42,14 +42,14 @@ vg::nn::Sequential make_encoder() {
 
 struct Vae : vg::nn::Module {
   vg::nn::Sequential encoder = make_encoder();
-  Decoder decoder{kLatent, 32, kShapes};
+  Decoder decoder{kLatent, 16, kShapes};
   VG_MODULE(encoder, decoder)
 };
 
 void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   Vae model;
   model.to(device);
-  vg::optim::AdamW optimizer(model.parameters(), {.lr = 6e-3});
+  vg::optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .betas = {0.9, 0.99}});
   vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = steps});
   examples::Progress progress(0, steps, "step");
   const auto one_hot = [&](const Tensor& shape) { return vg::one_hot(shape, kShapes).to(device, vg::f32); };
@@ -58,7 +58,7 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
     return vg::sum(videos * shapes.reshape({-1, kShapes, 1, 1, 1}), {1}, /*keepdim=*/true);
   };
   for (int64_t step = 1; step <= steps; ++step) {
-    const Tensor videos = draw(8, device), shown = random_shapes(8), condition = random_shapes(8);
+    const Tensor videos = draw(4, device), shown = random_shapes(4), condition = random_shapes(4);
     const vg::Tensors latent = model.encoder(select(videos, shown)).chunk(2, 1);
     const Tensor sample = latent[0] + vg::exp(0.5 * latent[1]) * vg::randn_like(latent[0]);
     const Tensor divergence = 0.5 * vg::mean(latent[0] * latent[0] + vg::exp(latent[1]) - latent[1] - 1);
@@ -94,5 +94,5 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::run_short_program("video", "Trains a conditional video VAE on moving shapes", 900, argc, argv, run);
+  return examples::run_short_program("video", "Trains a conditional video VAE on moving shapes", 2500, argc, argv, run);
 }

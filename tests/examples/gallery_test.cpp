@@ -40,7 +40,7 @@ TEST_F(Programs, ShapesReconstructsRegions) {
 }
 
 TEST_F(Programs, VideoLearnsToDraw) {
-  const Result result = run("video --device cpu --steps 60 --out results");
+  const Result result = run("video --device cpu --steps 150 --out results");
   ASSERT_EQ(result.code, 0) << result.output;
   EXPECT_GT(number_after(result.output, "PSNR "), 11);  // about 9 for black videos
   EXPECT_EQ(read(folder_ / "results/video.png").substr(1, 3), "PNG");
