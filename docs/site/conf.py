@@ -1,27 +1,30 @@
 """Settings of Sphinx for the documentation site. docs/site/build.py runs Sphinx."""
+import html
+import os
 import pathlib
 import re
+
+from docutils import nodes
+from pygments import formatters, highlight, lexers
+from pygments.util import ClassNotFound
+from sphinx import addnodes
+from sphinx.domains.cpp import ASTDeclaration, CPPDomain
+from sphinx.util.nodes import make_refnode
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 project = "voxgrad"
 copyright = "the authors of voxgrad"
-version = re.search(r"VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text().split("project(", 1)[1])[1].rstrip(")")
-release = version
+version = release = re.search(r"project\(voxgrad VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 
 extensions = ["myst_parser"]
-myst_heading_anchors = 4  # anchors of headings, as on GitHub
-myst_enable_extensions = ["attrs_image"] if False else []
-suppress_warnings = ["myst.header"]
-highlight_language = "c++"
-pygments_style = "friendly"
-pygments_dark_style = "native"
-
+myst_heading_anchors = 4  # anchors of headings as on GitHub
+myst_url_schemes = ["http", "https", "mailto", "source"]  # build.py makes links "source:ops/conv.h"
+smartquotes = False  # quotes in comments belong to code
 primary_domain = "cpp"
-add_function_parentheses = False
-toc_object_entries_show_parents = "hide"
-cpp_maximum_signature_line_length = 100
-nitpick_ignore_regex = [("cpp:identifier", r".*")]
+highlight_language = "c++"
+# The reference has no entries for the standard library, template parameters and hidden names.
+nitpick_ignore_regex = [("cpp:identifier", ".*")]
 
 html_theme = "furo"
 html_title = f"voxgrad {version}"
@@ -30,3 +33,126 @@ html_css_files = ["site.css"]
 html_js_files = ["search.js"]
 html_copy_source = False
 html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "native"
+
+# Words in code font that are more often something else than the function of this name.
+NOT_LINKED = {"name", "has", "check", "fail", "convert", "concat", "runtime", "record", "version", "place", "active"}
+
+TARGETS = {}  # name of a declaration: (page, anchor)
+
+
+class SearchableDomain(CPPDomain):
+    """The C++ domain without parameters, which would bury functions in the results of the search."""
+
+    def get_objects(self):
+        return (entry for entry in super().get_objects() if entry[2] not in ("functionParam", "templateParam"))
+
+
+def cached_id(declaration, compute=ASTDeclaration.get_newest_id):
+    """Returns the id of a declaration. Newer versions of Sphinx cache the id, too; it takes a third of the time."""
+    if not hasattr(declaration, "cached_id"):
+        declaration.cached_id = compute(declaration)
+    return declaration.cached_id
+
+
+ASTDeclaration.get_newest_id = cached_id
+
+
+def depth(node):
+    """Returns the number of declarations around a declaration."""
+    return 0 if node.parent is None else depth(node.parent) + isinstance(node.parent, addnodes.desc)
+
+
+def list_declarations(app, doctree):
+    """Adds the declarations outside of classes to the table of contents of their page, each name once."""
+    seen = set()
+    for signature in doctree.findall(addnodes.desc_signature):
+        names = [node.astext() for node in signature.findall(addnodes.desc_name)]
+        name = names[-1] if names else ""
+        if depth(signature.parent) == 0 and name not in seen and not name.startswith("operator"):
+            seen.add(name)
+            signature["_toc_name"], signature["_toc_parts"] = name, (name,)
+
+
+def collect_names(app, env):
+    """Stores the page and the anchor of each declaration; overloads share those of the first."""
+    for name, _, _, page, anchor, _ in env.get_domain("cpp").get_objects():
+        TARGETS.setdefault(name, (page, anchor))
+
+
+def link_names(app, doctree, docname):
+    """Links the names of declarations in code font to the reference. Also links names such as "conv3d()" and
+    "voxgrad::conv3d" and the names of headers in the comments of the reference."""
+
+    headers = app.env.get_domain("std").anonlabels
+
+    def link(text):
+        name = re.sub(r"^(vg|voxgrad)::|\(\)$", "", text)
+        page, anchor = headers.get(text) if text.endswith(".h") and text in headers else TARGETS.get(
+            "voxgrad::" + name, (None, None))
+        if page is None or name in NOT_LINKED:
+            return None
+        return make_refnode(app.builder, docname, page, anchor, nodes.Text(text))
+
+    def is_linkable(node):
+        while node := node.parent:
+            if isinstance(node, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, addnodes.desc_signature,
+                                 addnodes.toctree, nodes.comment)):
+                return False
+        return True
+
+    for node in list(doctree.findall(nodes.literal)):
+        if re.fullmatch(r"[\w:]+(\(\))?", node.astext()) and is_linkable(node) and (reference := link(node.astext())):
+            node.children = []
+            node += reference
+    if docname.startswith("reference/"):
+        for node in list(doctree.findall(nodes.Text)):
+            parts = re.split(r"(\b(?:core|ops|nn|cuda)/[\w/]+\.h\b|(?:\w+::)+\w+(?:\(\))?|\w+\(\))", node.astext())
+            if len(parts) > 1 and is_linkable(node):
+                node.parent.replace(node, [link(part) or nodes.Text(part) for part in parts if part])
+    for node in doctree.findall(nodes.reference):
+        if node.get("refuri", "").startswith("source:"):
+            node["refuri"] = app.builder.get_relative_uri(docname, node["refuri"].replace(":", "/", 1))
+
+
+SOURCE_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name} - voxgrad</title>
+{styles}
+</head><body class="source"><p><a href="{root}/index.html">voxgrad</a> / {name}</p>{content}</body></html>
+"""
+
+
+def write_sources(app, exception):
+    """Writes the pages that show source files and folders."""
+    if exception:
+        return
+    formatter = formatters.HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True)
+    for name in (pathlib.Path(app.srcdir) / "sources.txt").read_text().splitlines():
+        path = ROOT / name
+        if path.is_dir():
+            names = sorted(file.name for file in path.iterdir() if file.is_file())
+            content = "".join(f'<p><a href="{path.name}/{file}.html">{file}</a></p>' for file in names)
+        else:
+            try:
+                lexer = lexers.CppLexer() if path.suffix in (".def", ".in") else lexers.get_lexer_for_filename(path)
+            except ClassNotFound:
+                lexer = lexers.TextLexer()
+            content = highlight(path.read_text(encoding="utf-8", errors="replace"), lexer, formatter)
+        page = pathlib.Path(app.outdir) / f"source/{name}.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        root = os.path.relpath(app.outdir, page.parent)
+        styles = "\n".join(f'<link rel="stylesheet" href="{root}/_static/{file}">'
+                           for file in ("pygments.css", "styles/furo.css", "site.css"))
+        page.write_text(SOURCE_PAGE.format(name=html.escape(name), styles=styles, root=root, content=content),
+                        encoding="utf-8")
+
+
+def setup(app):
+    app.add_domain(SearchableDomain, override=True)
+    app.connect("doctree-read", list_declarations, priority=400)  # before Sphinx collects the table of contents
+    app.connect("env-updated", collect_names)
+    app.connect("doctree-resolved", link_names)
+    app.connect("build-finished", write_sources)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
