@@ -67,8 +67,12 @@ def depth(node):
 
 
 def list_declarations(app, doctree):
-    """Adds the declarations outside of classes to the table of contents of their page, each name once."""
+    """Adds the declarations outside of classes to the table of contents of their page, each name once. Removes the
+    links of the namespace std."""
     seen = set()
+    for reference in list(doctree.findall(addnodes.pending_xref)):
+        if reference.get("refdomain") == "cpp" and reference["reftarget"] == "std":  # not the function voxgrad::std
+            reference.replace_self(reference.children)
     for signature in doctree.findall(addnodes.desc_signature):
         names = [node.astext() for node in signature.findall(addnodes.desc_name)]
         name = names[-1] if names else ""
