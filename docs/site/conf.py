@@ -32,6 +32,7 @@ html_title = f"voxgrad {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["search.js"]
+html_search_scorer = str(ROOT / "docs/site/scorer.js")
 html_copy_source = False
 html_use_index = False  # the page "Reference" lists all names
 html_show_sphinx = False
