@@ -88,7 +88,7 @@ std::string list_ranks(const std::vector<int>& ranks);
 /// If the ranks' calls differ, an error names the ranks and the call of each rank. Collectives start before the calls
 /// are compared.
 ///
-/// Under MPI, the ranks gather their calls (256 bytes each) while the collective runs. If the calls differ, the Work
+/// Under MPI, the ranks exchange their calls (256 bytes each) while the collective runs. If the calls differ, the Work
 /// throws CollectiveError instead of completing. A completed Work therefore implies that all ranks made the call. (MPI
 /// itself may complete broadcast and send_receive on one rank before another rank makes the call.) Under NCCL, a
 /// background thread sends the calls of each rank to rank 0. If the calls differ, all processes end within a second,

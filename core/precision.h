@@ -5,14 +5,16 @@ namespace voxgrad {
 
 /// The precision of float32 convolutions and matrix products, with the names that torch.set_float32_matmul_precision
 /// uses. On CUDA:
-///   highest: float32 accuracy (error-compensated TF32 on tensor cores);
-///   high:    TF32: operands rounded to 10 fraction bits, sums in float32.
+/// - highest: float32 accuracy (error-compensated TF32 on tensor cores);
+/// - high: TF32, with operands rounded to 10 fraction bits and sums in float32.
+///
 /// The precision affects neither f64 nor the CPU.
 enum class Float32Precision : unsigned char { highest, high };
 
 /// Sets the precision for all threads. The default is highest. A backward pass uses the value that is set when the pass
 /// runs.
 void set_float32_precision(Float32Precision precision);
+/// Returns the precision.
 Float32Precision float32_precision();
 
 }  // namespace voxgrad

@@ -139,11 +139,11 @@ struct Row {
 
 /// Records the operators of all threads until stop(), as torch.profiler.profile does:
 ///
-///   vg::profiler::Session profile;
-///   train_step();
-///   profile.stop();
-///   std::cout << profile.table();
-///   profile.save_trace("trace.json");
+///     vg::profiler::Session profile;
+///     train_step();
+///     profile.stop();
+///     std::cout << profile.table();
+///     profile.save_trace("trace.json");
 ///
 /// - A session contains the events that began and ended while it recorded. Sessions may nest and overlap, on one or on
 ///   several threads.

@@ -11,6 +11,7 @@ namespace voxgrad {
 /// Returns the number of threads that parallel_for uses. Default: the environment variable VOXGRAD_NUM_THREADS,
 /// otherwise OMP_NUM_THREADS, otherwise the number of cores.
 int num_threads();
+/// Sets the number of threads that parallel_for uses.
 void set_num_threads(int count);
 
 /// Splits [0, count) into ranges of at least `grain` elements, calls body(begin, end) for each range in parallel, and

@@ -129,18 +129,18 @@ class GraphRecording;
 /// Work of one GPU that is captured once and then replayed any number of times. A replay is a single call, so that
 /// small kernels do not wait for the host to launch them. Corresponds to torch.cuda.CUDAGraph.
 ///
-///   cuda::CUDAGraph graph;
-///   graph.capture([&] {
-///     optimizer.zero_grad();
-///     loss = mse_loss(model(x), target);
-///     loss.backward();
-///     optimizer.step();
-///   });
-///   for (...) {
-///     x.copy_(batch);         // replays read the captured tensors
-///     target.copy_(labels);
-///     graph.replay();         // overwrites the captured results: loss is the loss of this step
-///   }
+///     cuda::CUDAGraph graph;
+///     graph.capture([&] {
+///       optimizer.zero_grad();
+///       loss = mse_loss(model(x), target);
+///       loss.backward();
+///       optimizer.step();
+///     });
+///     for (...) {
+///       x.copy_(batch);         // replays read the captured tensors
+///       target.copy_(labels);
+///       graph.replay();         // overwrites the captured results: loss is the loss of this step
+///     }
 ///
 /// - capture() runs the function once, on the host only: the kernels are recorded and do not run. replay() runs the
 ///   recorded kernels only, not the function. Run the function once or twice before the capture, so that state is

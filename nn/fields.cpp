@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <sstream>
 #include <type_traits>
 
@@ -11,6 +12,7 @@ namespace voxgrad::nn {
 namespace {
 
 constexpr int64_t kVersion = 1;
+constexpr int64_t kMaxCount = int64_t{1} << 62;  // small enough that counting cannot overflow
 
 /// The element type of the tensor that stores a T.
 template <class T>
@@ -66,6 +68,10 @@ void read_fields(const TensorMap& state, const std::string& prefix, const Fields
     const auto check_field = [&]<class T>(T*) {
       const bool fits = tensor.defined() && tensor.dim() == 0 && tensor.dtype() == dtype_of<Stored<T>>;
       check(fits, op, key, " must be a scalar ", dtype_of<Stored<T>>, ", got ", describe(tensor));
+      const T value = read_field<T>(tensor);
+      if constexpr (std::is_same_v<T, int64_t>)
+        check(value >= 0 && value <= kMaxCount, op, key, " must lie in [0, 2^62], got ", value);
+      if constexpr (std::is_same_v<T, double>) check(!std::isnan(value), op, key, " must not be NaN");
     };
     std::visit(check_field, address);
   }

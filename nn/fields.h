@@ -46,8 +46,7 @@ class Stateful {
   /// Throws the Error that load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const { const_cast<Stateful*>(this)->read_state(state, false); }
   /// Restores a state. Throws Error, before anything is changed, if entries are missing, unexpected or of the wrong
-  /// shape or dtype. Most classes check only the structure of the state, not its numbers, so load only states that
-  /// state_dict() returned.
+  /// shape or dtype, or if an option or a count is out of range. The elements of larger tensors are not checked.
   void load_state_dict(const TensorMap& state) { read_state(state, true); }
 
  protected:
@@ -58,7 +57,8 @@ class Stateful {
 /// Adds each field to `state` under the name prefix + name.
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields);
 /// Checks the entries of `state` for all fields. If `keep`, sets the fields. Throws an Error that begins with `op`,
-/// before any field is set, if an entry is missing or has the wrong shape or dtype.
+/// before any field is set, if an entry is missing or has the wrong shape or dtype, if a double is NaN, or if an
+/// int64_t, which is a count, does not lie in [0, 2^62].
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op,
                  bool keep = true);
 

@@ -19,7 +19,7 @@ namespace voxgrad {
 /// Not thread-safe.
 class SummaryWriter {
  public:
-  /// Creates the folder if necessary, and the file events.out.tfevents.<seconds>.<process>.<number> in it. `purge_step`
+  /// Creates the folder if necessary, and the file events.out.tfevents.SECONDS.PROCESS.NUMBER in it. `purge_step`
   /// is for resumed runs: TensorBoard hides records of earlier files whose step is at least `purge_step`. Throws Error
   /// if the folder or the file cannot be created.
   explicit SummaryWriter(const std::filesystem::path& log_dir, std::optional<int64_t> purge_step = {});

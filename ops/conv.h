@@ -71,7 +71,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                         const ConvTransposeOptions<1>& options = {});
 
-/// Returns a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
+/// Return a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
 /// device and memory format. The first line contains the number of floating-point operations (two for each product;
 /// products with padding are not counted) and the total size of the operands and the result in bytes. Each of the next
 /// lines describes the kernel of the forward pass or of a gradient: its arithmetic, tiles and workspace. For GPUs, the

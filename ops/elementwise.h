@@ -131,13 +131,13 @@ Tensor isfinite(const Tensor& x);
 
 /// Activations accept floating dtypes only.
 Tensor relu(const Tensor& x);
+Tensor sigmoid(const Tensor& x);
+Tensor tanh(const Tensor& x);
 /// Returns x where x > 0, otherwise negative_slope * x.
 Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01);
 /// Returns x where x > 0, otherwise weight * x. `weight` has one element, or one for each channel (axis 1), and the
 /// dtype of x (He et al., "Delving deep into rectifiers", 2015).
 Tensor prelu(const Tensor& x, const Tensor& weight);
-Tensor sigmoid(const Tensor& x);
-Tensor tanh(const Tensor& x);
 /// Returns x * Phi(x), in the exact form with erf (Hendrycks and Gimpel 2016).
 Tensor gelu(const Tensor& x);
 /// Returns x * sigmoid(x).

@@ -150,10 +150,6 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
   return grads;
 }
 
-void check_affine(const char* op, const char* what, const Tensor& t, const Shape& shape) {
-  check(!t.defined() || t.shape() == shape, op, what, " must have shape ", shape, ", got ", describe(t));
-}
-
 void check_eps(const char* op, double eps) {
   check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
@@ -233,66 +229,36 @@ void check_input(const char* op, const Tensor& x, int64_t min_rank, const char* 
 void check_parameters(const char* op, const Tensor& x, std::initializer_list<Operand> parameters, const Shape& shape) {
   for (const Operand& parameter : parameters) {
     const Tensor& t = parameter.tensor;
-    check_affine(op, parameter.name, t, shape);
+    check(!t.defined() || t.shape() == shape, op, parameter.name, " must have shape ", shape, ", got ", describe(t));
     if (t.defined() && t.device() == x.device() && t.dtype() == widened(x.dtype())) continue;
     check_same_kind(op, {{"input", x}, parameter});
   }
 }
 
-/// Returns the number of ranks that share the groups.
-int64_t parts_of(distributed::Communicator* ranks) { return ranks ? ranks->size() : 1; }
-
-void check_group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight, const Tensor& bias, double eps,
-                      distributed::Communicator* ranks) {
-  check_input("group_norm", x, 2, "(N, C, spatial...)");
-  check_eps("group_norm", eps);
-  check(num_groups > 0, "group_norm", "num_groups must be positive, got ", num_groups);
-  check(x.size(1) > 0 && x.size(1) % num_groups == 0, "group_norm", "num_groups ", num_groups, " does not divide the ",
-        x.size(1), " channels of input ", x.shape());
-  check_parameters("group_norm", x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
-  check(x.numel() * parts_of(ranks) != num_groups, "group_norm", "expected more than 1 value per channel, got input ",
-        x.shape(), " in ", num_groups, " groups");
-}
-
-void check_instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                         distributed::Communicator* ranks) {
-  constexpr const char* kOp = "instance_norm";
-  check_input(kOp, x, 3, "(N, C, spatial...)");
-  check_eps(kOp, eps);
-  check_parameters(kOp, x, {{"weight", weight}, {"bias", bias}}, {x.size(1)});
-  check(voxel_count(kOp, x) != 1 || parts_of(ranks) != 1, kOp, "expected more than 1 value per channel, got input ",
-        x.shape());
-}
-
-void check_batch_norm(const Tensor& x, const NormArguments& norm) {
-  constexpr const char* kOp = "batch_norm";
-  check_input(kOp, x, 2, "(N, C, spatial...)");
-  check_eps(kOp, norm.eps);
-  check(norm.momentum >= 0 && norm.momentum <= 1, kOp, "momentum must lie in [0, 1], got ", norm.momentum);
-  check_parameters(kOp, x,
+/// Checks the arguments of a group, instance or batch norm. Returns the shape of its statistics.
+Shape checked_statistics(const char* op, const Tensor& x, const NormArguments& norm) {
+  const bool by_group = norm.kind == NormKind::group, batch = norm.kind == NormKind::batch;
+  const bool instance = norm.kind == NormKind::instance;
+  check_input(op, x, instance ? 3 : 2, "(N, C, spatial...)");
+  check_eps(op, norm.eps);
+  check(norm.momentum >= 0 && norm.momentum <= 1, op, "momentum must lie in [0, 1], got ", norm.momentum);
+  const int64_t channels = x.size(1), groups = by_group ? norm.num_groups : channels;
+  check(!by_group || groups > 0, op, "num_groups must be positive, got ", groups);
+  check(!by_group || (channels > 0 && channels % groups == 0), op, "num_groups ", groups, " does not divide the ",
+        channels, " channels of input ", x.shape());
+  check_parameters(op, x,
                    {{"weight", norm.weight},
                     {"bias", norm.bias},
                     {"running_mean", norm.running_mean},
                     {"running_var", norm.running_var}},
-                   {x.size(1)});
-  const bool tracks = norm.running_mean.defined() && norm.running_var.defined();
-  check(norm.training || tracks, kOp, "running_mean and running_var are required if training is false");
-  check(!norm.training || x.numel() == 0 || x.numel() * parts_of(norm.ranks) != x.size(1), kOp,
-        "expected more than 1 value per channel in training, got input ", x.shape());
-}
-
-/// Checks the arguments of a group, instance or batch norm. Returns the shape of its statistics.
-Shape checked_statistics(const Tensor& x, const NormArguments& norm) {
-  if (norm.kind == NormKind::group) {
-    check_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, norm.ranks);
-    return {x.size(0), norm.num_groups};
-  }
-  if (norm.kind == NormKind::instance) {
-    check_instance_norm(x, norm.weight, norm.bias, norm.eps, norm.ranks);
-    return {x.size(0), x.size(1)};
-  }
-  check_batch_norm(x, norm);
-  return {1, x.size(1)};
+                   {channels});
+  check(norm.training || (norm.running_mean.defined() && norm.running_var.defined()), op,
+        "running_mean and running_var are required if training is false");
+  const int64_t parts = norm.ranks ? norm.ranks->size() : 1;
+  const bool single = instance ? voxel_count(op, x) * parts == 1 : x.numel() > 0 && x.numel() * parts == groups;
+  check(!norm.training || !single, op, "expected more than 1 value per channel", batch ? " in training" : "",
+        ", got input ", x.shape(), by_group ? concat(" in ", groups, " groups") : "");
+  return {batch ? 1 : x.size(0), groups};
 }
 
 /// Updates the running statistics of a batch norm, if defined, with those of this batch.
@@ -317,7 +283,9 @@ Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, c
   NormArguments norm = given;
   if (norm.ranks && norm.ranks->size() == 1) norm.ranks = nullptr;
   if (!norm.ranks && x.defined()) norm.ranks = sharing_ranks(x.dim());
-  const Shape groups = checked_statistics(x, norm);
+  constexpr const char* kNames[] = {"", "group_norm", "instance_norm", "batch_norm"};  // in the order of NormKind
+  const char* const name = kNames[static_cast<size_t>(norm.kind)];
+  const Shape groups = checked_statistics(name, x, norm);
   // Treat (N, C) as one channels-last sample with N positions, so that the kernel can split the positions among
   // threads.
   if (norm.kind == NormKind::batch && x.dim() == 2) {
@@ -330,10 +298,7 @@ Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, c
     const Tensor v = activation(activations.before, record_added(x, added));
     return activation(activations.after, normalize_with(mean, rstd, v, norm.weight, norm.bias));
   }
-  const char* op = activations.any()                 ? "norm_activation"
-                   : norm.kind == NormKind::group    ? "group_norm"
-                   : norm.kind == NormKind::instance ? "instance_norm"
-                                                     : "batch_norm";
+  const char* const op = activations.any() ? "norm_activation" : name;
   const NormResult result =
       normalize_groups(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks, overwrite);
   if (norm.kind == NormKind::batch) track(x, result, norm);

@@ -9,10 +9,10 @@ namespace voxgrad::distributed {
 /// While an object of this class exists, operators of this thread treat volumes (N, C, D, H, W) as slabs: rank r of
 /// `group` has the r-th of size() equal parts of the planes along D. A model is used as on one rank:
 ///
-///   nn::DataParallel parallel(model, world);
-///   const distributed::SpatialParallel spatial(world);
-///   const Tensor loss = dice_ce_loss(model(spatial.slab(volume)), spatial.slab(labels));
-///   loss.backward();
+///     nn::DataParallel parallel(model, world);
+///     const distributed::SpatialParallel spatial(world);
+///     const Tensor loss = dice_ce_loss(model(spatial.slab(volume)), spatial.slab(labels));
+///     loss.backward();
 ///
 /// - conv3d and conv_transpose3d exchange the planes that they need from other slabs (halos) with the previous and the
 ///   next rank, while they compute the rest. conv3d must divide the depth of the volume by exactly the stride ("same"

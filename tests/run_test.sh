@@ -7,7 +7,7 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir -p "$root/.ci" "$root/build/release/examples" "$work/bin" "$work/caller"
 cp "$1" "$root/run"
-printf '# comment\nmake\n# For .ci/run alone\nno-such-package\n' >"$root/.ci/packages"
+printf '# comment\nmake\n# For ./run docs:\nsphinx\n# For .ci/run alone\nno-such-package\n' >"$root/.ci/packages"
 
 stand_in() { # PATH COMMAND
   printf '#!/bin/sh\n%s\n' "$2" >"$1"
@@ -15,19 +15,23 @@ stand_in() { # PATH COMMAND
 }
 stand_in "$work/bin/cmake" "echo noise; echo \"\$@\" >>'$work/log'; [ ! -e '$work/broken' ]"
 stand_in "$work/bin/ctest" "echo ctest \"\$@\" >>'$work/log'"
+stand_in "$work/bin/cpack" "mkdir -p build/package && touch build/package/a.deb"
+stand_in "$work/bin/lintian" "echo lintian \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
+stand_in "$work/bin/clang++" true
 # Virtual environments contain only stand-ins, too. pip and auditwheel create the wheels that they are told to create.
 python="echo python \"\$@\" in \$DLPACK_LIBRARY >>'$work/log'"
 pip="echo pip \"\$@\" >>'$work/log'; [ \$1 != wheel ] || { mkdir -p build/wheel/local && touch build/wheel/local/a.whl; }"
 auditwheel="echo auditwheel \"\$@\" >>'$work/log'; touch build/wheel/b.whl"
+stand_in "$work/bin/python3" "case \$1 in docs/* | tests/*) echo python3 \"\$@\" >>'$work/log' ;; *) exec $(command -v python3) \"\$@\" ;; esac"
 for venv in wheel-tools torch; do
   mkdir -p "$root/build/$venv/bin"
   stand_in "$root/build/$venv/bin/python" "$python"
   stand_in "$root/build/$venv/bin/pip" "$pip"
   stand_in "$root/build/$venv/bin/auditwheel" "$auditwheel"
 done
-for program in superres segment predict; do
+for program in superres segment predict field; do
   stand_in "$root/build/release/examples/$program" "echo \"$program in \$(pwd) \$*\" >>'$work/log'"
 done
 PATH=$work/bin:$PATH
@@ -43,6 +47,7 @@ expect() {
 }
 
 expect "superres in $work/caller --volume x.nii --out y" ../root/run demo --volume x.nii --out y
+expect "field in $work/caller --steps 5" ../root/run field --steps 5
 expect "predict in $work/caller model a.nii b.nii" ../root/run predict model a.nii b.nii
 expect "segment in $work/caller --steps 100" ../root/run predict
 expect "predict in $work/caller out/predict/model" ../root/run predict
@@ -53,6 +58,10 @@ expect "--target core_tests nn_tests" ../root/run sanitize core nn
 expect "-L ^core\$|^nn\$" ../root/run sanitize core nn
 expect "-DVOXGRAD_EXAMPLES=OFF" ../root/run sanitize
 expect "-DVOXGRAD_EXAMPLES=ON" ../root/run sanitize examples
+expect "python3 tests/fuzz/fuzz.py 5 --jobs 2 npy" ../root/run fuzz 5 --jobs 2 npy
+expect "-DVOXGRAD_PACKAGE=ON -DBUILD_SHARED_LIBS=ON" env VOXGRAD_CUDA=OFF ../root/run package
+expect "--allow-root build/package/a.deb" env VOXGRAD_CUDA=OFF ../root/run package
+expect "python3 docs/site/build.py" ../root/run docs
 expect "auditwheel repair --wheel-dir build/wheel build/wheel/local/a.whl" ../root/run wheel
 expect "cmake.define.VOXGRAD_CUDA=OFF" env VOXGRAD_CUDA=OFF ../root/run wheel
 expect "cmake.define.VOXGRAD_TESTS=ON" ../root/run test-pytorch

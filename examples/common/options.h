@@ -100,9 +100,8 @@ class Precision {
   /// is empty. `help_suffix` is appended to the help text.
   static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& help_suffix = {}) {
     return app
-        .add_option(
-            "--precision", name,
-            "highest (float32), high (TF32 on a GPU), bf16 or f16 (autocast; f16 scales the loss)" + help_suffix)
+        .add_option("--precision", name,
+                    "highest (float32), high (TF32 on a GPU), bf16 or f16 (autocast)" + help_suffix)
         ->check(CLI::IsMember({"highest", "high", "bf16", "f16"}))
         ->capture_default_str();
   }

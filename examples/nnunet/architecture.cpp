@@ -174,11 +174,13 @@ MedNeXtOptions read_mednext(const Json& kwargs, int64_t in_channels, int64_t num
 /// Reads the format of early nnU-Net v2, whose networks have a bias, InstanceNorm and LeakyReLU(0.01).
 UNetOptions read_old_format(const Json& plan, int64_t axes, int64_t in_channels, int64_t num_classes) {
   const int64_t base = plan.at("UNet_base_num_features").integer(), max = plan.at("unet_max_num_features").integer();
-  plan.check(base > 0 && max > 0, "UNet_base_num_features and unet_max_num_features must be positive");
-  std::vector<int64_t> features;
-  for (const size_t count = plan.at("conv_kernel_sizes").items().size(); features.size() < count;)
-    features.push_back(features.empty() ? std::min(base, max) : std::min(2 * features.back(), max));
-  plan.at("conv_kernel_sizes").check(features.size() >= 2 && features.size() <= 64, "must have 2 to 64 items");
+  const auto is_valid = [](int64_t features) { return features >= 1 && features < int64_t{1} << 31; };
+  plan.check(is_valid(base) && is_valid(max),
+             "UNet_base_num_features and unet_max_num_features must lie in [1, 2^31), are ", base, " and ", max);
+  const size_t count = plan.at("conv_kernel_sizes").items().size();
+  plan.at("conv_kernel_sizes").check(count >= 2 && count <= 64, "must have 2 to 64 items, has ", count);
+  std::vector<int64_t> features{std::min(base, max)};
+  while (features.size() < count) features.push_back(std::min(2 * features.back(), max));
   return build(
       {read_class(plan.at("UNet_class_name")), axes, features, plan.at("conv_kernel_sizes"),
        plan.at("pool_op_kernel_sizes"), plan.at("n_conv_per_stage_encoder"), plan.at("n_conv_per_stage_decoder")},

@@ -7,6 +7,104 @@
 
 namespace nnunet {
 
+namespace {
+
+constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxKeyBytes = 256;
+constexpr size_t kMaxKeys = 4096;  // per object, because nlohmann::ordered_json searches the keys one after another
+constexpr size_t kMaxValues = 1 << 18;  // per file
+constexpr size_t kMaxShown = 200;       // bytes of a value in an error message
+
+/// Returns the JSON text of a value, abbreviated.
+std::string shown(const nlohmann::ordered_json& value) {
+  std::string text = value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  if (text.size() > kMaxShown) text.replace(kMaxShown, std::string::npos, "...");
+  return text;
+}
+
+/// Implements nlohmann::json_sax: builds the document and checks its limits. The time is proportional to the size of
+/// the text; nlohmann::json's own builder searches all items of an array at the end of each item. Functions return true
+/// to continue, and throw in case of an error.
+class Builder {
+ public:
+  using Document = nlohmann::ordered_json;
+  explicit Builder(const std::filesystem::path& path) : path_(path) {}
+
+  Document take_document() { return std::move(document_); }
+
+  bool null() { return add({}); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(int64_t value) { return add(value); }
+  bool number_unsigned(uint64_t value) { return add(value); }
+  bool number_float(double value, const std::string&) { return add(value); }
+  bool string(std::string& text) { return add(std::move(text)); }
+  bool binary(Document::binary_t&) { return false; }  // does not occur in JSON text
+  bool start_object(size_t) { return open(Document::object()); }
+  bool start_array(size_t) { return open(Document::array()); }
+  bool key(std::string& key) {
+    check(key.size() <= kMaxKeyBytes, " has a key of more than ", kMaxKeyBytes, " bytes");
+    check(open_.back().keys.size() < kMaxKeys, " has an object of more than ", kMaxKeys, " keys");
+    if (!open_.back().keys.insert(key).second) fail(": the key ", shown(key), " occurs twice");
+    key_ = std::move(key);
+    return true;
+  }
+  bool end_object() { return end_array(); }
+  bool end_array() {
+    open_.pop_back();
+    return true;
+  }
+  bool parse_error(size_t position, const std::string&, const Document::exception&) {
+    fail(" is not valid JSON at byte ", position);
+  }
+
+ private:
+  /// An object or array that contains the next value.
+  struct Level {
+    Document* value;
+    std::set<std::string> keys{};
+  };
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... parts) const {
+    voxgrad::fail("nnU-Net", "'", path_.string(), "'", parts...);
+  }
+  template <class... Parts>
+  void check(bool condition, const Parts&... parts) const {
+    if (!condition) fail(parts...);
+  }
+  bool add(Document value) {
+    check(++values_ <= kMaxValues, " has more than ", kMaxValues, " values");
+    last_ = &document_;
+    if (open_.empty()) {
+      document_ = std::move(value);
+      return true;
+    }
+    if (Document& parent = *open_.back().value; parent.is_object()) {
+      auto& members = parent.get_ref<Document::object_t&>();
+      members.emplace_back(std::move(key_), std::move(value));  // key() has compared the key with the others
+      last_ = &members.back().second;
+    } else {
+      parent.push_back(std::move(value));
+      last_ = &parent.back();
+    }
+    return true;
+  }
+  bool open(Document value) {
+    check(open_.size() < kMaxDepth, " has more than ", kMaxDepth, " levels");
+    add(std::move(value));
+    open_.push_back({last_});
+    return true;
+  }
+
+  const std::filesystem::path& path_;
+  Document document_;
+  std::vector<Level> open_;
+  std::string key_;           // of the next value
+  Document* last_ = nullptr;  // the value that add() has added
+  size_t values_ = 0;
+};
+
+}  // namespace
+
 Json Json::load(const std::filesystem::path& path) {
   constexpr uintmax_t kMaxSize = uintmax_t{1} << 26;
   std::error_code error;
@@ -15,37 +113,25 @@ Json Json::load(const std::filesystem::path& path) {
   voxgrad::check(!error && stream, "nnU-Net", "cannot read '", path.string(), "'",
                  error ? ": " + error.message() : std::string());
   voxgrad::check(size <= kMaxSize, "nnU-Net", "'", path.string(), "' has ", size, " bytes, more than ", kMaxSize);
-  auto file = std::make_shared<File>();
-  file->path = path;
   const std::string text(std::istreambuf_iterator<char>(stream), {});
-  std::vector<std::set<std::string>> keys;  // keys of each object that contains the current position
-  const auto check_keys = [&](int, Document::parse_event_t event, const Document& value) {
-    using Event = Document::parse_event_t;
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    voxgrad::check(event != Event::key || keys.back().insert(value.get<std::string>()).second, "nnU-Net", "'",
-                   path.string(), "': the key ", value.dump(), " occurs twice");
-    return true;
-  };
-  try {
-    file->document = Document::parse(text, check_keys);
-  } catch (const nlohmann::json::parse_error& problem) {
-    voxgrad::fail("nnU-Net", "'", path.string(), "' is not valid JSON at byte ", problem.byte);
-  }
+  Builder builder(path);
+  Document::sax_parse(text, &builder);
+  auto file = std::make_shared<File>(File{path, builder.take_document()});
   return {file, &file->document, {}};
 }
 
 Json Json::merged(const std::vector<Json>& chain) {
   auto file = std::make_shared<File>(File{chain[0].file_->path, Document::object()});
   for (const Json& link : chain)
-    for (const auto& [key, value] : link.members())
+    for (const auto& [key, value] : link.members()) {
       if (!file->document.contains(key)) file->document[key] = *value.value_;
+      chain[0].check(file->document.size() <= kMaxKeys, "inherits more than ", kMaxKeys, " keys");
+    }
   return {file, &file->document, chain[0].where_};
 }
 
 void Json::check_supported(bool condition, const std::string& supported) const {
-  constexpr size_t kMaxBytes = 200;  // a wrong file can contain a long value
-  if (!condition) fail("is ", value_->dump().substr(0, kMaxBytes), "; supported: ", supported);
+  if (!condition) fail("is ", shown(*value_), "; supported: ", supported);
 }
 
 std::string Json::place() const {
@@ -53,7 +139,7 @@ std::string Json::place() const {
 }
 
 void Json::expect(bool good, const char* expected) const {
-  check(good, "must be ", expected, ", is ", value_->is_structured() ? value_->type_name() : value_->dump());
+  if (!good) fail("must be ", expected, ", is ", value_->is_structured() ? value_->type_name() : shown(*value_));
 }
 
 Json Json::member(const std::string& key, const Document& value) const {

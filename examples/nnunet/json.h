@@ -17,7 +17,8 @@ namespace nnunet {
 /// the file, such as "configurations.3d_fullres.patch_size[1]".
 class Json {
  public:
-  /// Reads a file of at most 64 MB. Throws Error if the file cannot be read or is not JSON.
+  /// Reads a file of at most 64 MB. Throws Error if the file cannot be read, is not JSON, has a key twice in an object,
+  /// or has more than 64 levels, 2^18 values, 4096 keys in an object or 256 bytes in a key.
   static Json load(const std::filesystem::path& path);
 
   /// Returns an object with the members of all objects in `chain`. If several objects have a key, the result has the

@@ -18,6 +18,7 @@ CALLS = 3000
 
 
 def microseconds(function):
+    """Returns the minimum processor time of a call in microseconds."""
     return min(timeit.repeat(function, number=CALLS, repeat=30, timer=time.process_time)) / CALLS * 1e6
 
 

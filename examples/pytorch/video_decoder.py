@@ -16,7 +16,7 @@ from torch import nn
 
 
 class CausalConv3d(nn.Module):
-    """Repeats the first frame kernel_size - 1 times before a convolution."""
+    """Prepends kernel_size - 1 copies of the first frame and computes a convolution."""
 
     def __init__(self, in_channels, out_channels, kernel_size):
         super().__init__()
@@ -29,7 +29,7 @@ class CausalConv3d(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Adds to the input two times group norm, SiLU and convolution."""
+    """Applies group norm, SiLU and a convolution twice, and adds the input."""
 
     def __init__(self, in_channels, out_channels):
         super().__init__()

@@ -92,9 +92,9 @@ struct AugmentParams {
 
 /// Augments batches between the loader and the model:
 ///
-///   const data::Augmentation augment({.size = Triple(128)});
-///   for (const data::Sample& batch : loader) {
-///     const auto [x, y] = augment({batch.input.to(device), batch.target.to(device)}, generator);
+///     const data::Augmentation augment({.size = Triple(128)});
+///     for (const data::Sample& batch : loader) {
+///       const auto [x, y] = augment({batch.input.to(device), batch.target.to(device)}, generator);
 ///
 /// Parameters are drawn on the host. All steps then run on the device of the batch, and the host does not wait for the
 /// steps. Results on different devices agree up to rounding. Steps that apply to no sample cost no time. Several

@@ -267,8 +267,8 @@ void Loader::read_state(const TensorMap& state, bool keep) {
         sampler_->name());
   check(drop_last == options_.drop_last, kOp, std::boolalpha, "the state has drop_last ", drop_last,
         ", but this loader has ", options_.drop_last);
-  check(position.epoch >= 0 && position.epoch <= kMaxEpoch && position.batch >= 0 && position.batch <= size(), kOp,
-        "the state is at batch ", position.batch, " of epoch ", position.epoch, "; an epoch has ", size(), " batches");
+  check(position.batch <= size(), kOp, "the state is at batch ", position.batch, " of epoch ", position.epoch,
+        "; an epoch has ", size(), " batches");
   if (!keep) return;
   position_ = position;
   running_ = nullptr;

@@ -34,6 +34,8 @@ DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, c
         "rank must lie in [0, ", options.num_replicas, "), got ", options.rank);
   check(options.batch_size > 0 && options.batch_size % options.num_replicas == 0, kOp, "batch_size ",
         options.batch_size, " is not a positive multiple of num_replicas ", options.num_replicas);
+  check(sampler_->size() <= INT64_MAX - options.batch_size, kOp, "the last batch of ", sampler_->size(),
+        " samples cannot be filled to batch_size ", options.batch_size, ", because the count would exceed 2^63 - 1");
 }
 
 int64_t DistributedSampler::size() const {

@@ -20,9 +20,9 @@ struct DataParallelOptions {
 /// Averages gradients over the ranks, as PyTorch's DistributedDataParallel does (Li et al., "PyTorch Distributed",
 /// arXiv:2006.15704):
 ///
-///   nn::DataParallel parallel(model, world);
-///   loss.backward();  // the loss of this rank's part of the batch; averages the gradients over the ranks
-///   optimizer.step();
+///     nn::DataParallel parallel(model, world);
+///     loss.backward();  // the loss of this rank's part of the batch; averages the gradients over the ranks
+///     optimizer.step();
 ///
 /// Call the model itself; a DataParallel object has no forward(). During the lifetime of a DataParallel object,
 /// backward passes average the gradients of the model's parameters. Gradients are collected in buckets, from the last

@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <deque>
 #include <string>
 #include <thread>
 #include <utility>
@@ -91,27 +90,23 @@ int rank_on_machine() {
   return rank;
 }
 
-/// A running collective. Its Work owns the operation and, until the collective has completed, so does the communicator.
-struct Operation {
-  const char* name;
-  int64_t number;  ///< index of the collective, from 1
-  Tensors tensors;
-  std::vector<MPI_Request> requests;
-  bool is_over = false;
-};
-
-/// A call in a form that MPI can gather.
+/// A call in a form that MPI can send.
 struct FixedCall {
-  Signature signature;
+  Signature signature{};
   std::array<char, 240> text{};  ///< the beginning of the description, null-terminated
 };
 
-/// An all-gather that compares the ranks' calls of one collective.
-struct Comparison {
+/// A running collective. Its Work owns the operation and, until the collective has completed, so does the communicator.
+struct Operation {
   const char* name;
-  FixedCall own;
-  std::vector<FixedCall> all;
-  MPI_Request request = MPI_REQUEST_NULL;
+  Tensors tensors;
+  std::vector<MPI_Request> requests;
+  bool is_over = false;
+  // The comparison of the ranks' calls:
+  FixedCall own_call{};
+  std::vector<FixedCall> calls{};  // by rank; the text is empty until the rank's call arrives
+  std::vector<MPI_Request> comparison{};
+  bool is_compared = false;
 };
 
 class MpiCommunicator : public Communicator {
@@ -130,20 +125,14 @@ class MpiCommunicator : public Communicator {
 
  private:
   MPI_Op reduction(ReduceOp op, DType dtype) const;
-  void start_comparison(const Collective& collective);
   void compare_calls();
-  bool has_signal() const;
-  [[noreturn]] void give_up(const char* op);
+  [[noreturn]] void give_up(const Operation& operation);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm calls_ = MPI_COMM_NULL;    // for comparisons, which must work even if the calls on comm_ differ
-  MPI_Comm signals_ = MPI_COMM_NULL;  // for signals between ranks whose wait timed out
-  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};  // [bf16, f16][sum, max, min]
-  std::vector<std::shared_ptr<Operation>> operations_;
-  std::deque<Comparison> comparisons_;  // running, in the order of the collectives
-  int64_t started_ = 0;                 // number of collectives started
-  int64_t compared_ = 0;                // number of collectives whose calls agree on all ranks
-  std::string failure_;                 // the first error, after which the group cannot be used
+  MPI_Comm calls_ = MPI_COMM_NULL;  // for comparisons, which must work even if the calls on comm_ differ
+  std::array<std::array<MPI_Op, 3>, 2> halves_ops_{};   // [bf16, f16][sum, max, min]
+  std::vector<std::shared_ptr<Operation>> operations_;  // running, in the order of their start
+  std::string failure_;                                 // the first error, after which the group cannot be used
 };
 
 class MpiWork : public Work {
@@ -164,7 +153,7 @@ class MpiWork : public Work {
 
 MpiCommunicator::MpiCommunicator()
     : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
-  for (MPI_Comm* comm : {&comm_, &calls_, &signals_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+  for (MPI_Comm* comm : {&comm_, &calls_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
   using enum ReduceOp;
   const auto make = [](MPI_User_function* function) {
     MPI_Op op = MPI_OP_NULL;
@@ -179,7 +168,7 @@ MpiCommunicator::MpiCommunicator()
 MpiCommunicator::~MpiCommunicator() {
   for (auto& ops : halves_ops_)
     for (MPI_Op& op : ops) MPI_Op_free(&op);
-  for (MPI_Comm* comm : {&signals_, &calls_, &comm_}) MPI_Comm_free(comm);
+  for (MPI_Comm* comm : {&calls_, &comm_}) MPI_Comm_free(comm);
 }
 
 bool MpiCommunicator::advance(Operation& operation) {
@@ -190,10 +179,10 @@ bool MpiCommunicator::advance(Operation& operation) {
   // If the ranks' calls differ, MPI may also report an error ("message truncated"). The comparison of the calls then
   // throws a clearer error.
   if (code != MPI_SUCCESS)
-    for (const auto end = Clock::now() + std::chrono::seconds(1); compared_ < operation.number && Clock::now() < end;)
+    for (const auto end = Clock::now() + std::chrono::seconds(1); !operation.is_compared && Clock::now() < end;)
       compare_calls();
   check_mpi(code, operation.name, &failure_);
-  operation.is_over = over && operation.number <= compared_;
+  operation.is_over = over && operation.is_compared;
   if (operation.is_over) operation.tensors.clear();
   return operation.is_over;
 }
@@ -206,7 +195,7 @@ void MpiCommunicator::wait(Operation& operation) {
     const Clock::time_point now = Clock::now();
     if (now < next_check) continue;
     next_check = now + std::chrono::milliseconds(50);
-    if (now - start > std::chrono::duration<double>(timeout()) || has_signal()) give_up(operation.name);
+    if (now - start > std::chrono::duration<double>(timeout())) give_up(operation);
   }
 }
 
@@ -217,34 +206,22 @@ void MpiCommunicator::finish() {
   operations_.clear();
 }
 
-void MpiCommunicator::start_comparison(const Collective& collective) {
-  ++started_;
-  if (size() == 1) {
-    compared_ = started_;
-    return;
-  }
-  Comparison& c = comparisons_.emplace_back(Comparison{.name = collective.name, .own = {}, .all = {}});
-  const Call call = collective.call(rank());
-  c.own.signature = call.signature;
-  call.description.copy(c.own.text.data(), c.own.text.size() - 1);
-  c.all.resize(static_cast<size_t>(size()));
-  check_mpi(MPI_Iallgather(&c.own, sizeof c.own, MPI_BYTE, c.all.data(), sizeof c.own, MPI_BYTE, calls_, &c.request),
-            collective.name, &failure_);
-}
-
 /// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
 void MpiCommunicator::compare_calls() {
-  for (; !comparisons_.empty(); comparisons_.pop_front(), ++compared_) {
-    Comparison& oldest = comparisons_.front();
+  for (const auto& operation : operations_) {
+    if (operation->is_compared) continue;
     int over = 0;
-    check_mpi(MPI_Test(&oldest.request, &over, MPI_STATUS_IGNORE), oldest.name, &failure_);
+    check_mpi(MPI_Testall(static_cast<int>(operation->comparison.size()), operation->comparison.data(), &over,
+                          MPI_STATUSES_IGNORE),
+              operation->name, &failure_);
     if (!over) return;
     std::vector<Call> calls;
-    for (const FixedCall& call : oldest.all) calls.push_back({call.signature, call.text.data()});
-    const std::string difference = describe_disagreement(calls);
-    if (difference.empty()) continue;
-    failure_ = concat(oldest.name, ": ", difference);
-    throw CollectiveError(0, failure_);
+    for (const FixedCall& call : operation->calls) calls.push_back({call.signature, call.text.data()});
+    if (const std::string difference = describe_disagreement(calls); !difference.empty()) {
+      failure_ = concat(operation->name, ": ", difference);
+      throw CollectiveError(0, failure_);
+    }
+    operation->is_compared = true;
   }
 }
 
@@ -254,44 +231,16 @@ MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
   return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
 }
 
-bool MpiCommunicator::has_signal() const {
-  int received = 0;
-  MPI_Iprobe(MPI_ANY_SOURCE, 0, signals_, &received, MPI_STATUS_IGNORE);
-  return received != 0;
-}
-
-/// Throws an error that names the missing ranks. Sends a signal to all ranks. The other waiting ranks also send a
-/// signal; a rank that sends none within a second is missing.
-void MpiCommunicator::give_up(const char* op) {
-  std::vector<bool> waiting(static_cast<size_t>(size()), false);
-  waiting[static_cast<size_t>(rank())] = true;
-  for (int other = 0; other < size(); ++other) {
-    MPI_Request request;
-    if (other == rank()) continue;
-    MPI_Isend(nullptr, 0, MPI_BYTE, other, 0, signals_, &request);
-    MPI_Request_free(&request);
-  }
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(1);
-  while (Clock::now() < end) {
-    int received = 0;
-    MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, 0, signals_, &received, &status);
-    if (!received) {
-      std::this_thread::yield();
-      continue;
-    }
-    MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 0, signals_, MPI_STATUS_IGNORE);
-    waiting[static_cast<size_t>(status.MPI_SOURCE)] = true;
-  }
-  std::vector<int> missing;
+/// Throws an error that names the ranks whose calls have not arrived.
+void MpiCommunicator::give_up(const Operation& operation) {
+  std::vector<int> missing, waiting;
   for (int other = 0; other < size(); ++other)
-    if (!waiting[static_cast<size_t>(other)]) missing.push_back(other);
+    (operation.calls[static_cast<size_t>(other)].text[0] == '\0' ? missing : waiting).push_back(other);
   failure_ = concat(
-      op, ": ",
+      operation.name, ": ",
       missing.empty() ? "all ranks joined, but the collective did not complete" : list_ranks(missing) + " did not join",
       " within ", timeout(), " s");
-  const auto first = std::find(waiting.begin(), waiting.end(), true);
-  throw CollectiveError(static_cast<int>(first - waiting.begin()), failure_);
+  throw CollectiveError(waiting[0], failure_);
 }
 
 std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
@@ -300,12 +249,26 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   for (const auto& own : operations_)
     if (own.use_count() == 1 && !own->is_over) advance(*own);
   std::erase_if(operations_, [](const auto& own) { return own->is_over; });
-  start_comparison(c);
-  const auto& operation = operations_.emplace_back(std::make_shared<Operation>(
+  const auto operation = std::make_shared<Operation>(
       Operation{.name = c.name,
-                .number = started_,
                 .tensors = c.tensors(),
-                .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)}));
+                .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)});
+  operations_.push_back(operation);
+  const Call own = c.call(rank());
+  operation->own_call.signature = own.signature;
+  own.description.copy(operation->own_call.text.data(), operation->own_call.text.size() - 1);
+  operation->calls.resize(static_cast<size_t>(size()));
+  operation->calls[static_cast<size_t>(rank())] = operation->own_call;
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank()) continue;
+    const auto add = [&](auto function, FixedCall& one) {
+      check_mpi(
+          function(&one, sizeof one, MPI_BYTE, other, 0, calls_, &operation->comparison.emplace_back(MPI_REQUEST_NULL)),
+          c.name, &failure_);
+    };
+    add(MPI_Irecv, operation->calls[static_cast<size_t>(other)]);
+    add(MPI_Isend, operation->own_call);
+  }
   auto work = std::make_unique<MpiWork>(*this, operation);
   MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {

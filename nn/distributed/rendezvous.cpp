@@ -60,6 +60,34 @@ std::string random_token() {
   return token;
 }
 
+std::optional<Hello> parse_hello(const Frame& frame) {
+  if (frame.kind != FrameKind::hello) return std::nullopt;
+  const std::string_view text = frame.text;
+  const size_t cut = std::min(text.rfind('\n'), text.size());
+  return Hello{.rank = static_cast<int>(frame.number >> 32),
+               .size = static_cast<int>(frame.number & 0x7fffffff),
+               .token = text.substr(0, cut),
+               .host = escape(text.substr(std::min(cut + 1, text.size())).substr(0, 255))};
+}
+
+std::vector<Call> parse_calls(std::string_view text) {
+  std::vector<Call> calls;
+  while (text.size() > sizeof(Signature)) {
+    Call& call = calls.emplace_back();
+    std::memcpy(&call.signature, text.data(), sizeof(Signature));
+    text.remove_prefix(sizeof(Signature));
+    call.description = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(call.description.size() + 1, text.size()));
+  }
+  return calls;
+}
+
+void append_call(std::string& text, const Call& call) {
+  text.append(reinterpret_cast<const char*>(&call.signature), sizeof call.signature);
+  text += call.description;
+  text += '\n';
+}
+
 void print_failure(int rank, int size, const std::string& what) {
   const std::string line = concat("rank ", rank, " of ", size, " on host ", escape(host_name()), ": ", what, '\n');
   std::fflush(nullptr);
@@ -81,13 +109,12 @@ Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, co
 }
 
 /// Takes ownership of the connection, or refuses it and returns the reason.
-std::string Rendezvous::admit(Connection& connection, const Frame& hello, const std::string& token) {
-  if (hello.kind != FrameKind::hello) return {};  // the peer is not a rank and gets no answer
-  const size_t cut = std::min(hello.text.rfind('\n'), hello.text.size());
-  const std::string host = escape(hello.text.substr(std::min(cut + 1, hello.text.size())).substr(0, 255));
-  const auto rank = static_cast<int>(hello.number >> 32), size = static_cast<int>(hello.number & 0x7fffffff);
+std::string Rendezvous::admit(Connection& connection, const Frame& frame, const std::string& token) {
+  const std::optional<Hello> hello = parse_hello(frame);
+  if (!hello) return {};  // the peer is not a rank and gets no answer
+  const auto& [rank, size, given_token, host] = *hello;
   std::string why;
-  if (!is_same_token(std::string_view(hello.text).substr(0, cut), token))
+  if (!is_same_token(given_token, token))
     why = "a process sent a token (VOXGRAD_TOKEN) that differs from rank 0's";
   else if (size != size_)
     why = concat("rank ", rank, " on host ", host, " has WORLD_SIZE ", size, ", but rank 0 has ", size_);
@@ -238,12 +265,7 @@ void Rendezvous::handle(Peer& peer, const Frame& frame) {
       return report_late({frame.kind, frame.number, escape(frame.text)});
     case FrameKind::calls:
       peer.num_calls = frame.number;
-      for (size_t at = 0, line_end = 0; at + sizeof(Signature) < frame.text.size(); at = line_end + 1) {
-        Call& call = peer.calls.emplace_back();
-        std::memcpy(&call.signature, &frame.text[at], sizeof(Signature));
-        line_end = std::min(frame.text.find('\n', at + sizeof(Signature)), frame.text.size());
-        call.description = frame.text.substr(at + sizeof(Signature), line_end - at - sizeof(Signature));
-      }
+      for (Call& call : parse_calls(frame.text)) peer.calls.push_back(std::move(call));
       return;
     default:
       return;
@@ -253,9 +275,7 @@ void Rendezvous::handle(Peer& peer, const Frame& frame) {
 void Rendezvous::add_call(const Call& call) {
   const std::lock_guard lock(mutex_);
   ++num_calls_;
-  fresh_calls_.append(reinterpret_cast<const char*>(&call.signature), sizeof call.signature);
-  fresh_calls_ += call.description;
-  fresh_calls_ += '\n';
+  append_call(fresh_calls_, call);
 }
 
 /// Sends this rank's new calls to rank 0. If there are none, sends an empty frame once a second.

@@ -11,11 +11,11 @@ namespace voxgrad::nn {
 /// parameter is owned by one rank. A rank stores only the state of the parameters that it owns. In each step, the rank
 /// updates these parameters and sends the new values to the other ranks.
 ///
-///   nn::DataParallel parallel(model, world);
-///   optim::AdamW optimizer(model.parameters(), options);
-///   nn::ZeroRedundancy sharded(optimizer, world);
-///   loss.backward();
-///   optimizer.step();  // every rank has all gradients, so clipping and GradScaler work as without sharding
+///     nn::DataParallel parallel(model, world);
+///     optim::AdamW optimizer(model.parameters(), options);
+///     nn::ZeroRedundancy sharded(optimizer, world);
+///     loss.backward();
+///     optimizer.step();  // every rank has all gradients, so clipping and GradScaler work as without sharding
 ///
 /// The parameters have the same bits as without sharding. A step cannot be captured in a CUDA graph.
 class ZeroRedundancy {

@@ -98,6 +98,7 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
   const nn::Fields fields = fields_of(options, updates);
   nn::check_class(dict, kOp, "an");
   nn::read_fields(dict, "", fields, kOp);
+  validate(options);
   const TensorMap values = nn::with_prefix(dict, "values.");
   check(values.size() == values_.size() && dict.size() == values.size() + fields.size() + 1, kOp, "the state has ",
         values.size(), " values and ", dict.size(), " entries in total, but the model has ", values_.size(), " values");

@@ -83,7 +83,7 @@ void GradScaler::update() {
   for (const auto& [optimizer, checked] : checked_)
     found = found.defined() ? maximum(found, checked.found_inf) : checked.found_inf;
   const Tensor overflow = found > 0, tracker = where(overflow, 0, growth_tracker_ + 1);
-  const Tensor grows = eq(tracker, options_.growth_interval), larger = scale_ * options_.growth_factor;
+  const Tensor grows = tracker >= options_.growth_interval, larger = scale_ * options_.growth_factor;
   const Tensor grown = where(larger <= kMaxScale, larger, scale_);
   const Tensor smaller = clamp_min(scale_ * options_.backoff_factor, kMinScale);
   scale_.copy_(where(overflow, smaller, where(grows, grown, scale_)));
@@ -121,6 +121,9 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
   const nn::Fields fields = fields_of(options, tracker);
   nn::check_class(state, kOp, "a");
   nn::read_fields(state, "", fields, kOp);
+  validate(options);
+  check(tracker < options.growth_interval, kOp, "growth_tracker must be below growth_interval ",
+        options.growth_interval, ", got ", tracker);
   check(state.size() == fields.size() + 1, kOp, "the state has ", state.size(), " entries, expected ",
         fields.size() + 1);
   if (!keep) return;

@@ -20,10 +20,10 @@ struct GradScalerOptions {
 /// Skips steps whose gradients overflowed, and then reduces the scale (Micikevicius et al., "Mixed precision training",
 /// ICLR 2018). The interface is that of torch.amp.GradScaler:
 ///
-///   scaler.scale(loss).backward();
-///   scaler.unscale_(optimizer);  // only to clip gradients: clip_grad_norm_(params, 1)
-///   scaler.step(optimizer);
-///   scaler.update();
+///     scaler.scale(loss).backward();
+///     scaler.unscale_(optimizer);  // only to clip gradients: clip_grad_norm_(params, 1)
+///     scaler.step(optimizer);
+///     scaler.update();
 ///
 /// All losses and parameters must be on the same device; the scale is stored there. The host does not wait for the
 /// device. The four calls may be captured in a CUDA graph together, after one step outside of the capture.

@@ -103,7 +103,7 @@ class Optimizer : public nn::Stateful {
   /// "class.<name>". The buffers share memory with the optimizer.
   ///
   /// load_state_dict replaces the options and copies the buffers. load_state_dict throws Error if the state is
-  /// incomplete, or comes from another class of optimizer or from other groups or shapes.
+  /// incomplete, contains invalid options, or comes from another class of optimizer or from other groups or shapes.
   TensorMap state_dict() const override;
 
  protected:
@@ -118,7 +118,8 @@ class Optimizer : public nn::Stateful {
   virtual void change_option(size_t group, std::initializer_list<std::string_view> names, double value) = 0;
   /// Adds the options of a group to `state`.
   virtual void write_options(size_t group, TensorMap& state, const std::string& prefix) const = 0;
-  /// Reads the options of a group, and sets them if `keep`. Returns the buffers that these options need.
+  /// Reads the options of a group, and sets them if `keep`. Returns the buffers that these options need. Throws if the
+  /// options are invalid.
   virtual BufferSpecs read_options(size_t group, const TensorMap& state, const std::string& prefix, bool keep) = 0;
 
   const char* name() const { return name_; }
@@ -213,6 +214,7 @@ class OptimizerOf : public Optimizer {
   BufferSpecs read_options(size_t group, const TensorMap& state, const std::string& prefix, bool keep) override {
     Options read = options_[group];
     nn::read_fields(state, prefix, read.fields(), name());
+    read.validate();
     if (keep) options_[group] = read;
     return read.buffers();
   }

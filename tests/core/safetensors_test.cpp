@@ -151,6 +151,7 @@ const Malformed kMalformed[] = {
     {"{\"a\":{\"dtype\":3}}", "tensor 'a': dtype must be a string, found a number"},
     {"{\"a\":{\"dtype\":[\"F32\"]}}", "tensor 'a': dtype must be a string, found an array"},
     {"{\"a\":{\"shape\":\"F32\"}}", "tensor 'a': shape must be an array, found a string"},
+    {"{\"a\":{\"shape\":[1E999]}}", "the header is not valid JSON at byte"},
     {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", "tensor 'a': dtype occurs twice"},
     {"{\"a\":{\"shape\":[],\"shape\":[]}}", "tensor 'a': shape occurs twice"},
     {"{\"a\":{\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", "tensor 'a': data_offsets occurs twice"},

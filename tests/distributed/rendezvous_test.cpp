@@ -58,6 +58,35 @@ std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, in
   return errors;
 }
 
+TEST(Rendezvous, ParsesHellos) {
+  const Frame frame{FrameKind::hello, int64_t{3} << 32 | 4, "to\nken\nno\x1b" + std::string(300, 'x')};
+  const auto hello = parse_hello(frame);
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(hello->rank, 3);
+  EXPECT_EQ(hello->size, 4);
+  EXPECT_EQ(hello->token, "to\nken");
+  EXPECT_EQ(hello->host, "no\\x1b" + std::string(252, 'x'));
+  const Frame negative{FrameKind::hello, -1, "token"};
+  EXPECT_EQ(parse_hello(negative)->rank, -1);
+  EXPECT_EQ(parse_hello(negative)->token, "token");
+  EXPECT_EQ(parse_hello(negative)->host, "");
+  EXPECT_FALSE(parse_hello({FrameKind::calls}));
+}
+
+TEST(Rendezvous, ParsesCalls) {
+  std::string text;
+  append_call(text, {{1, 2}, "all_reduce"});
+  append_call(text, {{3, UINT64_MAX}, ""});
+  for (const auto& [cut, count] : {std::pair<size_t, size_t>{0, 2}, {1, 1}, {17, 1}, {18, 1}, {28, 0}}) {
+    const std::vector<Call> calls = parse_calls(text.substr(0, text.size() - cut));
+    ASSERT_EQ(calls.size(), count) << cut;
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(calls[i].signature.messages, i == 0 ? 2 : UINT64_MAX);
+      EXPECT_EQ(calls[i].description, i == 0 ? "all_reduce" : "");
+    }
+  }
+}
+
 TEST(Rendezvous, AllRanksReceiveTheMessageOfRank0) {
   for (const std::string& error : errors_of(3, {{2, 3}, {1, 3}}, 10)) EXPECT_EQ(error, "");
   EXPECT_EQ(errors_of(1, {}, 10)[0], "");

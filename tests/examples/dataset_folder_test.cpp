@@ -83,6 +83,30 @@ TEST_F(DatasetFolderTest, AcceptsAlternativeKeysAndReaders) {
   }
 }
 
+/// The limits keep the time and the memory proportional to the size of the file.
+TEST_F(DatasetFolderTest, LimitsTheSizeOfDatasetJson) {
+  const std::string file = "nnU-Net: '" + path("dataset.json").string() + "'";
+  const auto rejects = [&](const std::string& text, const std::string& message) {
+    put("dataset.json", text);
+    expect_rejected(file + message);
+  };
+  const auto repeated = [](int count, auto part) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += (i > 0 ? "," : "") + part(i);
+    return text;
+  };
+  rejects(std::string(100'000, '['), " has more than 64 levels");
+  rejects(std::string(64, '[') + std::string(64, ']'), " must be an object, is array");
+  rejects("{\"" + std::string(257, 'k') + "\": 0}", " has a key of more than 256 bytes");
+  rejects("[" + repeated(262'144, [](int) { return std::string("{}"); }) + "]", " has more than 262144 values");
+  rejects("[" + repeated(262'143, [](int) { return std::string("{}"); }) + "]", " must be an object, is array");
+  const auto member = [](int i) { return concat('"', i, "\": 0"); };
+  rejects("{" + repeated(4097, member) + "}", " has an object of more than 4096 keys");
+  rejects("{" + repeated(4096, member) + "}", " has no \"labels\"");
+  json("\".nii\"", "\"" + std::string(1000, 'x') + "\"");
+  expect_rejected(": file_ending is \"" + std::string(199, 'x') + "...; supported: .nii.gz, .nii");
+}
+
 TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
   const std::string file = "nnU-Net: '" + path("dataset.json").string() + "'";
   const std::array<const char*, 3> cases[] = {
@@ -113,6 +137,7 @@ TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
       {"\"tumor\": 2", "\"edema\": 2", ": the key \"edema\" occurs twice"},
       {"\".nii\"", "\".png\"", ": file_ending is \".png\"; supported: .nii.gz, .nii"},
       {"}", "", " is not valid JSON at byte"},
+      {"\"tumor\": 2", "\"tumor\": 1E999", " is not valid JSON at byte"},
       {kJson, "[1]", " must be an object, is array"},
   };
   for (const auto& [from, to, message] : cases) {
@@ -124,8 +149,6 @@ TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
   json("\"tumor\": 2", "\"tumor\": [2]");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
-  put("dataset.json", std::string(100000, '['));
-  expect_rejected(file + " is not valid JSON");
   json("\".nii\"", "\".nii.gz\"");
   expect_rejected("does not end with .nii.gz, the file_ending of dataset.json");
   json(", \"1\": \"T2\"", "");

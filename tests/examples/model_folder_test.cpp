@@ -49,5 +49,16 @@ TEST_F(SaveModel, RejectsUnsupportedPlans) {
   EXPECT_NO_THROW(check_savable(small_plan()));
 }
 
+TEST_F(SaveModel, RejectsOldPlansWithTooManyFeatures) {
+  const std::filesystem::path model = std::filesystem::path(TESTS_DIR) / "examples/nnunet/random_old_plans/model";
+  std::string text = get(model / "plans.json");
+  const std::string key = "\"UNet_base_num_features\": ", max = "\"unet_max_num_features\": ";
+  ASSERT_NE(text.find(key), std::string::npos);
+  text.insert(text.find(key) + key.size(), "461168601842738790");  // followed by the original number
+  text.insert(text.find(max) + max.size(), "9000000000000000");
+  EXPECT_ERROR(read_plan(model / "dataset.json", put("plans.json", text), "3d_fullres"),
+               "UNet_base_num_features and unet_max_num_features must lie in [1, 2^31)");
+}
+
 }  // namespace
 }  // namespace nnunet

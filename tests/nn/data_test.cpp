@@ -420,6 +420,34 @@ TEST(Loader, RejectsAStateOfAnotherOrder) {
   EXPECT_ERROR(shuffled.load_state_dict(nameless), "data::Loader: the state does not contain the name of a sampler");
 }
 
+TEST(Loader, RejectsPositionsOutOfRange) {
+  const data::TensorDataset dataset(arange(0, 10));
+  Loader loader(dataset, {.batch_size = 3});
+  const auto expect_rejected = [&](const char* name, double value, const char* message) {
+    TensorMap bad = loader.state_dict();
+    bad[name] = full({}, value, {.dtype = i64});
+    EXPECT_ERROR(loader.load_state_dict(bad), message);
+  };
+  expect_rejected("epoch", -1, "data::Loader: epoch must lie in [0, 2^62], got -1");
+  expect_rejected("epoch", 0x1p62 + 1024, "data::Loader: epoch must lie in [0, 2^62], got 4611686018427388928");
+  expect_rejected("batch", -1, "data::Loader: batch must lie in [0, 2^62], got -1");
+  TensorMap last = loader.state_dict();
+  last["epoch"] = full({}, 0x1p62, {.dtype = i64});
+  last["batch"] = full({}, 4, {.dtype = i64});
+  loader.load_state_dict(last);
+  EXPECT_EQ(std::distance(loader.begin(), loader.end()), 0);  // the epoch is complete
+  EXPECT_EQ(loader.epoch(), (int64_t{1} << 62) + 1);
+}
+
+TEST(DistributedSampler, RejectsSizesWhoseLastBatchWouldOverflow) {
+  const auto all = std::make_shared<data::SequentialSampler>(INT64_MAX - 3);
+  EXPECT_ERROR(data::DistributedSampler(all, {.num_replicas = 2, .batch_size = 4}),
+               "DistributedSampler: the last batch of 9223372036854775804 samples cannot be filled to batch_size 4");
+  const data::DistributedSampler largest(std::make_shared<data::SequentialSampler>(INT64_MAX - 4),
+                                         {.num_replicas = 2, .rank = 1, .batch_size = 4});
+  EXPECT_EQ(largest.order(0)(largest.size() - 2), INT64_MAX - 5);
+}
+
 // The loader needs no memory per sample, except for the permutation of a shuffled epoch.
 TEST(Loader, SupportsHugeEpochs) {
   for (int64_t size : {int64_t{1} << 45, int64_t{1} << 52}) {

@@ -190,6 +190,25 @@ TEST(GradScaler, ResumesFromASavedState) {
   EXPECT_ERROR(scaler->load_state_dict(bad), "GradScaler: the state has no scale");
 }
 
+TEST(GradScaler, RejectsStatesWithInvalidNumbers) {
+  GradScaler scaler;
+  const auto expect_rejected = [&](const char* name, double value, DType dtype, const char* message) {
+    TensorMap bad = scaler.state_dict();
+    bad[name] = full({}, value, {.dtype = dtype});
+    EXPECT_ERROR(scaler.load_state_dict(bad), message);
+    EXPECT_ERROR(scaler.check_state_dict(bad), message);
+    EXPECT_EQ(scaler.get_scale(), 65536);
+  };
+  expect_rejected("scale", std::nan(""), f64, "GradScaler: scale must not be NaN");
+  expect_rejected("scale", 0, f64, "GradScaler: the scale must lie in [2^-126, 2^126], got 0");
+  expect_rejected("growth_factor", 0.5, f64, "GradScaler: growth_factor must be above 1, got 0.5");
+  expect_rejected("backoff_factor", -1, f64, "GradScaler: backoff_factor must lie in (0, 1), got -1");
+  expect_rejected("growth_interval", 0, i64, "GradScaler: growth_interval must be positive, got 0");
+  expect_rejected("growth_tracker", -1, i64, "GradScaler: growth_tracker must lie in [0, 2^62], got -1");
+  expect_rejected("growth_tracker", 2000, i64,
+                  "GradScaler: growth_tracker must be below growth_interval 2000, got 2000");
+}
+
 TEST(GradScaler, RejectsCallsInTheWrongOrder) {
   const Tensor p = ones({2}, {.requires_grad = true}), half = ones({2}, {.dtype = f16, .requires_grad = true});
   SGD sgd({p}, 0.5), halves({half}, 0.5);

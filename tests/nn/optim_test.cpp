@@ -253,6 +253,17 @@ TEST(Optimizer, RejectsStatesThatDoNotFit) {
                   [](TensorMap& s) { s["state.1.step"] = ones({}, {.dtype = i64}); });
   expect_rejected("the state has 1 entries that these parameters and options do not use",
                   [](TensorMap& s) { s["state.0.momentum_buffer"] = ones({5}, {.dtype = f64}); });
+  const auto scalar = [](double value, DType dtype) { return full({}, value, {.dtype = dtype}); };
+  expect_rejected("Adam: param_groups.0.lr must not be NaN",
+                  [&](TensorMap& s) { s["param_groups.0.lr"] = scalar(std::nan(""), f64); });
+  expect_rejected("Adam: lr must be finite and at least 0, got -1",
+                  [&](TensorMap& s) { s["param_groups.0.lr"] = scalar(-1, f64); });
+  expect_rejected("Adam: betas must lie in [0, 1), got 0.9 and 1",
+                  [&](TensorMap& s) { s["param_groups.0.beta2"] = scalar(1, f64); });
+  expect_rejected("Adam: state.0.step must lie in [0, 2^62], got -1",
+                  [&](TensorMap& s) { s["state.0.step"] = scalar(-1, i64); });
+  expect_rejected("Adam: state.0.step must lie in [0, 2^62], got 4611686018427388928",
+                  [&](TensorMap& s) { s["state.0.step"] = scalar(0x1p62 + 1024, i64); });
   EXPECT_ERROR(AdamW({start()}).load_state_dict(good), "AdamW: this is not the state of an AdamW");
 
   Adam amsgrad({start()}, {.lr = 7, .amsgrad = true});

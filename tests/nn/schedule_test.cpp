@@ -275,6 +275,11 @@ TEST(Schedule, RejectsStatesThatDoNotFit) {
   state["class.StepLR"] = ones({}, {.dtype = i64});
   state["initial_lr.0"] = ones({});
   EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must be a scalar f64, got [] f32");
+  state["initial_lr.0"] = full({}, std::nan(""), {.dtype = f64});
+  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: initial_lr.0 must not be NaN");
+  state["initial_lr.0"] = ones({}, {.dtype = f64});
+  state["steps"] = full({}, -1, {.dtype = i64});
+  EXPECT_ERROR(schedule.load_state_dict(state), "StepLR: steps must lie in [0, 2^62], got -1");
   EXPECT_EQ(schedule.steps(), 1);
 }
 

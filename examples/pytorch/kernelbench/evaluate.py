@@ -4,9 +4,9 @@
     evaluate.py KERNELBENCH [--problems 1/58 2/61 ...] [--precision fp32|fp16|bf16] [--no-tf32] [--trials 100]
                 [--correct-trials 5] [--no-compile] [--no-backward] [--json FILE]
 
-KERNELBENCH is a checkout of https://github.com/ScalingIntelligence/KernelBench. The script eval.py of KernelBench
-checks each model with allclose and its own tolerance, and measures the mean time of --trials runs with a cold L2 cache.
-The script timing.py measures the eager and the compiled reference. The columns are:
+KERNELBENCH is a checkout of https://github.com/ScalingIntelligence/KernelBench. Its eval.py checks each model with
+allclose and its own tolerance, and measures the mean time of --trials runs with a cold L2 cache. Its timing.py measures
+the reference, which is KernelBench's model, eager and with torch.compile. The columns are:
 
   correct     whether eval.py accepts the model
   ms          time of a forward pass of the model
@@ -35,14 +35,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Record:
-    """Stands for classes of absent packages: keeps its arguments as members."""
+    """A stand-in for the classes of packages that are not installed. Keeps its arguments as members."""
 
     def __init__(self, *_, **members):
         self.__dict__.update(members)
 
 
 class _EmptyModule(types.ModuleType):
-    """Stands for an absent package: each of its members is _Record."""
+    """A stand-in for a package that is not installed. Each of its members is _Record."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -51,8 +51,11 @@ class _EmptyModule(types.ModuleType):
 
 
 def import_kernelbench(folder):
-    """Imports KernelBench's modules. Replaces absent packages that its evaluation does not use, such as the clients of
-    language models, by empty modules."""
+    """Returns KernelBench's modules eval and timing.
+
+    Stand-ins replace packages that are not installed and that the evaluation does not use, such as clients of language
+    models.
+    """
     sys.path.insert(0, os.path.join(folder, "src"))
     for name in ("dotenv", "openai", "litellm", "pydantic", "requests", "tqdm", "datasets"):
         try:

@@ -7,7 +7,7 @@ from . import functional
 
 
 class _Conv:
-    """Replaces the computation of torch.nn.Conv2d and Conv3d."""
+    """A mixin that computes torch.nn.Conv2d and Conv3d with voxgrad's kernels."""
 
     def _run(self, input, weight=None, bias=None, record_bias=True):
         weight, bias = (self.weight, self.bias) if weight is None else (weight, bias)
@@ -39,7 +39,7 @@ class Conv3d(_Conv, torch.nn.Conv3d):
 
 
 class _ConvTranspose:
-    """Replaces the computation of torch.nn.ConvTranspose2d and ConvTranspose3d."""
+    """A mixin that computes torch.nn.ConvTranspose2d and ConvTranspose3d with voxgrad's kernels."""
 
     def _run(self, input, output_size=None, record_bias=True):
         axes = self.weight.dim() - 2
@@ -68,7 +68,10 @@ class GroupNorm(torch.nn.GroupNorm):
 
 
 class _InstanceNorm:
-    """Replaces the computation of torch.nn.InstanceNorm2d and InstanceNorm3d without running statistics."""
+    """A mixin that computes torch.nn.InstanceNorm2d and InstanceNorm3d with voxgrad's kernels.
+
+    With running statistics, PyTorch computes the result.
+    """
 
     def _apply_instance_norm(self, input):
         if self.track_running_stats or self.running_mean is not None:
@@ -77,11 +80,11 @@ class _InstanceNorm:
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """torch.nn.InstanceNorm2d on voxgrad's kernels. With running statistics, PyTorch computes the result."""
+    """torch.nn.InstanceNorm2d on voxgrad's kernels."""
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """torch.nn.InstanceNorm3d on voxgrad's kernels. With running statistics, PyTorch computes the result."""
+    """torch.nn.InstanceNorm3d on voxgrad's kernels."""
 
 
 _CONVS = (Conv2d, Conv3d, ConvTranspose2d, ConvTranspose3d)
@@ -113,7 +116,7 @@ def _fusible(modules):
 class Sequential(torch.nn.Sequential):
     """torch.nn.Sequential that computes a convolution, a norm and an activation as one operation.
 
-    Fuses Conv -> Norm, Conv -> Norm -> Activation and Conv -> Activation -> Norm, where the convolution and the norm are
+    Fuses Conv -> Norm, Conv -> Norm -> Activation and Conv -> Activation -> Norm if the convolution and the norm are
     modules of voxgrad_torch and none of the modules has hooks.
     """
 

@@ -474,7 +474,8 @@ def _register(name, schema, kernel, result, backward, save):
     def front(x, *arguments):
         if not is_plain(x, *arguments[:tensors - 1]):
             if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
-                return function.apply(x, *arguments)  # throws if an operand has a tangent, which the operator would ignore
+                # Throws if an operand has a tangent, which the operator would ignore.
+                return function.apply(x, *arguments)
             return operator(x, *arguments)  # the dispatcher also replaces negative views by their values
         if torch.is_grad_enabled():
             return function.apply(x, *arguments)
@@ -487,7 +488,7 @@ _PLAIN_TYPES = {torch.Tensor, Parameter, type(None)}
 
 
 def is_plain(*operands):
-    """Returns True if the operands are None or ordinary tensors with data, and nothing intercepts calls of operators."""
+    """Returns True if the operands are None or ordinary tensors with data, and nothing intercepts operator calls."""
     if torch.compiler.is_compiling():
         return False
     for t in operands:

@@ -18,7 +18,7 @@ class Report:
     """The result of replace_modules(). Both members map the name of a module to a text."""
 
     replaced: dict  # the class that computes the module now
-    left: dict  # why a convolution or a norm was not replaced
+    left: dict  # the reason why a convolution or a norm was not replaced
 
     def __str__(self):
         lines = [f"replaced {len(self.replaced)} modules, left {len(self.left)}"]
@@ -27,7 +27,7 @@ class Report:
 
 
 def _reason_to_leave(module):
-    """Returns why a module is not replaced, or None."""
+    """Returns the reason why a module is not replaced, or None if it can be replaced."""
     if type(module) not in _REPLACEMENTS:
         return f"{type(module).__name__} has no replacement"
     if "forward" in vars(module):

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -99,7 +100,7 @@ class Rendezvous {
   Rendezvous(int rank, int size);
   void gather(const Listener& listener, double seconds);
   std::string join(const std::string& host, int port, const std::string& token, double seconds);
-  std::string admit(Connection& connection, const Frame& hello, const std::string& token);
+  std::string admit(Connection& connection, const Frame& frame, const std::string& token);
   /// Returns the ranks that have not connected to rank 0.
   std::vector<int> missing() const;
   std::vector<Connection*> connections();
@@ -132,6 +133,20 @@ class Rendezvous {
   std::string fresh_calls_;  // calls not sent yet: signature, description and line end of each
   int64_t num_calls_ = 0;
 };
+
+/// The contents of a hello, which a peer sends before rank 0 has checked its token.
+struct Hello {
+  int rank;
+  int size;
+  std::string_view token;  ///< refers to the text of the frame
+  std::string host;        ///< escaped, at most 255 bytes before the escapes
+};
+/// Returns the contents of a hello, or nullopt for a frame of another kind. Any rank and size can occur.
+std::optional<Hello> parse_hello(const Frame& frame);
+/// Returns the calls in the text of a frame of kind `calls`. Ignores an incomplete record at the end.
+std::vector<Call> parse_calls(std::string_view text);
+/// Appends a call to the text of such a frame. The description must be one line.
+void append_call(std::string& text, const Call& call);
 
 /// Returns 128 random bits as hexadecimal digits, for a token.
 std::string random_token();

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Builds the documentation site from the Markdown pages and the public headers.
+
+    docs/site/build.py
+
+Writes build/docs/html. Needs Doxygen, Sphinx, MyST-Parser and the theme Furo, but no network. Each warning is an error.
+
+1. Copies README.md and the other Markdown pages to build/docs/source, with their pictures. Links to source files lead
+   to pages that show these files.
+2. Runs Doxygen (Doxyfile) and writes a page for each section of reference.py.
+3. Runs Sphinx (conf.py) on build/docs/source.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import reference
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SITE = ROOT / "docs/site"
+BUILD = ROOT / "build/docs"
+SOURCE = BUILD / "source"
+LINK = re.compile(r"(\]\(<?)([^()<>\s#]+)(#[^()<>\s]*)?(>?(?:\s+\"[^\"]*\")?\))")
+NAMED = re.compile(r"\[(?:[\w/-]+/)?([\w-]+\.md)\]\(((?:\S+/)?\1)\)")
+LANGUAGES = {".h": "c++", ".cpp": "c++", ".def": "c++", ".in": "c++", ".cu": "c++", ".cuh": "c++", ".py": "python",
+             ".json": "json", ".yaml": "yaml", ".txt": "cmake", ".sh": "sh"}
+
+
+class Site:
+    """The folder of Sphinx's sources. Unchanged files keep their times, so that Sphinx does not read them again."""
+
+    def __init__(self):
+        self.written = set()
+
+    def write(self, name, content):
+        path = SOURCE / name
+        self.written.add(path)
+        content = content.encode() if isinstance(content, str) else content
+        if path.exists() and path.read_bytes() == content:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def show_file(self, path):
+        """Writes the page that shows a file of the repository. Returns its path in the site."""
+        name = f"source/{path}.md"
+        language = LANGUAGES.get(pathlib.Path(path).suffix, "text")
+        include = os.path.relpath(ROOT / path, (SOURCE / name).parent)
+        self.write(name, f"---\norphan: true\nnosearch: true\n---\n# {path}\n\n"
+                         f"```{{literalinclude}} {include}\n:language: {language}\n:linenos:\n```\n")
+        return name
+
+    def show_folder(self, path):
+        """Writes the page that lists the files of a folder. Returns its path in the site."""
+        name = f"source/{path}/index.md"
+        files = sorted(file.name for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES)
+        for file in files:
+            self.show_file(f"{path}/{file}")
+        self.write(name, f"---\norphan: true\nnosearch: true\n---\n# {path}\n\n"
+                         + "".join(f"- [{file}]({file}.md)\n" for file in files))
+        return name
+
+    def remove_others(self):
+        """Removes the files of earlier builds."""
+        for path in SOURCE.rglob("*"):
+            if path.is_file() and path not in self.written:
+                path.unlink()
+
+
+def links_for_site(site, page, text):
+    """Returns the text of a page with links that work in the site."""
+
+    def replace(match):
+        before, target, anchor, after = match[1], match[2], match[3] or "", match[4]
+        path = os.path.normpath(os.path.join(os.path.dirname(page), target))
+        if path == "README.md":
+            return before + os.path.relpath("index.md", os.path.dirname(page) or ".") + anchor + after
+        if re.match(r"[a-z][a-z0-9+.-]*:", target) or target.endswith((".md", ".svg", ".png")):
+            return match[0]
+        if (ROOT / path).is_file():
+            shown = site.show_file(path)
+        elif (ROOT / path / "README.md").is_file():
+            shown = f"{path}/README.md"
+        elif (ROOT / path).is_dir():
+            shown = site.show_folder(path)
+        else:
+            return match[0]
+        return before + os.path.relpath(shown, os.path.dirname(page) or ".") + anchor + after
+
+    lines, fence = [], None
+    for line in text.splitlines():
+        mark = re.match(r"\s*(```+|~~~+)", line)
+        if mark and (fence is None or line.strip() == fence):
+            fence = mark[1] if fence is None else None
+        # A link without text has the title of the page as its text: "[pitfalls.md](pitfalls.md)" becomes "[](pitfalls.md)".
+        lines.append(line if fence else LINK.sub(replace, NAMED.sub(r"[](\2)", line)))
+    return "\n".join(lines) + "\n"
+
+
+def copy_pages(site):
+    """Copies the Markdown pages and their pictures. The index is README.md with navigation.md."""
+    navigation = (SITE / "navigation.md").read_text(encoding="utf-8")
+    others = ""
+    for page in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]:
+        name = page.relative_to(ROOT).as_posix()
+        text = links_for_site(site, name, page.read_text(encoding="utf-8"))
+        if name == "README.md":
+            index = text
+            continue
+        if name == "docs/decisions/README.md":
+            text += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+        site.write(name, text)
+        link = f"/{name.removesuffix('.md')}\n"
+        if "decisions" not in name and link not in navigation:
+            others += link
+    for picture in (ROOT / "docs/img").iterdir():
+        site.write(f"docs/img/{picture.name}", picture.read_bytes())
+    site.write("index.md", index + navigation.replace("% other pages\n", others))
+
+
+def main():
+    BUILD.mkdir(parents=True, exist_ok=True)
+    site = Site()
+    copy_pages(site)
+    shutil.rmtree(BUILD / "xml", ignore_errors=True)
+    subprocess.run(["doxygen", "docs/site/Doxyfile"], cwd=ROOT, check=True)
+    reference.write(site, ROOT, BUILD / "xml")
+    site.remove_others()
+    command = ["sphinx-build", "-q", "-W", "--keep-going", "-n", "-j", "auto", "-c", SITE, "-d", BUILD / "doctrees",
+               SOURCE, BUILD / "html"]
+    return subprocess.run(command).returncode
+
+
+sys.exit(main())

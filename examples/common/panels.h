@@ -1,0 +1,31 @@
+// Pictures that consist of slices in rows and columns.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <voxgrad.h>
+
+namespace examples {
+
+enum class ColorMap : uint8_t {
+  gray,      ///< 0 is black, 1 is white
+  diverging  ///< 0 is blue, 0.5 is white, 1 is red
+};
+
+/// A table of slices, all of which are drawn with the same size.
+struct Panels {
+  std::vector<std::string> columns{};     ///< titles; "" for none
+  std::vector<std::string> rows{};        ///< titles; "" for none
+  std::vector<voxgrad::Tensor> slices{};  ///< (H, W) floating, row by row; values outside [0, 1] are clamped
+  int64_t height = 0;                     ///< pixels
+  int64_t width = 0;                      ///< pixels
+  ColorMap color_map = ColorMap::gray;
+};
+
+/// Writes a PNG file. Slices of another size are interpolated linearly to height x width pixels. Throws Error unless
+/// there is one slice for each row and column.
+void write_panels(const std::filesystem::path& path, const Panels& panels);
+
+}  // namespace examples
