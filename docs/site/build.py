@@ -25,8 +25,6 @@ BUILD = ROOT / "build/docs"
 SOURCE = BUILD / "source"
 LINK = re.compile(r"(\]\(<?)([^()<>\s#]+)(#[^()<>\s]*)?(>?(?:\s+\"[^\"]*\")?\))")
 NAMED = re.compile(r"\[(?:[\w/-]+/)?([\w-]+\.md)\]\(((?:\S+/)?\1)\)")
-LANGUAGES = {".h": "c++", ".cpp": "c++", ".def": "c++", ".in": "c++", ".cu": "c++", ".cuh": "c++", ".py": "python",
-             ".json": "json", ".yaml": "yaml", ".txt": "cmake", ".sh": "sh"}
 
 
 class Site:
@@ -34,6 +32,7 @@ class Site:
 
     def __init__(self):
         self.written = set()
+        self.shown = set()  # files and folders of the repository to which pages link
 
     def write(self, name, content):
         path = SOURCE / name
@@ -44,24 +43,12 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
-    def show_file(self, path):
-        """Writes the page that shows a file of the repository. Returns its path in the site."""
-        name = f"source/{path}.md"
-        language = LANGUAGES.get(pathlib.Path(path).suffix, "text")
-        include = os.path.relpath(ROOT / path, (SOURCE / name).parent)
-        self.write(name, f"---\norphan: true\nnosearch: true\n---\n# {path}\n\n"
-                         f"```{{literalinclude}} {include}\n:language: {language}\n:linenos:\n```\n")
-        return name
-
-    def show_folder(self, path):
-        """Writes the page that lists the files of a folder. Returns its path in the site."""
-        name = f"source/{path}/index.md"
-        files = sorted(file.name for file in (ROOT / path).iterdir() if file.suffix in LANGUAGES)
-        for file in files:
-            self.show_file(f"{path}/{file}")
-        self.write(name, f"---\norphan: true\nnosearch: true\n---\n# {path}\n\n"
-                         + "".join(f"- [{file}]({file}.md)\n" for file in files))
-        return name
+    def link_to_source(self, path):
+        """Returns a link to the page that shows a file or a folder of the repository. conf.py writes these pages."""
+        self.shown.add(path)
+        if (ROOT / path).is_dir():
+            self.shown.update(f"{path}/{name.name}" for name in (ROOT / path).iterdir() if name.is_file())
+        return f"source:{path}"
 
     def remove_others(self):
         """Removes the files of earlier builds."""
@@ -80,15 +67,11 @@ def links_for_site(site, page, text):
             return before + os.path.relpath("index.md", os.path.dirname(page) or ".") + anchor + after
         if re.match(r"[a-z][a-z0-9+.-]*:", target) or target.endswith((".md", ".svg", ".png")):
             return match[0]
-        if (ROOT / path).is_file():
-            shown = site.show_file(path)
-        elif (ROOT / path / "README.md").is_file():
-            shown = f"{path}/README.md"
-        elif (ROOT / path).is_dir():
-            shown = site.show_folder(path)
-        else:
-            return match[0]
-        return before + os.path.relpath(shown, os.path.dirname(page) or ".") + anchor + after
+        if (ROOT / path / "README.md").is_file():
+            return before + os.path.relpath(f"{path}/README.md", os.path.dirname(page) or ".") + anchor + after
+        if (ROOT / path).exists():
+            return before + site.link_to_source(path) + after
+        return match[0]
 
     lines, fence = [], None
     for line in text.splitlines():
@@ -128,6 +111,7 @@ def main():
     shutil.rmtree(BUILD / "xml", ignore_errors=True)
     subprocess.run(["doxygen", "docs/site/Doxyfile"], cwd=ROOT, check=True)
     reference.write(site, ROOT, BUILD / "xml")
+    site.write("sources.txt", "\n".join(sorted(site.shown)))
     site.remove_others()
     command = ["sphinx-build", "-q", "-W", "--keep-going", "-n", "-j", "auto", "-c", SITE, "-d", BUILD / "doctrees",
                SOURCE, BUILD / "html"]

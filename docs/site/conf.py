@@ -1,10 +1,15 @@
 """Settings of Sphinx for the documentation site. docs/site/build.py runs Sphinx."""
+import html
+import os
 import pathlib
 import re
 
 from docutils import nodes
+from pygments import formatters, highlight, lexers
+from pygments.util import ClassNotFound
 from sphinx import addnodes
-from sphinx.domains.cpp import CPPDomain
+from sphinx.domains.cpp import ASTDeclaration, CPPDomain
+from sphinx.errors import ExtensionError
 from sphinx.util.nodes import make_refnode
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -15,6 +20,7 @@ version = release = re.search(r"project\(voxgrad VERSION ([0-9.]+)", (ROOT / "CM
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # anchors of headings as on GitHub
+myst_url_schemes = ["http", "https", "mailto", "source"]  # build.py makes links "source:ops/conv.h"
 smartquotes = False  # quotes in comments belong to code
 primary_domain = "cpp"
 highlight_language = "c++"
@@ -27,6 +33,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["search.js"]
 html_copy_source = False
+html_use_index = False  # the page "Reference" lists all names
 html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "native"
@@ -42,6 +49,16 @@ class SearchableDomain(CPPDomain):
 
     def get_objects(self):
         return (entry for entry in super().get_objects() if entry[2] not in ("functionParam", "templateParam"))
+
+
+def cached_id(declaration, compute=ASTDeclaration.get_newest_id):
+    """Returns the id of a declaration. Newer versions of Sphinx cache the id, too; it takes a third of the time."""
+    if not hasattr(declaration, "cached_id"):
+        declaration.cached_id = compute(declaration)
+    return declaration.cached_id
+
+
+ASTDeclaration.get_newest_id = cached_id
 
 
 def depth(node):
@@ -64,15 +81,24 @@ def collect_names(app, env):
     """Stores the page and the anchor of each declaration; overloads share those of the first."""
     for name, _, _, page, anchor, _ in env.get_domain("cpp").get_objects():
         TARGETS.setdefault(name, (page, anchor))
+    # A test compares docs/ops.md with the headers, without Doxygen. So this check finds faults of reference.py.
+    found = {name.rsplit("::", 1)[-1] for name in TARGETS}
+    entries = re.findall(r"^- ((?:`[^`]*`,? ?)+)", (ROOT / "docs/ops.md").read_text(encoding="utf-8"), re.MULTILINE)
+    names = [name for entry in entries for name in re.findall(r"`(?:\w+::)*(\w+)`", entry)]
+    if missing := [name for name in names if name not in found and name != "VG_MODULE"]:
+        raise ExtensionError(f"the reference has no entry for {', '.join(missing)}, which docs/ops.md lists")
 
 
 def link_names(app, doctree, docname):
     """Links the names of declarations in code font to the reference. Also links names such as "conv3d()" and
-    "voxgrad::conv3d" in the comments of the reference."""
+    "voxgrad::conv3d" and the names of headers in the comments of the reference."""
+
+    headers = app.env.get_domain("std").anonlabels
 
     def link(text):
         name = re.sub(r"^(vg|voxgrad)::|\(\)$", "", text)
-        page, anchor = TARGETS.get("voxgrad::" + name, (None, None))
+        page, anchor = headers.get(text) if text.endswith(".h") and text in headers else TARGETS.get(
+            "voxgrad::" + name, (None, None))
         if page is None or name in NOT_LINKED:
             return None
         return make_refnode(app.builder, docname, page, anchor, nodes.Text(text))
@@ -90,9 +116,45 @@ def link_names(app, doctree, docname):
             node += reference
     if docname.startswith("reference/"):
         for node in list(doctree.findall(nodes.Text)):
-            parts = re.split(r"((?:\w+::)+\w+(?:\(\))?|\w+\(\))", node.astext())
+            parts = re.split(r"(\b(?:core|ops|nn|cuda)/[\w/]+\.h\b|(?:\w+::)+\w+(?:\(\))?|\w+\(\))", node.astext())
             if len(parts) > 1 and is_linkable(node):
                 node.parent.replace(node, [link(part) or nodes.Text(part) for part in parts if part])
+    for node in doctree.findall(nodes.reference):
+        if node.get("refuri", "").startswith("source:"):
+            node["refuri"] = app.builder.get_relative_uri(docname, node["refuri"].replace(":", "/", 1))
+
+
+SOURCE_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name} - voxgrad</title>
+{styles}
+</head><body class="source"><p><a href="{root}/index.html">voxgrad</a> / {name}</p>{content}</body></html>
+"""
+
+
+def write_sources(app, exception):
+    """Writes the pages that show source files and folders."""
+    if exception:
+        return
+    formatter = formatters.HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True)
+    for name in (pathlib.Path(app.srcdir) / "sources.txt").read_text().splitlines():
+        path = ROOT / name
+        if path.is_dir():
+            names = sorted(file.name for file in path.iterdir() if file.is_file())
+            content = "".join(f'<p><a href="{path.name}/{file}.html">{file}</a></p>' for file in names)
+        else:
+            try:
+                lexer = lexers.CppLexer() if path.suffix in (".def", ".in") else lexers.get_lexer_for_filename(path)
+            except ClassNotFound:
+                lexer = lexers.TextLexer()
+            content = highlight(path.read_text(encoding="utf-8", errors="replace"), lexer, formatter)
+        page = pathlib.Path(app.outdir) / f"source/{name}.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        root = os.path.relpath(app.outdir, page.parent)
+        styles = "\n".join(f'<link rel="stylesheet" href="{root}/_static/{file}">'
+                           for file in ("pygments.css", "styles/furo.css", "site.css"))
+        page.write_text(SOURCE_PAGE.format(name=html.escape(name), styles=styles, root=root, content=content),
+                        encoding="utf-8")
 
 
 def setup(app):
@@ -100,4 +162,5 @@ def setup(app):
     app.connect("doctree-read", list_declarations, priority=400)  # before Sphinx collects the table of contents
     app.connect("env-updated", collect_names)
     app.connect("doctree-resolved", link_names)
+    app.connect("build-finished", write_sources)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,12 +10,13 @@ header is not written. These declarations are hidden: deleted functions, destruc
 functions without a comment that override a documented function, and the namespaces of HIDDEN.
 """
 import re
+import textwrap
 import xml.etree.ElementTree as ElementTree
 
 # title: [(page, title, [(header, title)])]
 PAGES = {
     "Tensors": [
-        ("tensor", "Tensor", [("core/tensor.h", "Tensor"), ("core/dims.h", "Shapes and axes"),
+        ("tensor", "Tensor", [("core/tensor.h", ""), ("core/dims.h", "Shapes and axes"),
                               ("core/dtype.h", "Dtypes"), ("core/half.h", "16-bit floating-point numbers"),
                               ("core/device.h", "Devices and memory statistics"), ("core/error.h", "Errors")]),
         ("creation", "Creating tensors", [("ops/create.h", "Tensors with given or random values"),
@@ -31,7 +32,7 @@ PAGES = {
         ("shape", "Shapes and indices", [("ops/shape.h", "Views, concatenation and indexing"),
                                          ("ops/pad.h", "Padding"), ("ops/pixel_shuffle.h", "Pixel shuffle")]),
         ("linalg", "Matrix products and attention", [("ops/linalg.h", "")]),
-        ("convolution", "Convolutions", [("ops/conv.h", "Convolutions"), ("ops/fused.h", "Fused operations"),
+        ("convolution", "Convolutions", [("ops/conv.h", ""), ("ops/fused.h", "Fused operations"),
                                          ("ops/activation.h", "Activations of fused operations")]),
         ("pooling", "Pooling", [("ops/pool.h", "")]),
         ("resampling", "Resampling", [("ops/interpolate.h", "Interpolation"), ("ops/grid_sample.h", "Sampling at a grid")]),
@@ -48,7 +49,7 @@ PAGES = {
         ("unet", "U-Net and sliding windows", [("nn/unet.h", "U-Net"), ("nn/sliding_window.h", "Sliding windows")]),
     ],
     "Training": [
-        ("optimizers", "Optimizers", [("nn/optim/optimizers.h", "Optimizers"),
+        ("optimizers", "Optimizers", [("nn/optim/optimizers.h", ""),
                                       ("nn/optim/optimizer.h", "Base classes"), ("nn/optim/clip.h", "Gradient clipping"),
                                       ("nn/optim/grad_scaler.h", "Loss scaling"),
                                       ("nn/optim/ema.h", "Moving averages"),
@@ -442,13 +443,15 @@ def heading(text, mark):
 
 
 def read_examples(root):
-    """Returns the examples of the reference: {name: directive}. An example is the code between "// [NAME]" and the next
-    "// [end]" in a source of examples/api."""
+    """Returns the examples of the reference: {name: block of code}. An example is the code between "// [NAME]" and the
+    next "// [end]" in a source of examples/reference, which the tests compile and run."""
     examples = {}
-    for path in sorted((root / "examples/api").glob("*.cpp")):
-        for name in re.findall(r"^ *// \[(?!end\])(.*)\]$", path.read_text(encoding="utf-8"), re.MULTILINE):
-            examples[name] = (f".. literalinclude:: {path}\n   :language: c++\n   :start-after: // [{name}]\n"
-                              "   :end-before: // [end]\n   :dedent:\n   :class: example")
+    for path in sorted((root / "examples/reference").glob("*.cpp")):
+        text = path.read_text(encoding="utf-8")
+        for name, code in re.findall(r"^ *// \[(?!end\])([^\]\n]*)\]\n(.*?)^ *// \[end\]$", text, re.MULTILINE | re.DOTALL):
+            if name in examples:
+                raise SystemExit(f"{path}: a second example for {name}")
+            examples[name] = code_block(textwrap.dedent(code))
     return examples
 
 
@@ -474,9 +477,12 @@ def write(site, root, xml):
             names = {}
             for header, section in sections:
                 declarations = headers.declarations(header)
+                # The class that a section is about comes before its helpers.
+                subject = re.sub(r"\W", "", section or title).lower()
+                declarations.sort(key=lambda entry: 1 - (entry.line == 1) * 2 - (
+                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject))
                 text += f".. _{header}:\n\n" + (heading(section, "-") if section else "")
-                shown = site.show_file(header)
-                text += f".. container:: header\n\n   :doc:`{header} </{shown.removesuffix('.md')}>`\n\n"
+                text += f".. container:: header\n\n   `{header} <{site.link_to_source(header)}>`__\n\n"
                 for declaration in declarations:
                     if declaration.kind not in ("remark", "title"):
                         names |= dict.fromkeys([form.name for form in declaration.forms] or declaration.names,
