@@ -114,7 +114,9 @@ def main():
     site = Site()
     copy_pages(site)
     shutil.rmtree(BUILD / "xml", ignore_errors=True)
-    subprocess.run(["doxygen", "docs/site/Doxyfile"], cwd=ROOT, check=True)
+    doxygen = subprocess.run(["doxygen", "docs/site/Doxyfile"], cwd=ROOT)
+    if doxygen.returncode:
+        return doxygen.returncode
     reference.write(site, ROOT, BUILD / "xml")
     site.write("sources.txt", "\n".join(sorted(site.shown)))
     site.remove_others()
