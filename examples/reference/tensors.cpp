@@ -1,6 +1,5 @@
 // Examples of the reference: tensors, files and gradients. docs/site/reference.py shows the code between "// [NAME]"
-// and
-// "// [end]" beside the declaration of NAME.
+// and "// [end]" beside the declaration of NAME.
 #include <voxgrad.h>
 
 #include <iostream>
