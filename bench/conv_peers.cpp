@@ -10,7 +10,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/precision.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 #include "nn/conv_layers.h"
 #include "nn/layers.h"
 #include "nn/norm_layers.h"

@@ -477,6 +477,10 @@ def write(site, root, xml):
             names = {}
             for header, section in sections:
                 declarations = headers.declarations(header)
+                # The class that a section is about comes before its helpers.
+                subject = re.sub(r"\W", "", section or title).lower()
+                declarations.sort(key=lambda entry: 1 - (entry.line == 1) * 2 - (
+                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject))
                 text += f".. _{header}:\n\n" + (heading(section, "-") if section else "")
                 text += f".. container:: header\n\n   `{header} <{site.link_to_source(header)}>`__\n\n"
                 for declaration in declarations:

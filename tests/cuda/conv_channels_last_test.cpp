@@ -1,12 +1,12 @@
-// Tests the implicit GEMM of channels-last tensors (cuda/conv/fprop_dgrad, cuda/conv/wgrad) against the CPU: every
+// Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every
 // compiled tile, halos and boxes of single taps, residues and phases, split-K, groups, and outputs with any number of
 // channels.
 #include <array>
 
-#include "cuda/conv/choose.h"
-#include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/instances.h"
-#include "cuda/conv/wgrad/plan.h"
+#include "cuda/conv/plan/choose.h"
+#include "cuda/conv/plan/instances.h"
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+#include "cuda/conv/plan/sm90_wgrad.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"

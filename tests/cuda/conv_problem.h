@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/precision.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {

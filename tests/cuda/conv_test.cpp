@@ -5,8 +5,8 @@
 #include <limits>
 #include <optional>
 
-#include "cuda/conv/instances.h"
-#include "cuda/conv/mma_sync/plan.h"
+#include "cuda/conv/plan/instances.h"
+#include "cuda/conv/plan/sm80.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
