@@ -137,7 +137,7 @@ TEST(ConvPlan, LimitsCopiesToOneGibibyte) {
   p.in_channels = p.out_channels = 64;
   p.in_size = p.out_size = {64};
   p.in_channel_stride = p.out_channel_stride = 64 * 64 * 64;
-  EXPECT_EQ(plan_wgrad(p)->samples, 6);  // 134 MB per sample; 5 equal launches
+  EXPECT_EQ(plan_wgrad(p)->samples, 6);  // a sample needs 134 MB; 5 launches process 6 samples each
   p.dtype = bf16;
   p.in_channels_last = p.out_channels_last = true;
   EXPECT_EQ(plan_wgrad(p)->samples, 30);

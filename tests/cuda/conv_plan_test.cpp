@@ -49,11 +49,11 @@ ConvProblem random_problem(Random& random) {
   return p;
 }
 
-/// Expects that the tiles of an axis cover its `count` results and that no tile is empty.
-void expect_tiled(int64_t count, int64_t tile, int64_t tiles, const char* what) {
-  EXPECT_GT(tile, 0) << what;
+/// Expects that the tiles of an axis cover its `count` results and that no tile is empty. Failures name the axis.
+void expect_tiled(int64_t count, int64_t tile, int64_t tiles, const char* axis) {
+  EXPECT_GT(tile, 0) << axis;
   EXPECT_TRUE(tiles * tile >= count && (tiles - 1) * tile < count)
-      << what << ": " << tiles << " tiles of size " << tile << " for " << count << " results";
+      << axis << ": " << tiles << " tiles of size " << tile << " for " << count << " results";
 }
 
 bool is_compiled(std::span<const int> widths, int width) {
