@@ -4,8 +4,8 @@
     bench/chart.py [NAME ...]
 
 Draws docs/img/NAME.svg from docs/data/NAME.csv (default: from each CSV file in docs/data). The first line of a CSV file
-is "# " and the title of the chart. Other lines that begin with "#" are comments. The remaining lines are a header and
-"label,milliseconds". Bars whose label begins with "voxgrad" are highlighted.
+is "# " and the title of the chart. Other lines that begin with "#" are comments. The remaining lines are CSV with the
+columns "label" and "milliseconds". Bars whose label begins with "voxgrad" are highlighted.
 """
 import argparse
 import csv
@@ -13,13 +13,16 @@ import pathlib
 from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Lengths in pixels:
 WIDTH = 720
 LABELS = 180  # width of the column of labels
-TOP, BAR, GAP = 44, 26, 12
+TOP = 44  # height of the title
+BAR = 26  # height of a bar
+GAP = 12  # distance between bars
 
 
 def read(path):
-    """Returns the title and [(label, milliseconds)]."""
+    """Returns the title and a list of (label, milliseconds)."""
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
     return lines[0].lstrip("# "), [(row["label"], float(row["milliseconds"])) for row in rows]

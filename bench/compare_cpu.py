@@ -4,7 +4,7 @@
     bench/compare_cpu.py [PROGRAM] [--rounds 3] [--python /usr/bin/python3] [--busy]
 
 PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). voxgrad and PyTorch run alternately on the same
-inputs. Each cell of the table is the median over the rounds. With --busy, GFLOP/s and ratios are computed from the
+inputs. Each value in the table is the median over the rounds; with --busy, GFLOP/s and ratios are computed from the
 minimum times instead. Exits with 1 if the results of voxgrad and PyTorch differ.
 """
 
@@ -40,6 +40,8 @@ def run_voxgrad(program, name, busy):
 
 
 class Torch:
+    """The process cpu_conv_torch.py, which runs problems in PyTorch."""
+
     def __init__(self, python, busy):
         command = [python, os.path.join(HERE, "cpu_conv_torch.py")] + ["--busy"] * busy
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -105,7 +107,7 @@ def pair(values, digits=1):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "cpu_conv"))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each problem on each side (default: 3)")
     parser.add_argument("--python", default="/usr/bin/python3", help="Python interpreter that can import PyTorch")
     parser.add_argument("--busy", action="store_true",
                         help="for a machine that runs other programs: use one thread, report the minimum CPU time")

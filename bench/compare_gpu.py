@@ -7,7 +7,7 @@
 LIBRARY is the built libconv_peers.so. voxgrad and PyTorch take turns after each run. Each time is the median over the
 runs, measured by CUDA events; the runs together take about --ms milliseconds. A run of a small problem consists of many
 consecutive calls. Consecutive calls use different copies of the buffers; all copies together do not fit into the L2
-cache. If launching a call takes longer than its kernels, the measured time is that of the launches and is marked "h".
+cache. A time is marked "h" if the host needed more than 90 % of it to launch the calls: the kernels may then be faster.
 voxgrad's tensors have the layout --layout. PyTorch is timed in both layouts, and the faster layout counts.
 
 In the table, "f+b" is the time of the forward pass plus the time of one call that computes both gradients. "% of floor
@@ -35,9 +35,9 @@ import torch
 
 import conv_shapes
 
-# Each value: the dtype; its number in the library; 1 for float32 precision "high"; the maximum relative error of the
-# forward pass and the data gradient; the maximum relative error of the weight gradient; the maximum plausible TFLOP/s
-# (the rate of wgmma measured on an H200, plus a margin).
+# The columns: PyTorch's dtype; the number of voxgrad's DType; 1 for float32 precision "high", otherwise 0; the maximum
+# relative error of the forward pass and of the data gradient; the maximum relative error of the weight gradient; the
+# maximum plausible TFLOP/s (the rate of wgmma measured on an H200, plus a margin).
 MODES = {
     "high": (torch.float32, 0, 1, 5e-4, 5e-4, 500.0),
     "highest": (torch.float32, 0, 0, 2e-6, 4e-6, 170.0),
@@ -48,10 +48,10 @@ MODES = {
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}
 DEPTHWISE_PEAK = 61e12  # float32 on CUDA cores, in all modes
 COPY = 4.23e12
-PARTS = ("forward", "data", "weight")
-BACKWARD = "backward"  # data and weight gradient in one call
+PARTS = ("forward", "data", "weight")  # the forward pass, the data gradient, the weight gradient
+BACKWARD = "backward"  # both gradients in one call
 TIMED_IN_TORCH = ("forward", BACKWARD)
-TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}
+TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}  # PyTorch's sides and their memory formats
 FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
@@ -59,7 +59,8 @@ PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
 ROTATED_BYTES = 400e6  # minimum size of all copies of a problem's buffers together; the L2 cache has 50 MB
 MAX_COPIES = 64
-RUN_MS, MAX_CALLS = 2.0, 64  # intended duration and maximum number of calls of a run
+RUN_MS = 2.0  # intended duration of a run
+MAX_CALLS = 64  # maximum number of calls in a run
 
 
 class Case:
@@ -134,7 +135,7 @@ class Side:
     def __init__(self, functions, options):
         self.functions, self.kept, self.next, self.calls = functions, [None] * len(functions), 0, 1
         self.times, self.host = [], []
-        self.run()  # cuDNN selects its algorithms
+        self.run()  # a warm-up, in which cuDNN selects its algorithms
         self.calls = len(functions)
         self.run()  # allocates a result for each copy of the buffers
         self.calls = 1
@@ -155,12 +156,13 @@ class Side:
         self.times.append(timed(self.queue) / self.calls)
 
 
-def attempt(row, what, function):
-    """Returns the result of the function. Records an exception in the row as a failure."""
+def attempt(row, name, function):
+    """Returns the result of the function. If the function raises a RuntimeError, stores the message in
+    row["failed"][name] and returns None."""
     try:
         return function()
     except RuntimeError as error:
-        row["failed"][what] = str(error).strip().split("\n")[0][:300]
+        row["failed"][name] = str(error).strip().split("\n")[0][:300]
 
 
 def time_sides(functions, options, row, part):
@@ -221,6 +223,7 @@ def check(row, case, mode, results, options):
 
 
 def measure(voxgrad, shape, mode, options, row):
+    """Times all parts of a problem and checks voxgrad's results. Records everything in the row."""
     set_torch(tf32=MODES[mode][2], benchmark=True)
     case = Case(shape, MODES[mode][0])
     peak = DEPTHWISE_PEAK if shape.groups == shape.cin == shape.cout else PEAK[mode]
@@ -240,8 +243,8 @@ def measure(voxgrad, shape, mode, options, row):
 
 
 def best(row, parts, sides):
-    """Returns the milliseconds of the parts on the fastest side, and "h" if the host took almost as long to launch
-    them."""
+    """Returns the milliseconds that the parts take together on the fastest side. Also returns "h" if launching them
+    took more than 90 % of this time, otherwise ""."""
     figures = []
     for side in sides:
         if all(f"{part}_{side}" in row for part in parts):
@@ -296,7 +299,7 @@ def write(options, head, rows):
 
 
 def gpu():
-    """Returns the name, driver, current clock and maximum clock of the GPU."""
+    """Returns the name of the GPU, its driver, its current clock and its maximum clock."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader", "--id=0"]
     try:
         output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
@@ -308,9 +311,11 @@ def gpu():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"])
-    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers")
+    parser.add_argument("library", help="path of libconv_peers.so")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"],
+                        help="high (TF32), highest (float32), bf16, f16 (default: high highest bf16)")
+    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers",
+                        help="problems of bench/conv_shapes.py; race: random problems (default: peers)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
     parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="problems to run (default: all of --set)")
@@ -321,8 +326,8 @@ def parse():
     parser.add_argument("--unchecked", action="store_true", help="do not compare results with PyTorch")
     parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
                         help=f"override choices of the planner; KEY is one of {', '.join(PLAN)}")
-    parser.add_argument("--json")
-    parser.add_argument("--markdown")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables to this file")
     parser.add_argument("--list", action="store_true", help="print the problems without running them")
     options = parser.parse_args()
     shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
@@ -357,7 +362,7 @@ def main():
             print(mode, name, *(f"{key}={row[key]:.3f}" for key in row if key.endswith(("_voxgrad", "_torch", "_cl"))),
                   *row["wrong"], *row["failed"].items(), file=sys.stderr, flush=True)
         print(table(rows[began:], mode, options), flush=True)
-    voxgrad_failed = lambda row: any(what.endswith(("_voxgrad", "check", "case")) for what in row["failed"])
+    voxgrad_failed = lambda row: any(name.endswith(("_voxgrad", "check", "case")) for name in row["failed"])
     sys.exit(any(row["wrong"] or voxgrad_failed(row) for row in rows))
 
 

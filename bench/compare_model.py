@@ -68,6 +68,7 @@ class Voxgrad:
         return peak.value
 
     def result(self, which):
+        """Returns a copy of the result RESULTS[which] of the last run."""
         copied = torch.full_like(self.like[which], float("nan"))
         self.call("result", which, ctypes.c_void_p(copied.data_ptr()))
         return copied
@@ -80,7 +81,8 @@ class Torch:
         self.model = model
         self.x = x.detach().requires_grad_()
         y = model(self.x)
-        self.g = g if y.stride() == g.stride() else torch.empty_like(y).copy_(g)  # in the output's memory format
+        # The output gradient must have the memory format of the output.
+        self.g = g if y.stride() == g.stride() else torch.empty_like(y).copy_(g)
 
     def forward(self):
         with torch.no_grad():
@@ -170,10 +172,10 @@ def table(rows, notes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--json")
-    parser.add_argument("--markdown")
+    parser.add_argument("library", help="path of libconv_peers.so")
+    parser.add_argument("--runs", type=int, default=15, help="number of runs for each median (default: 15)")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table to this file")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("compare_model: PyTorch finds no CUDA GPU")

@@ -4,8 +4,9 @@
     bench/compare_predict.py build/release/examples/predict
     bench/compare_predict.py PREDICT --device cuda --size 512 512 300 --classes 16 --network standard --rounds 1
 
-Needs nnunetv2, whose programs must be in PATH. The script writes a model folder with a random network, and a volume
-whose voxels are 2 mm wide. Both programs resample the volume to 1.8 mm. --network selects the network:
+Needs the Python package nnunetv2, whose programs must be in PATH. The script writes a model folder with a random
+network, and a volume whose voxels are 2 mm wide. Both programs resample the volume to 1.8 mm. --network selects the
+network:
   small     five stages with 16 to 160 channels, windows of 96^3 voxels
   standard  nnU-Net's six stages with 32 to 320 channels, windows of 128^3 voxels
 With the default arguments, a prediction has 18 windows. The programs run alternately. The time is that of the whole
@@ -85,12 +86,12 @@ def measure(command):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("predict", help="the program")
+    parser.add_argument("predict", help="path of the program predict")
     parser.add_argument("--size", type=int, nargs=3, default=[160, 160, 128], help="voxels along x, y and z")
-    parser.add_argument("--classes", type=int, default=5)
-    parser.add_argument("--network", default="small", choices=NETWORKS)
+    parser.add_argument("--classes", type=int, default=5, help="classes including the background (default: 5)")
+    parser.add_argument("--network", default="small", choices=NETWORKS, help="see above (default: small)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each program (default: 3)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -7,9 +7,9 @@ DistributedDataParallel. For voxgrad, also measures training on one volume that 
 Runs bench/scaling, bench/scaling_torch.py and examples/superres for at most --minutes, starting with the most important
 measurements. Prints each result immediately and tables at the end. The efficiency on n GPUs is the speed divided by n
 times the speed of one GPU. If a program fails or takes too long, a line of the output describes the error. superres and
-the bf16 step of bench/scaling run twice on each number of GPUs. The table of steps shows whether the parameters have
-the same bits after both runs. Reductions in NVLink's switches (NVLS) are off in voxgrad and in PyTorch, unless the
-environment variable NCCL_NVLS_ENABLE is set.
+the bf16 step of bench/scaling run twice on each number of GPUs, and the table of steps shows whether the parameters
+have the same bits after both runs. By default, voxgrad and PyTorch do not reduce in NVLink's switches (NVLS); set the
+environment variable NCCL_NVLS_ENABLE to change this.
 """
 
 import argparse
@@ -28,7 +28,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Runner:
-    """Runs child processes one after another until the time limit is reached. Collects the rows that they print."""
+    """Runs child processes one after another until the time limit is reached. Collects the rows that the processes
+    print. A row is a dict with the fields of one line of JSON."""
 
     def __init__(self, options):
         self.options, self.rows = options, []
@@ -63,7 +64,8 @@ class Runner:
             self.keep({"label": label, "error": error})
 
     def child(self, command, seconds, each_row):
-        """Runs a command. Returns None on success, otherwise a description of the error."""
+        """Runs a command for at most `seconds`. Calls each_row(row) for each line of JSON that it prints. Returns None
+        on success, otherwise a description of the error."""
         late = threading.Event()
         with tempfile.TemporaryFile("w+") as errors:
             try:
@@ -232,12 +234,13 @@ def count_gpus():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "release"))
+    parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "release"),
+                        help="build folder (default: build/release)")
     parser.add_argument("--gpus", type=int, nargs="+",
                         help="numbers of GPUs (default: those of 1, 2, 4 and 8 that this host has)")
     parser.add_argument("--minutes", type=float, default=9,
                         help="time limit in minutes; a program that is running at this time is stopped")
-    parser.add_argument("--superres-steps", type=int, default=600)
+    parser.add_argument("--superres-steps", type=int, default=600, help="training steps of superres (default: 600)")
     parser.add_argument("--json", help="write all rows to this file")
     parser.add_argument("--quick", action="store_true",
                         help="measure only bf16; skip torch.compile and 384^3 volumes (four minutes on two GPUs)")

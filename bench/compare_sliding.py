@@ -4,13 +4,14 @@
     bench/compare_sliding.py [PROGRAM] [--size 96] [--window 48] [--mirror 3] [--runs 5]
     bench/compare_sliding.py [PROGRAM] --size 512 --window 128 --device cuda --accumulate cuda --precision bf16 --monai
 
-PROGRAM is the path of the benchmark sliding_window. The model consists of two 3x3x3 convolutions with a ReLU between
-them: the first maps 1 channel to --channels, the second maps these to 4. With --channels 0, the model is only a ReLU,
-so that extracting and blending windows takes most of the time. The volume is on the CPU and the model on --device. The
-result is accumulated in float32 on --accumulate. Both implementations use the same windows, parameters, blending
-weights and mirrored copies, and run alternately. Prints the median time of each implementation, the ratio of these
-times, and the largest difference between the results. --monai also times MONAI's sliding_window_inference with an
-overlap of 0.5 and Gaussian weights. MONAI does not mirror, so --monai excludes --mirror.
+PROGRAM is the built sliding_window (default: build/release/bench/sliding_window). The model consists of two 3x3x3
+convolutions with a ReLU between them: the first maps 1 channel to --channels, the second maps these to 4. With
+--channels 0, the model is only a ReLU, so that extracting and blending windows takes most of the time. The volume is on
+the CPU and the model on --device. The result is accumulated in float32 on --accumulate. Both implementations use the
+same windows, parameters, blending weights and mirrored copies, and run alternately. Prints the median time of each
+implementation, the ratio of these times, and the largest difference between the results. --monai also times MONAI's
+sliding_window_inference with an overlap of 0.5 and Gaussian weights. MONAI does not mirror, so --monai excludes
+--mirror.
 """
 
 import argparse
@@ -29,18 +30,22 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def starts(size, window):
+    """Returns the first voxels of the windows along an axis. Neighboring windows overlap by at least half a window, up
+    to rounding."""
     last, step = size - window, window / 2
     count = int(numpy.ceil(last / step)) + 1
     return [round(last * i / max(1, count - 1)) for i in range(count)]
 
 
 def weights(window):
+    """Returns the Gaussian blending weights of a window."""
     line = torch.exp(-0.5 * ((torch.arange(window, dtype=torch.float64) - window // 2) / (window / 8)) ** 2)
     cube = line[:, None, None] * line[:, None] * line
     return cube.clamp_min(2.0**-24 / 10).float()
 
 
 def predict(model, x, mirror):
+    """Returns the mean prediction over all mirrored copies of x, mirrored along the first `mirror` axes."""
     total = model(x)
     for count in range(1, mirror + 1):
         for axes in itertools.combinations(range(2, 2 + mirror), count):
@@ -90,17 +95,19 @@ def seconds_of(function, *arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "sliding_window"))
-    parser.add_argument("--size", type=int, default=96)
-    parser.add_argument("--window", type=int, default=48)
-    parser.add_argument("--channels", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--mirror", type=int, default=0, choices=range(4), help="number of axes to mirror along")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--size", type=int, default=96, help="voxels along each side of the volume (default: 96)")
+    parser.add_argument("--window", type=int, default=48, help="voxels along each side of a window (default: 48)")
+    parser.add_argument("--channels", type=int, default=16, help="channels between the convolutions (default: 16)")
+    parser.add_argument("--batch", type=int, default=1, help="windows per call of the model (default: 1)")
+    parser.add_argument("--mirror", type=int, default=0, choices=range(4),
+                        help="number of axes to mirror along (default: 0)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each implementation (default: 5)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="CPU threads (default: all CPUs)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
-    parser.add_argument("--monai", action="store_true")
+    parser.add_argument("--monai", action="store_true", help="also time MONAI's sliding_window_inference")
     o = parser.parse_args()
     if o.monai and o.mirror:
         parser.error("--monai excludes --mirror")

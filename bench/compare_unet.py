@@ -4,7 +4,7 @@
     bench/compare_unet.py LIBRARY [--network six] [--modes bf16 high ...] [--sides voxgrad graph torch compile]
                           [--runs 10] [--steps 20] [--json FILE]
 
-LIBRARY is the built libunet_peers.so. --network selects the network, which has three classes:
+LIBRARY is the built libunet_peers.so. --network selects the network:
   six       nnU-Net v2's plain U-Net: six stages with 32, 64, 128, 256, 320 and 320 channels (31.2 M parameters) and
             deep supervision with weights 1, 1/2, 1/4, 1/8 and 0, scaled to a sum of 1. Each stage has two 3^3
             convolutions, each followed by InstanceNorm and LeakyReLU. The decoder upsamples by ConvTranspose3d with
@@ -43,7 +43,7 @@ from torch.nn import functional as F
 
 from compare_gpu import gpu, timed
 
-# Each value: 1 for TF32; number of the dtype of autocast in the library, or 0 for no autocast.
+# Each value: 1 if float32 products use TF32, otherwise 0; the dtype of autocast (2 bf16, 3 f16), or 0 without autocast.
 MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}
 NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4}, "resenc": {"stages": 6, "residual": True},
             "mednext3": {"stages": 5, "mednext": 3}, "mednext5": {"stages": 5, "mednext": 5}}
@@ -80,7 +80,8 @@ class ResidualBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """A stage: `count` parts in a Sequential with this name. The first part has the stride."""
+    """A stage: an nn.Sequential with the name `name`. It contains `count` modules, which `part` creates. Only the first
+    module has the stride `stride`."""
 
     def __init__(self, name, part, count, in_channels, out_channels, stride=1):
         super().__init__()
@@ -131,7 +132,7 @@ class Decoder(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net whose parameters have the names of nnU-Net's networks, which nn::UNet also uses."""
+    """A U-Net. Its parameters have the same names as in nnU-Net's networks and in nn::UNet."""
 
     def __init__(self, options):
         super().__init__()
@@ -151,7 +152,7 @@ class UNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of MedNeXt. `scale` is 1, 2 to halve the resolution, or -2 to double it."""
+    """A block of MedNeXt. `scale` is 1 to keep the resolution, 2 to halve it, or -2 to double it."""
 
     def __init__(self, in_channels, out_channels, expansion, kernel, scale=1):
         super().__init__()
@@ -172,14 +173,15 @@ class Block(nn.Module):
 
 
 class MedNeXt(nn.Module):
-    """MedNeXt-B, with the names of the parameters of examples/nnunet/mednext.h."""
+    """MedNeXt-B. Its parameters have the same names as in examples/nnunet/mednext.h."""
 
     LEVELS, EXPANSION = 5, [2, 3, 4, 4, 4, 4, 4, 3, 2]
 
     def __init__(self, options):
         super().__init__()
         last, kernel = self.LEVELS - 1, options.mednext
-        channels = [options.channels << min(i, 2 * last - i) for i in range(2 * last + 1)]  # of each part
+        # The channels of each part: the levels of the encoder, the bottleneck, and the levels of the decoder.
+        channels = [options.channels << min(i, 2 * last - i) for i in range(2 * last + 1)]
         def block(i, o, part, *scale):
             return Block(channels[i], channels[o], self.EXPANSION[part], kernel, *scale)
         self.stem = nn.Conv3d(1, channels[0], 1)
@@ -229,18 +231,18 @@ def downsampled(target, deep, stages):
 
 
 class NetworkArguments(ctypes.Structure):
-    """NetworkArguments of unet_peers.cpp."""
+    """The struct NetworkArguments of unet_peers.cpp."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("stages", "channels", "max_channels", "classes", "mednext_kernel")]
     _fields_ += [(name, ctypes.c_int) for name in ("residual", "recompute")]
 
 
 class Voxgrad:
-    """A training run of voxgrad, eager or as a CUDA graph."""
+    """A training run of voxgrad, eager or as a CUDA graph. An operation is "step" or "forward"."""
 
     def __init__(self, library, options, mode, layout, model, x, target, graph):
         self.library, self.graph, self.captured = library, graph, set()
-        high, low = MODES[mode]
+        tf32, autocast_dtype = MODES[mode]
         state = {name: p.detach().contiguous() for name, p in model.named_parameters()}
         names = (ctypes.c_char_p * len(state))(*(name.encode() for name in state))
         pointers = (ctypes.c_void_p * len(state))(*(p.data_ptr() for p in state.values()))
@@ -249,9 +251,9 @@ class Voxgrad:
         i64 = ctypes.c_int64
         network = NetworkArguments(options.stages, options.channels, MAX_CHANNELS, options.classes, options.mednext,
                                    options.residual, options.recompute)
-        self.call("make", ctypes.byref(network), int(options.deep), high, low, int(layout == "channels_last"), names,
-                  pointers, i64(len(state)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()),
-                  i64(x.shape[0]), i64(x.shape[-1]))
+        self.call("make", ctypes.byref(network), int(options.deep), tf32, autocast_dtype,
+                  int(layout == "channels_last"), names, pointers, i64(len(state)), ctypes.c_void_p(x.data_ptr()),
+                  ctypes.c_void_p(target.data_ptr()), i64(x.shape[0]), i64(x.shape[-1]))
 
     def call(self, name, *arguments):
         function = getattr(self.library, "voxgrad_unet_" + name)
@@ -259,8 +261,8 @@ class Voxgrad:
         if error := function(*arguments):
             raise RuntimeError("voxgrad: " + error.decode())
 
-    def run(self, what):
-        self.call(("replay_" if what in self.captured else "") + what)
+    def run(self, operation):
+        self.call(("replay_" if operation in self.captured else "") + operation)
 
     def step(self):
         self.run("step")
@@ -268,13 +270,13 @@ class Voxgrad:
     def forward(self):
         self.run("forward")
 
-    def warm_up(self, what):
-        """Runs `what` once. For a CUDA graph, also captures and replays it."""
-        self.run(what)
+    def warm_up(self, operation):
+        """Runs an operation once. For a CUDA graph, also captures the operation and replays it once."""
+        self.run(operation)
         if self.graph:
-            self.call("capture_" + what)
-            self.captured.add(what)
-            self.run(what)
+            self.call("capture_" + operation)
+            self.captured.add(operation)
+            self.run(operation)
 
     def loss(self):
         loss = ctypes.c_double()
@@ -282,7 +284,7 @@ class Voxgrad:
         return loss.value
 
     def peak(self):
-        """Returns the peak memory since the last call, and starts a new measurement."""
+        """Returns the peak memory since the last call in bytes, and starts a new measurement."""
         peak = ctypes.c_int64()
         self.call("peak", ctypes.byref(peak))
         return peak.value
@@ -295,8 +297,8 @@ class Torch:
     """A training run of PyTorch, eager or with torch.compile."""
 
     def __init__(self, options, mode, layout, model, x, target, compiled):
-        high, low = MODES[mode]
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(high)
+        tf32, autocast_dtype = MODES[mode]
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = bool(tf32)
         last = layout == "channels_last"
         self.model = make_model(options).to(x.device)
         self.model.load_state_dict(model.state_dict())
@@ -308,12 +310,13 @@ class Torch:
             self.run, self.criterion = torch.compile(self.model), torch.compile(deep_loss)
         self.x = x.contiguous(memory_format=torch.channels_last_3d) if last else x
         self.deep, self.targets = options.deep, downsampled(target, options.deep, options.stages)
-        self.low = {0: None, 2: torch.bfloat16, 3: torch.float16}[low]
+        self.autocast_dtype = {0: None, 2: torch.bfloat16, 3: torch.float16}[autocast_dtype]
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.99, weight_decay=3e-5, nesterov=True)
-        self.scaler = torch.amp.GradScaler(x.device.type, enabled=self.low == torch.float16)
+        self.scaler = torch.amp.GradScaler(x.device.type, enabled=self.autocast_dtype == torch.float16)
 
     def autocast(self):
-        return torch.autocast(self.x.device.type, self.low or torch.bfloat16, enabled=self.low is not None)
+        return torch.autocast(self.x.device.type, self.autocast_dtype or torch.bfloat16,
+                              enabled=self.autocast_dtype is not None)
 
     def step(self):
         self.optimizer.zero_grad()
@@ -331,8 +334,8 @@ class Torch:
         with torch.no_grad(), self.autocast():
             self.logits = self.run(self.x)[0]
 
-    def warm_up(self, what):
-        getattr(self, what)()
+    def warm_up(self, operation):
+        getattr(self, operation)()
 
     def loss(self):
         return self.result.item()
@@ -347,6 +350,7 @@ class Torch:
 
 
 def data(options, device="cuda"):
+    """Returns a random input, its labels 0, 1 and 2, and a model with random parameters."""
     torch.manual_seed(0)
     shape = (options.batch, *(3 * [options.size]))
     coarse = torch.randn(options.batch, 1, *(3 * [options.size // 8]), device=device)
@@ -356,6 +360,7 @@ def data(options, device="cuda"):
 
 
 def losses(side, steps):
+    """Runs the steps. Returns the loss of each step."""
     values = []
     for _ in range(steps):
         side.step()
@@ -375,28 +380,28 @@ def profile(side):
         print(f"  {row.device_time_total / 1e3:8.3f} ms {row.count:5d}  {row.key[:150]}")
 
 
-def measure_alone(side, what, runs):
-    """Returns the median milliseconds and the peak memory of a step or a forward pass."""
-    side.warm_up(what)
+def measure_operation(side, operation, runs):
+    """Returns the median milliseconds and the peak memory in bytes of the operation "step" or "forward"."""
+    side.warm_up(operation)
     side.peak()
-    getattr(side, what)()
+    getattr(side, operation)()
     peak = side.peak()
-    return statistics.median(timed(getattr(side, what)) for _ in range(runs)), peak
+    return statistics.median(timed(getattr(side, operation)) for _ in range(runs)), peak
 
 
 def measure(make, options, exact):
-    """Returns a row with the losses of the first steps, the times and the peaks. If an exception is raised, returns a
-    row with its message."""
+    """Returns a row with the losses of the first steps, the times and the peak memory. `exact` are PyTorch's losses in
+    float32. If an exception is raised, the row contains only its message."""
     gc.collect()
     torch.cuda.empty_cache()
     side = None
     try:
         side = make()
         got = losses(side, options.steps)
-        ms, peak = measure_alone(side, "step", options.runs)
+        ms, peak = measure_operation(side, "step", options.runs)
         if options.profile:
             profile(side)
-        forward, forward_peak = measure_alone(side, "forward", options.runs)
+        forward, forward_peak = measure_operation(side, "forward", options.runs)
         row = {"ms": ms, "peak": peak, "forward": forward, "forward_peak": forward_peak, "losses": got,
                "difference": max(abs(a - b) for a, b in zip(got, exact or got))}
         print(f"  {ms:.2f} ms, forward {forward:.2f}", flush=True)
@@ -410,26 +415,27 @@ def measure(make, options, exact):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
-    parser.add_argument("--network", choices=NETWORKS, default="six")
+    parser.add_argument("library", help="path of libunet_peers.so")
+    parser.add_argument("--network", choices=NETWORKS, default="six", help="see above (default: six)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"])
     parser.add_argument("--layouts", nargs="+", choices=("contiguous", "channels_last"),
                         default=["contiguous", "channels_last"])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=10, help="timed steps and timed forward passes (default: 10)")
+    parser.add_argument("--steps", type=int, default=20, help="steps whose losses are compared (default: 20)")
     parser.add_argument("--rounds", type=int, default=2,
                         help="number of times that each side is measured; the fastest time counts")
     parser.add_argument("--stages", type=int, help="number of stages (default: that of --network)")
-    parser.add_argument("--channels", type=int, default=32)
-    parser.add_argument("--classes", type=int, default=3)
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--channels", type=int, default=32, help="channels of the first stage (default: 32)")
+    parser.add_argument("--classes", type=int, default=3,
+                        help="output channels of the network, at least 3; the labels are 0, 1 and 2 (default: 3)")
+    parser.add_argument("--size", type=int, default=128, help="voxels along each side of a patch (default: 128)")
+    parser.add_argument("--batch", type=int, default=2, help="patches per step (default: 2)")
     parser.add_argument("--recompute", action="store_true", help="voxgrad recomputes each stage in the backward pass")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     parser.add_argument("--no-reference", action="store_true",
                         help="do not compute PyTorch's losses in float32, which takes too long for large patches")
-    parser.add_argument("--json")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
     options = parser.parse_args()
     network = {"deep": False, "residual": False, "mednext": 0} | NETWORKS[options.network]
     options.stages = options.stages or network.pop("stages")

@@ -10,7 +10,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/precision.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 #include "nn/conv_layers.h"
 #include "nn/layers.h"
 #include "nn/norm_layers.h"
@@ -23,9 +23,11 @@ using namespace voxgrad;
 
 View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
   View view{.data = data, .dtype = dtype, .device = 0, .rank = 5};
-  constexpr int kFirst[] = {4, 3, 2, 1, 0}, kLast[] = {1, 4, 3, 2, 0};  // innermost first
+  // The axes in memory, from the innermost to the outermost.
+  constexpr int kContiguous[] = {4, 3, 2, 1, 0};
+  constexpr int kChannelsLast[] = {1, 4, 3, 2, 0};
   int64_t stride = 1;
-  for (const int axis : channels_last ? kLast : kFirst) {
+  for (const int axis : channels_last ? kChannelsLast : kContiguous) {
     view.size[axis] = size[axis];
     view.stride[axis] = stride;
     stride *= size[axis];

@@ -8,10 +8,12 @@ Sizes = Union[int, tuple]
 
 
 def triple(v):
+    """Returns a tuple of three numbers; an int stands for three equal numbers."""
     return (v,) * 3 if isinstance(v, int) else tuple(v)
 
 
 def text(v):
+    """Returns "3" for equal numbers, otherwise for example "1,3,3"."""
     v = triple(v)
     return str(v[0]) if len(set(v)) == 1 else ",".join(map(str, v))
 
@@ -45,10 +47,13 @@ class Shape(NamedTuple):
         return self.batch * (self.cin * math.prod(triple(self.size)) + self.cout * math.prod(self.output_size()))
 
     def flop(self):
+        """Returns the FLOP of the forward pass, and also of each gradient."""
         voxels = triple(self.size) if self.transposed else self.output_size()
         return 2 * self.batch * math.prod(voxels) * math.prod(self.weight_size())
 
     def describe(self):
+        """Returns a short text such as "T 4x256>128 16 k4 s2 p1": T for a transposed convolution or C for a
+        convolution, batch, channels, size, kernel, and the arguments that differ from their defaults."""
         rest = zip(("s", "p", "op", "d", "g"), self[5:10], (1, 0, 0, 1, 1))
         unusual = [key + text(value) for key, value, usual in rest if text(value) != text(usual)]
         channels = f"{'T' if self.transposed else 'C'} {self.batch}x{self.cin}>{self.cout}"
@@ -64,6 +69,8 @@ def mirror(shape):
     return shape._replace(cin=cin, cout=cout, size=shape.output_size(), output_padding=remainder, transposed=True)
 
 
+# The arguments are the fields of Shape in their order. Names such as L2-61 denote KernelBench's problems
+# (L<level>-<problem>).
 PEERS = {
     "L1-58": Shape(16, 32, 16, (16, 32, 64), (3, 5, 7)),
     "L1-61": Shape(8, 48, 48, 64, 3),
@@ -115,11 +122,10 @@ def nnunet():
     return {**shapes, "head": Shape(2, 32, 3, 128, 1, transposed=False)}
 
 
-
-
 def mednext():
-    """Returns the depthwise layers of a MedNeXt with 32 channels for two patches of 128^3 voxels. With kernel sizes 3
-    and 5, there is a layer within each level, from each level to the next, and back. One layer has kernel size 7."""
+    """Returns the depthwise layers of a MedNeXt with 32 channels for two patches of 128^3 voxels. For the kernel sizes
+    3 and 5, each level has a layer with stride 1, a layer to the next level ("down") and a layer from the next level
+    ("up"). One further layer has kernel size 7."""
     shapes = {}
     for kernel in (3, 5):
         for level, size in enumerate((128, 64, 32, 16, 8)):
@@ -132,9 +138,9 @@ def mednext():
     return {**shapes, "k7-same64": Shape(2, 64, 64, 64, 7, 1, 3, groups=64, transposed=False)}
 
 
-# ---- --set race: random layers like those of real models. Each function from encoder() to odd() returns a random
-# convolution of one family, with batch 1. `pick` returns one of its arguments at random. race() selects the batch and
-# converts every other problem to a transposed convolution.
+# The rest of the file implements --set race: random layers similar to the layers of real models. Each function from
+# encoder() to odd() returns a random convolution of one family, with batch 1. `pick` returns one of its arguments at
+# random. race() selects the batch and converts every other problem to a transposed convolution.
 
 def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
     """Returns a convolution with "same" padding unless `padding` is given."""
@@ -199,19 +205,21 @@ def odd(pick):
     return conv(channels(), channels(), (axis(), axis(), axis()), pick(3, 3, 5), pick(1, 1, 1, 2, 2, 3))
 
 
+# The families of convolutions and of transposed convolutions, in the order in which race() uses them.
 CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, depthwise, grouped, odd, head, resampling)
 MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, depthwise, odd, dilated, first, head)
-MAX_BYTES, MAX_FLOP = 2e9, 2.5e11  # bytes of input and output in float32
+MAX_BYTES = 2e9  # maximum size of the input and the output together, in float32
+MAX_FLOP = 2.5e11
 
 
 def race(seed, count):
-    """Returns `count` random problems, every other one transposed. The problems are the same in every version of
-    Python, because they are derived from Random.random() only."""
+    """Returns `count` random problems, alternately convolutions and transposed convolutions. The problems are the same
+    in every version of Python, because they are derived from Random.random() only."""
     generator = random.Random(seed)
     pick = lambda *options: options[int(generator.random() * len(options))]
 
     def fits(shape):
-        slow = 1 if shape.groups == 1 else 8  # lower limits, because cuDNN is slow with groups
+        slow = 1 if shape.groups == 1 else 8  # problems with groups are 8 times smaller, because cuDNN is slow
         return 4 * shape.elements() * slow <= MAX_BYTES and shape.flop() * slow <= MAX_FLOP
 
     drawn = {}

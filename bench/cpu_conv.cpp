@@ -68,6 +68,7 @@ struct Problem {
   }
 };
 
+// The columns are the members of Problem.
 const Problem kProblems[] = {
     {"(2,32,16,(8,16,32)) k(3,5,7)", 2, 32, 16, {8, 16, 32}, {3, 5, 7}, 1, 0, 0, 1, 1},
     {"(2,48,48,16^3) k3", 2, 48, 48, 16, 3, 1, 0, 0, 1, 1},

@@ -4,8 +4,8 @@
     bench/kernel_resources.py BUILD [--files PATTERN] [--jobs N] [--max-spilled BYTES]
 
 BUILD is a build folder with compile_commands.json. Compiles the sources that match the regular expression PATTERN
-(default: the convolutions) and discards the output. Exits with 1 if a kernel spills more than BYTES, or if ptxas
-serializes the wgmma instructions of a kernel.
+(default: the convolutions) and discards the output. Exits with 1 if a kernel spills more than BYTES (default: 64), or
+if ptxas serializes the wgmma instructions of a kernel.
 """
 
 import argparse
@@ -37,12 +37,15 @@ def command_of(entry):
 
 
 def readable(name):
+    """Returns a short form of the demangled name of a kernel."""
     text = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
     text = re.sub(r"voxgrad::(cuda::)?|\(anonymous namespace\)::|^void |\(int\)|\([^()]*\)$", "", text)
     return re.sub(r"Halves<(\w+), [^,<>]*(?:<[^<>]*>)?[^,<>]*>", r"\1", text)
 
 
 def kernels_of(entry):
+    """Compiles a source file. Yields for each kernel: the name, the registers per thread, the spilled bytes, the bytes
+    of static shared memory, and whether ptxas serializes its wgmma instructions."""
     done = subprocess.run(command_of(entry), cwd=entry["directory"], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{entry['file']}:\n{done.stderr}")
@@ -56,10 +59,13 @@ def kernels_of(entry):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--files", default=r"cuda/conv/.*\.cu$", metavar="PATTERN")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--max-spilled", type=int, default=64, metavar="BYTES")
+    parser.add_argument("build", type=pathlib.Path, metavar="BUILD", help="build folder")
+    parser.add_argument("--files", default=r"cuda/conv/.*\.cu$", metavar="PATTERN",
+                        help="regular expression for the paths of the sources (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
+                        help="number of compilers that run at the same time (default: number of CPUs)")
+    parser.add_argument("--max-spilled", type=int, default=64, metavar="BYTES",
+                        help="maximum bytes that a kernel may spill (default: %(default)s)")
     options = parser.parse_args()
     entries = [e for e in json.loads((options.build / "compile_commands.json").read_text())
                if re.search(options.files, e["file"])]

@@ -10,7 +10,7 @@
 //   B/s       minimum memory traffic per call, divided by the time: each input is read once and each output is written
 //             once. The inputs of group_norm count twice, because it must sum over a group before it can normalize.
 //   of_copy   B/s divided by the B/s of copying a float32 tensor. The copy is measured once for each device.
-//   of_floor  minimum time in which an H200 can compute the FLOP or move the bytes (see voxgrad::explain_conv3d),
+//   of_floor  minimum time in which the GPU can compute the FLOP or move the bytes (see voxgrad::explain_conv3d),
 //             divided by the measured time
 //
 // On a GPU, convolutions run in float32 ("highest"), TF32 ("high") and bf16.
@@ -48,13 +48,14 @@ double timed(vg::Device device, const std::function<void()>& work, int calls = 1
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
 }
 
+/// A function to time and its cost.
 struct Case {
-  double flop;   // per call
-  double bytes;  // per call
-  std::function<void()> work;
-  int calls = 1;         // calls that are timed together
-  double copy_rate = 0;  // B/s of a copy, for of_copy; 0: of_copy is not reported
-  double floor = 0;      // minimum seconds, for of_floor; 0: of_floor is not reported
+  double flop;                 // per call
+  double bytes;                // minimum memory traffic per call
+  std::function<void()> work;  // one call
+  int calls = 1;               // calls that are timed together
+  double copy_rate = 0;        // B/s of a copy, for of_copy; 0: of_copy is not reported
+  double floor = 0;            // minimum seconds, for of_floor; 0: of_floor is not reported
 };
 
 void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
@@ -96,8 +97,8 @@ struct Convolution {
   int64_t groups;
 };
 
-// Transposed convolutions. kLarge, for a GPU, contains KernelBench's ConvTranspose3d problems (L<level>-<problem>) and
-// two decoder stages. kSmall, for the CPU, contains smaller problems.
+// Transposed convolutions; the columns are the members of Convolution. kLarge, for a GPU, contains KernelBench's
+// ConvTranspose3d problems (L<level>-<problem>) and two decoder stages. kSmall, for the CPU, contains smaller problems.
 const Convolution kLarge[] = {
     {"L1-58", 16, 32, 16, {16, 32, 64}, {3, 5, 7}, 1, 0, 0, 1, 1},
     {"L1-61", 8, 48, 48, 64, 3, 1, 0, 0, 1, 1},
@@ -119,15 +120,15 @@ const Convolution kSmall[] = {
     {"dec64", 1, 64, 32, 16, 4, 2, 1, 0, 1, 1},
     {"grouped", 1, 32, 32, {16, 32, 64}, 3, 2, 1, 0, 1, 4},
 };
-// Convolutions of encoders: with stride 1, with stride 2, and depthwise. kLargeForward is for a GPU, kSmallForward for
-// the CPU.
-const Convolution kLargeForward[] = {
+// Convolutions of encoders: with stride 1, with stride 2, and depthwise. kLargeConv is for a GPU, kSmallConv for the
+// CPU.
+const Convolution kLargeConv[] = {
     {"enc32", 4, 32, 32, 96, 3, 1, 1, 0, 1, 1},
     {"enc64", 4, 32, 64, 128, 4, 2, 1, 0, 1, 1},
     {"enc256", 4, 128, 256, 32, 4, 2, 1, 0, 1, 1},
     {"depthwise", 4, 64, 64, 64, 3, 1, 1, 0, 1, 64},
 };
-const Convolution kSmallForward[] = {
+const Convolution kSmallConv[] = {
     {"enc32", 1, 32, 32, 32, 3, 1, 1, 0, 1, 1},
     {"enc64", 1, 32, 64, 32, 4, 2, 1, 0, 1, 1},
     {"depthwise", 1, 64, 64, 32, 3, 1, 1, 0, 1, 64},
@@ -252,7 +253,8 @@ const Form kForms[] = {{"/f32", vg::f32, vg::MemoryFormat::contiguous},
                        {"/f32/channels_last", vg::f32, vg::MemoryFormat::channels_last},
                        {"/bf16/channels_last", vg::bf16, vg::MemoryFormat::channels_last}};
 
-/// Registers memory-bound operators on tensors of `shape`. `calls` calls are timed together.
+/// Registers memory-bound operators on tensors of `shape`. `calls` calls are timed together. Each operator is
+/// registered with its minimum memory traffic, as a multiple of the bytes of its input.
 void add_operators(vg::Device device, const vg::Shape& shape, int calls, const Form& form) {
   const auto simple = [&](const char* name, double tensors_moved, std::function<vg::Tensor(const vg::Tensor&)> op) {
     add(std::string(name) + form.name, device, [=] {
@@ -451,8 +453,9 @@ int main(int argc, char** argv) {
     if (device.is_cuda() && !vg::cuda::is_available()) continue;
     const bool gpu = device.is_cuda();
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
-    add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeForward) : kSmallForward);
-    // Not all rows of 34 elements start at a multiple of 16 bytes, as vectorized loads need. Rows of 64 or 128 do.
+    add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeConv) : kSmallConv);
+    // Vectorized loads need rows that start at a multiple of 16 bytes. Rows of 64 or 128 elements do, rows of 34 do
+    // not.
     const vg::Shape odd = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};
     const vg::Shape even = gpu ? vg::Shape{8, 32, 64, 64, 128} : vg::Shape{2, 16, 32, 64, 64};
     for (const auto& [shape, suffix] : {std::pair(odd, ""), std::pair(even, "/even")})

@@ -32,8 +32,9 @@ import statistics
 STAGES = (32, 64, 128, 256, 320, 320)
 CLASSES, SIZE, BATCH = 3, 128, 2
 MULTIPROCESSORS = 132
-# Parameters of NCCL's cost model (graph/tuning.cc: NVLink, LL128). Latencies in microseconds: of a collective, of a hop
-# within a host, of a hop between hosts. Fractions of the bandwidth that are available: within a host, between hosts.
+# Parameters of NCCL's cost model (graph/tuning.cc: NVLink, LL128). The first three numbers are latencies in
+# microseconds: per collective, per hop within a host, per hop between hosts. The last two numbers are the fractions of
+# the bandwidth that the algorithm uses within a host and between hosts.
 ALGORITHMS = {"ring": (14.0, 1.9, 4.0, 1.0, 1.0), "tree": (14.0, 1.25, 8.5, 0.72, 0.86)}
 
 
@@ -43,7 +44,7 @@ def layers():
     def conv(name, level, cin, cout, taps, norm=True):
         voxels = BATCH * (SIZE >> level) ** 3
         flop = 4 * voxels * taps * cin * cout  # data gradient and weight gradient
-        moved = 2 * voxels * (2 * cin + (6 if norm else 2) * cout)  # bf16
+        moved = 2 * voxels * (2 * cin + (6 if norm else 2) * cout)  # 2 bytes per element (bf16)
         return name, [taps * cin * cout, cout] + ([cout, cout] if norm else []), flop, moved
 
     up = STAGES[-2::-1]
@@ -53,7 +54,7 @@ def layers():
     for i, c in enumerate(up):
         level = len(up) - 1 - i
         result += [conv(f"decoder.{i}.0", level, 2 * c, c, 27), conv(f"decoder.{i}.1", level, c, c, 27)]
-    for i, c in enumerate(up):  # kernel 2, stride 2: one tap for each output voxel, but 8 taps in the weight
+    for i, c in enumerate(up):  # with kernel 2 and stride 2, an output voxel depends on 1 of the 8 taps of the weight
         result.append(conv(f"up.{i}", len(up) - 1 - i, STAGES[-1 - i], c, 1, norm=False))
         result[-1][1][0] *= 8
     heads = [conv(f"head.{i}", len(up) - 1 - i, c, CLASSES, 1, norm=False) for i, c in enumerate(up)]
@@ -61,6 +62,7 @@ def layers():
 
 
 def backward_order():
+    """Yields the names of the layers in the order in which the backward pass computes their gradients."""
     depth = len(STAGES) - 1
     for i in reversed(range(depth)):
         yield from ([f"head.{i}"] if i > 0 else [])
@@ -72,6 +74,7 @@ def backward_order():
 def layout(wire_bytes, cap_mb, backward_ms):
     """Returns the bytes of each bucket, filled as in DataParallel, and the time in ms at which each bucket is full."""
     table = {name: row for name, *row in layers()}
+    # Seconds of each layer, at 500 TFLOP/s and 3 TB/s.
     cost = {name: max(flop / 500e12, moved / 3e12) for name, (_, flop, moved) in table.items()}
     arrival, clock = {}, 0.0
     for name in backward_order():
@@ -142,6 +145,8 @@ def buckets_of(options, rows, wire):
 
 
 def predict(options, alone, durations, ready, jitter):
+    """Returns the predicted milliseconds of a step, and the part of the reductions that does not overlap with the
+    backward pass."""
     exposed = exposed_ms(ready, durations)
     hidden = sum(durations) - exposed
     step = alone + options.copies_ms + exposed + options.blocks / MULTIPROCESSORS * hidden + jitter
@@ -210,8 +215,9 @@ def print_simulations(options, measured):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     number = lambda name, default, text: parser.add_argument(name, type=float, default=default, help=f"{text} (default: {default:g})")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 1024])
-    parser.add_argument("--mode", default="bf16")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 1024],
+                        help="numbers of GPUs to predict (default: 8 64 1024)")
+    parser.add_argument("--mode", default="bf16", help="mode of the measured steps (default: bf16)")
     parser.add_argument("--graph", action="store_true", help="use measured steps that ran as a CUDA graph")
     number("--step-ms", 17.3, "milliseconds of a step on one GPU")
     number("--backward-ms", 11.3, "milliseconds of the backward pass of this step")
@@ -223,11 +229,11 @@ def parse():
     number("--link", 50, "bandwidth of a network link of a host, GB/s")
     number("--link-efficiency", 0.95, "fraction of the link bandwidth that NCCL reaches")
     parser.add_argument("--nics", type=int, default=8, help="network links of a host (default: 8)")
-    parser.add_argument("--gpus-per-host", type=int, default=8)
+    parser.add_argument("--gpus-per-host", type=int, default=8, help="GPUs of a host (default: 8)")
     parser.add_argument("--blocks", type=int, default=16, help="SMs that a reduction occupies (default: 16)")
-    parser.add_argument("--measured", metavar="FILE")
-    parser.add_argument("--simulated", metavar="FILE")
-    parser.add_argument("--commands", action="store_true")
+    parser.add_argument("--measured", metavar="FILE", help="JSON lines of bench/scaling")
+    parser.add_argument("--simulated", metavar="FILE", help="JSON lines of bench/scaling --simulate")
+    parser.add_argument("--commands", action="store_true", help="print commands that simulate the predicted reductions")
     return parser.parse_args()
 
 

@@ -4,8 +4,8 @@ network, batch and training step, and one process per GPU of this host.
 
     bench/scaling_torch.py --gpus 2 [--what step allreduce] [--modes bf16 high] [--sides torch compile]
 
-Immediately after each measurement, prints a line of JSON with the field names of bench/scaling. `ms` is the
-milliseconds per step of the slowest rank (median over the rounds). The network, the loss and the step are those of
+Immediately after each measurement, prints a line of JSON with the same fields as bench/scaling. "ms" is the time of the
+slowest rank in milliseconds per step (median over the rounds). The network, the loss and the step are those of
 compare_unet.py, in channels_last_3d. With a single GPU, DistributedDataParallel is not used. The side "compile" applies
 torch.compile to the network, including DistributedDataParallel, and to the loss.
 """
@@ -121,15 +121,19 @@ def work(rank, options, port):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--what", nargs="+", choices=("step", "allreduce"), default=["step"])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16"])
-    parser.add_argument("--sides", nargs="+", choices=("torch", "compile"), default=["torch"])
+    parser.add_argument("--gpus", type=int, default=1, help="use the first N GPUs (default: 1)", metavar="N")
+    parser.add_argument("--what", nargs="+", choices=("step", "allreduce"), default=["step"],
+                        help="measurements to run (default: step)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16"],
+                        help="bf16 (autocast), high (TF32), highest (float32) (default: bf16)")
+    parser.add_argument("--sides", nargs="+", choices=("torch", "compile"), default=["torch"],
+                        help="torch (eager), compile (torch.compile) (default: torch)")
     parser.add_argument("--batch", type=int, default=2, help="patches per step on each GPU")
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--size", type=int, default=128, help="voxels along each side of a patch (default: 128)")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before each measurement (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3,
+                        help="rounds of each measurement; the median is reported (default: 3)")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round (default: 20)")
     parser.add_argument("--cudnn-benchmark", action="store_true",
                         help="set torch.backends.cudnn.benchmark, as nnU-Net does")
     return parser.parse_args()

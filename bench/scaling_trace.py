@@ -4,9 +4,9 @@
     bench/scaling --gpus 2 --what step --steps 5 --rounds 1 --trace trace.json
     bench/scaling_trace.py trace.json
 
-For each collective of each GPU, prints the start and the duration in us, and the percentage of the duration during
-which an operator ran on another stream of the same GPU. The times of an operator are those of CUDA events around its
-kernels. The trace may be compressed by gzip.
+For each collective of each GPU, prints the start and the duration in microseconds, and the percentage of the duration
+during which an operator ran on another stream of the same GPU. The trace contains the times of CUDA events before and
+after the kernels of each operator. The trace may be compressed by gzip.
 """
 
 import argparse

@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
                      first = vg::load_npy(folder / "first.npy").to(*options.device),
                      second = vg::load_npy(folder / "second.npy").to(*options.device);
     const auto model = [&](const vg::Tensor& x) {
-      if (first.size(0) == 0) return vg::relu(x);
+      if (first.size(0) == 0) return vg::relu(x);  // --channels 0 of compare_sliding.py
       return vg::conv3d(vg::relu(vg::conv3d(x, first, {}, {.padding = 1})), second, {}, {.padding = 1});
     };
     for (int run = 0; run < std::atoi(argv[5]); ++run) {

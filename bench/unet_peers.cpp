@@ -17,10 +17,16 @@ using namespace voxgrad;
 
 constexpr Device kDevice = Device::cuda();
 
-/// The arguments of voxgrad_unet_make() that describe the network.
+/// The network of voxgrad_unet_make().
 struct NetworkArguments {
-  int64_t stages, channels, max_channels, classes, mednext_kernel;
-  int residual, recompute;
+  int64_t stages;          ///< number of stages of an nn::UNet
+  int64_t channels;        ///< channels of the first stage
+  int64_t max_channels;    ///< upper bound of the channels of an nn::UNet
+  int64_t classes;         ///< output channels
+  int64_t mednext_kernel;  ///< 0: an nn::UNet; otherwise, a MedNeXt-B with this kernel size
+  int residual;   ///< 1: nnU-Net's residual encoder with 1, 3, 4 and then 6 blocks per stage, and one convolution per
+                  ///< stage of the decoder
+  int recompute;  ///< 1: recompute activations in the backward pass
 };
 
 /// A training run that can also run inference and hold CUDA graphs.
@@ -61,10 +67,8 @@ extern "C" {
 
 /// Creates the model, which must have `count` parameters. Copies the f32 array parameters[i] in GPU memory to the
 /// parameter with the name names[i]. The memory of x, f32 (batch, 1, size, size, size), and of target, i64 (batch,
-/// size, size, size), must stay valid. The model is a MedNeXt-B with this kernel size, or an nn::UNet if
-/// mednext_kernel is 0. residual: 1 for nnU-Net's residual encoder with 1, 3, 4 and then 6 blocks per stage, and one
-/// convolution per stage of the decoder. deep: 1 for deep supervision. high: 1 for TF32. low: dtype of autocast (0
-/// none, 2 bf16, 3 f16). Like all functions in this file, returns null on success, otherwise an error message.
+/// size, size, size), must stay valid. deep: 1 for deep supervision. high: 1 for TF32. low: dtype of autocast (0 none,
+/// 2 bf16, 3 f16). Like all functions in this file, returns null on success, otherwise an error message.
 const char* voxgrad_unet_make(const NetworkArguments* network, int deep, int high, int low, int channels_last,
                               const char** names, void** parameters, int64_t count, void* x, void* target,
                               int64_t batch, int64_t size) {
@@ -108,7 +112,8 @@ const char* voxgrad_unet_forward() {
   return run_caught([] { training->predict(); });
 }
 
-/// Captures a training step or a forward pass in a CUDA graph. Run the step or the pass at least once before.
+/// Captures a training step or a forward pass in a CUDA graph. Run the step or the pass at least once before the
+/// capture.
 const char* voxgrad_unet_capture_step() {
   return run_caught([] { training->step_graph.capture([] { training->step(); }); });
 }
@@ -135,6 +140,7 @@ const char* voxgrad_unet_peak(int64_t* bytes) {
   });
 }
 
+/// Destroys the training run and frees its memory.
 const char* voxgrad_unet_drop() {
   return run_caught([] {
     training.reset();

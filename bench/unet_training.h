@@ -29,7 +29,7 @@ inline nn::UNetOptions unet_options(int64_t stages, int64_t channels, int64_t ma
 /// A training run. A step consists of the forward pass, the loss, the backward pass, gradient clipping and SGD.
 struct UNetTraining {
   std::shared_ptr<nn::Layer> model;
-  std::function<Tensors(const Tensor&)> levels;  ///< the logits of all resolutions; empty: no deep supervision
+  std::function<Tensors(const Tensor&)> levels;  ///< returns the logits of all resolutions; null: no deep supervision
   std::optional<DType> low;                      ///< dtype of autocast; nullopt: no autocast
   optim::SGD optimizer;
   optim::GradScaler scaler;
@@ -37,7 +37,7 @@ struct UNetTraining {
   Tensor target{};  ///< (N, D, H, W)
   Tensor loss{};    ///< loss of the last step
 
-  /// Trains `network`, a Layer with the member function levels().
+  /// Prepares the training of `network`, a Layer with the member function levels().
   template <class Network>
   UNetTraining(std::shared_ptr<Network> network, bool deep_supervision, std::optional<DType> dtype)
       : model(network),

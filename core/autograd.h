@@ -54,7 +54,7 @@ class Node {
   std::vector<Output> outputs;
   Backward backward;                 ///< empty for accumulators, and after the graph was freed
   std::shared_ptr<TensorBody> leaf;  ///< the leaf of an accumulator, otherwise null
-  profiler::Name module = nullptr;   ///< the module that recorded the node; set only while a profiler records
+  profiler::Name module{};           ///< the module that recorded the node; set only while a profiler records
 
  private:
   explicit Node(std::string node_name) : name(std::move(node_name)) {}

@@ -46,9 +46,9 @@ enum class Kind : uint8_t { op, backward, module, range, memory, layout_copy };
 /// The position of a thread in the program. While a gradient is computed, `module` is the module that recorded the
 /// node.
 struct Place {
-  Name op = nullptr;      ///< the running operator, or null
-  Name node = nullptr;    ///< the node whose gradient is being computed, or null
-  Name module = nullptr;  ///< the path of the module that was called, or null
+  Name op = nullptr;    ///< the running operator, or null
+  Name node = nullptr;  ///< the node whose gradient is being computed, or null
+  Name module{};        ///< the path of the module that was called, or null
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 /// Returns the place of this thread. Valid only while a session records.

@@ -101,7 +101,8 @@ void draw(const std::filesystem::path& path, const Tensor& truth, const Tensor& 
 }
 
 void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
-  // Simulate the three experiments. The temperature of the outermost layer is x in the first one, then y, and z.
+  // Simulate the three experiments. The temperatures of the outermost layer are x in the first experiment, y in the
+  // second and z in the third.
   const Tensor x = vg::linspace(0, 1, kSize, {.device = device}).expand({kSize, kSize, kSize});
   const Tensor y = x.transpose(1, 2), z = x.transpose(0, 2), boundary = vg::stack({x, y, z}).unsqueeze(1);
   const Tensor truth = true_log_conductivity(x, y, z), no_source = vg::zeros({}, {.device = device});
@@ -109,7 +110,7 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   const Tensor measured = true_u + kNoise * vg::randn_like(true_u);
   Tensor line = vg::zeros({kSize});
   for (int64_t i = kSpacing - 1; i < kSize - 1; i += kSpacing) line.set({i}, 1);
-  const Tensor sensors = (line * line.reshape({kSize, 1}) * line.reshape({kSize, 1, 1})).to(device);  // 1 or 0
+  const Tensor sensors = (line * line.reshape({kSize, 1}) * line.reshape({kSize, 1, 1})).to(device);  // 1 at sensors
   const double weight = 1 / (kNoise * kNoise * 3 * sensors.sum().item());
 
   vg::Tensors grids;  // the coarse grids let the optimizer change large regions in a few steps

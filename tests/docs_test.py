@@ -35,7 +35,7 @@ def dedented(lines):
 
 
 def occurs(block, source):
-    """Returns whether consecutive lines of a source equal the block, up to a common indentation."""
+    """Returns true if consecutive lines of the source equal the lines of the block, up to a common indentation."""
     wanted = dedented(block)
     return any(dedented(source[i:i + len(wanted)]) == wanted for i in range(len(source) - len(wanted) + 1))
 

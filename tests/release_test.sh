@@ -17,10 +17,10 @@ if [ -s "$work/changes" ]; then
   git commit -qm "Uncommitted changes"
 fi
 version=$(sed -n 's/^project(voxgrad VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
-# After a release, the change log has no section without a date until the next version is begun.
+# After a release, the change log has no section marked "unreleased" until the next version is begun.
 if ! grep -q "^## $version - unreleased" CHANGELOG.md; then
   sed -i "s/^## $version - .*/## $version - unreleased/" CHANGELOG.md
-  git commit -qam "Section without a date"
+  git commit -qam "Unreleased section"
 fi
 git tag -d "v$version" >/dev/null 2>&1 || :
 head=$(git rev-parse HEAD)
@@ -40,7 +40,7 @@ touch new_file
 rejects "the working tree has changes" "$version" --quick
 rm new_file
 
-# A check that fails late leaves the repository unchanged.
+# If a late check fails, the repository must not change.
 cp .ci/check-links "$work/check-links"
 printf '#!/bin/sh\nexit 1\n' >.ci/check-links
 git commit -qam "A check that fails"

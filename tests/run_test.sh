@@ -20,7 +20,7 @@ stand_in "$work/bin/lintian" "echo lintian \"\$@\" >>'$work/log'"
 stand_in "$work/bin/dpkg-query" 'case $* in *no-such-package*) exit 1 ;; esac; echo install ok installed'
 stand_in "$work/bin/apt-get" 'exit 1'
 stand_in "$work/bin/clang++" true
-# Virtual environments contain only stand-ins, too. pip and auditwheel create the wheels that they are told to create.
+# Virtual environments contain only stand-ins, too. The stand-ins for pip and auditwheel create empty wheels.
 python="echo python \"\$@\" in \$DLPACK_LIBRARY >>'$work/log'"
 pip="echo pip \"\$@\" >>'$work/log'; [ \$1 != wheel ] || { mkdir -p build/wheel/local && touch build/wheel/local/a.whl; }"
 auditwheel="echo auditwheel \"\$@\" >>'$work/log'; touch build/wheel/b.whl"

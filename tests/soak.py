@@ -3,8 +3,8 @@
 
     tests/soak.py BUILD_FOLDER [memory kills faults disk power] [--steps N] [--kills N] [--seed N]
 
-    memory   Trains superres for --steps steps. After a tenth of the steps, the resident memory must not
-             grow by more than 2 % or 2 MB.
+    memory   Trains superres for --steps steps. After the first tenth of the steps, the resident memory must not grow
+             by more than 2 % or 2 MB, whichever is larger.
     kills    Kills superres, segment and one of two MPI ranks at random moments, --kills times in total, and resumes
              them. The results must have the same bits as those of a run without a kill.
     faults   Lets each write, fsync and rename of superres and segment fail once, and every 16th mmap. The program must
@@ -178,14 +178,14 @@ def check_kills(programs, scratch, options):
     return ", ".join(counts.values()) + ": same bits"
 
 
-def expect_complete(program, folder, whole, what):
+def expect_complete(program, folder, whole, fault):
     """Raises Failure unless each result is missing or has the bits of the whole run. A CSV file may end at an earlier
-    checkpoint. `what` describes the fault."""
+    checkpoint. `fault` describes the fault that occurred."""
     for name, expected in whole.items():
         file = folder / name
         found = file.read_bytes() if file.exists() else expected
         if found != expected and not (name.endswith(".csv") and found.endswith(b"\n") and expected.startswith(found)):
-            raise Failure(f"{program.name}: {name} is damaged after {what}")
+            raise Failure(f"{program.name}: {name} is damaged after {fault}")
 
 
 def check_faults(programs, scratch, _):
@@ -209,15 +209,15 @@ def check_faults(programs, scratch, _):
                 subprocess.run(["rm", "-rf", folder], check=True)
                 inject = (*trace, "-e", f"inject={call}:error={error}:when={when}")
                 code, output = program.run(folder, prefix=inject, steps=steps)
-                what = f"{call} number {when} failed with {error}"
+                fault = f"{call} number {when} failed with {error}"
                 if code < 0 or code >= 128:
-                    raise Failure(f"{program.name} was ended by a signal after {what}: {output[-500:]}")
+                    raise Failure(f"{program.name} was ended by a signal after {fault}: {output[-500:]}")
                 if code == 0 and program.bits(folder) != expected:
-                    raise Failure(f"{program.name} reported success, but its results differ after {what}")
-                expect_complete(program, folder, expected, what)
+                    raise Failure(f"{program.name} reported success, but its results differ after {fault}")
+                expect_complete(program, folder, expected, fault)
                 program.expect_success(folder, steps=steps, resume=True)
                 if program.bits(folder) != expected:
-                    raise Failure(f"{program.name}: the results of the resumed run differ after {what}")
+                    raise Failure(f"{program.name}: the results of the resumed run differ after {fault}")
                 counts[call] += 1
     return ", ".join(f"{count} failures of {call}" for call, count in counts.items()) + ": no damaged file, same bits"
 
@@ -261,7 +261,8 @@ def check_power(programs, scratch, _):
         folder, log = scratch / f"{program.name}-power", scratch / "power.log"
         program.expect_success(folder, prefix=("strace", "-f", "-y", "-o", str(log), "-e",
                                                "trace=write,pwrite64,ftruncate,fsync,rename"))
-        unsynced, undurable = set(), set()  # files whose data, and folders whose names, may not be on the disk yet
+        unsynced = set()  # files whose contents may not be on the disk yet
+        undurable = set()  # folders in which a rename may not be on the disk yet
         for line in log.read_text(errors="replace").splitlines():
             match = CALL.match(line)
             if not match or match[4].startswith("-"):

@@ -13,7 +13,8 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-/// A simulated collective. wait() makes the current stream wait for the collective; the host does not wait.
+/// A simulated collective. wait() makes the current stream wait for the collective; the host does not wait. test()
+/// always returns false.
 class SimulatedWork final : public vg::distributed::Work {
  public:
   SimulatedWork(const vg::Tensor& tensor, int device) : done(device), tensor_(tensor) {}

@@ -87,7 +87,9 @@ uint64_t Stepper::checksum() const {
 
 Execution::Execution(const Bench& bench, bool graph, std::function<void()> step) : step_(std::move(step)) {
   for (int i = 0; i < bench.options.warmup; ++i) step_();
-  if (graph) {  // a capture frees memory, which waits for the device; a pending collective would cause a deadlock
+  if (graph) {
+    // A capture frees memory, and freeing memory waits for the device. If another rank started a collective at the
+    // same time, this could cause a deadlock.
     bench.world.barrier();
     graph_.emplace(bench.device().index).capture(step_);
     bench.world.barrier();

@@ -60,7 +60,7 @@ void write_trace(const Bench& bench, Stepper& stepper) {
   bench.world.barrier();
   for (int i = 0; i < 3; ++i) stepper.step();
   bench.world.barrier();
-  if (!session) return lock.lock();
+  if (!session) return lock.lock();  // waits for rank 0
   session->stop();
   session->save_trace(bench.options.trace);
 }

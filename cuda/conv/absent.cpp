@@ -1,5 +1,5 @@
 // Stand-ins for the functions that query a GPU, in a build without CUDA.
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 
 namespace voxgrad::cuda {
 

@@ -1,15 +1,53 @@
-// Runs convolutions, data gradients (the transposed convolutions) and weight gradients with the kernels that choose()
-// selects.
-#include <optional>
-
+// Runs convolutions, data gradients (the transposed convolutions) and weight gradients with the rewrites and
+// the kernels that choose() selects.
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/merged_groups.h"
+#include "cuda/conv/rewrites.h"
 #include "cuda/conv/simt/tile.cuh"
-#include "cuda/conv/width_as_channels.h"
 #include "cuda/detail/kernels.h"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
+namespace {
+
+void run_family(const ConvCall& call, const ConvPlan& plan, const Launch& launch) {
+  std::visit([&](const auto& family) { run_plan(call, plan.problem, family, launch); }, plan.family);
+}
+
+/// Plans and runs a convolution with the rewrite and the kernels of its plan.
+void run(const ConvCall& call, const Launch& launch) {
+  const ConvProblem problem = conv_problem(call.pass, call.in, call.out, call.w, call.geometry);
+  const auto plan = choose(problem);
+  if (plan->samples < problem.batch) {
+    for (int64_t first = 0; first < problem.batch; first += plan->samples)
+      run(samples_of(call, first, std::min(plan->samples, problem.batch - first)), launch);
+    return;
+  }
+  switch (plan->rewrite) {
+    case ConvRewrite::none:
+      return run_family(call, *plan, launch);
+    case ConvRewrite::width_as_channels: {
+      const WidthAsChannels rewritten(call, problem, launch);
+      return run_family(rewritten.call(), *plan, launch);
+    }
+    case ConvRewrite::merged_groups: {
+      const MergedGroups rewritten(call, plan->merged_groups, launch);
+      run_family(rewritten.call(), *plan, launch);
+      return rewritten.finish();
+    }
+    case ConvRewrite::float32_copies: {
+      const bool wgrad = call.pass == ConvPass::wgrad;
+      through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,
+                      [&](const View& result, const View& in, const View& other, const View* bias) {
+                        ConvCall wide = call;
+                        wide.in = in;
+                        wide.out = wgrad ? other : result;
+                        wide.w = wgrad ? result : other;
+                        wide.epilogue.bias = bias;
+                        run(wide, launch);
+                      });
+    }
+  }
+}
 
 void convolve(const ConvCall& call) {
   const View &in = call.in, &out = call.out, &w = call.w;
@@ -19,31 +57,13 @@ void convolve(const ConvCall& call) {
   check_positions(call.op, transposed ? out : in, w, transposed ? in : out, call.geometry);
   check(w.numel() / std::max<int64_t>(out.size[1] / call.geometry.groups, 1) < INT32_MAX - 256, call.op,
         "the CUDA kernels support fewer than 2^31 weights per output channel, summed over the groups");
-  const Launch launch(result);
-  const ConvProblem problem = conv_problem(call.pass, in, out, w, call.geometry);
-  const auto plan = choose(problem);
-  std::optional<WidthAsChannels> same;
-  if (plan->width_as_channels) same.emplace(call, problem, launch);
-  std::optional<MergedGroups> merged;
-  if (plan->merged_groups > 1) merged.emplace(call, plan->merged_groups, launch);
-  const ConvCall& planned = same ? same->call() : merged ? merged->call() : call;
-  std::visit([&](const auto& family) { run_plan(planned, plan->problem, family, launch); }, plan->family);
-  if (merged) merged->finish();
+  run(call, Launch(result));
 }
 
+}  // namespace
+
 void run_plan(const ConvCall& call, const ConvProblem&, std::monostate, const Launch& launch) {
-  const bool wgrad = call.pass == ConvPass::wgrad;
-  if (!is_half(call.w.dtype)) return wgrad ? simt_wgrad(call, launch) : simt_fprop_dgrad(call, launch);
-  through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,
-                  [&](const View& result, const View& in, const View& other, const View* bias) {
-                    convolve({call.op,
-                              call.pass,
-                              in,
-                              wgrad ? other : result,
-                              wgrad ? result : other,
-                              {bias, call.epilogue.relu},
-                              call.geometry});
-                  });
+  call.pass == ConvPass::wgrad ? simt_wgrad(call, launch) : simt_fprop_dgrad(call, launch);
 }
 
 namespace kernel {

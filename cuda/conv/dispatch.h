@@ -1,7 +1,7 @@
 // The arguments of a convolution, and the host functions that launch each kernel family.
 #pragma once
 
-#include "cuda/conv/choose.h"
+#include "cuda/conv/plan/choose.h"
 #include "cuda/detail/launch.h"
 #include "ops/detail/kernels.h"
 
@@ -18,11 +18,8 @@ struct ConvCall {
   ConvGeometry geometry;
 };
 
-/// Runs a convolution with the plan that choose() returns.
-void convolve(const ConvCall& call);
-
 /// Launch the kernels of one family. `problem` is ConvPlan::problem. The overload for std::monostate runs the plain
-/// kernels, with float32 copies of halves.
+/// kernels.
 void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgradPlan& plan, const Launch& launch);

@@ -24,7 +24,7 @@ SITE = ROOT / "docs/site"
 BUILD = ROOT / "build/docs"
 SOURCE = BUILD / "source"
 LINK = re.compile(r"(\]\(<?)([^()<>\s#]+)(#[^()<>\s]*)?(>?(?:\s+\"[^\"]*\")?\))")
-NAMED = re.compile(r"\[(?:[\w/-]+/)?([\w-]+\.md)\]\(((?:\S+/)?\1)\)")
+NAMED = re.compile(r"\[(?:[\w/-]+/)?([\w-]+\.md)\](\(((?:[^()\s]+/)?\1)(?:#[^()\s]*)?\))")
 
 
 class Site:
@@ -73,13 +73,18 @@ def links_for_site(site, page, text):
             return before + site.link_to_source(path) + after
         return match[0]
 
+    def titled(match):
+        """Replaces the name of a page by its title: "[pitfalls.md](pitfalls.md)"."""
+        path = (ROOT / page).parent / match[3]
+        title = path.read_text(encoding="utf-8").split("\n", 1)[0] if path.exists() else ""
+        return f"[{title[2:]}]{match[2]}" if title.startswith("# ") else match[0]
+
     lines, fence = [], None
     for line in text.splitlines():
         mark = re.match(r"\s*(```+|~~~+)", line)
         if mark and (fence is None or line.strip() == fence):
             fence = mark[1] if fence is None else None
-        # A link without text has the title of the page as its text: "[pitfalls.md](pitfalls.md)" becomes "[](pitfalls.md)".
-        lines.append(line if fence else LINK.sub(replace, NAMED.sub(r"[](\2)", line)))
+        lines.append(line if fence else LINK.sub(replace, NAMED.sub(titled, line)))
     return "\n".join(lines) + "\n"
 
 
@@ -109,7 +114,9 @@ def main():
     site = Site()
     copy_pages(site)
     shutil.rmtree(BUILD / "xml", ignore_errors=True)
-    subprocess.run(["doxygen", "docs/site/Doxyfile"], cwd=ROOT, check=True)
+    doxygen = subprocess.run(["doxygen", "docs/site/Doxyfile"], cwd=ROOT)
+    if doxygen.returncode:
+        return doxygen.returncode
     reference.write(site, ROOT, BUILD / "xml")
     site.write("sources.txt", "\n".join(sorted(site.shown)))
     site.remove_others()

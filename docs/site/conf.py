@@ -9,6 +9,7 @@ from pygments import formatters, highlight, lexers
 from pygments.util import ClassNotFound
 from sphinx import addnodes
 from sphinx.domains.cpp import ASTDeclaration, CPPDomain
+from sphinx.errors import ExtensionError
 from sphinx.util.nodes import make_refnode
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,7 +32,9 @@ html_title = f"voxgrad {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["search.js"]
+html_search_scorer = str(ROOT / "docs/site/scorer.js")
 html_copy_source = False
+html_use_index = False  # the page "Reference" lists all names
 html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "native"
@@ -65,8 +68,12 @@ def depth(node):
 
 
 def list_declarations(app, doctree):
-    """Adds the declarations outside of classes to the table of contents of their page, each name once."""
+    """Adds the declarations outside of classes to the table of contents of their page, each name once. Removes the
+    links of the namespace std."""
     seen = set()
+    for reference in list(doctree.findall(addnodes.pending_xref)):
+        if reference.get("refdomain") == "cpp" and reference["reftarget"] == "std":  # not the function voxgrad::std
+            reference.replace_self(reference.children)
     for signature in doctree.findall(addnodes.desc_signature):
         names = [node.astext() for node in signature.findall(addnodes.desc_name)]
         name = names[-1] if names else ""
@@ -76,9 +83,18 @@ def list_declarations(app, doctree):
 
 
 def collect_names(app, env):
-    """Stores the page and the anchor of each declaration; overloads share those of the first."""
-    for name, _, _, page, anchor, _ in env.get_domain("cpp").get_objects():
+    """Stores the page and the anchor of each declaration; overloads share those of the first. Throws if a name of
+    docs/ops.md has no entry."""
+    found = set()
+    for name, _, kind, page, anchor, _ in env.get_domain("cpp").get_objects():
         TARGETS.setdefault(name, (page, anchor))
+        if kind != "enumerator":
+            found.add(name.rsplit("::", 1)[-1])
+    # A test compares docs/ops.md with the headers, without Doxygen. So this check finds faults of reference.py.
+    entries = re.findall(r"^- ((?:`[^`]*`,? ?)+)", (ROOT / "docs/ops.md").read_text(encoding="utf-8"), re.MULTILINE)
+    names = [name for entry in entries for name in re.findall(r"`(?:\w+::)*(\w+)`", entry)]
+    if missing := [name for name in names if name not in found and name != "VG_MODULE"]:
+        raise ExtensionError(f"the reference has no entry for {', '.join(missing)}, which docs/ops.md lists")
 
 
 def link_names(app, doctree, docname):

@@ -283,6 +283,8 @@ class Headers:
         for path in sorted(xml.glob("*.xml")):
             for compound in ElementTree.parse(path).getroot().findall("compounddef"):
                 self.compounds[compound.get("id")] = compound
+        self.classes = {compound.findtext("compoundname"): compound for compound in self.compounds.values()
+                        if compound.get("kind") in ("class", "struct")}
         for compound in self.compounds.values():
             self.expect(compound)
 
@@ -292,23 +294,24 @@ class Headers:
         if compound.get("kind") not in ("namespace", "class", "struct", "file") or self.is_hidden_name(name):
             return
         if compound.get("kind") in ("class", "struct"):
-            if compound.get("prot") != "public" or not self.is_public(name):
+            if not self.is_public(compound):
                 return
             self.expected[compound.get("id")] = name
         for node in compound.iter("memberdef"):
             if compound.get("kind") == "file" and node.get("kind") != "define":
                 continue
-            if node.get("prot") == "public" and not is_hidden(node):
+            # Some versions of Doxygen mark members of namespaces as private.
+            if (node.get("prot") == "public" or compound.get("kind") == "namespace") and not is_hidden(node):
                 self.expected[node.get("id")] = f"{name}::{node.findtext('name')}"
 
     @staticmethod
     def is_hidden_name(name):
         return any(name == hidden or name.startswith(hidden + "::") for hidden in HIDDEN) or "::detail" in name
 
-    def is_public(self, name):
-        """Returns whether no class around a class is private."""
-        return all(compound.get("prot") == "public" for compound in self.compounds.values()
-                   if name.startswith(compound.findtext("compoundname") + "::") and compound.get("kind") != "namespace")
+    def is_public(self, compound):
+        """Returns whether a class and the classes around it are public. Classes in a namespace are public."""
+        around = self.classes.get(compound.findtext("compoundname").rsplit("::", 1)[0])
+        return around is None or (compound.get("prot") == "public" and self.is_public(around))
 
     def source(self, header):
         if header not in self.lines:
@@ -477,6 +480,10 @@ def write(site, root, xml):
             names = {}
             for header, section in sections:
                 declarations = headers.declarations(header)
+                # The class that a section is about comes before its helpers.
+                subject = re.sub(r"\W", "", section or title).lower()
+                declarations.sort(key=lambda entry: 1 - (entry.line == 1) * 2 - (
+                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject))
                 text += f".. _{header}:\n\n" + (heading(section, "-") if section else "")
                 text += f".. container:: header\n\n   `{header} <{site.link_to_source(header)}>`__\n\n"
                 for declaration in declarations:

@@ -98,8 +98,8 @@ class Builder {
   const std::filesystem::path& path_;
   Document document_;
   std::vector<Level> open_;
-  std::string key_;           // of the next value
-  Document* last_ = nullptr;  // the value that add() has added
+  std::string key_;           // key of the next value
+  Document* last_ = nullptr;  // the value that add() added last
   size_t values_ = 0;
 };
 

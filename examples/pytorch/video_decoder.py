@@ -59,7 +59,7 @@ class Upsample(nn.Module):
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--size", type=int, default=64 if DEVICE == "cuda" else 8, help="height and width of the input")
-parser.add_argument("--frames", type=int, default=9 if DEVICE == "cuda" else 3)
+parser.add_argument("--frames", type=int, default=9 if DEVICE == "cuda" else 3, help="frames of the input")
 parser.add_argument("--channels", type=int, default=128 if DEVICE == "cuda" else 32, help="channels of the result")
 parser.add_argument("--repeats", type=int, default=10, help="measured calls")
 options = parser.parse_args()

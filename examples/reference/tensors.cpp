@@ -1,6 +1,5 @@
-// Examples of the reference: tensors, files and gradients. docs/site/reference.py shows the code between "// [NAME]"
-// and
-// "// [end]" beside the declaration of NAME.
+// Examples of the reference: tensors, files and gradients. docs/site/reference.py shows
+// the code between "// [NAME]" and "// [end]" beside the declaration of NAME.
 #include <voxgrad.h>
 
 #include <iostream>
@@ -11,7 +10,9 @@ namespace vg = voxgrad;
 namespace {
 
 /// Throws unless a result is correct.
-void expect(bool correct, const char* what) { vg::check(correct, "reference", "wrong result: ", what); }
+void expect(bool correct, const char* what) {
+  vg::check(correct, "reference", "wrong result: ", what);
+}
 
 void create() {
   // [tensor]
@@ -20,7 +21,8 @@ void create() {
   const vg::Tensor copied = vg::tensor(std::vector<double>{0.5, 1.5});  // (2), f64
   std::cout << matrix << '\n' << labels << '\n' << copied << '\n';
   // [end]
-  expect(matrix.at({1, 0}) == 3 && labels.dtype() == vg::i64 && copied.dtype() == vg::f64, "tensor");
+  expect(matrix.at({1, 0}) == 3 && labels.dtype() == vg::i64 && copied.dtype() == vg::f64,
+         "tensor");
 
   // [zeros]
   const vg::Tensor volume = vg::zeros({2, 1, 16, 32, 32});  // (N, C, D, H, W), f32, on the CPU
@@ -33,7 +35,8 @@ void create() {
   vg::manual_seed(0);
   const vg::Tensor noise = vg::randn({2, 1, 16, 32, 32});
   vg::Generator generator(7);
-  const vg::Tensor own = vg::randn({4}, {.dtype = vg::f64}, &generator);  // does not change the default generator
+  const vg::Tensor own =
+      vg::randn({4}, {.dtype = vg::f64}, &generator);  // does not change the default generator
   // [end]
   expect(noise.numel() == 32768 && own.dtype() == vg::f64, "randn");
 }
@@ -76,8 +79,9 @@ void differentiate() {
   // [autograd::grad]
   const vg::Tensor x = vg::tensor({3.0}, {.requires_grad = true});
   const vg::Tensor y = vg::pow(x, 3).sum();
-  const vg::Tensor first = vg::autograd::grad({y}, {x}, {}, true, true)[0];  // 3 x^2, keeps the graph
-  const vg::Tensor second = vg::autograd::grad({first.sum()}, {x})[0];       // 6 x
+  const vg::Tensor first =
+      vg::autograd::grad({y}, {x}, {}, true, true)[0];  // 3 x^2, keeps the graph
+  const vg::Tensor second = vg::autograd::grad({first.sum()}, {x})[0];  // 6 x
   // [end]
   expect(first.at({0}) == 27 && second.at({0}) == 18, "grad");
 
@@ -93,25 +97,30 @@ void differentiate() {
   const auto clipped_exp = [](const vg::Tensor& input) {
     const vg::Saved saved(input);
     return vg::custom_function(
-        "clipped_exp", {input}, [](const vg::Tensors& in) { return vg::Tensors{vg::exp(vg::clamp_max(in[0], 10))}; },
+        "clipped_exp", {input},
+        [](const vg::Tensors& in) { return vg::Tensors{vg::exp(vg::clamp_max(in[0], 10))}; },
         [saved](const vg::Tensors& grads) {
           const vg::Tensor& in = saved();
-          return vg::Tensors{grads[0] * vg::exp(vg::clamp_max(in, 10)) * (in < 10).to(in.dtype())};
+          return vg::Tensors{grads[0] * vg::exp(vg::clamp_max(in, 10)) *
+                             (in < 10).to(in.dtype())};
         })[0];
   };
   // [end]
 
   // [gradcheck]
   const vg::Tensor point = vg::randn({3, 4}, {.dtype = vg::f64, .requires_grad = true});
-  const vg::GradcheckReport report =
-      vg::gradcheck([&](const vg::Tensors& in) { return vg::Tensors{clipped_exp(in[0])}; }, {point});
+  const vg::GradcheckReport report = vg::gradcheck(
+      [&](const vg::Tensors& in) { return vg::Tensors{clipped_exp(in[0])}; }, {point});
   vg::check(report.passed, "example", report.message);
   // [end]
 
   // [autograd::recompute]
   const vg::Tensor input = vg::randn({8, 64}, {.requires_grad = true});
-  const auto block = [](const vg::Tensors& in) { return vg::Tensors{vg::gelu(vg::exp(in[0]))}; };
-  const vg::Tensor output = vg::autograd::recompute(block, {input})[0];  // does not keep the result of exp
+  const auto block = [](const vg::Tensors& in) {
+    return vg::Tensors{vg::gelu(vg::exp(in[0]))};
+  };
+  const vg::Tensor output =
+      vg::autograd::recompute(block, {input})[0];  // does not keep the result of exp
   output.sum().backward();
   // [end]
   expect(input.grad().defined(), "recompute");
@@ -124,7 +133,8 @@ void read_and_write_files() {
   // [end]
   // [load_safetensors]
   vg::Metadata metadata;
-  const vg::TensorMap tensors = vg::load_safetensors("weights.safetensors", vg::Device::cpu(), &metadata);
+  const vg::TensorMap tensors =
+      vg::load_safetensors("weights.safetensors", vg::Device::cpu(), &metadata);
   std::cout << tensors.at("conv.weight").shape() << ", epoch " << metadata.at("epoch") << '\n';
   // [end]
   expect(tensors.at("conv.weight").numel() == weight.numel(), "safetensors");
@@ -138,7 +148,8 @@ void read_and_write_files() {
   // [end]
   // [load_nifti]
   const vg::NiftiImage image = vg::load_nifti("scan.nii.gz");
-  const vg::Tensor batch = image.data.reshape({1, 1, 16, 32, 32});  // from (D, H, W) to (N, C, D, H, W)
+  const vg::Tensor batch =
+      image.data.reshape({1, 1, 16, 32, 32});  // from (D, H, W) to (N, C, D, H, W)
   std::cout << image.data.shape() << ", a slice every " << image.spacing[0] << " mm\n";
   // [end]
   expect(batch.dim() == 5 && image.spacing[0] == 2, "nifti");
@@ -146,7 +157,8 @@ void read_and_write_files() {
   // [load_npy]
   vg::save_npy("volume.npy", vg::arange(0, 4096).reshape({16, 16, 16}));
   const vg::Tensor volume = vg::load_npy("volume.npy");
-  const vg::Tensor part = vg::NpyFile("volume.npy").read({8, 0, 0}, {2, 16, 16});  // reads two slices only
+  const vg::Tensor part =
+      vg::NpyFile("volume.npy").read({8, 0, 0}, {2, 16, 16});  // reads two slices only
   // [end]
   expect(volume.at({8, 0, 0}) == part.at({0, 0, 0}), "npy");
 }

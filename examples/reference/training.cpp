@@ -1,5 +1,6 @@
-// Examples of the reference: modules, layers, optimizers, data and tools. docs/site/reference.py shows the code between
-// "// [NAME]" and "// [end]" beside the declaration of NAME.
+// Examples of the reference: modules, layers, optimizers, data and tools.
+// docs/site/reference.py shows the code between "// [NAME]" and "// [end]" beside the
+// declaration of NAME.
 #include <voxgrad.h>
 
 #include <cmath>
@@ -11,9 +12,9 @@ namespace vg = voxgrad;
 /// A residual block.
 struct Block : vg::nn::Module {
   explicit Block(int64_t channels)
-      : first({.in_channels = channels, .out_channels = channels, .kernel_size = 3, .padding = "same"}),
+      : first(channels, channels, 3, 1, 1),
         norm(4, channels),
-        last({.in_channels = channels, .out_channels = channels, .kernel_size = 3, .padding = "same"}) {}
+        last(channels, channels, 3, 1, 1) {}
 
   vg::nn::Conv3d first;
   vg::nn::GroupNorm norm;
@@ -27,7 +28,9 @@ struct Block : vg::nn::Module {
 namespace {
 
 /// Throws unless a result is correct.
-void expect(bool correct, const char* what) { vg::check(correct, "reference", "wrong result: ", what); }
+void expect(bool correct, const char* what) {
+  vg::check(correct, "reference", "wrong result: ", what);
+}
 
 void use_layers() {
   const vg::Tensor x = vg::randn({2, 8, 8, 8, 8});
@@ -35,26 +38,33 @@ void use_layers() {
   expect(block(x).shape() == x.shape() && block.named_parameters().size() == 6, "Module");
 
   // [nn::Conv3d]
-  const vg::nn::Conv3d conv{{.in_channels = 8, .out_channels = 16, .kernel_size = 3, .padding = "same"}};
-  const vg::nn::Conv3d strided(8, 16, 3, 2, 1);  // channels, kernel size, stride and padding in PyTorch's order
-  const vg::nn::Conv3d in_plane{{.in_channels = 8, .out_channels = 8, .kernel_size = {1, 3, 3}, .padding = {0, 1, 1}}};
-  std::cout << conv(x).shape() << ' ' << strided(x).shape() << '\n';  // [2, 16, 8, 8, 8] [2, 16, 4, 4, 4]
+  const vg::nn::Conv3d conv{
+      {.in_channels = 8, .out_channels = 16, .kernel_size = 3, .padding = "same"}};
+  // Channels, kernel size, stride and padding in PyTorch's order:
+  const vg::nn::Conv3d strided(8, 16, 3, 2, 1);
+  // Different sizes along D, H and W:
+  const vg::nn::Conv3d in_plane{
+      {.in_channels = 8, .out_channels = 8, .kernel_size = {1, 3, 3}, .padding = {0, 1, 1}}};
+  std::cout << conv(x).shape() << '\n';     // [2, 16, 8, 8, 8]
+  std::cout << strided(x).shape() << '\n';  // [2, 16, 4, 4, 4]
   // [end]
   expect(strided(x).size(2) == 4 && in_plane(x).shape() == x.shape(), "Conv3d");
 
   // [nn::ConvTranspose3d]
-  const vg::nn::ConvTranspose3d up{{.in_channels = 8, .out_channels = 4, .kernel_size = 2, .stride = 2}};
+  const vg::nn::ConvTranspose3d up{
+      {.in_channels = 8, .out_channels = 4, .kernel_size = 2, .stride = 2}};
   std::cout << up(x).shape() << '\n';  // [2, 4, 16, 16, 16]
   // [end]
   expect(up(x).size(4) == 16, "ConvTranspose3d");
 
   // [nn::BatchNorm3d]
   vg::nn::BatchNorm3d norm(8);
-  const vg::Tensor in_training = norm(x);  // statistics of the batch; updates the running statistics
+  const vg::Tensor in_training = norm(x);  // statistics of the batch; updates the buffers
   norm.eval();
   const vg::Tensor in_evaluation = norm(x);  // running statistics
   // [end]
-  expect(std::abs(in_training.mean().item()) < 1e-5 && in_evaluation.shape() == x.shape(), "BatchNorm3d");
+  expect(std::abs(in_training.mean().item()) < 1e-5 && in_evaluation.shape() == x.shape(),
+         "BatchNorm3d");
 
   // [nn::Linear]
   const vg::nn::Linear linear(64, 10);
@@ -63,32 +73,36 @@ void use_layers() {
   expect(scores.size(1) == 10, "Linear");
 
   // [nn::Sequential]
-  vg::nn::Sequential network{vg::nn::Conv3d(8, 16, 3, 1, 1), vg::nn::GroupNorm(4, 16), vg::nn::ReLU{},
-                             vg::nn::Conv3d(16, 2, 1)};
-  std::cout << network << '\n';  // the modules with their parameters: "0.weight", "1.weight", ...
+  vg::nn::Sequential network{vg::nn::Conv3d(8, 16, 3, 1, 1), vg::nn::GroupNorm(4, 16),
+                             vg::nn::ReLU{}, vg::nn::Conv3d(16, 2, 1)};
+  std::cout << network << '\n';  // prints the modules and the shapes of their parameters
   // [end]
   expect(network(x).size(1) == 2, "Sequential");
 }
 
 void train() {
   // [nn::UNet]
-  vg::nn::UNet model{{.in_channels = 1,
-                      .num_classes = 3,
-                      .stages = {{.features = 8}, {.features = 16, .stride = 2}, {.features = 32, .stride = 2}}}};
+  vg::nn::UNet model{
+      {.in_channels = 1,
+       .num_classes = 3,
+       .stages = {
+           {.features = 8}, {.features = 16, .stride = 2}, {.features = 32, .stride = 2}}}};
   const vg::Tensor logits = model(vg::randn({1, 1, 16, 16, 16}));  // (1, 3, 16, 16, 16)
   // [end]
   expect(logits.size(1) == 3, "UNet");
 
   // [data::FunctionDataset]
   const vg::data::FunctionDataset dataset(8, [](int64_t, vg::Generator& random) {
-    const vg::Tensor volume = vg::rand({1, 16, 16, 16}, {}, &random);  // a sample has no batch axis
+    const vg::Tensor volume = vg::rand({1, 16, 16, 16}, {}, &random);  // no batch axis
     return vg::data::Sample{volume, (volume[0] * 3).to(vg::i64)};
   });
   // [end]
   // [data::Loader]
   vg::data::Loader loader(dataset, {.batch_size = 2, .shuffle = true, .num_workers = 2});
-  for (const auto& [image, label] : loader)                      // one epoch
-    std::cout << image.shape() << ' ' << label.shape() << '\n';  // [2, 1, 16, 16, 16] [2, 16, 16, 16]
+  for (const auto& [image, label] : loader) {  // one epoch
+    std::cout << image.shape() << ' ' << label.shape() << '\n';
+    // [2, 1, 16, 16, 16] [2, 16, 16, 16]
+  }
   // [end]
 
   const vg::Tensor x = vg::rand({2, 1, 16, 16, 16});
@@ -101,7 +115,8 @@ void train() {
   optimizer.step();
   // [end]
   // [optim::SGD]
-  vg::optim::SGD sgd(model.parameters(), {.lr = 1e-2, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true});
+  vg::optim::SGD sgd(model.parameters(),
+                     {.lr = 1e-2, .momentum = 0.99, .weight_decay = 3e-5, .nesterov = true});
   // [end]
   // [optim::CosineAnnealingLR]
   vg::optim::CosineAnnealingLR schedule(sgd, {.t_max = 1000, .warmup_steps = 50});
@@ -111,7 +126,8 @@ void train() {
   }
   // [end]
   // [optim::clip_grad_norm_]
-  const vg::Tensor norm = vg::optim::clip_grad_norm_(model.parameters(), 12);  // the norm before clipping
+  const vg::Tensor norm =
+      vg::optim::clip_grad_norm_(model.parameters(), 12);  // the norm before clipping
   // [end]
   expect(norm.item() > 0, "clip_grad_norm_");
 
@@ -126,20 +142,23 @@ void train() {
   vg::optim::ExponentialMovingAverage average(model, {.decay = 0.99});
   average.update();  // after each step of the optimizer
   {
-    const auto swapped = average.swap();  // the model has the averaged parameters until the end of the block
+    const auto swapped = average.swap();  // until the end of the block
     std::cout << vg::dice_ce_loss(model(x), y).item() << '\n';
   }
   // [end]
 
   int64_t step = 3;
   // [save_checkpoint]
-  const vg::CheckpointParts parts{
-      .model = &model, .optimizer = &sgd, .schedule = &schedule, .loader = &loader, .step = &step};
+  const vg::CheckpointParts parts{.model = &model,
+                                  .optimizer = &sgd,
+                                  .schedule = &schedule,
+                                  .loader = &loader,
+                                  .step = &step};
   vg::save_checkpoint("checkpoint.safetensors", parts);
   // [end]
   // [load_checkpoint]
   step = 0;
-  vg::load_checkpoint("checkpoint.safetensors", parts);  // all parts continue from the saved state
+  vg::load_checkpoint("checkpoint.safetensors", parts);  // all parts continue from there
   // [end]
   expect(step == 3, "load_checkpoint");
 
@@ -147,7 +166,8 @@ void train() {
   model.eval();
   const vg::Tensor volume = vg::rand({1, 1, 24, 40, 24});
   const vg::Tensor predicted = vg::nn::sliding_window_inference(
-      volume, [&](const vg::Tensor& windows) { return model(windows); }, {.window = vg::Triple(16), .overlap = 0.5});
+      volume, [&](const vg::Tensor& windows) { return model(windows); },
+      {.window = vg::Triple(16), .overlap = 0.5});
   const vg::Tensor classes = predicted.argmax(1);  // (1, 24, 40, 24)
   // [end]
   expect(classes.size(2) == 40, "sliding_window_inference");
@@ -156,7 +176,7 @@ void train() {
   vg::profiler::Session session;
   model(x);
   session.stop();
-  std::cout << session.table();      // operators by time, with their share of the device's limits
+  std::cout << session.table();  // operators by time, with their share of the device's limits
   session.save_trace("trace.json");  // for ui.perfetto.dev
   // [end]
   expect(!session.events().empty(), "Session");

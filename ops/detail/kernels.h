@@ -130,14 +130,14 @@ using ResampleMaps = std::array<Resample, 3>;
 struct StepViews {
   View param;
   View grad;
-  View state[3];  ///< the states that the options of the step use come first
+  View state[3];  ///< the states that the step uses, in order; unused entries are at the end
 };
 
-/// StepScaling (ops/optim.h) as pointers to device memory.
+/// StepScaling (ops/optim.h) as pointers to memory on the device of the parameters. Each pointer may be null.
 struct StepGate {
-  const float* scale = nullptr;
-  const int64_t* found_inf = nullptr;
-  const int64_t* skipped = nullptr;
+  const float* scale = nullptr;        ///< the step divides the gradients by this value; null: by 1
+  const int64_t* found_inf = nullptr;  ///< the step changes nothing if this value is not 0
+  const int64_t* skipped = nullptr;    ///< number of skipped steps, which is subtracted from the number of this step
 };
 
 /// The kernels of a device: a function pointer for each row of kernels.def.

@@ -55,8 +55,8 @@ if(shared)
   endif()
 endif()
 
-# Compiles the consumer with voxgrad as a subdirectory, which FetchContent adds. To save time, builds only the target `main`, which does not
-# build voxgrad itself.
+# Compiles the consumer with voxgrad as a subdirectory, which FetchContent adds. To save time, builds only the target
+# `main`, which does not build voxgrad itself.
 configure(subdirectory -DVOXGRAD_SOURCE=${voxgrad} -DVOXGRAD_CUDA=OFF)
 run(${CMAKE_COMMAND} --build ${work}/subdirectory --target main)
 

@@ -32,7 +32,7 @@ struct Accuracy {
 };
 
 // TF32 rounds both operands of a product with relative error 2^-11. bf16 and f16 round only the result, with relative
-// errors 2^-8 and 2^-11.
+// errors 2^-8 and 2^-11. The columns are the members of Accuracy.
 const Accuracy kAccuracies[] = {{kModes[0], 1e-6, 3e-6, 6e-7, 1e-6, 3e-6},
                                 {kModes[1], 4e-4, 4e-4, 3e-5, 1.5e-4, 1.1e-3},
                                 {kModes[2], 2.2e-3, 2.2e-3, 1e-4, 2e-4, 4.1e-3},
@@ -65,8 +65,12 @@ int64_t part_of(const Problem& p, const Shape& shape, bool weight, int64_t eleme
   return weight ? part : 2 * part + border;
 }
 
+/// Sums over the elements of a result or of a part of it.
 struct Sums {
-  double error2 = 0, exact2 = 0, error = 0, exact = 0;
+  double error2 = 0;  // squared errors
+  double exact2 = 0;  // squared exact values
+  double error = 0;
+  double exact = 0;
 };
 
 void expect_accurate(const Problem& p, const Tensors& operands, const Accuracy& accuracy, bool positive) {

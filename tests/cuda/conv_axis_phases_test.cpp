@@ -1,5 +1,5 @@
 // Tests how the axes of CUDA convolutions are split into phases. Needs no GPU.
-#include "cuda/conv/axis_phases.h"
+#include "cuda/conv/plan/axis_phases.h"
 
 #include <map>
 #include <set>

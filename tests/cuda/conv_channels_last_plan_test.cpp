@@ -1,4 +1,4 @@
-// Tests the plans of the channels-last convolutions (cuda/conv/fprop_dgrad, cuda/conv/wgrad) without a GPU. Tiles must
+// Tests the plans of the channels-last convolutions (cuda/conv/sm90) without a GPU. Tiles must
 // cover every output, boxes must contain each tap and channel once, and shared memory must be within the limits.
 #include <algorithm>
 #include <map>
@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/wgrad/plan.h"
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+#include "cuda/conv/plan/sm90_wgrad.h"
 #include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {

@@ -1,12 +1,12 @@
-// Tests the implicit GEMM of channels-last tensors (cuda/conv/fprop_dgrad, cuda/conv/wgrad) against the CPU: every
+// Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every
 // compiled tile, halos and boxes of single taps, residues and phases, split-K, groups, and outputs with any number of
 // channels.
 #include <array>
 
-#include "cuda/conv/choose.h"
-#include "cuda/conv/fprop_dgrad/plan.h"
-#include "cuda/conv/instances.h"
-#include "cuda/conv/wgrad/plan.h"
+#include "cuda/conv/plan/choose.h"
+#include "cuda/conv/plan/instances.h"
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+#include "cuda/conv/plan/sm90_wgrad.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
@@ -60,15 +60,12 @@ struct Operands {
   }
 };
 
-/// Layouts of (inputs, results). The kernels need no copies for the first pair.
-constexpr Layout kLast = Layout::dense_channels_last;
-constexpr Layout kFirst = Layout::contiguous;
-constexpr std::pair<Layout, Layout> kLayouts[] = {{kLast, kLast},
-                                                  {kFirst, kFirst},
-                                                  {kLast, kFirst},
-                                                  {kFirst, kLast},
-                                                  {Layout::flipped, Layout::spaced},
-                                                  {kLast, Layout::channels_last}};
+constexpr Layout kChannelsLast = Layout::dense_channels_last;
+constexpr Layout kContiguous = Layout::contiguous;
+/// Pairs of (layout of the inputs, layout of the results). The kernels need no copies for the first pair.
+constexpr std::pair<Layout, Layout> kLayouts[] = {
+    {kChannelsLast, kChannelsLast}, {kContiguous, kContiguous},        {kChannelsLast, kContiguous},
+    {kContiguous, kChannelsLast},   {Layout::flipped, Layout::spaced}, {kChannelsLast, Layout::channels_last}};
 
 class CudaConvChannelsLast : public OnGpu, public testing::WithParamInterface<Mode> {};
 INSTANTIATE_TEST_SUITE_P(, CudaConvChannelsLast, testing::ValuesIn(kModes), [](const auto& mode) {
@@ -102,7 +99,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   std::vector<cuda::ConvChoice> choices{{}, {.unsplit = true}};
   for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
     for (const int8_t row : {1, 2, 4})
-      for (const int8_t warpgroups : {1, 2})  // number per tile
+      for (const int8_t warpgroups : {1, 2})  // per tile
         choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
                            .k_blocks = row,
                            .m_tiles = static_cast<int8_t>(tile.row_tiles),
@@ -116,8 +113,8 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   std::vector<int64_t> before;
   for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);
   Random random(kFirstSeed);
-  for (size_t number = 0; number < 2 * std::size(kProblems);
-       ++number) {  // each problem with the first pair of layouts and with one other pair
+  // Test each problem with the first pair of layouts and with one other pair.
+  for (size_t number = 0; number < 2 * std::size(kProblems); ++number) {
     const Problem& problem = kProblems[number / 2];
     const auto [input, result] = kLayouts[number % 2 ? 1 + number / 2 % 4 : 0];
     Operands operands(problem, mode.dtype, random, input, result);
@@ -165,7 +162,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithMergedGroups) {
        {std::array<int64_t, 3>{64, 1, 1}, {32, 1, 2}, {3, 5, 5}, {16, 4, 8}, {2, 40, 24}}) {
     const Problem problem(2, in, out, {7, 9, 11}, {3, 3, 3}, {{1, 2, 1}, {1, 1, 1}, {1, 1, 1}, groups});
     SCOPED_TRACE(concat(mode, ": ", problem));
-    Operands operands(problem, mode.dtype, random, kLast, kLast);
+    Operands operands(problem, mode.dtype, random, kChannelsLast, kChannelsLast);
     const Device gpu = Device::cuda();
     merged += cuda::choose(cuda::conv_problem(ConvPass::fprop, operands.x.on(gpu), operands.out.on(gpu),
                                               operands.w.on(gpu), problem.geometry))
@@ -215,10 +212,10 @@ TEST_P(CudaConvChannelsLast, ScalesEachChannelByItsLargestElement) {
   const ScopedSetting setting(mode.precision);
   const Problem problem(1, 32, 32, {8, 16, 16}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1});
   for (RandomView Operands::*operand : {&Operands::x, &Operands::y}) {
-    Operands operands(problem, mode.dtype, random, kLast, kLast);
+    Operands operands(problem, mode.dtype, random, kChannelsLast, kChannelsLast);
     RandomView& large = operands.*operand;
-    for (int64_t channel = 0; channel < 32;
-         ++channel) {  // one large element per channel, each in another block of voxels
+    // Each channel has one large element. The large elements are in different blocks of voxels.
+    for (int64_t channel = 0; channel < 32; ++channel) {
       const int64_t voxel = channel * 64 + 3;
       large.cpu.set({large.start + channel * large.view.stride[1] + voxel * large.view.stride[4]}, 0x1p20);
     }

@@ -2,8 +2,8 @@
 #include <set>
 #include <tuple>
 
-#include "cuda/conv/choose.h"
-#include "cuda/conv/instances.h"
+#include "cuda/conv/plan/choose.h"
+#include "cuda/conv/plan/instances.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
@@ -99,7 +99,7 @@ TEST(ConvPlan, TreatsStridedWidthAsChannels) {
   p.out_stride = {20 * 20 * 32, 20 * 32, 32};
   p.in_channels_last = p.out_channels_last = p.weight_channels_last = true;
   const auto plan = choose(p);
-  EXPECT_TRUE(plan->width_as_channels);
+  EXPECT_EQ(plan->rewrite, ConvRewrite::width_as_channels);
   EXPECT_EQ(plan->problem.out_channels, 64);
   EXPECT_EQ(plan->problem.out_size[2], 10);
   EXPECT_EQ(plan->problem.out_stride[2], 64);
@@ -137,10 +137,30 @@ TEST(ConvPlan, LimitsCopiesToOneGibibyte) {
   p.in_channels = p.out_channels = 64;
   p.in_size = p.out_size = {64};
   p.in_channel_stride = p.out_channel_stride = 64 * 64 * 64;
-  EXPECT_EQ(plan_wgrad(p)->samples, 6);  // 134 MB per sample; 5 equal launches
+  EXPECT_EQ(plan_wgrad(p)->samples, 6);  // a sample needs 134 MB; 5 launches process 6 samples each
   p.dtype = bf16;
   p.in_channels_last = p.out_channels_last = true;
   EXPECT_EQ(plan_wgrad(p)->samples, 30);
+}
+
+TEST(ConvPlan, DividesTheBatchIfCopiesOfAllSamplesAreTooLarge) {
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
+  p.batch = 30;
+  p.in_channels = p.out_channels = 64;
+  p.in_size = p.out_size = {128};  // a copy of a sample has 256 MiB
+  ASSERT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
+  EXPECT_EQ(choose(p)->samples, 4);
+  p.in_channels_last = p.out_channels_last = true;
+  EXPECT_EQ(choose(p)->samples, 30);
+}
+
+TEST(ConvPlan, ComputesHalvesWithFloat32CopiesIfNoFamilySupportsThem) {
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
+  p.kernel = {11};  // 1331 taps
+  EXPECT_EQ(choose(p)->rewrite, ConvRewrite::float32_copies);
+  EXPECT_EQ(choose(p)->problem.dtype, f32);
+  p.dtype = f32;
+  EXPECT_EQ(choose(p)->rewrite, ConvRewrite::none);
 }
 
 TEST(ConvPlan, CacheDistinguishesProblems) {

@@ -1,7 +1,7 @@
 // Tests the depthwise convolutions of channels-last tensors (cuda/conv/direct): the choice of the planner, which needs
 // no GPU, and the results against the CPU.
 #include "core/error.h"
-#include "cuda/conv/choose.h"
+#include "cuda/conv/plan/choose.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"

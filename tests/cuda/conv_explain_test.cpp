@@ -1,6 +1,6 @@
 // Tests explain_conv3d and explain_conv_transpose3d. Needs no GPU.
 #include "core/precision.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 #include "ops/conv.h"
 #include "tests/cuda/random_view.h"
 

@@ -1,6 +1,6 @@
 // Tests the tile plans of the mma.sync convolutions. Needs no GPU and no CUDA build.
 #include "core/precision.h"
-#include "cuda/conv/mma_sync/plan.h"
+#include "cuda/conv/plan/sm80.h"
 #include "ops/detail/conv_geometry.h"
 #include "tests/cuda/random_view.h"
 
@@ -49,11 +49,11 @@ ConvProblem random_problem(Random& random) {
   return p;
 }
 
-/// Expects that the tiles of an axis cover its `count` results and that no tile is empty.
-void expect_tiled(int64_t count, int64_t tile, int64_t tiles, const char* what) {
-  EXPECT_GT(tile, 0) << what;
+/// Expects that the tiles of an axis cover its `count` results and that no tile is empty. Failures name the axis.
+void expect_tiled(int64_t count, int64_t tile, int64_t tiles, const char* axis) {
+  EXPECT_GT(tile, 0) << axis;
   EXPECT_TRUE(tiles * tile >= count && (tiles - 1) * tile < count)
-      << what << ": " << tiles << " tiles of size " << tile << " for " << count << " results";
+      << axis << ": " << tiles << " tiles of size " << tile << " for " << count << " results";
 }
 
 bool is_compiled(std::span<const int> widths, int width) {
@@ -64,9 +64,9 @@ bool is_compiled(std::span<const int> widths, int width) {
 constexpr int kMaxShared = 112 * 1024;
 
 void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
-  // The limits of cuda/conv/mma_sync/plan_fprop_dgrad.cpp.
-  constexpr int kRows = 256, kMaxTaps = 1024, kMaxClasses = 64, kKWords = 8;
-  const int tap_words = plan.columns * kKWords * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
+  // The limits of cuda/conv/plan/sm80_fprop_dgrad.cpp.
+  constexpr int kRows = 256, kMaxMmaSyncTaps = 1024, kMaxMmaSyncClasses = 64, kMmaSyncKWords = 8;
+  const int tap_words = plan.columns * kMmaSyncKWords * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
   const int ring = 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
   int results = 1, halo = 1, classes = 1, taps = 1;
@@ -83,9 +83,9 @@ void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
   EXPECT_TRUE(plan.line >= plan.extent[2] && (plan.tile[2] % 8 == 0 || (plan.line - plan.tile[2]) % 8 == 0));
   EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch;
   const int staged = (halo + 127) / 128 * 128;
-  EXPECT_LE((ring + plan.input_stages * kKWords * plan.pitch + 2 * staged) * 4,
+  EXPECT_LE((ring + plan.input_stages * kMmaSyncKWords * plan.pitch + 2 * staged) * 4,
             plan.merged ? p.shared_limit : kMaxShared);
-  EXPECT_TRUE(plan.classes == classes && classes <= kMaxClasses && taps <= kMaxTaps);
+  EXPECT_TRUE(plan.classes == classes && classes <= kMaxMmaSyncClasses && taps <= kMaxMmaSyncTaps);
   const auto widths = mma_sync_widths(arithmetic_of(p));
   EXPECT_TRUE(is_compiled(widths, plan.columns)) << plan.columns;
   if (is_compiled(widths, p.choice.width)) {
@@ -112,8 +112,8 @@ int max_blocks8(const MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) 
 constexpr int64_t kMaxWorkspace = int64_t{256} << 20;
 
 void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
-  // The limits of cuda/conv/mma_sync/plan_wgrad.cpp.
-  constexpr int kKTileWords = 128, kMaxTaps = 1024, kMaxClasses = 64;
+  // The limits of cuda/conv/plan/sm80_wgrad.cpp.
+  constexpr int kKTileWords = 128, kMaxMmaSyncTaps = 1024, kMaxMmaSyncClasses = 64;
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t k_tiles = p.batch, words = 1;
   for (int a = 0; a < 3; ++a) {
@@ -145,8 +145,8 @@ void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
     blocks8 = std::max(blocks8, max_blocks8(plan, c));
   }
   EXPECT_EQ(taps, p.kernel[0] * p.kernel[1] * p.kernel[2]);
-  EXPECT_LE(padded_taps, kMaxTaps);
-  EXPECT_LE(plan.classes.size(), size_t{kMaxClasses});
+  EXPECT_LE(padded_taps, kMaxMmaSyncTaps);
+  EXPECT_LE(plan.classes.size(), size_t{kMaxMmaSyncClasses});
   EXPECT_EQ(plan.column_tiles, tiles);
   EXPECT_EQ(plan.columns, columns);
   EXPECT_GE(plan.shared_bytes, (plan.rows * (kKTileWords + 4) + blocks8 * 8 * plan.pitch) * 4);

@@ -1,10 +1,10 @@
-// Tests the 1x1x1 convolutions with few channels on one side (cuda/conv/pointwise): the choice of the planner, which
-// needs no GPU, and the results against the CPU.
+// Tests the 1x1x1 convolutions with few channels on one side (cuda/conv/direct/pointwise.cu): the choice of the
+// planner, which needs no GPU, and the results against the CPU.
 #include <cmath>
 
 #include "core/error.h"
-#include "cuda/conv/choose.h"
-#include "cuda/conv/pointwise/plan.h"
+#include "cuda/conv/plan/choose.h"
+#include "cuda/conv/plan/pointwise.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -93,7 +93,7 @@ TEST(ConvPointwisePlan, PrefersWidthAsChannelsForStridedWidth) {
   p.out_size[2] *= 2;
   p.out_stride = {96 * 192 * 8, 192 * 8, 8};
   p.weight_channels_last = true;
-  EXPECT_TRUE(choose(p)->width_as_channels);
+  EXPECT_EQ(choose(p)->rewrite, ConvRewrite::width_as_channels);
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
 }
 

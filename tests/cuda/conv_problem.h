@@ -2,12 +2,13 @@
 #pragma once
 
 #include "core/precision.h"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
 
 /// The sizes of a convolution: x (batch, groups * in, ...), w (groups * out, in, ...), y (batch, groups * out, ...).
+/// Tables of problems have the columns {batch, in, out, x_size, kernel, {stride, padding, dilation, groups}}.
 struct Problem {
   int64_t batch, in, out;
   Triple x_size, kernel, y_size{1};

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/autograd.h"
-#include "cuda/conv/choose.h"
+#include "cuda/conv/plan/choose.h"
 #include "ops/conv.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "cuda/conv/small_channel/plan.h"
+#include "cuda/conv/plan/choose.h"
 #include "tests/cuda/random_view.h"
 
 namespace voxgrad::cudatest {
@@ -48,15 +48,19 @@ TEST(ConvSmallChannelPlan, SupportsFewChannelsOfContiguousTensors) {
   EXPECT_FALSE(plan_small_channel_fprop_dgrad(gaps));
 }
 
-TEST(ConvSmallChannelPlan, RejectsProblemsThatSuitWgmma) {
+TEST(ConvSmallChannelPlan, IsNotChosenForProblemsThatSuitWgmma) {
+  const auto is_chosen = [](const ConvProblem& p) {
+    return std::holds_alternative<SmallChannelPlan>(choose(p)->family);
+  };
   const ConvProblem p = dense(ConvPass::fprop, 16, 16, {128}, {128}, {3}, {{1}, {1}, {1}, 1});
-  EXPECT_FALSE(plan_small_channel_fprop_dgrad(p));
+  EXPECT_TRUE(plan_small_channel_fprop_dgrad(p));
+  EXPECT_FALSE(is_chosen(p));
   ConvProblem forced = p;
   forced.choice.small_channel = true;
-  EXPECT_TRUE(plan_small_channel_fprop_dgrad(forced));
+  EXPECT_TRUE(is_chosen(forced));
   ConvProblem few = p;
   few.in_channels = 2;
-  EXPECT_TRUE(plan_small_channel_fprop_dgrad(few));
+  EXPECT_TRUE(is_chosen(few));
 }
 
 TEST(ConvSmallChannelPlan, OrderOfSumsDoesNotDependOnTheGpu) {

@@ -66,7 +66,11 @@ struct Training {
     return all;
   }
 
-  const int seeded = (manual_seed(11), 11);  // seeds before the model is constructed
+  // Declared before the model, because it sets the seed for the model's parameters.
+  const int seed = [] {
+    manual_seed(11);
+    return 11;
+  }();
   nn::Sequential model{
       nn::Conv3d{{.in_channels = 4, .out_channels = 8, .kernel_size = 3, .padding = 1}}, nn::ReLU{},
       nn::GroupNorm{2, 8},

@@ -73,7 +73,7 @@ struct Twin {
 
   /// Expects each element of the GPU buffer to be within `tolerance` * max(1, |CPU element|) of the CPU element. NaN
   /// matches NaN.
-  void expect_same(double tolerance, const std::string& what) const {
+  void expect_same(double tolerance, const std::string& name) const {
     const Tensor got = gpu.to(Device::cpu());
     const auto bytes = static_cast<size_t>(cpu.numel() * item_size(cpu.dtype()));
     if (std::memcmp(got.raw_data(), cpu.raw_data(), bytes) == 0) return;
@@ -82,18 +82,18 @@ struct Twin {
       const double expected = expected_values[i];
       if (values[i] == expected || (std::isnan(values[i]) && std::isnan(expected))) continue;
       ASSERT_LE(std::abs(values[i] - expected), tolerance * std::max(1.0, std::abs(expected)))
-          << what << ": element " << i << " of the buffer is " << values[i] << " on the GPU and " << expected
+          << name << ": element " << i << " of the buffer is " << values[i] << " on the GPU and " << expected
           << " on the CPU";
-      ASSERT_GT(tolerance, 0) << what << ": element " << i;
+      ASSERT_GT(tolerance, 0) << name << ": element " << i;
     }
   }
 };
 
-/// Calls run(kernels, views...) on both devices and compares all buffers.
+/// Calls run(kernels, views...) on both devices and compares all buffers. Failures print `name`.
 template <class Run, class... Twins>
-void compare_devices(const std::string& what, double tolerance, Run run, const Twins&... twins) {
+void compare_devices(const std::string& name, double tolerance, Run run, const Twins&... twins) {
   for (const Device device : {Device::cpu(), Device::cuda()}) run(kernels(device), twins.on(device)...);
-  (twins.expect_same(tolerance, what), ...);
+  (twins.expect_same(tolerance, name), ...);
 }
 
 double rounding(DType dtype) { return dtype == f64 ? 1e-13 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 4e-6; }
@@ -336,7 +336,8 @@ struct StepTwins {
   StepTwins(DType dtype, const std::vector<int64_t>& counts, int64_t offset) {
     for (const int64_t count : counts) {
       // RMSprop subtracts the square of the mean gradient (the last state) from the mean squared gradient. The mean
-      // gradient is small, because the difference of two nearly equal numbers would be only rounding error.
+      // gradient must be small; otherwise, the two numbers could be nearly equal and their difference mostly rounding
+      // error.
       const DType wide = dtype == f64 ? f64 : f32;
       const auto twin = [&](DType type, uint32_t seed, double low, double high) {
         return Twin(type, {count}, {.offset = offset}, seed, low, high);
@@ -356,11 +357,11 @@ struct StepTwins {
 TEST_F(CudaKernels, OptimizerStepsMatchCpu) {
   std::vector<int64_t> many = {1003, 0, 1, 8192, 8193, 20001};  // more parameters than one launch processes
   for (int64_t i = 0; i < 130; ++i) many.push_back(i % 7);
-  const auto run = [&](const char* what, DType dtype, int64_t offset, const auto& step) {
+  const auto run = [&](const char* name, DType dtype, int64_t offset, const auto& step) {
     const StepTwins twins(dtype, offset == 0 ? many : std::vector<int64_t>{1003}, offset);
     for (const Device device : {Device::cpu(), Device::cuda()}) step(kernels(device), twins.on(device));
     for (const auto& param : twins.params)
-      for (const Twin& twin : param) twin.expect_same(rounding(dtype), what);
+      for (const Twin& twin : param) twin.expect_same(rounding(dtype), name);
   };
   for (const DType dtype : kFloats)
     for (const int64_t offset : {0, 1})

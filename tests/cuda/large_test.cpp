@@ -1,5 +1,5 @@
-// Tests operators on tensors with more than 2^31 elements, where 32-bit indices overflow. Expected values follow from
-// the position, and results are compared on the device.
+// Tests operators on tensors with more than 2^31 elements, where 32-bit indices overflow. The expected value of each
+// element follows from its position. Results are compared on the device.
 //
 // On a GPU, a test is skipped if the memory does not suffice. On the CPU, the tests need up to 50 GB and several
 // minutes; they run only if VOXGRAD_TEST_LARGE_CPU is set.

@@ -196,7 +196,7 @@ TEST_F(CudaNorm, GroupNormMatchesCpuForChannelsInnermost) {
 }
 
 /// Returns a GPU tensor (N, C, L) with the channels innermost and random elements around `center`.
-Tensor columns(const Shape& shape, DType dtype, double center) {
+Tensor channels_innermost(const Shape& shape, DType dtype, double center) {
   const Tensor t = randn({shape[0], shape[2], shape[1]}, {.device = Device::cuda()}) + center;
   return t.to(dtype).permute({0, 2, 1});
 }
@@ -205,10 +205,10 @@ Tensor columns(const Shape& shape, DType dtype, double center) {
 TEST_F(CudaNorm, GroupNormOfSlicesIsBitwiseReproducible) {
   const Shape shape{2, 48, 5001};
   for (const DType dtype : kFloats) {
-    const Tensor x = columns(shape, dtype, 3), dy = columns(shape, dtype, 0);
+    const Tensor x = channels_innermost(shape, dtype, 3), dy = channels_innermost(shape, dtype, 0);
     const auto run = [&](int64_t extra) {
       const auto sliced = [&](const Tensor& from) {
-        const Tensor whole = columns({shape[0], shape[1] + 2 * extra, shape[2] + extra}, dtype, 9);
+        const Tensor whole = channels_innermost({shape[0], shape[1] + 2 * extra, shape[2] + extra}, dtype, 9);
         const Tensor part = whole.narrow(1, extra, shape[1]).narrow(2, 0, shape[2]);
         if (from.defined()) part.copy_(from);
         return std::pair(whole, part);
@@ -289,9 +289,9 @@ TEST_F(CudaNorm, GroupNormHandlesSquaresBeyondFloat) {
 }
 
 /// Expects max |a - b| <= tolerance * max |scale|.
-void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double tolerance, const std::string& what) {
+void expect_near(const Tensor& a, const Tensor& b, const Tensor& scale, double tolerance, const std::string& context) {
   if (a.numel() == 0) return;
-  EXPECT_LE(amax(abs(a - b)).item(), tolerance * amax(abs(scale)).item()) << what;
+  EXPECT_LE(amax(abs(a - b)).item(), tolerance * amax(abs(scale)).item()) << context;
 }
 
 // dz must equal the unmasked gradient times the mask of the ReLU. The gradient of the bias must equal the sum of dz.
@@ -301,9 +301,9 @@ TEST_F(CudaNorm, GroupNormBackwardIncludesPrecedingBiasAndRelu) {
   for (const DType dtype : kFloats)
     for (const Shape& shape : shapes)
       for (const bool last : {false, true}) {
-        const std::string what = concat(shape, ' ', dtype, last ? " channels last" : "");
+        const std::string context = concat(shape, ' ', dtype, last ? " channels last" : "");
         const auto volume = [&] {
-          return last ? columns(shape, dtype, 0) : randn(shape, {.device = Device::cuda()}).to(dtype);
+          return last ? channels_innermost(shape, dtype, 0) : randn(shape, {.device = Device::cuda()}).to(dtype);
         };
         const int64_t channels = shape[1], groups = channels % 2 == 0 ? 2 : 1;
         const Tensor y = relu(volume()), dy = volume();
@@ -324,9 +324,9 @@ TEST_F(CudaNorm, GroupNormBackwardIncludesPrecedingBiasAndRelu) {
         run(dz, &sums, {.before = {ActivationKind::relu}});
         k.binary(BinaryOp::relu_grad, masked.view_out(), plain.view_in(), y.view_in(), 0, 0);
         const Tensor got = dz.to(f64), want = masked.to(f64), expected = sum(got, {0, 2});
-        expect_near(got, want, want, 4 * rounding(dtype) + 2 * half_rounding(dtype), what);
+        expect_near(got, want, want, 4 * rounding(dtype) + 2 * half_rounding(dtype), context);
         expect_near(dbias.to(f64), expected, expected.numel() > 0 ? sum(abs(got), {0, 2}) : expected,
-                    rounding(dtype) + half_rounding(parameters.dtype), what);
+                    rounding(dtype) + half_rounding(parameters.dtype), context);
       }
 }
 

@@ -41,10 +41,11 @@ enum class Layout {
   padded_channels_last  // channels_last, aligned to 16 bytes, the channels of a voxel padded to a multiple of 8
                         // elements
 };
-/// Returns a random layout among the first four for inputs, the first three for outputs.
+/// Returns one of the first four layouts for an input, or one of the first three for an output.
 inline Layout any_layout(Random& random, bool input) { return static_cast<Layout>(random.integer(0, input ? 3 : 2)); }
 
-/// A view with the given layout into a 1-D buffer on each device.
+/// A view with the given layout, and the 1-D buffers on the CPU and on the GPU that contain its elements. The other
+/// elements of the buffers are guard values.
 struct RandomView {
   Tensor cpu;  // the buffers
   Tensor gpu;
@@ -83,7 +84,7 @@ struct RandomView {
     each([&](int64_t position) { inside[static_cast<size_t>(position)] = true; });
   }
 
-  /// Fills an input with random integers, or reals if `whole` is false, in [low, high].
+  /// Fills the view with random integers in [low, high], or with random reals if `whole` is false, on both devices.
   RandomView& fill(Random& random, double low, double high, bool whole = true) {
     each([&](int64_t position) {
       cpu.set({position},
@@ -127,8 +128,8 @@ struct RandomView {
   }
 
  private:
-  static constexpr int64_t kMargin = 64;
-  Tensor poisoned_;
+  static constexpr int64_t kMargin = 64;  // guard values before and after the view
+  Tensor poisoned_;                       // the CPU buffer with the view full of NaN
 
   /// Calls f with the buffer position of every element of the view.
   template <class F>

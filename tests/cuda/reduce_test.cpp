@@ -71,8 +71,8 @@ TEST_F(CudaReduce, ReduceHandlesAnyAlignment) {
       {{900, 19}, {900, 1}},           // four threads per row
       {{2, 3, 30, 31}, {1, 3, 1, 1}},  // runs with different alignments
       {{5, 3, 9000}, {1, 3, 1}},       // long runs, split into ranges
-      {{9, 4, 130}, {1, 1, 130}},      // columns, not in vectors
-      {{9, 4, 132}, {1, 4, 132}},      // columns in vectors, if the base is aligned
+      {{9, 4, 130}, {1, 1, 130}},      // 130 columns are not whole vectors of f32
+      {{9, 4, 132}, {1, 4, 132}},      // 132 columns are whole vectors of f32
       {{9000, 8}, {1, 8}},             // few columns, split into ranges
       {{2, 700, 128}, {2, 1, 128}},    // columns of each sample, split into ranges
       {{3, 1 << 19}, {1, 1 << 19}},    // one thread per column

@@ -374,7 +374,7 @@ TEST_F(CudaStreams, EventsOrderStreams) {
   EXPECT_EQ(y.at({count - 1}), 20);
 }
 
-TEST_F(CudaStreams, BlockFreedOnAnotherStreamWaitsForIt) {
+TEST_F(CudaStreams, FreedBlockIsReusedOnlyAfterWorkOnOtherStreams) {
   // `x` is allocated on the default stream, then written and freed on another stream. The allocator must not reuse its
   // memory before the write has completed.
   constexpr int64_t count = 64 * kMiB;

@@ -211,12 +211,12 @@ class LaunchOnGpu : public Launch {
     make_folder();
   }
   Result run_two(const std::string& options) {
-    const bool apart = cuda::device_count() > 1;
+    const bool two_gpus = cuda::device_count() > 1;
     return run_line(
         concat("export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=", ++port_, " NCCL_SOCKET_IFNAME=lo; ",
-               apart ? "RANK=1 LOCAL_RANK=1 '" : "RANK=1 LOCAL_RANK=0 NCCL_HOSTID=b '", PROGRAM "' device=cuda ",
-               options, " & RANK=0 LOCAL_RANK=0 ", apart ? "'" : "NCCL_HOSTID=a '", PROGRAM "' device=cuda ", options,
-               "; a=$?; wait $!; exit $((a + $?))"));
+               two_gpus ? "RANK=1 LOCAL_RANK=1 '" : "RANK=1 LOCAL_RANK=0 NCCL_HOSTID=b '", PROGRAM "' device=cuda ",
+               options, " & RANK=0 LOCAL_RANK=0 ", two_gpus ? "'" : "NCCL_HOSTID=a '", PROGRAM "' device=cuda ",
+               options, "; a=$?; wait $!; exit $((a + $?))"));
   }
   TensorMap train_two(const std::string& options = "") {
     const Result result = run_two(options + " out=out.safetensors");

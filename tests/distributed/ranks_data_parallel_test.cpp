@@ -24,10 +24,10 @@
 namespace voxgrad {
 namespace {
 
-void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
-  ASSERT_TRUE(a.defined() && b.defined()) << what;
+void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& context) {
+  ASSERT_TRUE(a.defined() && b.defined()) << context;
   const double scale = abs(b).amax().item() + 1e-12;
-  EXPECT_LE(abs(a - b).amax().item(), tolerance * scale) << what;
+  EXPECT_LE(abs(a - b).amax().item(), tolerance * scale) << context;
 }
 
 TEST_F(Ranks, AveragesGradientsOverTheWholeBatch) {
@@ -130,14 +130,14 @@ TEST_F(Ranks, GradientsArriveDuringTheBackwardPass) {
   Model model;
   nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-6});
   const Tensor hidden = tanh(model.first(ones({2, 6})));
-  bool seen = false;
+  bool only_second = false;
   hidden.register_hook([&](const Tensor&) {
     // The backward pass has reached second.weight, but not yet first.weight.
-    seen = model.second.weight.grad().defined() && !model.first.weight.grad().defined();
+    only_second = model.second.weight.grad().defined() && !model.first.weight.grad().defined();
     return Tensor();
   });
   sum(model.second(hidden)).backward();
-  EXPECT_TRUE(seen);
+  EXPECT_TRUE(only_second);
 }
 
 /// Forwards every call to another communicator and counts all_reduce operations.

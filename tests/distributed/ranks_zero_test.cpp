@@ -31,7 +31,8 @@ TEST_F(Ranks, ZeroRedundancyIsBitwiseEqualToOneOptimizer) {
   };
   Model plain, sharded, later;
   sharded.load_state_dict(plain.state_dict());
-  const nn::DataParallel of_plain(plain, *world_), of_sharded(sharded, *world_), of_later(later, *world_);
+  const nn::DataParallel plain_parallel(plain, *world_), sharded_parallel(sharded, *world_),
+      later_parallel(later, *world_);
   sharded.load_state_dict(plain.state_dict());
   optim::AdamW whole(plain.parameters(), kOptions), part(sharded.parameters(), kOptions);
   nn::ZeroRedundancy zero(part, *world_);

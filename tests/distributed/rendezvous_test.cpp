@@ -77,6 +77,7 @@ TEST(Rendezvous, ParsesCalls) {
   std::string text;
   append_call(text, {{1, 2}, "all_reduce"});
   append_call(text, {{3, UINT64_MAX}, ""});
+  // (bytes cut off at the end, number of complete calls that remain)
   for (const auto& [cut, count] : {std::pair<size_t, size_t>{0, 2}, {1, 1}, {17, 1}, {18, 1}, {28, 0}}) {
     const std::vector<Call> calls = parse_calls(text.substr(0, text.size() - cut));
     ASSERT_EQ(calls.size(), count) << cut;

@@ -43,10 +43,10 @@ Tensor normal(const Shape& shape, uint64_t seed) {
   return randn(shape, {}, &random);
 }
 
-void expect_close(const Tensor& got, const Tensor& wanted, double tolerance, const std::string& what) {
-  ASSERT_EQ(got.shape(), wanted.shape()) << what;
+void expect_close(const Tensor& got, const Tensor& wanted, double tolerance, const std::string& context) {
+  ASSERT_EQ(got.shape(), wanted.shape()) << context;
   const Tensor a = got.detach().to(Device::cpu()).to(f64), b = wanted.detach().to(Device::cpu()).to(f64);
-  EXPECT_LE(abs(a - b).amax().item(), tolerance * std::max(1e-30, abs(b).amax().item())) << what;
+  EXPECT_LE(abs(a - b).amax().item(), tolerance * std::max(1e-30, abs(b).amax().item())) << context;
 }
 
 TensorMap parameters_of(const nn::Module& module) {
@@ -69,7 +69,7 @@ class SpatialRanks : public Ranks {
   /// Expects that f(slab of x, parameters) on each rank equals the rank's slab of f(x, parameters), and that the
   /// gradients of a weighted sum of f agree as well.
   void expect_slabs_match_whole(const Function& f, const Tensor& x, const Tensors& parameters, double tolerance,
-                                MemoryFormat format, const std::string& what) const {
+                                MemoryFormat format, const std::string& context) const {
     Tensors whole{leaf(x.contiguous(format))}, parts;
     for (const Tensor& p : parameters) whole.push_back(leaf(p));
     const Tensor y = f(whole);
@@ -80,13 +80,13 @@ class SpatialRanks : public Ranks {
       parts.push_back(leaf(spatial.slab(whole[0].detach())));
       for (const Tensor& p : parameters) parts.push_back(leaf(p));
       const Tensor part = f(parts);
-      expect_close(part, spatial.slab(y.detach()), tolerance, what + ", result");
+      expect_close(part, spatial.slab(y.detach()), tolerance, context + ", result");
       sum(part * spatial.slab(weights)).backward();
-      expect_close(parts[0].grad(), spatial.slab(whole[0].grad()), tolerance, what + ", gradient of the input");
-      EXPECT_EQ(parts[0].grad().suggest_memory_format(), whole[0].grad().suggest_memory_format()) << what;
+      expect_close(parts[0].grad(), spatial.slab(whole[0].grad()), tolerance, context + ", gradient of the input");
+      EXPECT_EQ(parts[0].grad().suggest_memory_format(), whole[0].grad().suggest_memory_format()) << context;
     }
     for (size_t i = 1; i < whole.size(); ++i)
-      expect_close(total(parts[i].grad()), whole[i].grad(), tolerance, concat(what, ", gradient of parameter ", i));
+      expect_close(total(parts[i].grad()), whole[i].grad(), tolerance, concat(context, ", gradient of parameter ", i));
   }
 };
 
@@ -141,14 +141,14 @@ TEST_F(SpatialRanks, ConvolutionsExchangeHalos) {
       const Tensor x = whole_numbers({2, 8, 8 * size_, 5, 6}, 1);
       const Tensors parameters{whole_numbers({4, 8 / groups, kernel, kernel, kernel}, 2), whole_numbers({4}, 3)};
       const ConvOptions<3> options{.stride = stride, .padding = padding, .dilation = dilation, .groups = groups};
-      const std::string what = concat("conv3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
+      const std::string context = concat("conv3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
       expect_slabs_match_whole([&](const Tensors& t) { return conv3d(t[0], t[1], t[2], options); }, x, parameters, 0,
-                               format, what);
+                               format, context);
       expect_slabs_match_whole(
           [&](const Tensors& t) {
             return conv_norm_activation(t[0], t[1], t[2], options, {.activation = {ActivationKind::relu}});
           },
-          x, parameters, 0, format, what + " and ReLU");
+          x, parameters, 0, format, context + " and ReLU");
     }
 }
 
@@ -171,10 +171,10 @@ TEST_F(SpatialRanks, TransposedConvolutionsExchangeHalos) {
                                             .output_padding = output_padding,
                                             .groups = groups,
                                             .dilation = dilation};
-      const std::string what =
+      const std::string context =
           concat("conv_transpose3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
       expect_slabs_match_whole([&](const Tensors& t) { return conv_transpose3d(t[0], t[1], t[2], options); }, x,
-                               parameters, 0, format, what);
+                               parameters, 0, format, context);
     }
 }
 
@@ -234,9 +234,9 @@ TEST_F(SpatialRanks, RejectsOperationsAcrossSlabs) {
   EXPECT_ERROR(conv_transpose3d(x, w), "must multiply its depth by exactly the stride; a slab of 4 planes gives 6");
   EXPECT_ERROR(conv3d(x, w, {}, {.padding = 5, .dilation = 5}),
                "reads 5 planes of a neighboring slab, which has only 4");
-  const Tensor leafs = leaf(ones({1, 2, 4, 4, 4}));
-  const Tensor y = sum(conv3d(leafs, w, {}, {.padding = 1}));
-  EXPECT_ERROR(grad({y}, {leafs}, {}, true, true), "cannot be differentiated again");
+  const Tensor input = leaf(ones({1, 2, 4, 4, 4}));
+  const Tensor y = sum(conv3d(input, w, {}, {.padding = 1}));
+  EXPECT_ERROR(grad({y}, {input}, {}, true, true), "cannot be differentiated again");
 }
 
 /// Compares the deep supervision loss and the gradients of one backward pass with those of the whole volume.
@@ -327,14 +327,14 @@ TEST_F(SpatialRanks, LossesOfProbabilitiesMatchTheWholeVolume) {
 TEST_F(SpatialRanks, HooksComputeWithWholeVolumes) {
   const Tensor x = leaf(ones({1, 1, 4, 4, 4})), w = here(ones({1, 1, 3, 3, 3}));
   const SpatialParallel spatial(*world_);
-  Tensor seen;
+  Tensor convolved;
   const Tensor y = x * 2.0;
   y.register_hook([&](const Tensor& g) {
-    seen = conv3d(g, w);
+    convolved = conv3d(g, w);
     return Tensor();
   });
   sum(y).backward();
-  EXPECT_EQ(seen.to(Device::cpu()).to_vector(), std::vector<double>(8, 27));
+  EXPECT_EQ(convolved.to(Device::cpu()).to_vector(), std::vector<double>(8, 27));
 }
 
 TEST_F(SpatialRanks, SyncBatchNormMatchesTheWholeBatch) {
@@ -386,7 +386,7 @@ TEST_F(SpatialRanks, SyncBatchNormWeightsRanksByTheirElements) {
   const int64_t count = samples[static_cast<size_t>(rank_ % 4)];
   const auto expect_whole = [&]<class Norm>(const Shape& shape, MemoryFormat format, DType dtype) {
     const double tolerance = dtype == f64 ? 1e-12 : 2e-5;
-    const std::string what = concat("BatchNorm of ", shape, ' ', dtype);
+    const std::string context = concat("BatchNorm of ", shape, ' ', dtype);
     Norm whole(3, {.momentum = 0.25}), synchronized(3, {.momentum = 0.25});
     for (Norm* norm : {&whole, &synchronized}) {
       norm->weight.detach().copy_(normal({3}, 5));
@@ -401,14 +401,14 @@ TEST_F(SpatialRanks, SyncBatchNormWeightsRanksByTheirElements) {
     const Tensor own = leaf(x.detach().narrow(0, first, count).contiguous(format)), result = synchronized(own);
     sum(result * weights.narrow(0, first, count)).backward();
     if (count > 0) {
-      expect_close(result, y.detach().narrow(0, first, count), tolerance, what + ", result");
-      expect_close(own.grad(), x.grad().narrow(0, first, count), tolerance, what + ", gradient of the input");
+      expect_close(result, y.detach().narrow(0, first, count), tolerance, context + ", result");
+      expect_close(own.grad(), x.grad().narrow(0, first, count), tolerance, context + ", gradient of the input");
     }
     expect_close(this->total(synchronized.weight.grad()), whole.weight.grad(), tolerance,
-                 what + ", gradient of weight");
-    expect_close(this->total(synchronized.bias.grad()), whole.bias.grad(), tolerance, what + ", gradient of bias");
-    expect_close(synchronized.running_mean, whole.running_mean, tolerance, what + ", running_mean");
-    expect_close(synchronized.running_var, whole.running_var, tolerance, what + ", running_var");
+                 context + ", gradient of weight");
+    expect_close(this->total(synchronized.bias.grad()), whole.bias.grad(), tolerance, context + ", gradient of bias");
+    expect_close(synchronized.running_mean, whole.running_mean, tolerance, context + ", running_mean");
+    expect_close(synchronized.running_var, whole.running_var, tolerance, context + ", running_var");
   };
   for (const DType dtype : {f32, f64}) {
     expect_whole.template operator()<nn::BatchNorm1d>({total, 3}, MemoryFormat::contiguous, dtype);

@@ -34,6 +34,7 @@ std::array<double, 3> world(const std::array<std::array<double, 4>, 4>& affine, 
 /// Returns a linear function of world coordinates.
 double linear(const std::array<double, 3>& at) { return at[0] + 2 * at[1] - 3 * at[2]; }
 
+/// Returns volume(shape) with the values of linear() at the world coordinates of the voxels.
 NiftiImage linear_volume(const Shape& shape) {
   NiftiImage image = volume(shape);
   for (int64_t d = 0; d < shape[0]; ++d)
@@ -44,6 +45,7 @@ NiftiImage linear_volume(const Shape& shape) {
   return image;
 }
 
+/// Returns a label map with the geometry of `image`. All voxels are 0 except voxel `at`, which has the value `value`.
 NiftiImage with_label(NiftiImage image, const Dims& at, double value) {
   image.data = zeros(image.data.shape());
   image.data.set(at, value);

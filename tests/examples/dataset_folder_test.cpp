@@ -19,20 +19,20 @@ class DatasetFolderTest : public FileTest {
     for (const char* folder : {"imagesTr", "labelsTr", "imagesTs"}) std::filesystem::create_directory(path(folder));
     for (const char* name : {"imagesTr/b_0000", "imagesTr/b_0001", "imagesTr/a_1_0000", "imagesTr/a_1_0001",
                              "imagesTs/t_0000", "imagesTs/t_0001"})
-      volume(name, name[11] == '1' ? 1 : 5);
-    for (const char* name : {"labelsTr/a_1", "labelsTr/b"}) volume(name, 2);
+      save_volume(name, name[11] == '1' ? 1 : 5);
+    for (const char* name : {"labelsTr/a_1", "labelsTr/b"}) save_volume(name, 2);
     put("dataset.json", kJson);
     put("imagesTr/.DS_Store", "?");
   }
   /// Saves a volume in which every voxel has the value `value`.
-  void volume(const std::string& name, double value) const {
+  void save_volume(const std::string& name, double value) const {
     NiftiImage image;
     image.data = full({2, 2, 2}, value);
     save_nifti(path(name + ".nii"), image);
   }
   void expect_rejected(const std::string& message) const { EXPECT_ERROR(DatasetFolder(path("")), message); }
   /// Writes dataset.json with one replacement.
-  void json(std::string from, const std::string& to) const {
+  void replace_in_json(std::string from, const std::string& to) const {
     std::string text = kJson;
     ASSERT_NE(text.find(from), std::string::npos);
     put("dataset.json", text.replace(text.find(from), from.size(), to));
@@ -51,13 +51,13 @@ TEST_F(DatasetFolderTest, ListsAndLoads) {
   EXPECT_EQ(c.label.at({1, 1, 1}), 2);
   EXPECT_FALSE(folder.load("t").label.defined());
   EXPECT_ERROR(folder.load("c"), "has no case 'c'");
-  volume("labelsTr/b", 3);
+  save_volume("labelsTr/b", 3);
   EXPECT_ERROR(folder.load("b"),
                "'" + path("labelsTr/b.nii").string() + "': voxel [0, 0, 0] is 3, expected a label from 0 to 2");
 }
 
 TEST_F(DatasetFolderTest, IgnoreLabelIsNotAClass) {
-  json("\"tumor\": 2", "\"ignore\": 2");
+  replace_in_json("\"tumor\": 2", "\"ignore\": 2");
   const DatasetFolder folder(path(""));
   EXPECT_EQ(folder.classes, (std::vector<std::string>{"background", "edema"}));
   EXPECT_EQ(folder.ignore_index, 2);
@@ -72,13 +72,13 @@ TEST_F(DatasetFolderTest, IgnoreLabelIsNotAClass) {
 }
 
 TEST_F(DatasetFolderTest, AcceptsAlternativeKeysAndReaders) {
-  json("\"channel_names\"", "\"modality\"");
+  replace_in_json("\"channel_names\"", "\"modality\"");
   EXPECT_EQ(DatasetFolder(path("")).channels.size(), 2u);
-  json("\"tumor\": 2", "\"tumor\": [2]");
+  replace_in_json("\"tumor\": 2", "\"tumor\": [2]");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
   EXPECT_EQ(DatasetFolder(path("")).ignore_index, -100);
   for (const char* reader : {"SimpleITKIO", "NibabelIO", "None"}) {
-    json("\"name\": \"anything else\"", concat("\"overwrite_image_reader_writer\": \"", reader, '"'));
+    replace_in_json("\"name\": \"anything else\"", concat("\"overwrite_image_reader_writer\": \"", reader, '"'));
     EXPECT_EQ(DatasetFolder(path("")).training.size(), 2u);
   }
 }
@@ -103,12 +103,13 @@ TEST_F(DatasetFolderTest, LimitsTheSizeOfDatasetJson) {
   const auto member = [](int i) { return concat('"', i, "\": 0"); };
   rejects("{" + repeated(4097, member) + "}", " has an object of more than 4096 keys");
   rejects("{" + repeated(4096, member) + "}", " has no \"labels\"");
-  json("\".nii\"", "\"" + std::string(1000, 'x') + "\"");
+  replace_in_json("\".nii\"", "\"" + std::string(1000, 'x') + "\"");
   expect_rejected(": file_ending is \"" + std::string(199, 'x') + "...; supported: .nii.gz, .nii");
 }
 
 TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
   const std::string file = "nnU-Net: '" + path("dataset.json").string() + "'";
+  // The columns are a part of kJson, its replacement, and the end of the error message.
   const std::array<const char*, 3> cases[] = {
       {"\"numTraining\": 2", "\"numTraining\": 3", ": numTraining is 3, but imagesTr has 2 cases"},
       {"\"numTraining\": 2", "\"numTraining\": \"2\"", ": numTraining must be an integer, is \"2\""},
@@ -141,17 +142,17 @@ TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
       {kJson, "[1]", " must be an object, is array"},
   };
   for (const auto& [from, to, message] : cases) {
-    json(from, to);
+    replace_in_json(from, to);
     expect_rejected(file + message);
   }
-  json("\"name\": \"anything else\"",
-       "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
+  replace_in_json("\"name\": \"anything else\"",
+                  "\"name\": [{\"labels\": [[1], {\"b\": null}]}, true, -1, 1.5], \"a\": {\"b\": []}");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
-  json("\"tumor\": 2", "\"tumor\": [2]");
+  replace_in_json("\"tumor\": 2", "\"tumor\": [2]");
   EXPECT_EQ(DatasetFolder(path("")).classes.size(), 3u);
-  json("\".nii\"", "\".nii.gz\"");
+  replace_in_json("\".nii\"", "\".nii.gz\"");
   expect_rejected("does not end with .nii.gz, the file_ending of dataset.json");
-  json(", \"1\": \"T2\"", "");
+  replace_in_json(", \"1\": \"T2\"", "");
   expect_rejected("_0001.nii' is not named CASE_0000.nii");
   std::filesystem::remove(path("dataset.json"));
   expect_rejected("dataset.json");
@@ -160,11 +161,11 @@ TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
 TEST_F(DatasetFolderTest, RejectsMissingAndExtraFiles) {
   std::filesystem::remove(path("imagesTr/b_0001.nii"));
   expect_rejected("'" + path("imagesTr/b_0001.nii").string() + "' is missing");
-  volume("imagesTr/b_0001", 1);
+  save_volume("imagesTr/b_0001", 1);
   std::filesystem::remove(path("labelsTr/a_1.nii"));
   expect_rejected("'" + path("labelsTr/a_1.nii").string() + "' is missing");
-  volume("labelsTr/a_1", 1);
-  volume("labelsTr/c", 1);
+  save_volume("labelsTr/a_1", 1);
+  save_volume("labelsTr/c", 1);
   expect_rejected("'" + path("labelsTr/c.nii").string() + "' has no image in imagesTr");
   std::filesystem::remove(path("labelsTr/c.nii"));
   put("imagesTr/b.nii", "?");

@@ -37,8 +37,11 @@ TEST(Pipeline, NormalizesByTheMeanOfTheImageOrOfTheMask) {
                               y = prepared(image, plan_for({{Normalization::z_score, use_mask, {}}})).image.to_vector();
     double count = 0, total = 0, squares = 0;
     const auto in = [&](size_t i) { return !use_mask || x[i] != 0; };
-    for (size_t i = 0; i < x.size(); ++i)
-      if (in(i)) ++count, total += x[i];
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (!in(i)) continue;
+      ++count;
+      total += x[i];
+    }
     for (size_t i = 0; i < x.size(); ++i)
       if (in(i)) squares += (x[i] - total / count) * (x[i] - total / count);
     for (size_t i = 0; i < x.size(); ++i)

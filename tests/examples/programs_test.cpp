@@ -121,7 +121,7 @@ TEST_F(Programs, KernelbenchTrainsInMixedPrecision) {
   }
 }
 
-TEST_F(Programs, SuperresTakesNoStepsAfterTheLastOne) {
+TEST_F(Programs, ResumedSuperresDoesNotExceedItsSteps) {
   ASSERT_EQ(run(kTiny + "--steps 3 --out out").code, 0);
   const std::string model = read(folder_ / "out/model.safetensors"), losses = read(folder_ / "out/losses.csv"),
                     checkpoint = read(folder_ / "out/checkpoint.safetensors");

@@ -93,9 +93,8 @@ TEST_F(Segment, WritesAModelFolderForPredict) {
 TEST_F(Segment, EnlargesTheKernelsOfMedNeXt) {
   make_dataset(folder_ / "balls");
   const std::string program =
-      "segment --dataset balls --device cpu --batch 1 --patch 32 --spacing 1 --channels 4 --network mednext-b --steps "
-      "1 "
-      "--lr 1e-9 --ema 0 --out ";
+      "segment --dataset balls --device cpu --batch 1 --patch 32 --spacing 1 --channels 4 --network mednext-b "
+      "--steps 1 --lr 1e-9 --ema 0 --out ";
   ASSERT_EQ(run(program + "small").code, 0);
   const Result large = run(program + "large --kernel-size 5 --upkern small/model");
   ASSERT_EQ(large.code, 0) << large.output;
@@ -121,7 +120,7 @@ TEST_F(Segment, PrintsTheTimeOfAnEpoch) {
   EXPECT_GT(alone, 0);
 }
 
-TEST_F(Segment, TakesPlansOfNnUNet) {
+TEST_F(Segment, AcceptsPlansOfNnUNet) {
   make_dataset(folder_ / "balls");
   const fs::path plans = fs::path(TESTS_DIR) / "examples/nnunet/iso_plain/model/plans.json";
   const Result result =

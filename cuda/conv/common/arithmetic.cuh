@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/conv/common/mma.cuh"
-#include "cuda/conv/plan.h"
+#include "cuda/conv/plan/problem.h"
 
 namespace voxgrad::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/conv/common/wgmma.cuh"
+#include "cuda/conv/sm90/wgmma.cuh"
 
 namespace voxgrad::cuda {
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/tensor_map.h"
 #include "cuda/conv/common/tma.cuh"
-#include "cuda/conv/direct/depthwise_plan.h"
 #include "cuda/conv/dispatch.h"
-#include "cuda/conv/tensor_map.h"
+#include "cuda/conv/plan/depthwise.h"
 #include "cuda/map.cuh"
 
 namespace voxgrad::cuda {

@@ -263,7 +263,8 @@ struct Gradient {
   std::optional<vg::Storage> copy;
   vg::View view;  ///< (N, C, L)
 
-  /// Copies dy to the strides of x unless the neighbors in x are neighbors in dy: the kernel reads vectors of them.
+  /// Stores a view of dy. If the elements that are adjacent in x are not adjacent in dy, first copies dy to the strides
+  /// of x, because the kernel reads adjacent elements as vectors.
   Gradient(const char* op, const Argument& dy, const Argument& x, const vg::View& x_rows) : view(x_rows) {
     const vg::View from = view_of(op, dy), like = view_of(op, x);
     check_same_kind(op, dy, from, like);

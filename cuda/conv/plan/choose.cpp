@@ -1,0 +1,152 @@
+#include "cuda/conv/plan/choose.h"
+
+#include <mutex>
+#include <span>
+#include <unordered_map>
+
+#include "cuda/conv/plan/common.h"
+#include "ops/detail/halves.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+using Planner = FamilyPlan (*)(const ConvProblem&);
+
+/// Returns the plan of one family, or no plan if the family does not support the problem.
+template <auto plan>
+FamilyPlan try_plan(const ConvProblem& p) {
+  auto found = plan(p);
+  return found ? FamilyPlan(std::move(*found)) : FamilyPlan();
+}
+
+/// Plans sm90/wgrad only if no operand must be copied. With few channels, a copy costs more than the product.
+FamilyPlan try_wgrad_without_copies(const ConvProblem& p) {
+  return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? try_plan<plan_wgrad>(p) : FamilyPlan();
+}
+
+/// Plans direct/small_channel unless sm90/fprop_dgrad is faster. For channels-last tensors, this is always the case.
+/// Other tensors must be copied, and the estimated time with the copy must be less. The factor 1.5 corrects the model
+/// of sm90/fprop_dgrad, which underestimates the cost of strided results and small tiles.
+FamilyPlan try_small_channel(const ConvProblem& p) {
+  const auto small = plan_small_channel_fprop_dgrad(p);
+  if (!small) return {};
+  if (const auto wgmma = plan_fprop_dgrad(p)) {
+    if (is_channels_last(p)) return {};
+    const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // reads and writes 2350 bytes per clock
+    if (1.5 * (wgmma->cycles + copy) < small->cycles) return {};
+  }
+  return *small;
+}
+
+/// A rewrite of the problem, and a family that computes the rewritten problem.
+struct Candidate {
+  ConvRewrite rewrite;
+  Planner plan;
+};
+
+// The first candidate with a plan is used.
+constexpr Candidate kFpropDgrad[] = {
+    {ConvRewrite::width_as_channels, try_plan<plan_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_depthwise>},
+    {ConvRewrite::merged_groups, try_plan<plan_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_pointwise>},
+    {ConvRewrite::none, try_small_channel},
+    {ConvRewrite::none, try_plan<plan_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_mma_sync_fprop_dgrad>},
+};
+constexpr Candidate kWgrad[] = {
+    {ConvRewrite::width_as_channels, try_plan<plan_wgrad>},
+    {ConvRewrite::none, try_plan<plan_depthwise>},
+    {ConvRewrite::merged_groups, try_plan<plan_wgrad>},
+    {ConvRewrite::none, try_plan<plan_pointwise>},
+    {ConvRewrite::none, try_wgrad_without_copies},
+    {ConvRewrite::none, try_plan<plan_small_channel_wgrad>},
+    {ConvRewrite::none, try_plan<plan_wgrad>},
+    {ConvRewrite::none, try_plan<plan_mma_sync_wgrad>},
+};
+
+bool has_plan(const FamilyPlan& plan) { return !std::holds_alternative<std::monostate>(plan); }
+
+/// Returns the estimated clocks of a plan; 0 if its family has no model.
+double cycles_of(const FamilyPlan& plan) {
+  return std::visit(
+      [](const auto& family) {
+        if constexpr (requires { family.cycles; }) return static_cast<double>(family.cycles);
+        return 0.0;
+      },
+      plan);
+}
+
+/// Returns the plan with the lowest estimated cost among the problems that the rewrite of a candidate yields.
+ConvPlan plan_candidate(const Candidate& candidate, const ConvProblem& problem) {
+  ConvPlan best;
+  double min_cycles = 0;
+  for (const auto& [rewrite, rewritten, merged_groups, cost] : rewritten_problems(candidate.rewrite, problem)) {
+    FamilyPlan family = candidate.plan(rewritten);
+    const double cycles = cycles_of(family) + cost;
+    if (!has_plan(family) || (has_plan(best.family) && cycles >= min_cycles)) continue;
+    min_cycles = cycles;
+    best = {rewrite, rewritten, merged_groups, problem.batch, std::move(family)};
+  }
+  return best;
+}
+
+/// Returns the number of samples whose copies are at most kMaxCopied bytes: the batch divided by a power of two.
+int64_t samples_of_launch(const ConvPlan& plan) {
+  int64_t samples = plan.problem.batch;
+  if (!std::holds_alternative<FpropDgradPlan>(plan.family)) return samples;
+  const int64_t copied = copied_bytes(plan.problem), batch = samples;
+  while (samples > 1 && copied / batch * samples > kMaxCopied) samples = divide_up(samples, 2);
+  return samples;
+}
+
+ConvPlan make_plan(const ConvProblem& p) {
+  const bool wgrad = p.pass == ConvPass::wgrad;
+  for (const Candidate& candidate : wgrad ? std::span<const Candidate>(kWgrad) : kFpropDgrad) {
+    ConvPlan plan = plan_candidate(candidate, p);
+    if (!has_plan(plan.family)) continue;
+    plan.samples = samples_of_launch(plan);
+    return plan;
+  }
+  for (const RewrittenProblem& wide : rewritten_problems(ConvRewrite::float32_copies, p))
+    return {wide.rewrite, wide.problem, 1, p.batch, make_plan(wide.problem).family};
+  return {ConvRewrite::none, p, 1, p.batch, {}};
+}
+
+struct Hash {
+  size_t operator()(const ConvProblem& p) const {
+    uint64_t hash = 0;
+    const auto add = [&](std::initializer_list<int64_t> values) {
+      for (const int64_t value : values) {
+        hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 32;
+      }
+    };
+    const ConvGeometry& g = p.geometry;
+    add({static_cast<int64_t>(p.pass), static_cast<int64_t>(p.dtype), static_cast<int64_t>(p.precision), p.batch,
+         p.groups, p.in_channels, p.out_channels, p.in_channels_last, p.out_channels_last, p.in_dense, p.out_dense,
+         p.choice.width});
+    for (int a = 0; a < 3; ++a)
+      add({p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], p.in_stride[a],
+           p.out_stride[a]});
+    return hash;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const ConvPlan> choose(const ConvProblem& problem) {
+  constexpr size_t kMaxPlans = 1024;
+  static std::mutex mutex;
+  static std::unordered_map<ConvProblem, std::shared_ptr<const ConvPlan>, Hash> known;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(problem); found != known.end()) return found->second;
+  }
+  auto plan = std::make_shared<const ConvPlan>(make_plan(problem));
+  const std::lock_guard lock(mutex);
+  if (known.size() >= kMaxPlans) known.clear();
+  return known.emplace(problem, std::move(plan)).first->second;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,34 @@
+// The choice of the kernel family and the plan of a convolution.
+#pragma once
+
+#include <memory>
+#include <variant>
+
+#include "cuda/conv/plan/depthwise.h"
+#include "cuda/conv/plan/pointwise.h"
+#include "cuda/conv/plan/rewrites.h"
+#include "cuda/conv/plan/sm80.h"
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+#include "cuda/conv/plan/sm90_wgrad.h"
+#include "cuda/conv/plan/small_channel.h"
+
+namespace voxgrad::cuda {
+
+/// The plan of a kernel family. std::monostate selects the plain kernels (simt/), which support f32 and f64.
+using FamilyPlan = std::variant<std::monostate, DepthwisePlan, PointwisePlan, FpropDgradPlan, WgradPlan,
+                                SmallChannelPlan, SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan>;
+
+/// The plan of a convolution.
+struct ConvPlan {
+  ConvRewrite rewrite = ConvRewrite::none;
+  ConvProblem problem;        ///< the problem that the family computes, after the rewrite
+  int64_t merged_groups = 1;  ///< groups that ConvRewrite::merged_groups merges into one
+  int64_t samples = 1;        ///< samples of a launch. Less than the batch if the copies of all samples were too large
+  FamilyPlan family;
+};
+
+/// Returns the plan of a problem. Equal problems get the same plan. Plans are cached, because comparing all tiles takes
+/// longer than a small convolution. Thread-safe.
+std::shared_ptr<const ConvPlan> choose(const ConvProblem& problem);
+
+}  // namespace voxgrad::cuda

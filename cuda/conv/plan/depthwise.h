@@ -1,0 +1,62 @@
+// Plans of depthwise convolutions (one input channel and one output channel per group) of channels-last tensors, for
+// the kernels depthwise.cu (fprop and dgrad) and depthwise_wgrad.cu.
+//
+// The kernels run on CUDA cores, in float32 for every dtype. A lane computes one channel, a warp computes a patch of a
+// plane, and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared
+// memory.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "cuda/conv/plan/problem.h"
+
+namespace voxgrad::cuda {
+
+/// Channels of a CTA: one per lane.
+inline constexpr int kDepthwiseChannels = 32;
+/// Rows of a patch.
+inline constexpr int kDepthwisePatch = 4;
+/// Upper bound of the patches of a CTA of fprop and dgrad: one per warp.
+inline constexpr int kMaxDepthwiseWarps = 4;
+/// Upper bound of the stages of a plan.
+inline constexpr int kMaxDepthwiseStages = 4;
+/// Alignment of a box in shared memory, in bytes.
+inline constexpr int kDepthwiseAlignment = 128;
+/// Returns the bytes of a box of this many rows and columns.
+constexpr int depthwise_box_bytes(const std::array<int, 2>& box, DType dtype) {
+  return box[0] * box[1] * kDepthwiseChannels * static_cast<int>(item_size(dtype));
+}
+/// Returns the columns of a patch of wgrad.
+constexpr int depthwise_wgrad_columns(int kernel, int stride) { return kernel == 3 && stride == 1 ? 8 : 4; }
+/// Returns the patches of a CTA of wgrad. One warp per tap along the depth computes each patch.
+constexpr int depthwise_wgrad_patches(int kernel) { return kernel == 7 ? 2 : 4; }
+
+/// The plan of a depthwise convolution. A position is a voxel of the output.
+struct DepthwisePlan {
+  int kernel{};                    ///< size along each axis: 3, 5 or 7
+  int stride{};                    ///< along each axis: 1 or 2
+  bool transposed{};               ///< dgrad with a stride; dgrad with stride 1 is computed as fprop
+  std::array<int, 2> patches{};    ///< patches of a CTA along height and width
+  std::array<int, 2> tile{};       ///< positions of a CTA tile along height and width
+  std::array<int, 2> box{};        ///< input positions of a CTA tile along height and width, with the halo
+  std::array<int64_t, 3> tiles{};  ///< CTA tiles along each axis
+  int64_t chunk{};                 ///< positions of a CTA tile along the depth
+  int64_t channel_blocks{};        ///< CTAs among which the channels are divided
+  int stages{};                    ///< input planes in shared memory
+  int shared_bytes{};              ///< dynamic shared memory of a CTA
+  int64_t ctas{};                  ///< CTAs of the grid
+};
+
+/// Returns nothing unless the problem is a depthwise convolution of channels-last tensors that TMA can read, with a
+/// kernel of 3^3, 5^3 or 7^3, the stride 1 or 2 along all axes, and no dilation. For dgrad with stride 2, the paddings
+/// and half of the kernel must be all even or all odd.
+std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& problem);
+/// Returns the bytes of the weights in float, or of the partial sums of wgrad.
+int64_t workspace_bytes(const ConvProblem& problem, const DepthwisePlan& plan);
+/// Returns the planes of y in shared memory of wgrad. A plane stays until the last tap along the depth has read it.
+constexpr int depthwise_y_stages(int kernel, int stride, int stages) {
+  return (kernel - 1 + stages + stride - 1) / stride;
+}
+
+}  // namespace voxgrad::cuda

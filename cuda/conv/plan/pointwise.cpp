@@ -1,0 +1,53 @@
+// Plans pointwise convolutions: checks whether the kernels support a problem, and computes the number of CTAs.
+#include "cuda/conv/plan/pointwise.h"
+
+#include "cuda/conv/plan/common.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int64_t kMaxTiles = 256;  // tiles of a warp of wgrad, so that a float adds at most 2048 voxels
+
+bool is_pointwise(const ConvProblem& p) {
+  bool pointwise = p.groups == 1;
+  for (int a = 0; a < 3; ++a)
+    pointwise &= p.kernel[a] == 1 && p.geometry.stride[a] == 1 && p.geometry.padding[a] == 0 &&
+                 p.in_size[a] == p.out_size[a];  // excludes output padding
+  return pointwise;
+}
+
+void plan_ranges(const ConvProblem& p, PointwisePlan& plan) {
+  const int width = 16 / static_cast<int>(item_size(p.dtype));
+  const int groups = divide_up(plan.wide, kPointwiseLanes * width);
+  plan.grid_rows = divide_up(groups, kPointwiseWgradWarps);
+  plan.groups = divide_up(groups, plan.grid_rows);
+  const int64_t tiles = divide_up(plan.voxels, pointwise_wgrad_voxels(plan.narrow)),
+                warps = kPointwiseWgradWarps / plan.groups;
+  plan.blocks = std::max(std::min(divide_up(tiles, warps), kMultiprocessors), divide_up(tiles, warps * kMaxTiles));
+}
+
+}  // namespace
+
+std::optional<PointwisePlan> plan_pointwise(const ConvProblem& p) {
+  if (p.choice != ConvChoice{} || p.dtype == DType::f64 || !is_pointwise(p) || !p.in_dense || !p.out_dense)
+    return std::nullopt;
+  const bool wide_in = p.in_channels > p.out_channels || (p.in_channels == p.out_channels && p.in_aligned);
+  const int64_t narrow = std::min(p.in_channels, p.out_channels), wide = std::max(p.in_channels, p.out_channels);
+  const int64_t voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
+  if (narrow < 1 || narrow > max_narrow_channels(item_size(p.dtype)) ||
+      wide * pointwise_weight_rows(static_cast<int>(narrow)) > kMaxPointwiseWeights || voxels < 1 ||
+      wide * item_size(p.dtype) % 16 != 0 || !(wide_in ? p.in_aligned : p.out_aligned))
+    return std::nullopt;
+  PointwisePlan plan{
+      .wide_in = wide_in, .narrow = static_cast<int>(narrow), .wide = static_cast<int>(wide), .voxels = voxels};
+  plan.blocks = std::min<int64_t>(divide_up(voxels, kPointwiseVoxels * kPointwiseWarps),
+                                  int64_t{p.multiprocessors} * pointwise_blocks(plan.narrow));
+  if (p.pass == ConvPass::wgrad) plan_ranges(p, plan);
+  return plan;
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const PointwisePlan& plan) {
+  return p.pass == ConvPass::wgrad ? plan.blocks * plan.narrow * plan.wide * int64_t{sizeof(float)} : 0;
+}
+
+}  // namespace voxgrad::cuda

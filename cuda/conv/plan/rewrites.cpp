@@ -1,0 +1,87 @@
+#include "cuda/conv/plan/rewrites.h"
+
+#include <algorithm>
+
+#include "cuda/conv/plan/common.h"
+#include "ops/detail/halves.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+bool suits_width_as_channels(const ConvProblem& p) {
+  const ConvChoice& c = p.choice;
+  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel) return false;
+  const bool one_channel = p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 &&
+                           p.out_channels > 8 && p.out_channels_last;
+  return one_channel || has_width_of_stride(p);
+}
+
+ConvProblem with_width_as_channels(ConvProblem p) {
+  const bool dgrad = p.pass == ConvPass::dgrad;
+  p.in_channels_last &= has_width_of_stride(p);
+  (dgrad ? p.out_channels : p.in_channels) *= p.kernel[2];
+  (dgrad ? p.out_size : p.in_size)[2] = (dgrad ? p.in_size : p.out_size)[2];
+  if (dgrad) p.out_stride[2] *= p.kernel[2];
+  p.kernel[2] = p.geometry.stride[2] = p.geometry.dilation[2] = 1;
+  p.geometry.padding[2] = 0;
+  return p;
+}
+
+/// Returns whether the channels of each group begin at multiples of 32 bytes, which tensor core kernels require.
+bool has_wide_groups(const ConvProblem& p) {
+  const int64_t wide = 32 / static_cast<int64_t>(item_size(p.dtype));
+  return p.in_channels % wide == 0 && p.out_channels % wide == 0;
+}
+
+/// Yields the problem with one and two groups, and with more groups if they have at most 64 channels together.
+std::vector<RewrittenProblem> with_merged_groups(const ConvProblem& problem) {
+  constexpr double kCopiesOfWeights = 4000;  // clocks
+  std::vector<RewrittenProblem> result;
+  const int64_t channels = std::max(problem.in_channels, problem.out_channels);
+  for (int64_t count = 1; count <= problem.groups && (count <= 2 || count * channels <= 64); ++count) {
+    if (problem.groups % count != 0) continue;
+    ConvProblem p = problem;
+    p.groups /= count;
+    p.in_channels *= count;
+    p.out_channels *= count;
+    if (count < problem.groups && !has_wide_groups(p)) continue;
+    if (count == 1)
+      result.push_back({ConvRewrite::none, p});
+    else
+      result.push_back({ConvRewrite::merged_groups, p, count, kCopiesOfWeights});
+  }
+  return result;
+}
+
+}  // namespace
+
+bool has_width_of_stride(const ConvProblem& p) {
+  const ConvGeometry& g = p.geometry;
+  const int64_t stride = g.stride[2];
+  if (stride == 1 || p.kernel[2] != stride || g.dilation[2] > 1 || g.padding[2] > 0 || p.groups > 1) return false;
+  if (!p.weight_channels_last) return false;
+  return p.pass == ConvPass::dgrad ? p.out_channels_last && p.out_stride[2] == p.out_channels &&
+                                         p.out_size[2] == p.in_size[2] * stride && p.groups * p.out_channels > 1
+                                   : p.in_channels_last && p.in_stride[2] == p.in_channels;
+}
+
+std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const ConvProblem& p) {
+  switch (rewrite) {
+    case ConvRewrite::none:
+      return {{rewrite, p}};
+    case ConvRewrite::width_as_channels:
+      if (suits_width_as_channels(p)) return {{rewrite, with_width_as_channels(p)}};
+      return {};
+    case ConvRewrite::merged_groups:
+      if (p.groups > 1 && is_channels_last(p)) return with_merged_groups(p);
+      return {};
+    case ConvRewrite::float32_copies:
+      if (!is_half(p.dtype)) return {};
+      ConvProblem wide = p;
+      wide.dtype = DType::f32;
+      return {{rewrite, wide}};
+  }
+  return {};
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,83 @@
+// Plans of the kernels that use mma.sync (fprop_dgrad.cuh, wgrad.cuh).
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cuda/conv/plan/problem.h"
+
+namespace voxgrad::cuda {
+
+/// Taps of a kernel, and classes (phases of dgrad, residues of wgrad) of a problem.
+inline constexpr int kMaxMmaSyncTaps = 1024;
+inline constexpr int kMaxMmaSyncClasses = 64;
+/// Words of input channels in a k-block of fprop and dgrad.
+inline constexpr int kMmaSyncKWords = 8;
+
+/// Returns the compiled widths of tiles, ascending: columns for fprop and dgrad, rows for wgrad.
+std::span<const int> mma_sync_widths(ConvArithmetic arithmetic);
+std::span<const int> mma_sync_wgrad_widths();
+/// Returns the width of ConvChoice if it is one of `widths`.
+std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> widths);
+
+/// The plan of fprop or dgrad. A class combines one phase of each axis. In dgrad, a class is a phase of the results,
+/// and a CTA tile belongs to one class. In fprop, a class is a residue of the inputs, and a CTA tile sums over all
+/// classes.
+struct MmaSyncPlan {
+  AxisPhases axis[3];
+  int tile[3];    ///< results of a CTA tile
+  int extent[3];  ///< voxels of the halo of a CTA tile
+  int tiles[3];   ///< tiles along each axis
+  int halo_voxels;
+  int classes;
+  int line;   ///< words from one line of the halo in shared memory to the next
+  int pitch;  ///< words from one word of channels to the next
+  int columns;
+  int column_tiles;
+  int k_blocks;
+  bool merged;       ///< a CTA computes all phases and columns of its tile and loads the channels once
+  int input_stages;  ///< stages of inputs in shared memory
+  double cycles;     ///< cost on all SMs according to the planner's model
+};
+
+/// Returns nothing if the family does not support the problem.
+std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& problem);
+/// Returns the bytes of the packed weights.
+int64_t workspace_bytes(const ConvProblem& problem, const MmaSyncPlan& plan);
+
+/// The plan of wgrad. A class combines one phase of each axis: a residue of x.
+struct MmaSyncWgradPlan {
+  struct Class {
+    int taps;
+    int padded_taps;   ///< taps, rounded up to fill whole tiles
+    int tile_columns;  ///< columns of a tile, in blocks of 8
+    int tiles;
+  };
+  AxisPhases axis[3];
+  int k_tile[3];   ///< voxels of y in a k-tile, along each axis
+  int extent[3];   ///< halo of x; along the width in words
+  int tiles[3];    ///< k-tiles along each axis
+  int run;         ///< words of a line of the halo, for one residue and one shift
+  int halo_words;  ///< words of the halo per channel
+  int pitch;       ///< words in shared memory from one channel of x to the next
+  int rows;        ///< output channels of a CTA tile
+  int row_tiles;
+  int blocks8;  ///< blocks of 8 channels of x
+  std::vector<Class> classes;
+  int column_tiles;  ///< in all classes
+  int columns;       ///< in all classes, in blocks of 8
+  int64_t k_tiles;
+  int64_t range;     ///< k-tiles of a CTA
+  int64_t ranges;    ///< splits of K
+  int shared_bytes;  ///< bytes of a stage
+  int stages;        ///< 2: the next k-tile is copied in the background
+  double cycles;     ///< cost according to the planner's model
+};
+
+/// Returns nothing if the family does not support the problem.
+std::optional<MmaSyncWgradPlan> plan_mma_sync_wgrad(const ConvProblem& problem);
+/// Returns the bytes of the partial sums.
+int64_t workspace_bytes(const ConvProblem& problem, const MmaSyncWgradPlan& plan);
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,349 @@
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/detail/divide.h"
+#include "cuda/conv/plan/common.h"
+#include "ops/detail/halves.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kMaxSide = 255;      // voxels of a tile along an axis
+constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
+// Constants of the cost model. Rates in bytes per clock: an SM reads kFromL2 from L2 and writes kToMemory; all SMs
+// together transfer kMemory. Times in clocks: kUnit per work unit, kReduction for a second kernel, and kWait for each
+// unit whose boxes cannot be loaded during the previous unit. kAlone is the slowdown of a warpgroup that is alone on
+// its SM.
+constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
+                 kAlone = 1.3;
+
+using Bases = std::array<int, FpropDgradPlan::kMaxTiles>;
+
+/// m64 tiles that cover the results of a CTA tile in its box of inputs.
+struct Cover {
+  int pitch;   ///< rows of the box from one group of 8 rows of an m64 tile to the next
+  int tiles;   ///< number of m64 tiles
+  Bases base;  ///< first row of each m64 tile, or -1
+};
+
+/// Divides the box into regions: the whole box (level 0), samples (1) or planes (2). Divides each region into m64 tiles
+/// of consecutive rows or, with `octets`, of 8 lines with 8 neighbors each. Returns nothing if the number of tiles
+/// exceeds `most`.
+std::optional<Cover> cover(const int (&tile)[4], const int (&box)[4], int level, bool octets, int most) {
+  const int line = box[3], plane = line * box[2], volume = plane * box[1];
+  const int regions = level == 0 ? 1 : level == 1 ? tile[0] : tile[0] * tile[1];
+  int lines = tile[2];  // lines of a region, from the first to the last line with results
+  if (level < 2) lines += (tile[1] - 1) * box[2];
+  if (level < 1) lines += (tile[0] - 1) * box[1] * box[2];
+  const int pieces = octets ? divide_up(lines, 8) * (tile[3] / 8) : divide_up((lines - 1) * line + tile[3], 64);
+  if (regions * pieces > most) return std::nullopt;
+  Cover found{octets ? line : 8, regions * pieces, {}};
+  found.base.fill(-1);
+  for (int r = 0, i = 0; r < regions; ++r)
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int region = level == 0 ? 0 : level == 1 ? r * volume : r / tile[1] * volume + r % tile[1] * plane;
+      const int blocks = tile[3] / 8;
+      found.base[static_cast<size_t>(i++)] =
+          region + (octets ? piece / blocks * 8 * line + piece % blocks * 8 : piece * 64);
+    }
+  return found;
+}
+
+/// Returns the cover with the fewest m64 tiles, at most `most`.
+std::optional<Cover> best_cover(const int (&tile)[4], const int (&box)[4], int most) {
+  std::optional<Cover> best;
+  for (const bool octets : {false, true})
+    for (int level = 0; level < 3; ++level)
+      if (!octets || tile[3] % 8 == 0)
+        if (const auto found = cover(tile, box, level, octets, most)) {
+          best = found;
+          most = found->tiles - 1;
+        }
+  return best;
+}
+
+/// Fills in plan.axis and plan.phases. Returns false if the family does not support the strides or the number of taps.
+bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
+  const bool transposed = p.pass == ConvPass::dgrad;
+  int taps = 1, parts = 1;
+  for (int a = 0; a < 3; ++a) {
+    const auto axis = phases_of(p, a, false);
+    if (!axis || axis->in_step > kMaxStep || axis->kernel > FpropDgradPlan::kMaxTaps) return false;
+    taps *= axis->kernel;
+    parts *= axis->phases;
+    if (taps > FpropDgradPlan::kMaxTaps || parts > FpropDgradPlan::kMaxPhases || !has_short_offsets(*axis))
+      return false;
+    plan.axis[a] = *axis;
+  }
+  plan.phases = transposed ? parts : 1;
+  return parts > 0;
+}
+
+/// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
+class Search {
+ public:
+  Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
+    taps_ = 1;
+    for (const AxisPhases& axis : axes.axis) taps_ *= axis.kernel;
+  }
+
+  std::optional<FpropDgradPlan> best() {
+    for (const CompiledFpropDgradTile& compiled : kFpropDgradTiles) {
+      const FpropDgradTile& cta = compiled.tile;
+      if (p_.choice.width > 0 && p_.choice.width != cta.columns) continue;
+      if (p_.choice.m_tiles > 0 && p_.choice.m_tiles != cta.row_tiles) continue;
+      if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
+      if (cta.slide > 1 && !may_slide(cta.slide)) continue;
+      for (const int row_bytes : {128, 64, 32})
+        for (const bool depth : {false, true})
+          for (const bool plane : {false, true}) {
+            if (p_.choice.k_blocks > 0 && row_bytes != 32 * p_.choice.k_blocks) continue;
+            FpropDgradPlan plan = axes_;
+            plan.cta = cta;
+            plan.halo[0] = depth;
+            plan.halo[1] = plan.halo[2] = plane;
+            if (depth && (!plane || cta.slide > 1)) continue;
+            if (!compiled.has(row_bytes, static_cast<int>(item_size(p_.dtype)), three_products(p_))) continue;
+            plan.row_bytes = row_bytes;
+            plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
+            if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
+            if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
+            plan.products = three_products(p_) ? 3 : 1;
+            plan.chunks = plan.products * divide_up(static_cast<int>(p_.in_channels), plan.chunk_channels);
+            for (const bool cooperative : {false, true}) {
+              if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
+              if (three_products(p_) ? !cooperative : cooperative && cta.slide > 1) continue;
+              plan.cooperative = cooperative;
+              try_tiles(plan);
+            }
+          }
+    }
+    return best_;
+  }
+
+ private:
+  /// Returns true if a tile with this number of taps along the depth may slide: neighboring planes of results must read
+  /// neighboring planes of inputs.
+  bool may_slide(int taps) const {
+    const AxisPhases& depth = axes_.axis[0];
+    return axes_.phases == 1 && depth.phases == 1 && depth.in_step == 1 && depth.phase[0].taps == taps &&
+           depth.max_span == taps;
+  }
+
+  void try_tiles(FpropDgradPlan& plan) {
+    const int rows = 64 * plan.m_tiles();
+    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= FpropDgradPlan::kMaxStages) {
+      FpropDgradPlan resident = plan;
+      resident.resident = true;
+      for (AxisPhases& axis : resident.axis) merge_halos(axis);
+      try_tiles(resident);
+    }
+    for (const int w : sides(plan.axis[2].count, rows))
+      for (const int h : sides(plan.axis[1].count, rows / w))
+        for (const int d : sides(plan.axis[0].count, plan.cta.slide > 1 ? 1 : rows / (w * h))) {
+          const bool whole = w == plan.axis[2].count && h == plan.axis[1].count && d == plan.axis[0].count;
+          plan.tile[0] =
+              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMaxSide))) : 1;
+          plan.tile[1] = d;
+          plan.tile[2] = h;
+          plan.tile[3] = w;
+          try_tile(plan);
+        }
+  }
+  /// Returns candidates for the size of a tile along an axis: nearly equal parts of `count`, and multiples of 8.
+  static std::vector<int> sides(int count, int most) {
+    std::vector<int> result;
+    for (const int width : box_widths(count, std::min(most, kMaxSide)))
+      if (result.size() < 6) result.push_back(width);
+    for (const int width : {8, 16, 32})
+      if (width <= most && width < count + 8) result.push_back(width);
+    return result;
+  }
+
+  void try_tile(FpropDgradPlan& plan) {
+    plan.box[0] = plan.tile[0];
+    for (int a = 0; a < 3; ++a) {
+      plan.box[a + 1] = plan.tile[a + 1] + (plan.halo[a] ? plan.axis[a].max_span - 1 : 0);
+      if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMaxBox) return;
+    }
+    if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
+    const auto covered = best_cover(plan.tile, plan.box, plan.m_tiles());
+    if (!covered) return;
+    plan.group_pitch = covered->pitch;
+    std::copy(covered->base.begin(), covered->base.end(), plan.base);
+    for (const bool kept : {true, false}) {
+      plan.kept = kept;
+      if (choose_stages(plan, *covered)) plan.cta.slide > 1 ? choose_run(plan) : choose_splits(plan);
+    }
+  }
+  /// Tries divisions of the depth into nearly equal runs of planes. Two runs are a work unit.
+  void choose_run(FpropDgradPlan& plan) {
+    const int depth = plan.axis[0].count;
+    for (int runs = 2; runs < 2 * depth; runs += 2)
+      if (plan.run = divide_up(depth, runs); runs == 2 || plan.run != divide_up(depth, runs - 2)) choose_splits(plan);
+  }
+
+  /// Returns the largest number of taps that read the same box.
+  static int most_box_taps(const FpropDgradPlan& plan) {
+    int all = 1;
+    for (int a = 0; a < 3; ++a) {
+      int most = 1;
+      for (int i = 0; plan.halo[a] && i < plan.axis[a].phases; ++i)
+        most = std::max(most, static_cast<int>(plan.axis[a].phase[i].taps));
+      all *= most;
+    }
+    return all;
+  }
+
+  /// Chooses the numbers of stages. Returns false if they do not fit into shared memory. m64 tiles may read rows after
+  /// the end of the box. These rows belong to no result, but must lie in shared memory.
+  bool choose_stages(FpropDgradPlan& plan, const Cover& covered) const {
+    int end = 0;
+    for (const int base : covered.base) end = std::max(end, base + 7 * covered.pitch + 8);
+    for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
+      if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
+    const bool by_tap = !plan.halo[1] || taps_ == 1;
+    plan.stage_taps = std::min(plan.kept ? FpropDgradPlan::kMaxTaps : most_stage_taps(plan.cta.product_columns()),
+                               most_box_taps(plan));
+    const int weight = plan.weight_bytes(), input = plan.input_bytes();
+    const int room = p_.shared_limit - kStatic;
+    plan.weight_stages =
+        plan.kept ? weight_stages(plan)
+                  : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, FpropDgradPlan::kMaxStages);
+    if (plan.weight_stages > FpropDgradPlan::kMaxStages) return false;
+    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), FpropDgradPlan::kMaxStages)
+                     : by_tap             ? (plan.kept ? FpropDgradPlan::kMaxStages : plan.weight_stages)
+                     : plan.cta.slide > 1 ? 6
+                                          : 3;
+    plan.input_stages = std::min((room - plan.all_weight_bytes()) / input, most);
+    if (plan.input_stages < (plan.resident ? plan.resident_chunks() : plan.cta.slide > 1 ? 3 : 2)) return false;
+    if (!plan.kept) {
+      if (plan.weight_stages < 2) return false;
+      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, FpropDgradPlan::kMaxStages);
+    }
+    return end * plan.row_bytes <= input + plan.all_weight_bytes();
+  }
+  /// Returns the number of boxes that all phases load for a chunk of channels.
+  static int all_loads(const FpropDgradPlan& plan) {
+    int loads = 1;
+    for (int a = plan.cta.slide > 1 ? 1 : 0; a < 3; ++a)
+      loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
+    return loads;
+  }
+  /// Returns the number of stages that all weights need. Returns more than FpropDgradPlan::kMaxStages if the weights
+  /// differ between work units.
+  int weight_stages(const FpropDgradPlan& plan) const {
+    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return FpropDgradPlan::kMaxStages + 1;
+    return plan.chunks * all_loads(plan);
+  }
+
+  void choose_splits(FpropDgradPlan& plan) {
+    int64_t tiles = divide_up(p_.batch, plan.tile[0]);
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.unit_depth() : plan.tile[a + 1]);
+    tiles *= p_.groups * divide_up(p_.out_channels, plan.cta.columns);
+    plan.merged = plan.phases > 1 && (plan.resident || tiles >= 4 * kMultiprocessors);
+    const int64_t units = plan.merged ? tiles : tiles * plan.phases;
+    const int k_blocks = plan.chunks * k_loads(plan);
+    for (int splits = 1; splits <= std::min(k_blocks, 32); ++splits) {
+      plan.splits = splits;
+      plan.units = units * splits;
+      plan.cycles = cycles(plan);
+      if (plan.units < kMaxUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
+      const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
+      if (!complete || units >= kMultiprocessors || plan.resident || plan.kept || plan.cta.slide > 1 ||
+          p_.choice.unsplit)
+        break;
+    }
+  }
+  /// Returns the mean number of boxes that a phase loads for a chunk, at least 1.
+  static int k_loads(const FpropDgradPlan& plan) { return std::max(all_loads(plan) / plan.phases, 1); }
+
+  /// Returns the time in clocks according to the cost model.
+  double cycles(const FpropDgradPlan& plan) const {
+    const int phases = plan.merged ? plan.phases : 1;
+    const double taps = 1.0 * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
+    const double b = plan.cta.product_columns(),
+                 product = std::max(b / 2, 16 + b / 4);  // clocks of an m64 product over 32 bytes of K
+    const double k = plan.row_bytes / 32.0 * plan.chunks;
+    const double multiplies = taps * k * plan.m_tiles() * product;
+    const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
+    const double weights = taps * b * plan.chunks * plan.row_bytes;
+    const double bytes = loads * plan.box_rows() * plan.row_bytes + (plan.kept ? 0 : weights);
+    const double results = 64.0 * plan.m_tiles() * n * phases;
+    const double stages = taps * plan.chunks / plan.stage_taps * 60;
+    const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
+    // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
+    const double epilogue =
+        results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
+    const int64_t rounds = divide_up(plan.units, kMultiprocessors);
+    const double mainloop = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits;
+    // A warpgroup that is alone on its SM does not keep the tensor cores busy.
+    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases == 1;
+    const double both = plan.cooperative
+                            ? mainloop + epilogue
+                            : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
+    const double unit = both + (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
+    const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
+    double all = static_cast<double>(rounds) * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
+    if (plan.kept) all += weights / kFromL2;
+    const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory;
+    all = std::max(all, memory + all / 8);
+    // N-major weights must be copied unless the tile supports them.
+    if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
+    if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
+    return all;
+  }
+
+  /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,
+  /// two tiles write a part of this sector, and memory reads the sector before each write.
+  double pieces(const FpropDgradPlan& plan) const {
+    if (p_.out_channels_last || plan.tile[3] >= plan.axis[2].count) return 1;
+    const int64_t sector = 32 / static_cast<int64_t>(item_size(p_.dtype)), piece = plan.tile[3] * plan.axis[2].out_step;
+    if (piece % sector == 0 && p_.out_size[2] % sector == 0) return 1;
+    return 1 + 4.0 * static_cast<double>(sector) / static_cast<double>(piece);
+  }
+
+  const ConvProblem& p_;
+  const FpropDgradPlan& axes_;
+  int taps_;
+  std::optional<FpropDgradPlan> best_;
+};
+
+/// Returns true if 32-bit offsets from the first result reach all results of a CTA tile (see ResultRow).
+bool are_near(const ConvProblem& p, const FpropDgradPlan& plan) {
+  int64_t reach = p.out_sample_stride * (plan.tile[0] - 1), least = p.out_sample_stride;
+  for (int a = 0; a < 3; ++a) {
+    reach += p.out_stride[a] * (plan.tile[a + 1] - 1) * plan.axis[a].out_step;
+    least = std::min(least, p.out_stride[a]);
+  }
+  return least >= 0 && reach <= UINT32_MAX;
+}
+
+}  // namespace
+
+std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
+  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel || p.dtype == DType::f64)
+    return std::nullopt;
+  const bool copies = three_products(p) || !is_channels_last(p);
+  if (copies && p.choice == ConvChoice{} && !pays_to_copy(p)) return std::nullopt;
+  if (copied_bytes(p) > p.batch * std::max(kMaxCopied, sample_bytes(p))) return std::nullopt;
+  FpropDgradPlan axes;
+  if (!choose_axes(p, axes)) return std::nullopt;
+  const auto best = Search(p, axes).best();
+  return best && are_near(p, *best) ? best : std::nullopt;
+}
+
+int64_t copied_bytes(const ConvProblem& p) {
+  if (p.in_channels_last && p.in_aligned && !three_products(p)) return 0;
+  const int64_t voxel = divide_up(p.groups * p.in_channels * static_cast<int64_t>(item_size(p.dtype)), 16) * 16;
+  return parts(p) * p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2] * voxel;
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const FpropDgradPlan& plan) {
+  if (plan.splits == 1) return 0;
+  return plan.splits * p.batch * p.out_size[0] * p.out_size[1] * p.out_size[2] * p.out_channels * p.groups * 4;
+}
+
+}  // namespace voxgrad::cuda

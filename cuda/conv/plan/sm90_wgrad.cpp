@@ -1,0 +1,268 @@
+#include "cuda/conv/plan/sm90_wgrad.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/detail/divide.h"
+#include "cuda/conv/plan/common.h"
+#include "ops/detail/halves.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kStatic = 2 * 1024;  // bytes of shared memory for barriers and alignment
+// Constants of the cost model: rates in bytes per clock and SM (kReductionBytes: for all SMs), and times in clocks.
+constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
+
+constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
+// With three products, the sums need registers in addition to the accumulators.
+constexpr WgradTile kPromotedTiles[] = {{64, 64, 4}, {64, 32, 6}, {32, 32, 6}};
+
+constexpr bool fits(const WgradTile& tile) { return tile.m_tiles <= WgradPlan::kMaxMTiles; }
+static_assert(std::all_of(std::begin(kTiles), std::end(kTiles), fits));
+static_assert(std::all_of(std::begin(kPromotedTiles), std::end(kPromotedTiles), fits));
+
+/// Returns the number of m64 tiles that the taps of a box need.
+int m_tiles_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
+
+/// Fills in plan.axis. Returns false if the family does not support the strides or the number of taps.
+bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
+  int taps = 1;
+  for (int a = 0; a < 3; ++a) {
+    const auto axis = phases_of(p, a, false);
+    if (!axis || axis->in_step > kMaxStep || !has_short_offsets(*axis)) return false;
+    plan.axis[a] = *axis;
+    taps *= axis->kernel;
+    if (taps > WgradPlan::kMaxTaps) return false;
+  }
+  return taps > 0;
+}
+
+/// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
+class Search {
+ public:
+  Search(const ConvProblem& problem, const WgradPlan& axes) : p_(problem), axes_(axes) {}
+
+  std::optional<WgradPlan> best() {
+    for (const WgradTile& cta : wgrad_tiles(arithmetic_of(p_))) {
+      if (p_.choice.width > 0 &&
+          (p_.choice.width != cta.columns || p_.choice.k_blocks != cta.chunk || p_.choice.m_tiles != cta.m_tiles))
+        continue;
+      if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
+      if (cta.slide > 1 && !may_slide(cta.slide)) continue;
+      const int chunks = static_cast<int>(divide_up(p_.in_channels, cta.chunk));
+      for (const int most_taps : {2 * cta.m_tiles * (64 / cta.chunk), cta.m_tiles * (64 / cta.chunk), 1}) {
+        WgradPlan plan = axes_;
+        plan.cta = cta;
+        plan.depth = static_cast<int>(cta.slide > 1 ? read_size(p_, 0) : p_.out_size[0]);
+        list_sets(plan, most_taps, chunks);
+        if (plan.sets.size() > WgradPlan::kMaxSets ||
+            plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > WgradPlan::kMaxBoxes)
+          continue;
+        plan.channel_tiles = divide_up(chunks, plan.chunks);
+        try_tiles(plan);
+      }
+    }
+    return best_;
+  }
+
+ private:
+  /// Returns true if a tile may slide along the depth: neighboring taps must read neighboring planes of x.
+  bool may_slide(int taps) const {
+    const AxisPhases& depth = axes_.axis[0];
+    const AxisPhase& part = depth.phase[0];
+    return depth.phases == 1 && depth.in_step == 1 && part.taps == taps && part.step == 1 && part.tap_first == 0 &&
+           part.tap_step == 1 && read_size(p_, 0) > 0;
+  }
+
+  /// Divides the taps of each phase into boxes, and packs the boxes into sets. If there are few taps, a set contains
+  /// boxes of several chunks of channels.
+  void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
+    std::vector<WgradBox> boxes;
+    int all = 0;
+    const AxisPhases* axis = plan.axis;
+    for (int d = 0; d < axis[0].phases; ++d)
+      for (int h = 0; h < axis[1].phases; ++h)
+        for (int w = 0; w < axis[2].phases; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
+    for (const WgradBox& box : boxes) all += m_tiles_of(plan.cta, box.taps());
+    const int room = 2 * plan.cta.m_tiles;
+    plan.chunks = std::clamp(room / all, 1, chunks);
+    int left = 0;
+    for (int chunk = 0; chunk < plan.chunks; ++chunk)
+      for (WgradBox box : boxes) {
+        box.chunk = chunk;
+        const int m_tiles = m_tiles_of(plan.cta, box.taps());
+        if (m_tiles > left) {
+          plan.sets.emplace_back();
+          left = room;
+        }
+        plan.sets.back().push_back(box);
+        left -= m_tiles;
+      }
+  }
+  /// Appends the boxes of one phase, with at most `most` taps each.
+  static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
+    int taps[3], piece[3];
+    for (int a = 2; a >= 0; --a) {
+      taps[a] = a == 0 && plan.cta.slide > 1 ? 1 : plan.axis[a].phase[part[a]].taps;
+      piece[a] = divide_up(taps[a], divide_up(taps[a], std::max(most, 1)));
+      most /= piece[a];
+    }
+    for (int d = 0; d < taps[0]; d += piece[0])
+      for (int h = 0; h < taps[1]; h += piece[1])
+        for (int w = 0; w < taps[2]; w += piece[2])
+          boxes.push_back(
+              {{part[0], part[1], part[2]},
+               {d, h, w},
+               {std::min(piece[0], taps[0] - d), std::min(piece[1], taps[1] - h), std::min(piece[2], taps[2] - w)},
+               0});
+  }
+
+  void try_tiles(WgradPlan& plan) {
+    int span[3] = {1, 1, 1};  // box size minus tile size, plus 1
+    for (const auto& set : plan.sets)
+      for (const WgradBox& box : set)
+        for (int a = 0; a < 3; ++a)
+          span[a] = std::max(span[a], (box.count[a] - 1) * plan.axis[a].phase[box.part[a]].step + 1);
+    for (const int w : {8, 16, 32})
+      for (const int h : sides(p_.out_size[1], 16))
+        for (const int d : sides(plan.depth, 8))
+          for (const int n : {1, 2, 4}) {
+            if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
+              continue;
+            if (products_ > 1 && p_.batch % n != 0) continue;  // a tile must not contain both parts
+            if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
+            if (w == 8 && h == 1 && d == 1) continue;
+            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // the octets of all steps must be equally far apart
+            if (n > 1 && plan.cta.slide > 1) continue;         // planes of y must be consecutive
+            const int tile[] = {n, d, h, w};
+            std::copy_n(tile, 4, plan.tile);
+            if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * WgradPlan::kMaxSteps ||
+                plan.rows() < 64)
+              continue;
+            plan.box[0] = n;
+            bool fits = true;
+            for (int a = 0; a < 3; ++a) {
+              plan.box[a + 1] = tile[a + 1] + span[a] - 1;
+              fits &= (plan.box[a + 1] - 1) * plan.axis[a].in_step < kMaxBox;
+            }
+            if (fits) try_tile(plan);
+          }
+  }
+
+  /// Returns candidates for the size of a tile along an axis: powers of two, and `count` and count + 1, which cover a
+  /// short axis.
+  static std::vector<int> sides(int64_t count, int most) {
+    std::vector<int> result;
+    for (int side = 1; side <= most; side *= 2) result.push_back(side);
+    for (const int whole : {static_cast<int>(count), static_cast<int>(count) + 1})
+      if (whole < most && !std::has_single_bit(static_cast<unsigned>(whole))) result.push_back(whole);
+    return result;
+  }
+
+  void try_tile(WgradPlan& plan) {
+    plan.stages =
+        static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), WgradPlan::kMaxStages));
+    if (plan.stages < 2) return;
+    int64_t tiles = products_ * divide_up(p_.batch, plan.tile[0]);
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(a == 0 ? plan.depth : p_.out_size[a], plan.tile[a + 1]);
+    if (tiles > INT32_MAX) return;
+    plan.all_tiles = static_cast<int>(tiles);
+    const int64_t units = static_cast<int64_t>(plan.sets.size()) * divide_up(p_.out_channels, plan.cta.columns) *
+                          plan.channel_tiles * p_.groups;
+    const int most = std::max(most_voxels(p_) / plan.rows(), 1);
+    for (const int waves : {1, 2, 3, 4, 8}) {
+      const int64_t splits = std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles);
+      plan.tiles_of_split = static_cast<int>(std::min<int64_t>(divide_up(tiles, splits), most));
+      plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
+      plan.units = units * plan.splits;
+      plan.cycles = cycles(plan);
+      if (plan.units < kMaxUnits && workspace_bytes(p_, plan) <= kMaxSums && (!best_ || plan.cycles < best_->cycles))
+        best_ = plan;
+    }
+  }
+
+  /// Returns the time in clocks according to the cost model.
+  double cycles(const WgradPlan& plan) const {
+    const double n = plan.cta.columns, b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);
+    const int steps = plan.rows() / 16;
+    double of_units = 0, first_load = 0;
+    for (const auto& set : plan.sets) {
+      // A warpgroup multiplies all its m64 tiles or all but one, even if some have no tap.
+      int m_tiles = 0;
+      for (const WgradBox& box : set) m_tiles += m_tiles_of(plan.cta, box.taps());
+      const double multiplies = steps * product * std::max(m_tiles, 2 * (plan.cta.m_tiles - 1));
+      const double bytes =
+          static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
+      first_load = bytes / kFromL2;
+      of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
+    }
+    const bool direct =
+        plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // assumes channels-last weights
+    const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
+                        2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
+    const double units = static_cast<double>(divide_up(plan.units, kMultiprocessors)) * unit;
+    return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
+  }
+
+  const ConvProblem& p_;
+  const WgradPlan& axes_;
+  const int products_ = three_products(p_) ? 3 : 1;
+  std::optional<WgradPlan> best_;
+};
+
+/// Returns the number of samples whose operands may be copied at a time (operand.h).
+int64_t samples_at_once(const ConvProblem& p) {
+  const bool halves = is_half(p.dtype);
+  const auto copied = [&](int64_t channels, bool readable) -> int64_t {  // bytes per voxel
+    if (halves && readable && (p.groups == 1 || channels % 8 == 0)) return 0;
+    const int64_t pitch = p.groups > 1 ? divide_up(channels, 8) * 8 : channels;
+    return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8);
+  };
+  int64_t in = copied(p.in_channels, p.in_channels_last && p.in_aligned),
+          out = copied(p.out_channels, p.out_channels_last && p.out_aligned);
+  for (int a = 0; a < 3; ++a) {
+    in *= std::max<int64_t>(read_size(p, a), 1);
+    out *= p.out_size[a];
+  }
+  int64_t samples = std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
+  // The low parts follow the last sample of a launch, and a tile must not contain both parts. All launches therefore
+  // have the same number of samples.
+  while (parts(p) > 1 && p.batch % samples != 0) --samples;
+  return samples;
+}
+
+}  // namespace
+
+int WgradPlan::most_boxes() const {
+  size_t most = 0;
+  for (const auto& set : sets) most = std::max(most, set.size());
+  return static_cast<int>(most);
+}
+
+std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic) {
+  if (arithmetic == ConvArithmetic::tf32x3) return kPromotedTiles;
+  return kTiles;
+}
+
+std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
+  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel) return std::nullopt;
+  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  int64_t in_voxels = p.batch, out_voxels = p.batch;
+  for (int a = 0; a < 3; ++a) {
+    in_voxels *= p.in_size[a];
+    out_voxels *= p.out_size[a];
+  }
+  if (in_voxels == 0 || out_voxels == 0 || std::max(in_voxels, out_voxels) > INT32_MAX) return std::nullopt;
+  WgradPlan axes;
+  if (!choose_axes(p, axes)) return std::nullopt;
+  ConvProblem at_once = p;
+  at_once.batch = axes.samples = samples_at_once(p);
+  return Search(at_once, axes).best();
+}
+
+int64_t workspace_bytes(const ConvProblem& p, const WgradPlan& plan) {
+  return plan.splits * p.groups * p.out_channels * p.in_channels * p.kernel[0] * p.kernel[1] * p.kernel[2] * 4;
+}
+
+}  // namespace voxgrad::cuda

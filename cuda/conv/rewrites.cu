@@ -1,0 +1,119 @@
+#include "cuda/conv/rewrites.h"
+
+#include <algorithm>
+
+#include "cuda/conv/plan/common.h"
+#include "cuda/conv/sm90/fprop_dgrad/split.h"
+#include "cuda/detail/kernels.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+/// Copies one channel. Along the width, the copy has the positions that taps read, from the first to the last, with
+/// zeros outside of the input.
+View padded_width(const View& in, const View& w, const View& out, const ConvGeometry& g,
+                  std::optional<Workspace>& memory, const Launch& launch) {
+  View padded = in;
+  padded.size[4] = (out.size[4] - 1) * g.stride[2] + (w.size[4] - 1) * g.dilation[2] + 1;
+  memory.emplace(launch, static_cast<size_t>(padded.numel() * item_size(in.dtype)));
+  padded = dense_like(padded, memory->as<void>(), in.dtype);
+  kernel::fill(padded, 0);
+  View from = in, to = padded;
+  to.size[4] = from.size[4] = std::clamp<int64_t>(padded.size[4] - g.padding[2], 0, in.size[4]);
+  to.data = to.as<char>() + g.padding[2] * item_size(in.dtype);
+  if (from.size[4] > 0) kernel::copy(to, from);
+  return padded;
+}
+
+/// Returns weights (out, in, taps) as a view (groups, merged, out, in, taps). The input channels of a group begin
+/// `in_step` after those of the previous group.
+View by_groups(const View& w, int64_t groups, int64_t merged, int64_t in, int64_t in_step) {
+  const int64_t out = w.size[0] / (groups * merged);
+  View view = w;
+  view.rank = 7;
+  const int64_t size[] = {groups, merged, out, in};
+  const int64_t stride[] = {merged * out * w.stride[0], out * w.stride[0] + in_step * w.stride[1], w.stride[0],
+                            w.stride[1]};
+  for (int a = 0; a < 4; ++a) {
+    view.size[a] = size[a];
+    view.stride[a] = stride[a];
+  }
+  for (int a = 2; a < 5; ++a) {
+    view.size[a + 2] = w.size[a];
+    view.stride[a + 2] = w.stride[a];
+  }
+  return view;
+}
+
+}  // namespace
+
+WidthAsChannels::WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch) : call_(call) {
+  View &in = call_.in, &w = call_.w, &out = call_.out;
+  ConvGeometry& geometry = call_.geometry;
+  const int64_t taps = w.size[4];
+  if (has_width_of_stride(problem)) {
+    const bool dgrad = call.pass == ConvPass::dgrad;
+    View& strided = dgrad ? out : in;
+    strided.size[1] *= taps;
+    strided.size[4] = dgrad ? in.size[4] : out.size[4];
+    strided.stride[4] *= taps;
+    w.size[1] *= taps;
+    strided.stride[1] = w.stride[1] = 1;
+  } else {
+    in = padded_width(in, w, out, geometry, padded_, launch);
+    in.size[1] = w.size[1] = taps;
+    in.stride[1] = geometry.dilation[2];
+    in.size[4] = out.size[4];
+    in.stride[4] = geometry.stride[2];
+    w.stride[1] = w.stride[4];
+  }
+  w.size[4] = 1;
+  geometry.stride[2] = geometry.dilation[2] = 1;
+  geometry.padding[2] = 0;
+  if (call.epilogue.bias && call.epilogue.bias->size[0] != out.size[1]) repeat_bias(launch);
+}
+
+void WidthAsChannels::repeat_bias(const Launch& launch) {
+  View from = bias_ = *call_.epilogue.bias;
+  from.rank = 2;
+  from.size[1] = from.size[0];
+  from.stride[1] = from.stride[0];
+  from.size[0] = call_.out.size[1] / from.size[1];
+  from.stride[0] = 0;
+  biases_.emplace(launch, static_cast<size_t>(call_.out.size[1] * item_size(from.dtype)));
+  kernel::copy(dense_like(from, biases_->as<void>(), from.dtype), from);
+  bias_.data = biases_->as<void>();
+  bias_.size[0] = call_.out.size[1];
+  bias_.stride[0] = 1;
+  call_.epilogue.bias = &bias_;
+}
+
+MergedGroups::MergedGroups(const ConvCall& call, int64_t count, const Launch& launch) : call_(call) {
+  const int64_t groups = call.geometry.groups / count, in = call.w.size[1];
+  View& w = call_.w;
+  w.size[1] *= count;
+  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // for TF32, the axis of K
+  const int64_t elements = implicit_gemm::lay_out(w, {inner, 4, 3, 2, 1 - inner});
+  weights_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
+  w.data = weights_->as<void>();
+  call_.geometry.groups = groups;
+  diagonal_ = by_groups(w, groups, count, in, in);
+  original_ = by_groups(call.w, groups, count, in, 0);
+  if (call.pass == ConvPass::wgrad) return;
+  kernel::fill(w, 0);
+  kernel::copy(diagonal_, original_);
+}
+
+void MergedGroups::finish() const {
+  if (call_.pass == ConvPass::wgrad) kernel::copy(original_, diagonal_);
+}
+
+ConvCall samples_of(ConvCall call, int64_t first, int64_t count) {
+  for (View* view : {&call.in, &call.out}) {
+    view->data = view->as<char>() + first * view->stride[0] * item_size(view->dtype);
+    view->size[0] = count;
+  }
+  return call;
+}
+
+}  // namespace voxgrad::cuda

@@ -1,0 +1,44 @@
+// Applies the rewrites of plan/rewrites.h to the tensors of a convolution.
+#pragma once
+
+#include <optional>
+
+#include "cuda/conv/dispatch.h"
+
+namespace voxgrad::cuda {
+
+/// A convolution with taps along the width as channels. Owns the copies that the call refers to.
+class WidthAsChannels {
+ public:
+  /// `problem` is the problem before the rewrite.
+  WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch);
+  const ConvCall& call() const { return call_; }
+
+ private:
+  /// Repeats the bias for every tap, because the taps of the result are channels.
+  void repeat_bias(const Launch& launch);
+
+  ConvCall call_;
+  std::optional<Workspace> padded_, biases_;
+  View bias_;
+};
+
+/// A convolution with `count` groups merged into one. Owns the merged weights.
+class MergedGroups {
+ public:
+  MergedGroups(const ConvCall& call, int64_t count, const Launch& launch);
+  const ConvCall& call() const { return call_; }
+  /// Copies a weight gradient to the weights of the original call. Does nothing for other passes.
+  void finish() const;
+
+ private:
+  ConvCall call_;
+  std::optional<Workspace> weights_;
+  View diagonal_;  ///< the original weights within the merged ones: (groups, merged, out, in, taps)
+  View original_;  ///< the weights of the original call, in the same shape
+};
+
+/// Returns the part of a call with samples [first, first + count). Not for weight gradients.
+ConvCall samples_of(ConvCall call, int64_t first, int64_t count);
+
+}  // namespace voxgrad::cuda

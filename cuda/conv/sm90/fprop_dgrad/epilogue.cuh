@@ -1,0 +1,236 @@
+// The epilogue of fprop and dgrad: adds the bias, applies ReLU, rounds, and stores the results. The results are stored
+// as vectors of a voxel's channels, as single elements at any strides, or as float partial sums (split-K).
+#pragma once
+
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+#include "cuda/conv/sm90/fprop_dgrad/scheduler.cuh"
+#include "cuda/conv/sm90/wgmma.cuh"
+#include "cuda/vector.cuh"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+/// The result that belongs to a row of an m64 tile.
+struct ResultRow {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t place;   ///< sample, depth, height and width, one byte each; kNone if the row has no result
+  uint32_t offset;  ///< elements from the first result of the tile
+};
+/// The rows of all m64 tiles, in shared memory.
+template <class Tile>
+struct ResultRows {
+  ResultRow row[Tile::kConsumers * Tile::kTiles * 64];
+
+  /// Computes the rows. All threads must call it.
+  __device__ void list(const Params& p) {
+    for (int i = static_cast<int>(threadIdx.x); i < Tile::kConsumers * Tile::kTiles * 64; i += Tile::kThreads) {
+      const int base = p.base[i / 64], in_tile = i % 64;
+      int left = max(base, 0) + in_tile / 8 * p.group_pitch + in_tile % 8;
+      const int w = p.extent[0].take_digit(left), h = p.extent[1].take_digit(left), d = p.extent[2].take_digit(left);
+      const bool exists = base >= 0 && w < p.tile[3] && h < p.tile[2] && d < p.tile[1] && left < p.tile[0];
+      const int64_t offset = left * p.out_stride[0] + d * p.out_stride[1] * p.out_step[0] +
+                             h * p.out_stride[2] * p.out_step[1] + w * p.out_stride[3] * p.out_step[2];
+      row[i] = {exists ? static_cast<uint32_t>(left | d << 8 | h << 16 | w << 24) : ResultRow::kNone,
+                static_cast<uint32_t>(offset)};
+    }
+  }
+};
+
+/// Transposes a 4 x 4 matrix that four neighboring lanes hold: element i of lane j becomes element j of lane i.
+__device__ inline void transpose_quad(uint32_t (&v)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const int other = 3 - bit;  // 2 or 1
+    const bool upper = lane & bit;
+    const uint32_t first = __shfl_xor_sync(0xffffffff, upper ? v[0] : v[bit], bit);
+    const uint32_t second = __shfl_xor_sync(0xffffffff, upper ? v[other] : v[3], bit);
+    v[0] = upper ? first : v[0];
+    v[bit] = upper ? v[bit] : first;
+    v[other] = upper ? second : v[other];
+    v[3] = upper ? v[3] : second;
+  }
+}
+
+/// Stores a value if a < b. The assembly keeps nvcc from holding the comparison in a register for the next row.
+template <class T>
+__device__ void store_if_less(int a, int b, T* to, T value) {
+  if constexpr (sizeof(T) == 4)
+    asm volatile("{.reg .pred p; setp.lt.s32 p, %0, %1; @p st.global.b32 [%2], %3;}" ::"r"(a), "r"(b), "l"(to),
+                 "r"(__float_as_uint(value))
+                 : "memory");
+  else
+    asm volatile("{.reg .pred p; setp.lt.s32 p, %0, %1; @p st.global.b16 [%2], %3;}" ::"r"(a), "r"(b), "l"(to),
+                 "h"(value.bits)
+                 : "memory");
+}
+
+/// Rounds two floats to halves and returns the pair, the first half in the lower bits. Applies the lower bounds of the
+/// pair `floor`; NaN remains NaN.
+template <class T>
+__device__ uint32_t round_pair(float first, float second, uint32_t floor) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    asm("{cvt.rn.bf16x2.f32 %0, %2, %1; max.NaN.bf16x2 %0, %0, %3;}"
+        : "=&r"(pair)
+        : "f"(first), "f"(second), "r"(floor));
+  else
+    asm("{cvt.rn.f16x2.f32 %0, %2, %1; max.NaN.f16x2 %0, %0, %3;}" : "=&r"(pair) : "f"(first), "f"(second), "r"(floor));
+  return pair;
+}
+
+/// Computes max(sum + bias, floor) for the columns that this lane holds. There is no branch, because nvcc would move an
+/// accumulator that is changed in a branch to another register.
+template <class T, int kN8>
+struct Finish {
+  float bias[kN8][2], floor;
+
+  __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
+    const int first = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) bias[n][0] = bias[n][1] = 0;
+    if (!p.bias || p.partial) return;
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (const int column = n * 8 + first + i; column < columns)
+          bias[n][i] = static_cast<float>(static_cast<const T*>(p.bias)[(channel + column) * p.bias_stride]);
+  }
+  __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
+  /// Returns a pair of columns as halves.
+  __device__ uint32_t pair(float first, float second, int n) const {
+    return round_pair<T>(first + bias[n][0], second + bias[n][1], round_floor());
+  }
+
+ private:
+  __device__ uint32_t round_floor() const {
+    constexpr uint32_t kLeast = std::is_same_v<T, BFloat16> ? 0xff80ff80 : 0xfc00fc00;
+    return floor == 0 ? 0 : kLeast;
+  }
+};
+
+/// Stores the first `columns` columns of a row to contiguous memory, as vectors. Four neighboring lanes hold a row.
+/// `half` selects row g or row g + 8 of the warp's m64 tile.
+template <int half, int kN8, class T, int kSums, class F>
+__device__ void store_vectors(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  constexpr int kQuads = sizeof(T) == 2 ? kN8 / 4 * 4 : 0;
+  if constexpr (kQuads > 0)
+#pragma unroll
+    for (int n = 0; n < kQuads; n += 4) {
+      uint32_t v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = finish.pair(sum[n + i][2 * half], sum[n + i][2 * half + 1], n + i);
+      transpose_quad(v);
+      const int column = (n + lane) * 8;
+      if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
+    }
+  const int left = exists ? columns - lane * 2 : 0;
+#pragma unroll
+  for (int n = kQuads; n < kN8; ++n) {
+    const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
+    if (n * 8 < left) store_values<2>(to + lane * 2 + n * 8, pair);
+  }
+}
+
+/// Stores the columns of a row one by one, `stride` elements apart. If channels are not innermost, 8 lanes store 8
+/// voxels of a channel.
+template <int half, int kN8, class T, int kSums, class F>
+__device__ void store_columns(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists,
+                              int64_t stride) {
+  const int first = static_cast<int>(threadIdx.x) % 4 * 2, left = exists ? columns - first : 0;
+  to += first * stride;
+#pragma unroll
+  for (int n = 0; n < kN8; ++n) {
+    store_if_less(n * 8, left, to, T(finish(sum[n][2 * half], n, 0)));
+    store_if_less(n * 8 + 1, left, to + stride, T(finish(sum[n][2 * half + 1], n, 1)));
+    to += 8 * stride;
+  }
+}
+
+/// The positions of a warp's rows in the results.
+struct ResultPlaces {
+  const ResultRow* rows;  // begins with the warp's first row in its first m64 tile
+  int limit[4];           // results from the corner of the tile to the end of each axis
+  bool whole;             // all rows of the tile are within the limits
+  int64_t corner;         // offset of the first result of the tile
+
+  __device__ ResultPlaces(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRow* list)
+      : rows(list) {
+    limit[0] = min(p.samples - unit.at[0], 255);
+    corner = unit.at[0] * p.out_stride[0];
+    for (int a = 0; a < 3; ++a) {
+      limit[a + 1] = min(phase.count[a] - unit.at[a + 1], 255);
+      corner += (phase.first[a] + int64_t{unit.at[a + 1]} * p.out_step[a]) * p.out_stride[a + 1];
+    }
+    whole = true;
+    for (int a = 0; a < 4; ++a) whole &= p.tile[a] <= limit[a];
+  }
+  /// Computes the offset of a row's result. Returns false if the row has no result.
+  __device__ bool find(int row, int64_t& offset) const {
+    const ResultRow at = rows[row];
+    bool exists = at.place != ResultRow::kNone;
+    offset = corner + at.offset;
+    if (!whole)
+#pragma unroll
+      for (int a = 0; a < 4; ++a) exists &= static_cast<int>(at.place >> 8 * a & 255) < limit[a];
+    return exists;
+  }
+};
+
+/// Stores zeros as the partial sums of a split that has no k-blocks.
+template <class Tile>
+__device__ void store_zeros(const ResultPlaces& places, float* partial, int rows_apart, int columns) {
+  const int first = static_cast<int>(threadIdx.x) % 4;
+  for (int i = 0; i < 2 * Tile::kTiles; ++i) {
+    int64_t offset;
+    if (!places.find(i / 2 * rows_apart + i % 2 * 8, offset)) continue;
+    for (int column = first; column < min(columns, Tile::kN); column += 4) partial[offset + column] = 0;
+  }
+}
+
+/// Stores the results of a work unit. The four warps of a warpgroup must call it.
+template <class Tile>
+__device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
+                              int warpgroup, typename Tile::Sums& sum, bool empty) {
+  using T = typename Tile::Element;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
+  const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
+  const int channel = unit.group * p.out_channels + in_group;
+  const int rows_apart = (p.cooperative ? Tile::kConsumers : 1) * 64;
+  const ResultPlaces places(p, unit, phase, rows.row + (p.cooperative ? warpgroup * 64 : 0) + warp * 16 + lane / 4);
+  float* const partial = p.partial + unit.split * p.partial_stride + channel;
+  if (empty) {  // fill_bias() has filled results that no tap reaches
+    if (p.partial) store_zeros<Tile>(places, partial, rows_apart, columns);
+    return;
+  }
+  const Finish<T, Tile::kN8> finish(p, channel, columns);
+  const auto store = [&](auto* to) {
+    const auto each_row = [&](const auto& store_row) {
+#pragma unroll
+      for (int tile = 0; tile < Tile::kTiles; ++tile) {
+        const int row = tile * rows_apart;
+        int64_t offset;
+        const bool exists = places.find(row, offset);
+        store_row.template operator()<0>(to + offset, sum[tile], exists);
+        const bool other_exists = places.find(row + 8, offset);
+        store_row.template operator()<1>(to + offset, sum[tile], other_exists);
+      }
+    };
+    if (p.vectors)
+      each_row([&]<int half>(auto* at, const auto& row, bool exists) {
+        store_vectors<half, Tile::kN8>(at, row, finish, columns, exists);
+      });
+    else
+      each_row([&]<int half>(auto* at, const auto& row, bool exists) {
+        store_columns<half, Tile::kN8>(at, row, finish, columns, exists, p.channel_stride);
+      });
+  };
+  T* const out = static_cast<T*>(p.out) + channel * p.channel_stride;
+  if constexpr (sizeof(T) == 4)
+    store(p.partial ? partial : out);
+  else
+    p.partial ? store(partial) : store(out);
+}
+
+}  // namespace voxgrad::cuda::implicit_gemm

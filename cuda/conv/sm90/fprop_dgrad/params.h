@@ -1,0 +1,113 @@
+// The kernel parameters of the implicit GEMM of channels-last convolutions (kernel.cuh).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/conv/plan/sm90_fprop_dgrad.h"
+#include "cuda/detail/divisor.h"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+/// One TMA box of inputs and the taps that read it.
+struct Load {
+  int16_t offset[3];  ///< offset of the box from the CTA tile, in input positions: depth, height, width
+  uint16_t first_tap;
+  uint16_t taps;
+};
+
+/// A tap within its box.
+struct Tap {
+  int16_t shift;    ///< offset of operand A from the beginning of the box, in rows
+  uint16_t weight;  ///< index of the tap in the kernel
+};
+
+/// The results of one implicit GEMM: all results (fprop), or a stride phase (dgrad).
+struct Phase {
+  uint16_t first_load;
+  uint16_t loads;
+  int weight_stages;  ///< stages of weights of a chunk
+  int first_stage;    ///< first stage of weights that stay in shared memory
+  int first[3];       ///< first result along each axis
+  int count[3];       ///< results along each axis
+};
+
+/// Sample, depth, height, width.
+using Coordinates = int[4];
+
+/// The parameters of fprop_dgrad_kernel. In tf32x3, `input` has twice the samples and `weight` twice the taps; the
+/// second half are the low parts (split.h).
+struct Params {
+  CUtensorMap input;   ///< (C, W, H, D, N), boxes of box[] voxels
+  CUtensorMap weight;  ///< (K, N, tap), or (N, K, tap) if the output channels are innermost
+  const void* bias;    ///< or null
+  int64_t bias_stride;
+  void* out;
+  int64_t out_stride[4];   ///< strides of sample, depth, height and width, in elements
+  int64_t channel_stride;  ///< elements from one channel of the results to the next
+  float* partial;          ///< split-K: dense (split, N, D, H, W, C); otherwise null
+  int64_t partial_stride;  ///< elements from one split to the next
+  bool relu;
+  bool vectors;      ///< channels of a voxel can be stored 16 bytes at a time
+  bool resident;     ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
+  bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
+                     ///< in turn (ping-pong)
+  bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
+  int samples;
+  int phases;
+  int chunks;
+  Divisor product_chunks;  ///< chunks of one product
+  int resident_chunks;     ///< chunks whose boxes are loaded once: the low and the high parts
+  int taps;                ///< taps of the convolution kernel
+  int k_group;             ///< channels from one group to the next along K of the weights
+  int n_group;             ///< channels from one group to the next along N of the weights
+  int in_channels;         ///< per group
+  int out_channels;        ///< per group
+  int chunk_channels;      ///< channels of a voxel in one chunk
+  int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
+  int splits;
+  int units;
+  Divisor columns;  ///< digits of a unit's number, least significant first
+  Divisor split;
+  Divisor phase;
+  Divisor tiles[4];
+  Divisor groups;
+  int in_step[3];
+  int out_step[3];
+  Coordinates tile;                     ///< results of a CTA tile
+  Coordinates unit;                     ///< results of a work unit
+  Divisor extent[3];                    ///< size of the box: width, height, depth
+  int box_rows;                         ///< rows that TMA loads
+  int group_pitch;                      ///< rows of the box from one group of 8 rows of an m64 tile to the next
+  int base[FpropDgradPlan::kMaxTiles];  ///< first row of each m64 tile in the box
+  int input_stages;
+  int weight_stages;
+  int stage_taps;   ///< taps whose weights share a stage
+  int kept_taps;    ///< taps per chunk if all weights stay in shared memory; otherwise 0
+  int run;          ///< sliding: planes of results of a warpgroup in a work unit
+  int slide_step;   ///< sliding: taps from the weights of one block of columns to those of the next
+  int input_bytes;  ///< bytes of a stage: the box, rounded up
+  Phase phase_of[FpropDgradPlan::kMaxPhases];
+  Load load[FpropDgradPlan::kMaxTaps];
+  Tap tap[FpropDgradPlan::kMaxTaps];
+};
+
+/// The parameters of the kernel that adds the partial results of split-K in the order of the splits.
+struct ReduceParams {
+  const float* partial;
+  int64_t partial_stride;
+  int64_t voxels;
+  int splits;
+  int channels;
+  const void* bias;
+  int64_t bias_stride;
+  void* out;
+  int64_t out_stride[4];
+  int64_t channel_stride;
+  Divisor size[3];    ///< width, height, depth
+  bool voxels_first;  ///< neighboring threads handle neighboring voxels, otherwise neighboring channels
+  bool relu;
+};
+
+}  // namespace voxgrad::cuda::implicit_gemm

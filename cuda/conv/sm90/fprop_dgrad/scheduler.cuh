@@ -1,0 +1,100 @@
+// Static persistent tile scheduler: the work units of a CTA, and the k-blocks of a work unit.
+#pragma once
+
+#include "cuda/conv/sm90/fprop_dgrad/params.h"
+
+namespace voxgrad::cuda::implicit_gemm {
+
+/// The results that a CTA computes at a time: a CTA tile of voxels and output channels, in one stride phase (or all
+/// phases), for one split of K.
+struct WorkUnit {
+  int column, split, phase, group;
+  Coordinates at;             // corner of the tile, in results of the phase
+  int plane = 0, planes = 1;  // sliding: current plane of inputs, and their number
+
+  __device__ WorkUnit(const Params& p, int number) {
+    column = p.columns.take_digit(number);
+    split = p.split.take_digit(number);
+    phase = p.phase.take_digit(number);
+    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
+    group = number;
+  }
+  /// Returns false if the tile lies outside of the results of this phase. Phases may have different sizes.
+  __device__ bool has_results(const Phase& of) const {
+    return at[1] < of.count[0] && at[2] < of.count[1] && at[3] < of.count[2];
+  }
+};
+
+/// Calls f(unit, phase, false) for each plane of inputs of a sliding unit, alternating between the runs of the two
+/// warpgroups. unit.at[1] is then the plane of results whose first plane of inputs is the current plane.
+template <int kSlide, class F>
+__device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
+  const int corner = unit.at[1];
+  unit.planes = min(p.run, p.phase_of[0].count[0] - corner) + kSlide - 1;
+  for (; unit.plane < unit.planes; ++unit.plane)
+    for (int run = 0; run < 2; ++run) {
+      unit.at[1] = corner + run * p.run + unit.plane;
+      f(unit, p.phase_of[0], false);
+    }
+}
+
+/// Calls f(unit, phase, first) for the implicit GEMMs of this CTA. `first` is true for the first GEMM of a unit. The
+/// assignment of units to CTAs rotates from round to round, so that each CTA computes all phases, whose K differ.
+template <int kSlide, class F>
+__device__ void for_each_gemm(const Params& p, const F& f) {
+  const int ctas = static_cast<int>(gridDim.x);
+  for (int begin = 0, turn = static_cast<int>(blockIdx.x); begin < p.units; begin += ctas) {
+    if (begin + turn < p.units) {
+      const WorkUnit unit(p, begin + turn);
+      if constexpr (kSlide > 1) {
+        for_each_plane<kSlide>(p, unit, f);
+      } else {
+        const int end = p.merged ? p.phases : unit.phase + 1;
+        bool first = true;
+        for (int phase = unit.phase; phase < end; ++phase)
+          if (unit.has_results(p.phase_of[phase])) f(unit, p.phase_of[phase], first), first = false;
+      }
+    }
+    if (++turn == ctas) turn = 0;
+  }
+}
+
+/// Iterates over the k-blocks of a GEMM that belong to one split. A k-block is a box of inputs for one chunk of
+/// channels. With tf32x3, each of the three products has its own chunks.
+struct KBlocks {
+  int load, chunk, left;
+  const int first_load, loads;
+
+  __device__ KBlocks(const Params& p, const WorkUnit& unit, const Phase& phase)
+      : first_load(phase.first_load), loads(phase.loads) {
+    load = chunk = 0;
+    left = p.chunks * loads;
+    if (p.splits == 1) return;  // avoids the divisions, which take about 30 instructions each
+    const int begin = left * unit.split / p.splits;
+    left = left * (unit.split + 1) / p.splits - begin;
+    chunk = begin / loads;
+    load = begin - chunk * loads;
+  }
+  __device__ const Load& box(const Params& p) const { return p.load[first_load + load]; }
+  __device__ void next() {
+    --left;
+    if (++load == loads) load = 0, ++chunk;
+  }
+};
+
+/// The operands of a k-block: a chunk of channels, and for tf32x3 the parts of inputs and weights. The order of the
+/// products is low x high, high x low, high x high, so that the small products are added first.
+struct ChunkOperands {
+  int chunk;
+  bool low_input = false, low_weight = false;
+
+  template <bool kThree>
+  static __device__ ChunkOperands of(const Params& p, int chunk) {
+    if constexpr (!kThree) return {chunk};
+    int product = chunk;
+    chunk = p.product_chunks.take_digit(product);
+    return {chunk, product == 0, product == 1};
+  }
+};
+
+}  // namespace voxgrad::cuda::implicit_gemm

@@ -1,0 +1,9 @@
+// Instantiates kernel.cuh for Float16.
+#include "cuda/conv/sm90/wgrad/tiles.cuh"
+
+namespace voxgrad::cuda::implicit_wgrad {
+
+template void launch_kernel<Float16, false>(const Params& p, const WgradTile& tile, int ctas, int shared_bytes,
+                                            cudaStream_t stream);
+
+}  // namespace voxgrad::cuda::implicit_wgrad

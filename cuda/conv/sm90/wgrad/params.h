@@ -1,0 +1,110 @@
+// The kernel parameters of the weight gradient of channels-last tensors (kernel.cuh).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/conv/plan/sm90_wgrad.h"
+#include "cuda/detail/divisor.h"
+
+namespace voxgrad::cuda::implicit_wgrad {
+
+/// An m64 tile of (tap, input channel) with up to two taps.
+struct MTile {
+  static constexpr uint16_t kNone = UINT16_MAX;
+  int32_t start;    ///< offset in a stage of the box, shifted by the first tap, in units of 16 bytes
+  uint16_t apart;   ///< distance from the first tap to the second, in units of 16 bytes
+  uint16_t tap[2];  ///< indices of the taps in the kernel, or kNone
+  uint16_t chunk;   ///< index of the chunk of input channels in the work unit
+};
+
+/// A TMA box of x.
+struct Box {
+  int16_t offset[3];  ///< offset from the tile of y, in positions of x: depth, height, width
+  uint16_t chunk;     ///< index of the chunk of input channels
+};
+
+/// The taps and the chunks of input channels of a work unit.
+struct TapSet {
+  uint16_t first_box;
+  uint16_t boxes;
+  uint16_t m_tiles[2];  ///< per warpgroup
+  MTile m_tile[2][WgradPlan::kMaxMTiles];
+};
+
+/// The parts of x and y that one product multiplies (operand.h). Each part of a tensor has `samples` samples.
+struct Parts {
+  int x;
+  int y;
+};
+
+/// The parameters of wgrad_kernel.
+struct Params {
+  CUtensorMap x;  ///< (C, W, H, D, N)
+  CUtensorMap y;
+  float* partial;  ///< (split, group, output channel, tap, input channel)
+  void* result;    ///< if not null, the kernel stores the results here as halves, in the same order of axes
+  int64_t split_stride;
+  int64_t out_stride;
+  int taps;
+  int in_channels;       ///< per group
+  int out_channels;      ///< per group
+  int x_pitch_channels;  ///< channels from one group to the next in the tensor map
+  int y_pitch_channels;
+  int chunks;       ///< chunks of input channels of a work unit
+  int steps;        ///< steps of 16 voxels in a tile
+  int x_pitch;      ///< bytes from the first 8 voxels of a step to the last 8
+  int box_bytes;    ///< bytes of a box of x
+  int boxes_bytes;  ///< bytes of the boxes of a stage
+  int box_rows;
+  int y_rows;
+  int y_plane;     ///< sliding: bytes from one plane of y to the next
+  int y_first;     ///< sliding: position along the depth of the first plane of y for plane 0 of x
+  int plane_taps;  ///< sliding: taps of a plane of the kernel
+  int stage_bytes;
+  int stages;
+  int units;
+  int tiles_of_split;  ///< maximum tiles of y in a split
+  Divisor sets;        ///< digits of a unit's number, least significant first; the last digit is the split
+  Divisor columns;
+  Divisor channel_tiles;
+  Divisor groups;
+  Divisor tiles[4];  ///< tiles of y along width, height, depth and samples
+  int samples;
+  Parts parts[3];  ///< the operands of each product
+  int all_tiles;
+  int tile[4];  ///< sample, depth, height, width
+  int in_step[3];
+  int32_t step_at[WgradPlan::kMaxSteps];  ///< offset of the first voxel of a step in a box of x, in units of 16 bytes
+  Box box[WgradPlan::kMaxBoxes];
+  TapSet set[WgradPlan::kMaxSets];
+};
+
+/// The parameters of the kernels that add the splits and store the weights in their layout.
+struct ReduceParams {
+  const float* partial;
+  int64_t split_stride;
+  int splits;
+  int slices;  ///< slices of the splits, each added by one warp
+  int taps;
+  int taps_of_block;
+  int in_channels;
+  Divisor out_channels;      ///< per group
+  const uint32_t* x_maxima;  ///< maxima of scaled channels (operand.h), or null
+  const uint32_t* y_maxima;
+  void* weight;
+  int64_t out_stride;
+  int64_t in_stride;
+  int kernel[3];
+  int64_t tap_stride[3];
+  Divisor channel_tiles;
+  Divisor tap_tiles;
+  bool by_taps;  ///< taps are closer in memory than channels
+};
+
+/// Launches the kernel of a CTA tile. kPromotes selects tf32x3.
+template <class Element, bool kPromotes>
+void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream);
+
+}  // namespace voxgrad::cuda::implicit_wgrad

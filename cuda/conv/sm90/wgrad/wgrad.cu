@@ -1,0 +1,314 @@
+// Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
+#include "cuda/conv/common/tensor_map.h"
+#include "cuda/conv/dispatch.h"
+#include "cuda/conv/plan/common.h"
+#include "cuda/conv/sm90/wgrad/operand.h"
+#include "cuda/conv/sm90/wgrad/params.h"
+#include "cuda/vector.cuh"
+#include "ops/detail/halves.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+using namespace implicit_wgrad;
+
+constexpr int kLanes = 32, kWarps = 8;
+
+/// Divides a sum by the scales of its channels of x and y.
+__device__ float unscaled(const ReduceParams& p, float sum, int x_channel, int y_channel) {
+  return ldexpf(sum, -scale_exponent(p.x_maxima[x_channel]) - scale_exponent(p.y_maxima[y_channel]));
+}
+
+/// Adds the partial sums of weights that have the layout of the partial sums. A warp adds 32 vectors of 4 elements. If
+/// `slices` is more than 1, this number of warps shares the splits of the same vectors.
+template <class T>
+__global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_constant__ ReduceParams p) {
+  __shared__ float of_slice[kWarps][4][kLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int slice = warp % p.slices, at_once = kWarps / p.slices;
+  const int64_t first = ((int64_t{blockIdx.x} * at_once + warp / p.slices) * kLanes + lane) * 4;
+  const int begin = p.splits * slice / p.slices, end = p.splits * (slice + 1) / p.slices;
+  float sum[4] = {};
+  if (first < p.split_stride)
+#pragma unroll 8
+    for (int split = begin; split < end; ++split) {
+      float x[4];
+      load_values<4>(p.partial + split * p.split_stride + first, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += x[i];
+    }
+  if (p.slices > 1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_slice[warp][i][lane] = sum[i];
+    __syncthreads();
+    for (int other = 1; slice == 0 && other < p.slices; ++other)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += of_slice[warp + other][i][lane];
+  }
+  if (slice > 0 || first >= p.split_stride) return;
+  if (p.x_maxima) {
+    const int channel = static_cast<int>(first % p.in_channels);
+    const int of_y = static_cast<int>(first / (int64_t{p.taps} * p.in_channels));
+    const int of_x = p.out_channels.divide(of_y) * p.in_channels + channel;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = unscaled(p, sum[i], of_x + i, of_y);
+  }
+  store_values<4>(static_cast<T*>(p.weight) + first, sum);
+}
+
+/// Adds the partial sums of weights in any layout. A CTA adds several taps of 32 input channels for one output
+/// channel. `slices` warps share the splits of a tap.
+template <class T>
+__global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ ReduceParams p) {
+  extern __shared__ float sums[];  // [channel][tap], with an odd pitch to avoid bank conflicts
+  __shared__ float of_slice[kWarps][kLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+  int block = static_cast<int>(blockIdx.x);
+  const int first_channel = p.channel_tiles.take_digit(block) * kLanes,
+            first_tap = p.tap_tiles.take_digit(block) * p.taps_of_block;
+  const int channels = min(p.in_channels - first_channel, kLanes), taps = min(p.taps - first_tap, p.taps_of_block);
+  const float* const from = p.partial + (int64_t{block} * p.taps + first_tap) * p.in_channels + first_channel + lane;
+  const int slice = warp % p.slices, at_once = kWarps / p.slices, pitch = p.taps_of_block | 1;
+  const int begin = p.splits * slice / p.slices, end = p.splits * (slice + 1) / p.slices;
+  for (int tap = warp / p.slices; tap - warp / p.slices < taps; tap += at_once) {
+    float sum = 0;
+    if (tap < taps && lane < channels)
+#pragma unroll 8
+      for (int split = begin; split < end; ++split) sum += from[split * p.split_stride + int64_t{tap} * p.in_channels];
+    if (p.slices > 1) {
+      of_slice[warp][lane] = sum;
+      __syncthreads();
+      if (slice == 0)
+        for (int i = 1; i < p.slices; ++i) sum += of_slice[warp + i][lane];
+      __syncthreads();
+    }
+    if (slice == 0 && tap < taps) sums[lane * pitch + tap] = sum;
+  }
+  __syncthreads();
+  const int x_channel = p.out_channels.divide(block) * p.in_channels + first_channel;
+  T* const out = static_cast<T*>(p.weight) + block * p.out_stride + first_channel * p.in_stride;
+  for (int i = static_cast<int>(threadIdx.x); i < channels * taps; i += kLanes * kWarps) {
+    const int channel = p.by_taps ? i / taps : i % channels, tap = p.by_taps ? i % taps : i / channels;
+    int left = first_tap + tap;
+    int64_t offset = channel * p.in_stride;
+    for (int a = 2; a >= 0; --a) {
+      offset += left % p.kernel[a] * p.tap_stride[a];
+      left /= p.kernel[a];
+    }
+    const float sum = sums[channel * pitch + tap];
+    out[offset] = T(p.x_maxima ? unscaled(p, sum, x_channel + channel, block) : sum);
+  }
+}
+
+/// Fills in the sets of taps: the offset of each box, and the start of each m64 tile.
+void list_sets(Params& p, const WgradPlan& plan) {
+  const int pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}, taps_of_tile = 64 / plan.cta.chunk;
+  const int* kernel[] = {&plan.axis[0].kernel, &plan.axis[1].kernel, &plan.axis[2].kernel};
+  int boxes = 0;
+  for (size_t s = 0; s < plan.sets.size(); ++s) {
+    TapSet& set = p.set[s];
+    set.first_box = static_cast<uint16_t>(boxes);
+    set.boxes = static_cast<uint16_t>(plan.sets[s].size());
+    int m_tiles = 0;
+    for (size_t b = 0; b < plan.sets[s].size(); ++b) {
+      const WgradBox& of = plan.sets[s][b];
+      Box& box = p.box[boxes++];
+      box.chunk = static_cast<uint16_t>(of.chunk);
+      for (int a = 0; a < 3; ++a) {
+        const AxisPhase& part = plan.axis[a].phase[of.part[a]];
+        box.offset[a] =
+            static_cast<int16_t>((part.start + of.first[a] * part.step) * plan.axis[a].in_step + part.residue);
+        if (a == 0 && plan.cta.slide > 1) box.offset[a] = 0;
+      }
+      int shift[2] = {};
+      for (int t = 0; t < of.taps(); ++t) {
+        const int at[] = {t / (of.count[1] * of.count[2]), t / of.count[2] % of.count[1], t % of.count[2]};
+        int tap = 0, rows = 0;
+        for (int a = 0; a < 3; ++a) {
+          const AxisPhase& part = plan.axis[a].phase[of.part[a]];
+          tap = tap * *kernel[a] + part.tap_first + (of.first[a] + at[a]) * part.tap_step;
+          rows += at[a] * part.step * pitch[a];
+        }
+        const int in_tile = t % taps_of_tile;
+        shift[in_tile] = rows * plan.chunk_bytes() / 16;
+        MTile& m_tile = set.m_tile[m_tiles % 2][m_tiles / 2];
+        if (in_tile == 0)
+          m_tile = {static_cast<int32_t>(static_cast<int>(b) * plan.box_bytes() / 16 + shift[0]),
+                    0,
+                    {MTile::kNone, MTile::kNone},
+                    box.chunk};
+        else
+          m_tile.apart = static_cast<uint16_t>(shift[1] - shift[0]);
+        m_tile.tap[in_tile] = static_cast<uint16_t>(tap);
+        if (in_tile == taps_of_tile - 1 || t == of.taps() - 1) ++m_tiles;
+      }
+    }
+    set.m_tiles[0] = static_cast<uint16_t>((m_tiles + 1) / 2);
+    set.m_tiles[1] = static_cast<uint16_t>(m_tiles / 2);
+  }
+}
+
+/// Lists the offset in a box of x of each step of 16 voxels. A step has two octets of voxels at a fixed distance.
+void list_steps(Params& p, const WgradPlan& plan) {
+  const int* tile = plan.tile;
+  const int blocks = tile[3] / 8, row = plan.chunk_bytes();
+  const auto octet = [&](int i) {
+    const int w = i % blocks * 8, h = i / blocks % tile[2], d = i / (blocks * tile[2]) % tile[1],
+              n = i / (blocks * tile[2] * tile[1]);
+    return (((n * plan.box[1] + d) * plan.box[2] + h) * plan.box[3] + w) * row;
+  };
+  p.steps = plan.rows() / 16;
+  p.x_pitch = octet(1) - octet(0);
+  for (int i = 0; i < p.steps; ++i) p.step_at[i] = octet(2 * i) / 16;
+}
+
+Params make_params(const Operand& x, const Operand& y, const ConvProblem& problem, const WgradPlan& plan) {
+  Params p{};
+  p.x_pitch_channels = x.channel_pitch();
+  p.y_pitch_channels = y.channel_pitch();
+  if (three_products(problem)) p.parts[0] = {1, 0}, p.parts[1] = {0, 1};
+  p.taps = static_cast<int>(problem.kernel[0] * problem.kernel[1] * problem.kernel[2]);
+  p.in_channels = static_cast<int>(problem.in_channels);
+  p.out_channels = static_cast<int>(problem.out_channels);
+  p.split_stride = problem.groups * problem.out_channels * problem.in_channels * p.taps;
+  p.out_stride = int64_t{p.taps} * p.in_channels;
+  p.chunks = plan.chunks;
+  p.box_bytes = plan.box_bytes();
+  p.boxes_bytes = plan.most_boxes() * plan.box_bytes();
+  p.box_rows = plan.box_rows();
+  p.y_rows = plan.y_rows();
+  if (plan.cta.slide > 1) {
+    p.y_plane = plan.tile[2] * plan.tile[3] * 2 * plan.cta.columns;
+    p.y_first = 1 - plan.cta.slide - plan.axis[0].phase[0].start;
+    p.plane_taps = static_cast<int>(problem.kernel[1] * problem.kernel[2]);
+  }
+  p.stage_bytes = plan.stage_bytes();
+  p.stages = plan.stages;
+  p.sets = Divisor(static_cast<int>(plan.sets.size()));
+  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
+  p.channel_tiles = Divisor(plan.channel_tiles);
+  p.groups = Divisor(static_cast<int>(problem.groups));
+  std::copy_n(plan.tile, 4, p.tile);
+  for (int a = 0; a < 3; ++a) {
+    const int64_t positions = a == 0 ? plan.depth : problem.out_size[a];
+    p.tiles[2 - a] = Divisor(static_cast<int>(divide_up(positions, plan.tile[a + 1])));
+    p.in_step[a] = plan.axis[a].in_step;
+  }
+  list_sets(p, plan);
+  list_steps(p, plan);
+  return p;
+}
+
+/// Sets the parameters that depend on the operands of one launch. `samples` may be less than the samples of the plan.
+/// Returns the number of splits.
+int set_samples(Params& p, const View& x, const View& y, int samples, const ConvProblem& problem,
+                const WgradPlan& plan) {
+  constexpr const char* kOp = "conv weight gradient";
+  p.x = describe_voxels(x, plan.cta.chunk, plan.box, p.in_step, kOp);
+  const int y_box[] = {plan.y_box(0), plan.y_box(1), plan.y_box(2), plan.y_box(3)};
+  p.y = describe_voxels(y, plan.cta.columns, y_box, {1, 1, 1}, kOp);
+  p.samples = samples;
+  p.tiles[3] = Divisor(divide_up(samples, plan.tile[0]));
+  p.all_tiles = three_products(problem) ? 3 : 1;
+  for (const Divisor& along : p.tiles) p.all_tiles *= along.value();
+  p.tiles_of_split = std::min(plan.tiles_of_split, divide_up(p.all_tiles, plan.splits));
+  const int splits = divide_up(p.all_tiles, p.tiles_of_split);
+  p.units = static_cast<int>(plan.units / plan.splits * splits);
+  return splits;
+}
+
+/// Returns true if the input channels are innermost, followed by the taps.
+bool is_dense_channels_last(const View& w) {
+  int64_t stride = 1;
+  for (const int axis : {1, 4, 3, 2}) {
+    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
+    stride *= w.size[axis];
+  }
+  return true;
+}
+
+/// Adds the partial sums of all splits and stores the weight gradient.
+void reduce(const View& w, const Params& p, const float* partial, int splits, const Operand& x, const Operand& y,
+            cudaStream_t stream) {
+  ReduceParams r{};
+  r.partial = partial;
+  r.out_channels = Divisor(p.out_channels);
+  r.x_maxima = x.maxima();
+  r.y_maxima = y.maxima();
+  r.split_stride = p.split_stride;
+  r.splits = splits;
+  r.slices = splits >= 32 ? 8 : splits >= 16 ? 4 : splits >= 8 ? 2 : 1;
+  r.taps = p.taps;
+  r.in_channels = p.in_channels;
+  r.weight = w.data;
+  r.out_stride = w.stride[0];
+  r.in_stride = w.stride[1];
+  for (int a = 0; a < 3; ++a) {
+    r.kernel[a] = static_cast<int>(w.size[a + 2]);
+    r.tap_stride[a] = w.stride[a + 2];
+  }
+  r.by_taps = w.stride[1] != 1;
+  const auto with_type = [&](const auto& f) {
+    w.dtype == DType::f32 ? f(float()) : w.dtype == DType::bf16 ? f(BFloat16()) : f(Float16());
+  };
+  if (is_dense_channels_last(w) && w.stride[0] == p.out_stride && p.in_channels % 4 == 0 && is_tma_tensor(w)) {
+    const int64_t of_block = 4 * kLanes * (kWarps / r.slices);
+    with_type([&](auto type) {
+      reduce_in_order<decltype(type)>
+          <<<static_cast<unsigned>(divide_up(r.split_stride, of_block)), kLanes * kWarps, 0, stream>>>(r);
+    });
+    return check_launch("conv weight gradient: sum of splits");
+  }
+  const int channel_tiles = divide_up(p.in_channels, kLanes);
+  const int64_t enough = 4 * kMultiprocessors / std::max<int64_t>(w.size[0] * channel_tiles, 1);
+  r.taps_of_block = static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps)));
+  r.channel_tiles = Divisor(channel_tiles);
+  r.tap_tiles = Divisor(divide_up(p.taps, r.taps_of_block));
+  const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value());
+  const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(r.taps_of_block | 1);
+  with_type([&](auto type) { reduce_splits<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(r); });
+  check_launch("conv weight gradient: sum of splits");
+}
+
+/// Returns x without the positions after the last position that a tap reads. An infinity there could reach the result.
+View read_part(View x, const ConvProblem& problem) {
+  for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
+  return x;
+}
+
+}  // namespace
+
+void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan& plan, const Launch& launch) {
+  const View &w = call.w, read = read_part(call.in, problem);
+  const int parts = three_products(problem) ? 2 : 1;
+  Operand input(read, problem.groups, parts, launch), gradient(call.out, problem.groups, parts, launch);
+  input.allocate(plan.samples);
+  gradient.allocate(plan.samples);
+  const Scales scales(input, gradient, launch);
+  Params p = make_params(input, gradient, problem, plan);
+  const int64_t launches = divide_up(problem.batch, plan.samples);
+  const bool direct = is_half(w.dtype) && launches * plan.splits == 1 && is_dense_channels_last(w);
+  const Workspace partial(launch, direct ? 0 : static_cast<size_t>(launches * workspace_bytes(problem, plan)));
+  p.partial = partial.as<float>();
+  if (direct) {
+    p.result = w.data;
+    p.out_stride = w.stride[0];
+  }
+  const int shared = 1024 + plan.stages * plan.stage_bytes();
+  const auto run = !is_half(w.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
+                   : w.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
+                                            : launch_kernel<Float16, false>;
+  int splits = 0;
+  for (int64_t first = 0; first < problem.batch; first += plan.samples) {
+    const int64_t count = std::min(plan.samples, problem.batch - first);
+    const View in = input.samples(first, count), out = gradient.samples(first, count);
+    const int more = set_samples(p, in, out, static_cast<int>(count), problem, plan);
+    run(p, plan.cta, std::min(p.units, problem.multiprocessors), shared, launch.stream);
+    check_launch("conv weight gradient");
+    p.partial += more * p.split_stride;
+    splits += more;
+  }
+  if (!direct) reduce(w, p, partial.as<float>(), splits, input, gradient, launch.stream);
+}
+
+}  // namespace voxgrad::cuda
