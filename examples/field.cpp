@@ -1,7 +1,6 @@
 // Recovers the heat conductivity k inside a block from temperatures at 512 sensors. The block is heated along x, y and
-// z in three experiments. The temperatures u of an experiment satisfy div(k grad u) = 0. The program minimizes the
-// error of the temperatures at the sensors by the adjoint method: it needs a gradient of heat_balance(), but not of
-// solve().
+// z in three experiments. The temperatures u of an experiment satisfy div(k grad u) = 0. The adjoint method minimizes
+// the error at the sensors: it differentiates heat_balance(), but not solve().
 //
 // The picture and the recovered conductivity are written to out/field.
 #include <voxgrad.h>

@@ -1,6 +1,7 @@
 // Pictures that consist of slices in rows and columns.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
