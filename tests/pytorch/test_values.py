@@ -82,6 +82,8 @@ class Norm:
         if self.instance:
             options = {} if library is vF else {"use_input_stats": True}
             return library.instance_norm(x, weight=weight, bias=bias, eps=self.eps, **options)
+        if library is F and weight is None:  # PyTorch 2.11 cannot compute the gradients of a bias without a weight
+            weight = torch.ones(self.x[1], dtype=x.dtype, device=x.device)
         return library.group_norm(x, self.groups, weight, bias, self.eps)
 
     def operands(self, dtype, device):
