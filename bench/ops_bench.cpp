@@ -4,7 +4,8 @@
 //   ops_bench --benchmark_filter=cuda
 //
 // On a GPU, times come from CUDA events around one call, or around several calls of a memory-bound operator, so that
-// they do not include the host. On the CPU, times are wall-clock times. The counters are:
+// they do not include the host. Benchmarks named host/... instead time the host, which queues calls on small tensors.
+// On the CPU, times are wall-clock times. The counters are:
 //   FLOP/s    2 * N * Cin * Cout / groups * taps * voxels FLOP per call, divided by the time. `voxels` is the number of
 //             voxels of the output or, for a transposed convolution, of the input.
 //   B/s       minimum memory traffic per call, divided by the time: each input is read once and each output is written
@@ -34,9 +35,11 @@
 namespace {
 namespace vg = voxgrad;
 
-/// Returns the mean seconds per call of `work` over `calls` calls. Uses CUDA events on a GPU.
-double timed(vg::Device device, const std::function<void()>& work, int calls = 1) {
-  if (device.is_cuda()) {
+/// Returns the mean seconds per call of `work` over `calls` calls. On a GPU, measures the work of the GPU by CUDA
+/// events, or the time in which the host queues it.
+double timed(vg::Device device, const std::function<void()>& work, int calls = 1, bool host = false) {
+  vg::synchronize(device);
+  if (device.is_cuda() && !host) {
     vg::cuda::Event start(device.index), stop(device.index);
     start.record();
     for (int call = 0; call < calls; ++call) work();
@@ -56,6 +59,7 @@ struct Case {
   int calls = 1;               // calls that are timed together
   double copy_rate = 0;        // B/s of a copy, for of_copy; 0: of_copy is not reported
   double floor = 0;            // minimum seconds, for of_floor; 0: of_floor is not reported
+  bool host = false;           // time the host instead of the GPU
 };
 
 void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
@@ -64,7 +68,7 @@ void measure(benchmark::State& state, vg::Device device, const std::function<Cas
   vg::synchronize(device);
   double seconds = 0;
   for (auto _ : state) {
-    const double time = timed(device, c.work, c.calls);
+    const double time = timed(device, c.work, c.calls, c.host);
     state.SetIterationTime(time);
     seconds += time;
   }
@@ -76,9 +80,9 @@ void measure(benchmark::State& state, vg::Device device, const std::function<Cas
     state.counters["of_copy"] = c.bytes * static_cast<double>(state.iterations()) / seconds / c.copy_rate;
 }
 
-void add(const std::string& name, vg::Device device, std::function<Case()> make) {
-  benchmark::RegisterBenchmark((name + '/' + vg::concat(device)).c_str(),
-                               [=](benchmark::State& state) { measure(state, device, make); })
+benchmark::internal::Benchmark* add(const std::string& name, vg::Device device, std::function<Case()> make) {
+  return benchmark::RegisterBenchmark((name + '/' + vg::concat(device)).c_str(),
+                                      [=](benchmark::State& state) { measure(state, device, make); })
       ->UseManualTime()
       ->Unit(benchmark::kMillisecond);
 }
@@ -221,6 +225,33 @@ void add_convolutions(vg::Device device, bool transposed, std::span<const Convol
       for (const Mode& mode : std::span(kModes).first(device.is_cuda() ? 3 : 1))
         add(function + c.name + pass.name + '/' + mode.name, device,
             [=, &c, &mode] { return convolution(c, transposed, device, mode, pass); });
+}
+
+/// Registers convolutions of 12^3 voxels and 64 channels in channels-last format, whose GPU time is shorter than the
+/// time in which the host queues them.
+void add_host_times(vg::Device device) {
+  static const Convolution kLayers[] = {{"conv3", 1, 64, 64, 12, 3, 1, 1, 0, 1, 1},
+                                        {"strided", 1, 64, 64, 12, 3, 2, 1, 0, 1, 1},
+                                        {"conv1", 1, 64, 64, 12, 1, 1, 0, 0, 1, 1},
+                                        {"depthwise", 1, 64, 64, 12, 3, 1, 1, 0, 1, 64}};
+  const std::pair<const char*, void (*)(const Problem&, const vg::Kernels&)> passes[] = {
+      {"/forward", forward}, {"/data_gradient", data_gradient}, {"/weight_gradient", weight_gradient}};
+  for (const Convolution& layer : kLayers)
+    for (const auto& [pass, run] : passes)
+      for (const Mode& mode : kModes)
+        add(std::string("host/") + layer.name + pass + '/' + mode.name, device, [=, &layer, &mode, run = run] {
+          const auto p = std::make_shared<Problem>(layer, false, device, mode.dtype);
+          for (vg::Tensor* t : {&p->x, &p->w, &p->y}) *t = t->contiguous(vg::MemoryFormat::channels_last);
+          return Case{.flop = 0,
+                      .bytes = bytes_of({p->x, p->w, p->y}),
+                      .work =
+                          [=, &mode, &kernels = vg::kernels(device)] {
+                            vg::set_float32_precision(mode.precision);
+                            run(*p, kernels);
+                          },
+                      .calls = 64,
+                      .host = true};
+        })->Iterations(100);
 }
 
 /// Returns the B/s of copying a float32 tensor. The first call for a device measures the median of 11 copies of a
@@ -452,6 +483,7 @@ int main(int argc, char** argv) {
   for (const vg::Device device : {vg::Device::cuda(), vg::Device::cpu()}) {
     if (device.is_cuda() && !vg::cuda::is_available()) continue;
     const bool gpu = device.is_cuda();
+    if (gpu) add_host_times(device);
     add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
     add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeConv) : kSmallConv);
     // Vectorized loads need rows that start at a multiple of 16 bytes. Rows of 64 or 128 elements do, rows of 34 do
