@@ -10,9 +10,10 @@ consecutive calls. Consecutive calls use different copies of the buffers; all co
 cache. A time is marked "h" if the host needed more than 90 % of it to launch the calls: the kernels may then be faster.
 voxgrad's tensors have the layout --layout. PyTorch is timed in both layouts, and the faster layout counts.
 
-In the table, "f+b" is the time of the forward pass plus the time of one call that computes both gradients. "% of floor
+In the table, "f+b" is the time of the forward pass plus the time of one call that computes both gradients. "efficiency
 f/d/w" is the floor as a percentage of voxgrad's time, for the forward pass, the data gradient and the weight gradient.
-The floor is the time that an H200 needs to compute the FLOP or to move the bytes of the problem, whichever is longer.
+The floor is an estimate of the time that an H200 needs to compute the FLOP or to move the bytes of the problem,
+whichever is longer. docs/performance.md explains how the efficiency can exceed 100 %.
 
 voxgrad's results must agree with PyTorch's results in float64 (for large problems, in float32 without TF32). One call
 for both gradients must give the same bits as two separate calls. The program exits with 1 if a result is wrong, if
@@ -270,7 +271,7 @@ def table(rows, mode, options):
     lines, notes = [], []
     for row in rows:
         each = lambda kind, form: "/".join(format(row.get(part + kind, math.nan), form) for part in PARTS)
-        cells = {"problem": f"{row['shape']}: {row['problem']}", "% of floor f/d/w": each("_of_floor", ".0f")}
+        cells = {"problem": f"{row['shape']}: {row['problem']}", "efficiency f/d/w": each("_of_floor", ".0f")}
         for name, parts in zip(ratios, (PARTS[:1], TIMED_IN_TORCH)):
             voxgrad, pytorch = best(row, parts, ["voxgrad"]), best(row, parts, TORCH)
             cells[f"voxgrad {name}"] = f"{voxgrad[0]:.3g}{voxgrad[1]}"
