@@ -3,6 +3,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "cuda/cuda.h"
+#include "cuda/detail/kernels.h"
 #include "ops/detail/kernels.h"
 
 namespace voxgrad {
@@ -28,6 +29,7 @@ const Kernels& cuda_kernels() {
   static constexpr Kernels table{
 #define VG_KERNEL(name, outputs, parameters) .name = Absent{},
 #include "ops/detail/kernels.def"
+      .explain_conv = cuda::kernel::explain_conv,
   };
   return table;
 }

@@ -7,6 +7,7 @@ const Kernels& cuda_kernels() {
   static constexpr Kernels table{
 #define VG_KERNEL(name, outputs, parameters) .name = cuda::kernel::name,
 #include "ops/detail/kernels.def"
+      .explain_conv = cuda::kernel::explain_conv,
   };
   return table;
 }

@@ -163,6 +163,7 @@ constexpr Kernels kProfiled{
 #define VG_KERNEL(name, outputs, parameters) \
   .name = [](auto... args) { run<real, &Kernels::name>(#name, outputs, args...); },
 #include "ops/detail/kernels.def"
+    .explain_conv = nullptr,  // explain_conv() never calls this table
 };
 
 }  // namespace

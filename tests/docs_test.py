@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Checks that the C++ code in the documentation occurs in programs that the build compiles and the tests run.
+"""Checks that the C++ code in the documentation occurs in programs that the build compiles and the tests run, and that
+the tests exist that docs/reliability.md names.
 
     tests/docs_test.py
 
 Each ```cpp block of the PAGES must occur in one of the SOURCES, line by line. Only the indentation of the whole block
-may differ. Prints the position of each block that does not occur. The exit status is 1 if there is such a block, or if
-the pages have no blocks.
+may differ. Prints the position of each block that does not occur, and each test that does not exist. The exit status is
+1 if there is such a block or test, or if the pages have no blocks.
 """
 import pathlib
+import re
 import sys
 import textwrap
 
@@ -40,6 +42,15 @@ def occurs(block, source):
     return any(dedented(source[i:i + len(wanted)]) == wanted for i in range(len(source) - len(wanted) + 1))
 
 
+def missing_tests():
+    """Returns the names of tests, such as Suite.Test, in docs/reliability.md that no file of tests/ defines."""
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([A-Z]\w+)\.([A-Z]\w+)`", page)
+    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/*/*.cpp"))
+    defined = set(re.findall(r"^TEST\w*\((\w+), (\w+)\)", sources, re.MULTILINE))
+    return [".".join(name) for name in named if name not in defined] if named else ["(the page names no test)"]
+
+
 def main():
     paths = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
     sources = [[line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()] for path in paths]
@@ -51,7 +62,10 @@ def main():
                 print(f"{name}:{number}: this block does not occur in {', '.join(SOURCES)}")
                 faults += 1
     print(f"{found} blocks, {faults} of them do not occur in the sources")
-    return 1 if faults or not found else 0
+    missing = missing_tests()
+    for name in missing:
+        print(f"docs/reliability.md: there is no test {name}")
+    return 1 if faults or missing or not found else 0
 
 
 sys.exit(main())

@@ -7,5 +7,6 @@ namespace voxgrad::cpu {
 
 #define VG_KERNEL(name, outputs, parameters) void name parameters;
 #include "ops/detail/kernels.def"
+ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
 }  // namespace voxgrad::cpu

@@ -144,9 +144,17 @@ struct StepGate {
 struct Kernels {
 #define VG_KERNEL(name, outputs, parameters) void(*name) parameters;
 #include "kernels.def"
+  /// Describes the kernel that the device of `w` would run for `pass`. Does not read the data of the views. For CUDA,
+  /// neither a GPU nor a build with CUDA is required.
+  ConvExplanation (*explain_conv)(ConvPass pass, const View& x, const View& w, const View& y,
+                                  const ConvGeometry& geometry);
 };
 
+/// Returns the kernels for the instructions that cpu_capability() names.
 const Kernels& cpu_kernels();
+/// Returns the CPU kernels for `capability`; if it is null, for the best capability of this processor. Throws Error if
+/// the program has no such kernels, or if the processor does not support them.
+const Kernels& cpu_kernels_for(const char* capability);
 /// All kernels throw "this build has no CUDA" in a build without CUDA.
 const Kernels& cuda_kernels();
 /// Returns a table whose entries run the kernels of the device and record each call in the profiler.
@@ -158,19 +166,10 @@ inline const Kernels& kernels(Device device) {
   return device.is_cuda() ? cuda_kernels() : cpu_kernels();
 }
 
-using ExplainConv = ConvExplanation(ConvPass pass, const View& x, const View& w, const View& y,
-                                    const ConvGeometry& geometry);
-namespace cpu {
-ExplainConv explain_conv;
-}
-namespace cuda::kernel {
-ExplainConv explain_conv;
-}
-/// Describes the kernel that the device of `w` would run for `pass`. Does not read the data of the views. For CUDA,
-/// neither a GPU nor a build with CUDA is required.
+/// Calls explain_conv of the device of `w`.
 inline ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y,
                                     const ConvGeometry& geometry) {
-  return (w.device < 0 ? cpu::explain_conv : cuda::kernel::explain_conv)(pass, x, w, y, geometry);
+  return (w.device < 0 ? cpu_kernels() : cuda_kernels()).explain_conv(pass, x, w, y, geometry);
 }
 
 }  // namespace voxgrad

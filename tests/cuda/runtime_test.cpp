@@ -205,8 +205,8 @@ TEST_F(CudaAllocator, RecoversFromFailingHostAllocations) {
   EXPECT_EQ(ones({1 << 20}, {.device = device}).sum().item(), 1 << 20);
 }
 
-/// Hands out parts of a tensor, in order, and counts the calls. No part begins at the address of the tensor itself, which
-/// belongs to the caching allocator.
+/// Hands out parts of a tensor, in order, and counts the calls. No part begins at the address of the tensor itself,
+/// which belongs to the caching allocator.
 struct PoolAllocator {
   Tensor pool = bytes_on_gpu(64 * kMiB);
   size_t used = 512;
