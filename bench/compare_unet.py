@@ -12,8 +12,8 @@ LIBRARY is the built libunet_peers.so. --network selects the network:
   four      the same with four stages (5.6 M parameters) and a loss at full resolution only
   resenc    nnU-Net's residual encoder with the stages of `six` (102.4 M parameters), 1, 3, 4, 6, 6 and 6 blocks per
             stage, one convolution per stage of the decoder, and a loss at full resolution only
-  mednext3, mednext5  MedNeXt-B with 32 channels and depthwise convolutions of 3^3 or 5^3 (11.0 M parameters), and a
-            loss at full resolution only
+  mednext3, mednext5  MedNeXt-B with 32 channels, depthwise convolutions of 3^3 (10.5 M parameters) or 5^3 (11.0 M
+            parameters), and a loss at full resolution only
 Training uses patches of 128^3 voxels, batch 2, Dice and cross-entropy loss, gradient clipping at 12, and SGD with
 Nesterov momentum. For deep supervision, PyTorch receives downsampled label maps, as nnU-Net's loader provides them.
 voxgrad receives the full label map and downsamples it in each step.
@@ -43,7 +43,8 @@ from torch.nn import functional as F
 
 from compare_gpu import gpu, timed
 
-# Each value: 1 if float32 products use TF32, otherwise 0; the dtype of autocast (2 bf16, 3 f16), or 0 without autocast.
+# Each value is a pair: whether float32 products use TF32 (1 or 0), and the dtype of autocast (0: no autocast, 2: bf16,
+# 3: f16).
 MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}
 NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4}, "resenc": {"stages": 6, "residual": True},
             "mednext3": {"stages": 5, "mednext": 3}, "mednext5": {"stages": 5, "mednext": 5}}

@@ -178,8 +178,8 @@ void RecomputedCall::run_again() {
     found_.clear();
     run(inputs);
   }
-  check(next_ == saved_.size(), "recompute", "the function's operations saved ", saved_.size(),
-        " tensors in the first call, but ", next_, " in the second call");
+  check(next_ == saved_.size(), "recompute", "the number of tensors that the function's operations saved is ",
+        saved_.size(), " in the first call, but ", next_, " in the second call");
   for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
   found_.clear();
 }

@@ -11,7 +11,7 @@ template <class T>
 struct PReLU {
   static constexpr int kInputs = 1;
   static constexpr bool kWrites = true, kSums = false;
-  using Channel = compute_t<T>;  ///< the slope
+  using Channel = compute_t<T>;  ///< type of the slope, which channel() returns
 
   PerChannel weight;
 

@@ -9,9 +9,9 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Fills `count` contiguous elements. A thread draws all elements of one counter. The lanes are compile-time constants,
-/// so that the Philox rounds are computed only once per counter. Launch: one thread per counter in a 1-D
-/// grid-stride loop, kBlock threads per CTA. No shared memory.
+/// Fills `count` contiguous elements. A thread draws all elements of one counter. The loop over these elements (lanes)
+/// is unrolled, so that the compiler computes the Philox rounds only once per counter. Launch: one thread per counter
+/// in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, bool normal>
 __global__ void __launch_bounds__(kBlock) draw(T* out, int64_t count, GeneratorState state) {
   constexpr int lanes = kUniformsPerCounter<T>;

@@ -37,7 +37,7 @@ void check_values(const char* op, const nn::Module& model, const TensorMap& file
       if (!is_floating(values.dtype()) || values.numel() == 0) continue;
       const double low = amin(values).item(), high = amax(values).item();  // both are NaN if any element is NaN
       check(finite ? std::isfinite(low) && std::isfinite(high) : !std::isnan(low), op, name, " must ",
-            finite ? "be finite" : "not contain NaN", "; its values range from ", low, " to ", high);
+            finite ? "be finite, but contains " : "not contain ", std::isnan(low) ? "NaN" : "infinities");
     }
   };
   check_tensors(model.named_parameters(), true);

@@ -39,21 +39,21 @@ html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "native"
 
-# Words in code font that are more often something else than the function of this name.
+# Words that are not linked: in code font, they rarely mean the function with this name.
 NOT_LINKED = {"name", "has", "check", "fail", "convert", "concat", "runtime", "record", "version", "place", "active"}
 
 TARGETS = {}  # name of a declaration: (page, anchor)
 
 
 class SearchableDomain(CPPDomain):
-    """The C++ domain without parameters, which would bury functions in the results of the search."""
+    """The C++ domain. Its parameters are not found by the search, so that the search finds functions first."""
 
     def get_objects(self):
         return (entry for entry in super().get_objects() if entry[2] not in ("functionParam", "templateParam"))
 
 
 def cached_id(declaration, compute=ASTDeclaration.get_newest_id):
-    """Returns the id of a declaration. Newer versions of Sphinx cache the id, too; it takes a third of the time."""
+    """Returns the id of a declaration. Without a cache, as in old versions of Sphinx, ids take a third of the time."""
     if not hasattr(declaration, "cached_id"):
         declaration.cached_id = compute(declaration)
     return declaration.cached_id
@@ -90,7 +90,7 @@ def collect_names(app, env):
         TARGETS.setdefault(name, (page, anchor))
         if kind != "enumerator":
             found.add(name.rsplit("::", 1)[-1])
-    # A test compares docs/ops.md with the headers, without Doxygen. So this check finds faults of reference.py.
+    # A test checks that the headers declare all names of docs/ops.md. A name without an entry is a fault of reference.py.
     entries = re.findall(r"^- ((?:`[^`]*`,? ?)+)", (ROOT / "docs/ops.md").read_text(encoding="utf-8"), re.MULTILINE)
     names = [name for entry in entries for name in re.findall(r"`(?:\w+::)*(\w+)`", entry)]
     if missing := [name for name in names if name not in found and name != "VG_MODULE"]:

@@ -104,7 +104,7 @@ Tensor resample(const Tensor& x, const Dims& size, int order, std::optional<int6
   if (x.size(1) == size[0] && x.size(2) == size[1] && x.size(3) == size[2]) return x;
   for (int64_t c = 0; c < x.size(0); ++c) {
     Tensor y = x.select(0, c).to(f64).contiguous();
-    Axes reduced;  // all axes except the separate axis; the clipping range is a range over these axes
+    Axes reduced;  // all axes except the separate axis; each slice along the separate axis is clipped to its own range
     for (int64_t a = 0; a < 3; ++a)
       if (a != axis) reduced.push_back(a);
     const Tensor low = amin(y, reduced, true), high = amax(y, reduced, true);

@@ -34,7 +34,9 @@ std::vector<uint8_t> gray(const vg::Tensor& slice, double gain) {
 }  // namespace
 
 void write_slices(const std::filesystem::path& path, const TestResult& test) {
-  constexpr int64_t kLeft = 76, kTop = 24, kMinColumn = 110;  // wide enough for the titles
+  constexpr int64_t kLeft = 76;        // width of the titles of the rows
+  constexpr int64_t kTop = 24;         // height of the titles of the columns
+  constexpr int64_t kMinColumn = 110;  // width of the longest title of a column
   constexpr uint32_t kBackground = 0x202020, kText = 0xe0e0e0;
   const vg::Tensor enlarged = vg::interpolate(test.low, {.scale_factor = 2.0});
   const std::array<vg::Tensor, 5> volumes{enlarged, test.trilinear, test.network, test.truth,

@@ -215,7 +215,7 @@ Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
 
 Loader::Iterator& Loader::Iterator::operator++() {
   const bool current = loader_->running_ == epoch_.get();  // set_epoch() may have been called in this loop
-  batch_ = {};                                             // frees the memory for the next batch
+  batch_ = {};  // frees the previous batch, so that the next one can reuse its memory
   if (epoch_->finished()) {
     if (current) {
       loader_->position_ = {epoch_->number() + 1, 0};

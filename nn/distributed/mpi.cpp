@@ -96,7 +96,8 @@ struct FixedCall {
   std::array<char, 240> text{};  ///< the beginning of the description, null-terminated
 };
 
-/// A running collective. Its Work owns the operation and, until the collective has completed, so does the communicator.
+/// A running collective. Its Work owns the operation; until the collective has completed, the communicator owns it,
+/// too.
 struct Operation {
   const char* name;
   Tensors tensors;

@@ -33,7 +33,7 @@ void for_all_positions(const View& y, const View& x, const View& grid, const Gri
                [&](int64_t begin, int64_t end) { for_each_position<C>(y, x, grid, how, begin, end, f); });
 }
 
-/// Computes channel number i of dx. `sums` is a buffer with one element per voxel.
+/// Computes channel i % C of sample i / C of dx. `sums` is a buffer with one element per voxel.
 template <class T, class C = compute_t<T>>
 void backward_input(const View& dx, const View& dy, const View& grid, const GridSampleOptions& how, int64_t i,
                     std::vector<C>& sums) {

@@ -42,8 +42,8 @@ struct StepUpdate<SgdStep, T> {
   }
 };
 
-/// Kingma and Ba, "Adam", ICLR 2015; decoupled: Loshchilov and Hutter, "Decoupled weight decay regularization",
-/// ICLR 2019; amsgrad: Reddi et al., "On the convergence of Adam and beyond", ICLR 2018.
+/// Adam: Kingma and Ba, "Adam", ICLR 2015. With `decoupled`, AdamW: Loshchilov and Hutter, "Decoupled weight decay
+/// regularization", ICLR 2019. With `amsgrad`: Reddi et al., "On the convergence of Adam and beyond", ICLR 2018.
 template <class T>
 struct StepUpdate<AdamStep, T> {
   T rate;          // learning rate divided by the bias correction of exp_avg
@@ -93,7 +93,8 @@ struct StepUpdate<AdamStep, T> {
   }
 };
 
-/// Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012; centered: Graves, arXiv:1308.0850. rest is 1 - alpha.
+/// RMSprop: Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012. With `centered`: Graves, arXiv:1308.0850. `rest` is
+/// 1 - alpha.
 template <class T>
 struct StepUpdate<RmspropStep, T> {
   T lr, alpha, rest, eps, weight_decay, momentum, sign;
@@ -261,7 +262,7 @@ void with_update(const UnscaleStep& step, const F& run) {
     run.template operator()<0>(check);
 }
 
-/// Returns the factor that divides gradients by the scale, rounded as in PyTorch, or 1 if `scale` is null.
+/// Returns 1 / *scale, rounded as in PyTorch, or 1 if `scale` is null. A gradient times this factor is unscaled.
 VG_HOST_DEVICE inline float inverse_scale(const float* scale) {
   return scale ? static_cast<float>(1 / static_cast<double>(*scale)) : 1.0F;
 }

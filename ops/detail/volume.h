@@ -73,8 +73,8 @@ inline bool is_dense_volume(const Tensor& x) {
   return x.is_contiguous() || x.is_contiguous(MemoryFormat::channels_last);
 }
 
-/// Returns `view`, the view of a dense tensor with the shape and memory format of x, reshaped to (N, C, L), where L is
-/// the number of voxels.
+/// Returns `view` reshaped to (N, C, L), where L is the number of voxels. `view` is dense and has the shape and the
+/// memory format of x.
 inline View as_rows(const Tensor& x, View view) {
   const int64_t n = x.size(0), c = x.size(1), l = voxel_count("as_rows", x);
   const bool last = x.suggest_memory_format() == MemoryFormat::channels_last;

@@ -289,7 +289,7 @@ TEST_F(SafetensorsTest, RejectsContentsThatCouldNotBeLoaded) {
   EXPECT_EQ(file_count(), 0);
 }
 
-TEST_F(SafetensorsTest, SurvivesDamage) {
+TEST_F(SafetensorsTest, LoadsOrRejectsDamagedFiles) {
   expect_survives_damage("f", file_of(kPair, kPairData), [](const auto& file) { return load_safetensors(file); });
 }
 

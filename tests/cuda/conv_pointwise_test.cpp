@@ -87,7 +87,8 @@ TEST(ConvPointwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
     }
 }
 
-TEST(ConvPointwisePlan, PrefersWidthAsChannelsForStridedWidth) {
+/// If the kernel is as wide as its stride, the planner views the width as channels (ConvRewrite::width_as_channels).
+TEST(ConvPointwisePlan, PrefersARewriteForStridedWidth) {
   ConvProblem p = head(ConvPass::dgrad, 32, 8);
   p.kernel = p.geometry.stride = {1, 1, 2};
   p.out_size[2] *= 2;

@@ -1,4 +1,4 @@
-// Tests the checksum of a plan, which decides whether a resumed run of segment reuses preprocessed cases.
+// Tests the checksum of a plan. A resumed run of the program `segment` reuses preprocessed cases only if it matches.
 #include <functional>
 #include <set>
 

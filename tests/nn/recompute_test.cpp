@@ -61,8 +61,8 @@ void expect_same_bits(Device device) {
   }
 }
 
-TEST(Recompute, IsBitwiseEqual) { expect_same_bits(Device::cpu()); }
-TEST(Recompute, IsBitwiseEqualOnCuda) {
+TEST(Recompute, MatchesAnOrdinaryCallBitwise) { expect_same_bits(Device::cpu()); }
+TEST(Recompute, MatchesAnOrdinaryCallBitwiseOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "no GPU is present";
   expect_same_bits(Device::cuda());
 }
@@ -138,8 +138,10 @@ TEST(Recompute, RejectsASecondCallThatDiffers) {
   const Tensor leaf = rand({3}).requires_grad_();
   int calls = 0;
   const Tensor y = nn::recompute([&](const Tensor& t) { return calls++ ? t * 1.0 : exp(t); }, leaf);
-  EXPECT_ERROR(sum(y).backward({}, true), "recompute: the function's operations saved 1 tensors");
-  EXPECT_ERROR(sum(y).backward(), "recompute: the function's operations saved 1 tensors");
+  EXPECT_ERROR(sum(y).backward({}, true),
+               "recompute: the number of tensors that the function's operations saved is 1 in the first call");
+  EXPECT_ERROR(sum(y).backward(),
+               "recompute: the number of tensors that the function's operations saved is 1 in the first call");
   int64_t length = 2;
   const Tensor z = nn::recompute([&](const Tensor& t) { return sin(narrow(t, 0, 0, length)); }, leaf);
   length = 3;

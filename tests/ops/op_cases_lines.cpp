@@ -55,7 +55,7 @@ void add_sums(std::vector<OpCase>& cases) {
     return result;
   };
   for (const int64_t axis : {0, 1, -1}) {
-    OpCase c{concat("cumsum_", axis + 1),
+    OpCase c{concat("cumsum_axis_", axis < 0 ? "last" : concat(axis)),
              [=](const Tensors& t) { return cumsum(t[0], axis); },
              {{{2, 5, 3}}},
              [=](const Arrays& a) { return along(a[0], axis, sums); }};
@@ -94,7 +94,7 @@ void add_sorts(std::vector<OpCase>& cases) {
   };
   for (const Form& form : forms)
     for (const int64_t axis : {0, 1, -1}) {
-      const std::string name = concat(form.name, '_', axis + 1);
+      const std::string name = concat(form.name, "_axis_", axis < 0 ? "last" : concat(axis));
       OpCase values{
           name, [=](const Tensors& t) { return form.function(t[0], axis).values; }, {{{3, 4, 2}, Domain::distinct}}};
       values.reference = [=](const Arrays& a) {

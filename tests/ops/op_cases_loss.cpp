@@ -166,7 +166,7 @@ void add_cross_entropies(std::vector<OpCase>& cases) {
     }
 }
 
-/// Adds cases with fewer and with more classes than the class_sums kernels support.
+/// Adds cases with numbers of classes that the class_sums kernels support, and with more classes.
 void add_many_classes(std::vector<OpCase>& cases) {
   for (const int64_t classes : {1, 2, 7, 16, 17, 37}) {
     const CrossEntropyOptions o{.label_smoothing = 0.1};

@@ -34,7 +34,7 @@ from voxgrad_torch._library import Context, Layout, call, library
 x, weight = torch.randn(2, 3, 5, 6, 7), torch.randn(4, 3, 3, 3, 3)
 torch.testing.assert_close(voxgrad_torch.functional.conv3d(x, weight), torch.nn.functional.conv3d(x, weight),
                            rtol=1e-4, atol=1e-4)
-# The messages of both libraries contain numbers, which iostreams print.
+# Both libraries print the numbers in their messages by iostreams, which fails if their copies of libstdc++ mix.
 table = Layout(dtype=0, device=-1, rank=2)
 try:
     call(library.voxgrad_conv_bias, ctypes.addressof(Context()), *(ctypes.addressof(table), 0) * 2)
@@ -74,14 +74,14 @@ def test_library_needs_only_glibc():
 
 
 @pytest.mark.parametrize("first", ["import torch", LOAD], ids=["torch", "voxgrad"])
-def test_order_of_imports(first):
+def test_works_in_both_orders_of_import(first):
     text = run_python(first + "\n" + USE)
     assert "must have 1 or 5 axes, got 2" in text, text
     assert "(19) must match the existing size (17)" in text, text
     assert "PyTorch built with" in text, text
 
 
-def test_metadata():
+def test_metadata_names_the_version_of_the_project():
     project = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     version = re.search(r"^project\(voxgrad VERSION ([0-9.]+)", project, re.MULTILINE)[1]
     assert DISTRIBUTION.version == voxgrad_torch.__version__ == version
@@ -89,7 +89,7 @@ def test_metadata():
     assert tags and all(re.fullmatch(r"py3-none-(many)?linux\w*", tag) for tag in tags), tags
 
 
-def test_command_line(tmp_path):
+def test_command_line_checks_the_package_and_prints_paths(tmp_path):
     module = (sys.executable, "-m", "voxgrad_torch")
     assert "cpu: a convolution" in output(*module, cwd=tmp_path)
     assert output(*module, "--version", cwd=tmp_path).strip() == voxgrad_torch.__version__
@@ -100,7 +100,7 @@ def test_command_line(tmp_path):
 
 @needs("cmake")
 @pytest.mark.parametrize("variable", ["CMAKE_PREFIX_PATH", "voxgrad_DIR"])
-def test_cmake_consumer(variable, tmp_path):
+def test_cmake_finds_the_package_and_builds_a_consumer(variable, tmp_path):
     folder = output(sys.executable, "-m", "voxgrad_torch", "--cmake-dir", cwd=tmp_path).strip()
     output("cmake", "-S", ROOT / "tests/consumer", "-B", tmp_path, f"-D{variable}={folder}")
     cache = (tmp_path / "CMakeCache.txt").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from voxgrad_torch import functional as vF
 
 PROBLEMS = 200  # per kind and dtype
 ACTIVATIONS = [torch.nn.ReLU(), torch.nn.LeakyReLU(0.01), torch.nn.GELU(), torch.nn.SiLU(), None]
-FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}  # largest error / epsilon
-CHANGES_VALUES = "expanded"
+FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}  # largest permitted error, as a multiple of the dtype's epsilon
+CHANGES_VALUES = "expanded"  # this form of a tensor repeats one slice
 
 
 class Conv:
@@ -116,7 +116,7 @@ def compare(problem, function, reference, operands, factor):
     got = gradients(function, operands, keep)
     expected = gradients(reference, [t if t is None else t.double().contiguous() for t in operands],
                          grads[0].double().contiguous())  # F.instance_norm has wrong gradients in other formats
-    floor = grads[0].abs().max().item() if grads[0].numel() else 0  # gradients that cancel have errors of this size
+    floor = grads[0].abs().max().item() if grads[0].numel() else 0  # if the terms of a gradient cancel, its error has this size
     names = ["y", "dx"] + [n for n, t in zip(["dweight", "dbias", "dgamma", "dbeta"], operands[1:]) if t is not None]
     for name, g, e in zip(names, got, expected):
         assert_near(g, e, factor, f"{name} of {problem}", floor)
@@ -128,7 +128,7 @@ def problems(kind, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["conv", "conv_transpose", "group_norm", "instance_norm"])
-def test_random_problems(kind, dtype, device):
+def test_values_and_gradients_match_float64(kind, dtype, device):
     draw = problems(kind, dtype)
     for _ in range(PROBLEMS):
         problem = Conv(draw, kind == "conv_transpose") if "conv" in kind else Norm(draw, kind == "instance_norm")
@@ -138,7 +138,7 @@ def test_random_problems(kind, dtype, device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("order", ["conv norm activation", "transposed activation norm"])
-def test_random_fused_problems(order, dtype, device):
+def test_fused_values_and_gradients_match_float64(order, dtype, device):
     """Compares a fused operation with float64 modules; only the result of the convolution is rounded."""
     draw = problems(order, dtype)
     transposed = order.startswith("transposed")

@@ -1,7 +1,7 @@
 """The operators, registered with torch.library as torch.ops.voxgrad.*.
 
 All volumes are (N, C, D, H, W). The convolution, the transposed convolution and the weight gradient are linear in both
-operands, and the gradients of each of the three are the other two. The operators are:
+operands. The other two of them compute the gradients of each one. The operators are:
 
   conv         the convolution, or the transposed convolution (the gradient of its input) if `transposed`
   conv_weight  the gradient of the weight
@@ -9,8 +9,8 @@ operands, and the gradients of each of the three are the other two. The operator
   norm         a group norm between two activations
   norm_backward  the gradients of norm
 
-Each operator has three parts: a function that calls the library, a function that returns results without data for
-tracing, and a formula for its gradient. Outside of tracing and compilation, the functions of this module skip PyTorch's
+Each operator has three parts: a function that calls the library, a function for tracing that returns tensors without
+data, and a formula for its gradient. Outside of tracing and compilation, the functions of this module skip PyTorch's
 dispatcher, which takes longer than a small convolution.
 """
 
@@ -85,9 +85,9 @@ class Plan:
     """The structures that a call passes to the library, and the layout of the result."""
 
     def __init__(self, structure, operands, result):
-        """Creates the layouts of the operands. `result`, also as an operand, may be a meta tensor.
+        """Creates the layouts of the operands. `result` may be a meta tensor, even if it is one of the operands.
 
-        The layout of an operand that is None is 0. The last operand is on the device of the call.
+        The layout of an operand that is None is 0. The call runs on the device of the last operand that is not None.
         """
         present = [t for t in operands if t is not None]
         self.device = present[-1].device
@@ -158,7 +158,7 @@ class ConvPlan(Plan):
 
 
 def _conv(x, weight, bias, *options):
-    if type(options[1]) is list:  # from PyTorch's dispatcher
+    if type(options[1]) is list:  # PyTorch's dispatcher passes lists, and the key needs tuples
         options = (*map(tuple, options[:4]), *options[4:])
     key = ("conv", options, layout_key(x), layout_key(weight), layout_key(bias))
     plan = _plans.get(key) or keep(_plans, key, ConvPlan(x, weight, bias, *options))
@@ -187,7 +187,7 @@ def _conv_bias(y):
 
 
 class NormPlan(Plan):
-    """A norm of a dense tensor. `options` are those of the operator."""
+    """A norm of a dense tensor. The parameters after `bias` are those of the operator norm."""
 
     def __init__(self, x, weight, bias, groups, eps, before, before_slope, after, after_slope):
         v = norm_volume(x)
