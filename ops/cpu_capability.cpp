@@ -8,7 +8,7 @@
 #include "ops/detail/kernels.h"
 
 extern "C" {
-#define VG_CPU_CAPABILITY(name) const voxgrad::Kernels& voxgrad_cpu_kernels_##name();
+#define VG_CPU_CAPABILITY(name) const voxgrad::Kernels* voxgrad_cpu_kernels_##name();
 VG_CPU_CAPABILITIES
 #undef VG_CPU_CAPABILITY
 }
@@ -18,7 +18,7 @@ namespace {
 
 struct Capability {
   const char* name;
-  const Kernels& (*kernels)();
+  const Kernels* (*kernels)();
 };
 
 // The best one first.
@@ -65,9 +65,9 @@ const Capability& chosen() {
 
 std::string cpu_capability() { return chosen().name; }
 const Kernels& cpu_kernels() {
-  static const Kernels& kernels = chosen().kernels();
+  static const Kernels& kernels = *chosen().kernels();
   return kernels;
 }
-const Kernels& cpu_kernels_for(const char* capability) { return choose(capability).kernels(); }
+const Kernels& cpu_kernels_for(const char* capability) { return *choose(capability).kernels(); }
 
 }  // namespace voxgrad

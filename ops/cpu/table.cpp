@@ -2,12 +2,12 @@
 // defines VG_CPU_TABLE as the name of the function below. The other names of the folder are private to a capability.
 #include "ops/cpu/kernels.h"
 
-extern "C" const voxgrad::Kernels& VG_CPU_TABLE() {
+extern "C" const voxgrad::Kernels* VG_CPU_TABLE() {
   using namespace voxgrad;
   static constexpr Kernels table{
 #define VG_KERNEL(name, outputs, parameters) .name = cpu::name,
 #include "ops/detail/kernels.def"
       .explain_conv = cpu::explain_conv,
   };
-  return table;
+  return &table;
 }
