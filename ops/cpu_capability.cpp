@@ -8,7 +8,7 @@
 #include "ops/detail/kernels.h"
 
 extern "C" {
-#define VG_CPU_CAPABILITY(name) const voxgrad::Kernels* voxgrad_cpu_kernels_##name();
+#define VG_CPU_CAPABILITY(name) const voxgrad::Kernels* vg_cpu_kernels_##name();
 VG_CPU_CAPABILITIES
 #undef VG_CPU_CAPABILITY
 }
@@ -23,7 +23,7 @@ struct Capability {
 
 // The best one first.
 constexpr Capability kCapabilities[] = {
-#define VG_CPU_CAPABILITY(name) {#name, voxgrad_cpu_kernels_##name},
+#define VG_CPU_CAPABILITY(name) {#name, vg_cpu_kernels_##name},
     VG_CPU_CAPABILITIES
 #undef VG_CPU_CAPABILITY
 };
