@@ -4,8 +4,8 @@
     bench/chart.py [NAME ...]
 
 Draws docs/img/NAME.svg from docs/data/NAME.csv (default: from each CSV file in docs/data). The first line of a CSV file
-is "# " and the title of the chart. Other lines that begin with "#" are comments. The remaining lines are CSV with the
-columns "label" and "milliseconds". Bars whose label begins with "voxgrad" are highlighted.
+is "# " and the title of the chart. Other lines that begin with "#" are comments. The remaining lines are CSV: a header
+with the columns "label" and "milliseconds", and one row per bar. Bars whose label begins with "voxgrad" are highlighted.
 """
 import argparse
 import csv

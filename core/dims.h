@@ -28,7 +28,7 @@ class Dims {
   }
   /// Returns `rank` copies of `value`.
   static Dims filled(int64_t rank, int64_t value) {
-    check(rank >= 0 && rank <= kMaxRank, "Dims", "a tensor has at most ", kMaxRank, " axes, got ", rank);
+    check(rank >= 0 && rank <= kMaxRank, "Dims", "a tensor has 0 to ", kMaxRank, " axes, got ", rank);
     Dims dims;
     while (dims.rank_ < rank) dims.values_[dims.rank_++] = value;
     return dims;
@@ -77,8 +77,8 @@ class Dims {
   int64_t rank_ = 0;
 };
 
-/// Inserts `axis` into `order`, which is sorted by key(axis), after all axes with the same key. Replaces std::sort,
-/// because GCC 14 warns of out-of-bounds accesses when std::sort is used on such a short array.
+/// Inserts `axis` into `order` so that `order` stays sorted by key. `axis` comes after axes with an equal key. Replaces
+/// std::sort, because GCC 14 warns of out-of-bounds accesses when std::sort is used on such a short array.
 template <class Key>
 void insert_sorted(Dims& order, int64_t axis, const Key& key) {
   int64_t place = order.size();
@@ -113,8 +113,8 @@ Strides contiguous_strides(const Shape& shape);
 /// shape must have at least three axes.
 Strides channels_last_strides(const Shape& shape);
 
-/// Returns false only if no two elements have the same address. The result true can be a false alarm. For views of
-/// dense tensors, returns false, except for views made by expand().
+/// Returns false only if no two elements have the same address. May also return true if no two elements
+/// overlap. Returns false for dense tensors and their views, except for views made by expand() or as_strided().
 bool may_overlap(const Shape& shape, const Strides& strides);
 
 /// Returns `axis`, or axis + rank if `axis` is negative. Throws if `axis` lies outside [-rank, rank), or

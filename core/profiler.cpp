@@ -27,8 +27,9 @@ thread_local Event* op_event = nullptr;  // the event of the innermost operator 
 struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
-  std::vector<Event> events;                          // the events of all running sessions
-  std::unordered_map<const void*, size_t> unclaimed;  // blocks to which no operator has written -> index of the event
+  std::vector<Event> events;  // the events of all running sessions
+  std::unordered_map<const void*, size_t>
+      unclaimed;  // maps each block that no operator has written to the index of its allocation in `events`
 };
 Recorder& recorder() {
   static auto* recorder = new Recorder;  // never destroyed: threads may end after main()
@@ -96,7 +97,8 @@ void Scope::stop() noexcept {
   const std::unique_ptr<Event> open(std::exchange(open_, nullptr));
   Event& event = *open;
   event.end = now();
-  // Ranges do not change the place. A range may end after the module in which it began, so its `outer` may be outdated.
+  // Ranges do not change the place. A range may end after the call of the module in which it began; its `outer` is then
+  // no longer the current place.
   if (event.kind != Kind::range) current_place = event.outer;
   if (event.kind == Kind::op) op_event = outer_op_;
   nvtxRangePop();
@@ -177,7 +179,8 @@ void Session::stop() {
   for (const int index : devices) {
     check(!Capture::current(), "profiler", "stop() cannot wait for the device while a CUDA graph is being captured");
     const Device device = Device::cuda(index);
-    synchronize(device);  // so that the device reaches the anchor event when the host records it
+    synchronize(device);  // so that the device reaches the anchor event, to which all device times are relative, at the
+                          // host time `at`
     const std::shared_ptr<void> anchor = runtime(device).mark(index);
     runtime(device).elapsed_ms(anchor.get(), anchor.get());
     const int64_t at = now();

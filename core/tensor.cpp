@@ -15,7 +15,7 @@ TensorBody& body_of(const Tensor& tensor, const char* op) {
   return *tensor.body();
 }
 
-/// Returns the range [low, high) of element offsets that the geometry can reach.
+/// Returns the range [low, high) of the offsets of all elements of a tensor with this shape and these strides.
 std::pair<int64_t, int64_t> reach(const Shape& shape, const Strides& strides, const char* op) {
   int64_t low = 0, high = 0;
   bool overflow = false;
@@ -258,7 +258,7 @@ Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strid
   const auto [low, high] = reach(shape, strides, "as_strided");
   const auto available = static_cast<int64_t>(tensor.storage()->bytes()) / item_size(tensor.dtype());
   const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;
-  check(inside, "as_strided", "shape ", shape, " with strides ", strides, " at ", storage_offset,
+  check(inside, "as_strided", "shape ", shape, " with strides ", strides, " and offset ", storage_offset,
         " reaches outside a storage of ", available, " elements");
   auto body = std::make_shared<TensorBody>();
   body->storage = tensor.storage();

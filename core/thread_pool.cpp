@@ -1,5 +1,5 @@
-// Idle threads of the pool sleep instead of spinning, because they share the cores with the threads of data loaders and
-// with other programs.
+// Implements parallel_for with a pool of threads. Idle threads sleep instead of spinning, because they share the cores
+// with the threads of data loaders and with other programs.
 #include "core/thread_pool.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 namespace voxgrad {
 namespace {
 
-/// The newest SerialGuard of this thread, or null. parallel_for runs serially while this thread has a guard. Threads
-/// also create a guard while they run pieces of a loop.
+/// The value in the newest SerialGuard of this thread, or null. parallel_for runs serially while this thread has a
+/// guard. Threads also create a guard while they run pieces of a loop.
 thread_local ScopedValue<bool>* inside_loop = nullptr;
 
 /// A call of parallel_for. Threads take pieces of the loop until none is left.

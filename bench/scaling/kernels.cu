@@ -48,8 +48,9 @@ __device__ void scale(Wide<T>* groups, int64_t count, float factor) {
   }
 }
 
-/// Multiplies `count` values by `factor` and runs for at least `time` nanoseconds. Does not change the last values if
-/// they do not fill a group of 16 bytes. The grid may have any size. Each CTA has kThreads threads.
+/// Imitates the reduction of a collective: multiplies `count` values by `factor` and runs for at least `time` ns. Does
+/// not change the last values if they do not fill a group of 16 bytes. The grid may have any size. Each CTA has
+/// kThreads threads.
 template <class T>
 __global__ void __launch_bounds__(kThreads) reduce(T* values, int64_t count, float factor, uint64_t time) {
   const uint64_t begin = nanoseconds();

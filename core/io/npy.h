@@ -18,8 +18,8 @@ struct NpyOptions {
 /// orders, C and Fortran order, and the dtypes f2, f4, f8, i4, i8, u1 and b1. Throws Error if the file cannot be read
 /// or violates the format, for object and structured dtypes, and for more than 8 axes.
 ///
-/// On the CPU, an array in C order and in the byte order of the machine is a private memory map of the file: see
-/// load_safetensors().
+/// On the CPU, if the array is in C order and in the byte order of the machine, the result is a private memory map of
+/// the file. load_safetensors() describes such tensors.
 Tensor load_npy(const std::filesystem::path& path, Device device = Device::cpu(), const NpyOptions& options = {});
 
 /// A .npy file that is read in parts, so that arrays may be larger than memory. Several threads may read at the same

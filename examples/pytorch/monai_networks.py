@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compares MONAI's SegResNet and UNet with and without replace_modules().
+"""Measures MONAI's SegResNet and UNet with PyTorch's modules, and after voxgrad_torch.replace_modules().
 
     monai_networks.py [--size 96] [--batch 1] [--repeats 10]
 
-Needs `pip install monai`. Runs on a GPU if PyTorch and voxgrad_torch have one.
+Needs `pip install monai`. Runs on a GPU if both PyTorch and voxgrad_torch can use one.
 """
 
 import argparse
