@@ -1,3 +1,4 @@
+// Implements the guard `autocast`, which selects the dtype in which operators compute.
 #include "core/autocast.h"
 
 #include "core/error.h"

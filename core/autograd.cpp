@@ -1,3 +1,4 @@
+// Implements the recorded graph: nodes, grad mode, version checks, hooks and recomputation.
 #include "core/autograd.h"
 
 #include <atomic>

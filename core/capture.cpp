@@ -1,3 +1,4 @@
+// Implements Capture, which identifies the CUDA graph that is being captured.
 #include "core/capture.h"
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// Implements Communicator: checks of arguments, collectives, and descriptions of calls that disagree.
 #include "core/communicator.h"
 
 #include <algorithm>

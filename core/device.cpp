@@ -1,3 +1,4 @@
+// Implements the names of devices, copies between devices, and memory statistics.
 #include "core/device.h"
 
 #include <charconv>

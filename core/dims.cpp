@@ -1,3 +1,4 @@
+// Implements the computations with shapes and strides: sizes, overlap, broadcasting.
 #include "core/dims.h"
 
 namespace voxgrad {

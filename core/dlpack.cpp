@@ -1,3 +1,4 @@
+// Implements the exchange of tensors with other libraries through DLPack.
 #include "core/dlpack.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the names of dtypes, type promotion and checks of values.
 #include "core/dtype.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the setting of the precision of float32 products on GPUs.
 #include "core/precision.h"
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// Implements the recorder and the sessions of the profiler.
 #include "core/profiler.h"
 
 #include <algorithm>

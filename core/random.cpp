@@ -1,3 +1,4 @@
+// Implements Generator, the default generator and the seed functions.
 #include "core/random.h"
 
 #include "core/detail/divide.h"

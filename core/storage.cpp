@@ -1,3 +1,4 @@
+// Implements Storage, the memory of a tensor.
 #include "core/storage.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// Implements the members of Tensor that need no operators.
 #include "core/tensor.h"
 
 #include <algorithm>

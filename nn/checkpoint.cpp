@@ -1,3 +1,4 @@
+// Implements the checkpoints of training runs.
 #include "nn/checkpoint.h"
 
 #include <cmath>

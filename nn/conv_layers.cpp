@@ -1,3 +1,4 @@
+// Implements the convolution layers.
 #include "nn/conv_layers.h"
 
 #include <cmath>

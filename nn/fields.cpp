@@ -1,3 +1,4 @@
+// Implements the storage of named numbers in a state_dict.
 #include "nn/fields.h"
 
 #include <algorithm>

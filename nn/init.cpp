@@ -1,3 +1,4 @@
+// Implements the initializers of parameters.
 #include "nn/init.h"
 
 #include <cmath>

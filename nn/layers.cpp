@@ -1,3 +1,4 @@
+// Implements linear layers, activations, dropout and flatten.
 #include "nn/layers.h"
 
 #include <cmath>

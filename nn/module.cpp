@@ -1,3 +1,4 @@
+// Implements Module, Parameter and Buffer.
 #include "nn/module.h"
 
 #include <cxxabi.h>

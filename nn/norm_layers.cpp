@@ -1,3 +1,4 @@
+// Implements the normalization layers.
 #include "nn/norm_layers.h"
 
 #include <array>

@@ -1,3 +1,4 @@
+// Implements Sequential, which runs convolutions, norms and activations as fused operations.
 #include "nn/sequential.h"
 
 #include <typeinfo>

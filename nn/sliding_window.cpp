@@ -1,3 +1,4 @@
+// Implements sliding-window inference.
 #include "nn/sliding_window.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the U-Nets of nnU-Net v2.
 #include "nn/unet.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the wrappers WeightNorm and SpectralNorm.
 #include "nn/weight_norm.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Implements the kernel that simulates a reduction, and gpu_name().
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 

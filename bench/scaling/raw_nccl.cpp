@@ -1,3 +1,4 @@
+// Implements calls of NCCL's all-reduce without voxgrad.
 #include "bench/scaling/raw_nccl.h"
 
 #ifdef SCALING_NCCL

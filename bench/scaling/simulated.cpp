@@ -1,3 +1,4 @@
+// Implements the simulation of many ranks on one GPU.
 #include "bench/scaling/simulated.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the training steps that the benchmark times.
 #include "bench/scaling/stepper.h"
 
 #include "bench/scaling/simulated.h"

@@ -1,3 +1,4 @@
+// Implements access to files through zlib.
 #include "core/io/detail/gzip_file.h"
 
 #include <unistd.h>

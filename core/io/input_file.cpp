@@ -1,3 +1,4 @@
+// Implements InputFile and the checks that all readers share.
 #include "core/io/detail/input_file.h"
 
 #include <fcntl.h>

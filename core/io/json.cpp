@@ -1,3 +1,4 @@
+// Implements a JSON reader on the parser of nlohmann-json, and functions that write JSON text.
 #include "core/io/detail/json.h"
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// Implements the reader of checkpoints that torch.save wrote.
 #include "core/io/pt.h"
 
 #include <bit>

@@ -1,3 +1,4 @@
+// Implements the reader of the directory of a zip archive, including zip64.
 #include "core/io/detail/zip_file.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Applies the rewrites of plan/rewrites.h to the tensors of a convolution.
 #include "cuda/conv/rewrites.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the canvas with cairo.
 #include "examples/common/canvas.h"
 
 #include <cairo.h>

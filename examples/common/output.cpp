@@ -1,3 +1,4 @@
+// Implements the locked output folder and the checks of standard output.
 #include "examples/common/output.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Draws slices of volumes with overlaid labels.
 #include "examples/common/overlays.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Draws slices in rows and columns.
 #include "examples/common/panels.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Draws plots of curves.
 #include "examples/common/plot.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the progress bar.
 #include "examples/common/progress.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// Reads the description of a network from nnU-Net's plans.
 #include "examples/nnunet/architecture.h"
 
 #include <set>

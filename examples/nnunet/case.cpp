@@ -1,3 +1,4 @@
+// Loads the images and labels of a case and checks their geometry and their values.
 #include "examples/nnunet/case.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the reader of nnU-Net's dataset folders.
 #include "examples/nnunet/dataset_folder.h"
 
 #include <dirent.h>

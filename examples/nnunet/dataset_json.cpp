@@ -1,3 +1,4 @@
+// Implements the reader of nnU-Net's file dataset.json.
 #include "examples/nnunet/dataset_json.h"
 
 #include <set>

@@ -1,3 +1,4 @@
+// Implements the checked reader of JSON files.
 #include "examples/nnunet/json.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Implements the network MedNeXt.
 #include "examples/nnunet/mednext.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the reader of nnU-Net's model folders.
 #include "examples/nnunet/model_folder.h"
 
 #include <algorithm>

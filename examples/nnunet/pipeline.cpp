@@ -1,3 +1,4 @@
+// Implements nnU-Net's preprocessing of a case and its conversion of logits to labels.
 #include "examples/nnunet/pipeline.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements nnU-Net's rules for the stages of a U-Net.
 #include "examples/nnunet/plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements nnU-Net's resampling of images and logits.
 #include "examples/nnunet/resample.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Writes model folders that nnU-Net v2 can load.
 #include <nlohmann/json.hpp>
 
 #include "core/io/atomic_file.h"

@@ -1,3 +1,4 @@
+// Finds the cases that the program predicts, and chooses the names of their results.
 #include "examples/predict/inputs.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// Implements the checksums of cases and of their preprocessing.
 #include "examples/segment/checksum.h"
 
 #include <zlib.h>

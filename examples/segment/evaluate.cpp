@@ -1,3 +1,4 @@
+// Computes Dice coefficients.
 #include "examples/segment/evaluate.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads and writes the file with the losses and Dice coefficients of a run.
 #include "examples/segment/history.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Predicts the labels of a case with a trained network.
 #include "examples/common/options.h"
 #include "examples/nnunet/pipeline.h"
 #include "examples/segment/train.h"

@@ -1,3 +1,4 @@
+// Writes the report of a run.
 #include "examples/segment/report.h"
 
 #include <cctype>

@@ -1,3 +1,4 @@
+// Implements the split of labeled data into a training part and a validation part.
 #include "examples/segment/split.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Writes preprocessed training cases to disk, and reuses intact files of an earlier run.
 #include "examples/segment/store.h"
 
 #include <cstdio>

@@ -1,3 +1,4 @@
+// Computes the properties of the training cases that determine the preprocessing.
 #include "examples/segment/survey.h"
 
 #include <algorithm>

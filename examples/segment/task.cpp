@@ -1,3 +1,4 @@
+// Implements the segmentation tasks.
 #include "examples/segment/task.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the training with its validation and its checkpoints.
 #include "examples/segment/train.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the quality measures and the tiled inference.
 #include "examples/superres/evaluate.h"
 
 #include <algorithm>

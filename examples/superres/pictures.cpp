@@ -1,3 +1,4 @@
+// Draws the pictures of a run.
 #include "examples/superres/pictures.h"
 
 #include <algorithm>

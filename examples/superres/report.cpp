@@ -1,3 +1,4 @@
+// Writes losses.csv and the report of a run.
 #include "examples/superres/report.h"
 
 #include <array>

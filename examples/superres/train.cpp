@@ -1,3 +1,4 @@
+// Implements the training on random patches.
 #include "examples/superres/train.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the sources of volumes and the functions that prepare them.
 #include "examples/superres/volume.h"
 
 #include <algorithm>

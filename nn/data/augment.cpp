@@ -1,3 +1,4 @@
+// Implements nnU-Net's data augmentation.
 #include "nn/data/augment.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the datasets.
 #include "nn/data/dataset.h"
 
 namespace voxgrad::data {

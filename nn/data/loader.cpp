@@ -1,3 +1,4 @@
+// Implements the data loader and its worker threads.
 #include "nn/data/loader.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the dataset of random patches.
 #include "nn/data/patches.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the samplers.
 #include "nn/data/sampler.h"
 
 #include "core/error.h"

@@ -1,3 +1,4 @@
+// Implements TCP connections between ranks.
 #include "nn/distributed/detail/connection.h"
 
 #include <netdb.h>

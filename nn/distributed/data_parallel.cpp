@@ -1,3 +1,4 @@
+// Implements data-parallel training: buckets of gradients, hooks and reductions.
 #include "nn/distributed/data_parallel.h"
 
 #include <algorithm>

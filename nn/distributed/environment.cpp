@@ -1,3 +1,4 @@
+// Reads the environment variables that a launcher sets.
 #include "nn/distributed/environment.h"
 
 #include <charconv>

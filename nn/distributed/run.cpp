@@ -1,3 +1,4 @@
+// Implements run(), which calls a function on several ranks.
 #include "nn/distributed/run.h"
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// Implements the sharding of an optimizer's state over the ranks.
 #include "nn/distributed/zero.h"
 
 #include <algorithm>

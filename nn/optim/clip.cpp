@@ -1,3 +1,4 @@
+// Implements gradient norms and gradient clipping.
 #include "nn/optim/clip.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Implements the exponential moving average of parameters.
 #include "nn/optim/ema.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements loss scaling for training in f16.
 #include "nn/optim/grad_scaler.h"
 
 #include <cmath>

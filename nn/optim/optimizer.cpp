@@ -1,3 +1,4 @@
+// Implements the base classes of all optimizers.
 #include "nn/optim/optimizer.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Implements the learning-rate schedules.
 #include "nn/optim/schedule.h"
 
 namespace voxgrad::optim {

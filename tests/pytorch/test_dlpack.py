@@ -176,7 +176,7 @@ def test_torch_shares_memory_of_voxgrad(name):
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1], [1, 2, 1, 2, 1, 2, 1, 2]])
-def test_unusual_shapes_of_voxgrad(shape):
+def test_scalars_empty_tensors_and_8_axes_are_shared(shape):
     x = Tensor.create("f32", shape)
     for producer in producers(x):
         a = np.from_dlpack(producer)
@@ -186,7 +186,7 @@ def test_unusual_shapes_of_voxgrad(shape):
             assert list(t.shape) == shape and t.flatten().tolist() == list(range(a.size))
 
 
-def test_strided_views_of_voxgrad():
+def test_strided_views_of_voxgrad_keep_their_strides():
     x = Tensor.create("i32", [2, 3, 4])
     view = x.transpose()
     a = np.from_dlpack(view)
@@ -254,7 +254,7 @@ def test_voxgrad_shares_memory_of_torch(name, options):
     assert x[0, 0] == 1
 
 
-def test_views_of_numpy():
+def test_views_of_numpy_keep_their_strides():
     whole = np.arange(24, dtype="f4").reshape(4, 6)
     x = Tensor.from_dlpack(whole[1:3, ::2].T, **NEW)
     assert str(x) == "[3, 2] f32 on cpu strides [2, 6]"
@@ -266,7 +266,7 @@ def test_views_of_numpy():
 
 
 @needs_torch
-def test_channels_last_of_torch():
+def test_channels_last_of_torch_is_kept():
     t = torch.rand(2, 3, 4, 5, 6).contiguous(memory_format=torch.channels_last_3d)
     x = Tensor.from_dlpack(t)
     assert str(x) == "[2, 3, 4, 5, 6] f32 on cpu strides [360, 1, 90, 18, 3]"

@@ -19,7 +19,7 @@ needs_gpu = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU and a 
 # ---- loading
 
 
-def test_missing_library_is_an_error_of_the_import():
+def test_import_fails_if_the_library_is_missing():
     code = """
 try:
     import voxgrad_torch
@@ -54,7 +54,7 @@ def test_library_is_loaded_before_and_after_numpy():
     (lambda r: vF.group_norm(r(1, 4, 4, 4, 4), 2, r(3)), r"expected a weight of shape \[4\]"),
     (lambda r: vF.group_norm(r(1, 4, 4, 4, 4), 2, r(4).double()), "expected a weight of .* got .*float64"),
 ])
-def test_errors(call, message, device):
+def test_wrong_arguments_raise_errors_at_every_call(call, message, device):
     for _ in range(2):  # a call that failed must not leave a plan
         with pytest.raises(RuntimeError, match=message):
             call(lambda *size: torch.zeros(size, device=device))
@@ -106,8 +106,8 @@ def test_exceptions_of_the_allocator_pass_through_the_library(monkeypatch):
 
 
 @needs_gpu
-def test_out_of_memory(monkeypatch):
-    """The first request fails as if the GPU were full; then the call succeeds."""
+def test_calls_succeed_after_running_out_of_memory(monkeypatch):
+    """The first call requests more memory than a GPU has. The second call must succeed."""
     x = torch.randn(2, 4, 5, 6, 7, device="cuda")
     expected = vF.group_norm(x, 2)
     original = torch.cuda.caching_allocator_alloc
@@ -123,7 +123,7 @@ def test_out_of_memory(monkeypatch):
 
 @needs_gpu
 @pytest.mark.parametrize("allowed", [False, True])
-def test_allow_tf32(allowed):
+def test_allow_tf32_selects_the_precision(allowed):
     torch.backends.cudnn.allow_tf32 = allowed
     x, weight = torch.randn(1, 64, 12, 12, 12, device="cuda"), torch.randn(64, 64, 3, 3, 3, device="cuda")
     expected = torch.nn.functional.conv3d(x.double(), weight.double(), padding=1)
@@ -137,7 +137,7 @@ def test_allow_tf32_is_read_at_every_call():
         assert bool(_library._allows_tf32()) == allowed
 
 
-def test_number_of_threads():
+def test_library_uses_as_many_threads_as_torch():
     """The library starts as many threads as PyTorch has, and the results do not depend on their number."""
     code = """
 import os, torch, voxgrad_torch as vt
@@ -162,8 +162,8 @@ print(all(map(torch.equal, *results)))
     assert run_python(code).split() == ["0", "1", "3", "True"]
 
 
-def test_deterministic_mode(device):
-    """In this mode, PyTorch fills results with NaN before the library writes them."""
+def test_deterministic_mode_does_not_change_results(device):
+    """In deterministic mode, PyTorch fills results with NaN before the library writes them."""
     model = vt.Sequential(vt.Conv3d(2, 4, 3), vt.GroupNorm(2, 4), torch.nn.GELU(), vt.ConvTranspose3d(4, 3, 2, 2),
                           vt.InstanceNorm3d(3)).to(device)
     x = torch.randn(2, 2, 6, 5, 4, device=device)
@@ -179,7 +179,7 @@ def test_deterministic_mode(device):
         torch.use_deterministic_algorithms(False)
 
 
-def test_inference_mode(device):
+def test_inference_mode_does_not_change_results(device):
     model = network(device)
     x = torch.randn(2, 2, 6, 5, 4, device=device)
     expected = model(x)
@@ -234,7 +234,7 @@ def test_results_may_change_in_place(device):
         y.sum().backward()
 
 
-def test_saved_tensors_hooks(device):
+def test_saved_tensors_hooks_receive_the_saved_tensors(device):
     model = network(device)
     x = torch.randn(2, 2, 6, 5, 4, device=device)
     expected = results_of(model, x)
@@ -247,7 +247,7 @@ def test_saved_tensors_hooks(device):
 # ---- threads, streams and graphs
 
 
-def test_two_threads(device):
+def test_two_threads_do_not_disturb_each_other(device):
     """Each thread has its own settings, plans and errors."""
     model = network(device)
     inputs = [torch.randn(n, 2, 6, 5, 4, device=device) for n in (1, 2, 3)]
@@ -275,7 +275,7 @@ def test_two_threads(device):
 
 
 @needs_gpu
-def test_two_streams():
+def test_two_streams_do_not_disturb_each_other():
     """Work on different streams overlaps in time, and scratch memory of one stream is not reused by the other."""
     model = network("cuda")
     inputs = [torch.randn(4, 2, 24, 24, 24, device="cuda") for _ in range(2)]
@@ -310,7 +310,7 @@ def test_calls_run_on_the_current_stream():
 
 @needs_gpu
 @pytest.mark.parametrize("autocast", [False, True])
-def test_cuda_graphs(autocast):
+def test_replays_of_a_cuda_graph_equal_eager_calls(autocast):
     """Captures a forward and a backward pass, and replays them with other inputs."""
     model = network("cuda")
     static = torch.randn(2, 2, 6, 5, 4, device="cuda")
@@ -335,7 +335,7 @@ def test_cuda_graphs(autocast):
 
 
 @needs_gpu
-def test_make_graphed_callables():
+def test_make_graphed_callables_accepts_networks():
     model, x = network("cuda"), torch.randn(2, 2, 6, 5, 4, device="cuda", requires_grad=True)
     expected = results_of(model, x)
     graphed = torch.cuda.make_graphed_callables(model, (x,))
@@ -343,7 +343,7 @@ def test_make_graphed_callables():
 
 
 @pytest.mark.skipif(len(DEVICES) < 2 or torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_second_gpu():
+def test_networks_run_on_the_second_gpu():
     model = network("cuda:1")
     x = torch.randn(2, 2, 6, 5, 4)
     with torch.no_grad():

@@ -47,7 +47,8 @@ def pair(name, arguments, options, device):
 
 @pytest.mark.parametrize("case", MODULES, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
 def test_modules_equal_those_of_torch(case, device):
-    """Compares signatures, initial values, texts, and results and gradients before and after load_state_dict()."""
+    """Compares signatures, texts and initial values. Then compares results and gradients before and after a
+    load_state_dict()."""
     name, arguments, options, size = case
     reference, module = pair(name, arguments, options, device)
     assert inspect.signature(type(module)) == inspect.signature(type(reference))
@@ -65,7 +66,7 @@ def test_modules_equal_those_of_torch(case, device):
     assert_equal_results(results_of(module, x), results_of(reference, x))
 
 
-def test_conv_transpose_with_output_size(device):
+def test_conv_transpose_accepts_output_size(device):
     reference, module = pair("ConvTranspose3d", (3, 2, 3), {"stride": 2}, device)
     x = torch.randn(1, 3, 4, 5, 2, device=device)
     for size in ((9, 12, 5), (10, 11, 6), (1, 2, 9, 11, 5)):
@@ -116,7 +117,7 @@ def count_fused_calls(monkeypatch, model, x):
     return len(calls)
 
 
-def test_sequential_fuses_only_what_it_may(device, monkeypatch):
+def test_sequential_fuses_only_supported_chains(device, monkeypatch):
     conv, norm, x = vt.Conv3d(2, 4, 3), vt.GroupNorm(2, 4), torch.randn(1, 2, 4, 4, 4, device=device)
     relu, count = torch.nn.ReLU(), lambda *m: count_fused_calls(monkeypatch, vt.Sequential(*m).to(device), x)
     assert count(conv, norm) == count(conv, norm, relu) == count(conv, relu, norm) == 1
@@ -152,7 +153,7 @@ def clones(model):
     yield torch.load(file, weights_only=False)
 
 
-def test_copies_and_pickles(device):
+def test_copies_give_equal_results_and_share_no_memory(device):
     model = network(device)
     x = torch.randn(2, 2, 6, 5, 4, device=device)
     expected = results_of(model, x)
@@ -184,7 +185,7 @@ def test_training_with_an_optimizer_equals_torch(device):
 
 
 def train_replica(rank, folder, backend, library):
-    """Trains a replica on a half of the batch, and saves its parameters and their gradients."""
+    """Trains a replica on one half of the batch, and saves its parameters and their gradients."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")

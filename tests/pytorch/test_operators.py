@@ -60,7 +60,7 @@ def operator_calls(device):
 
 
 @pytest.mark.parametrize("operator", ["conv", "conv_weight", "conv_bias", "norm", "norm_backward"])
-def test_opcheck(operator, device):
+def test_operators_pass_opcheck(operator, device):
     calls = [c for c in operator_calls(device) if c[1] is getattr(ops_voxgrad, operator)]
     assert calls
     for name, function, arguments in calls:
@@ -84,7 +84,7 @@ def check_gradients(function, inputs):
 @pytest.mark.parametrize("form", ["contiguous", "channels_last", "sliced"])
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_gradients_of_convolutions(transposed, axes, form, device):
+def test_convolutions_pass_gradcheck(transposed, axes, form, device):
     settings = {"stride": 2, "padding": 1, "dilation": [1, 2, 1][:axes], "groups": 2}
     name = f"conv_transpose{axes}d" if transposed else f"conv{axes}d"
     function = lambda x, weight, bias: getattr(vF, name)(x, weight, bias, **settings)
@@ -93,13 +93,13 @@ def test_gradients_of_convolutions(transposed, axes, form, device):
     check_gradients(function, (x, weight, r(2 if transposed else 4, form="contiguous")))
 
 
-def test_gradients_of_convolutions_without_bias_and_batch(device):
+def test_convolutions_without_bias_and_batch_pass_gradcheck(device):
     x, weight = random(2, 3, 2, 3, device=device), random(1, 2, 2, 1, 2, device=device)
     check_gradients(vF.conv3d, (x, weight))
     check_gradients(vF.conv_transpose3d, (x, random(2, 1, 1, 2, 1, device=device)))
 
 
-def test_gradients_of_conv_weight_and_conv_bias(device):
+def test_conv_weight_and_conv_bias_pass_gradcheck(device):
     x, y = random(2, 2, 3, 4, 2, device=device), random(2, 4, 2, 2, 2, device=device)
     geometry = options((1, 2, 1), (0, 1, 0), groups=2)
     check_gradients(lambda x, y: ops.conv_weight(x, y, (2, 3, 1), False, *map(tuple, geometry[:3]), 2), (x, y))
@@ -109,7 +109,7 @@ def test_gradients_of_conv_weight_and_conv_bias(device):
 @pytest.mark.parametrize("size", [(2, 4, 3, 2, 2), (2, 4, 3, 3), (3, 4, 5)], ids=str)
 @pytest.mark.parametrize("parameters", ["weight and bias", "weight", "bias", "none"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_gradients_of_norms(groups, parameters, size, device):
+def test_norms_pass_gradcheck(groups, parameters, size, device):
     x = random(*size, device=device)
     weight = random(8, device=device)[::2].detach().requires_grad_() if "weight" in parameters else None
     bias = random(4, device=device) if "bias" in parameters else None
@@ -120,7 +120,7 @@ def test_gradients_of_norms(groups, parameters, size, device):
 
 @pytest.mark.parametrize("after", ACTIVATIONS)
 @pytest.mark.parametrize("before", ACTIVATIONS)
-def test_gradients_of_norms_with_activations(before, after, device):
+def test_norms_with_activations_pass_gradcheck(before, after, device):
     settings = (2, 1e-2, before, ACTIVATIONS[before], after, ACTIVATIONS[after])
     x = random(2, 4, 2, 1, 3, device=device, form="channels_last")
     function = lambda x, weight, bias: ops.norm(x, weight, bias, None, *settings)
@@ -129,7 +129,7 @@ def test_gradients_of_norms_with_activations(before, after, device):
 
 @pytest.mark.parametrize("activation_first", [False, True])
 @pytest.mark.parametrize("norm", ["GroupNorm", "InstanceNorm3d"])
-def test_gradients_of_fused_operations(norm, activation_first, device):
+def test_fused_operations_pass_gradcheck(norm, activation_first, device):
     conv = vt.Conv3d(2, 4, 2)
     norm = vt.GroupNorm(2, 4, eps=1e-2) if norm == "GroupNorm" else vt.InstanceNorm3d(4, affine=True, eps=1e-2)
     names = ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -201,7 +201,7 @@ def test_tensors_without_data_have_the_same_metadata(mode, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(dtype, device):
+def test_autocast_gives_the_dtypes_and_values_of_torch(dtype, device):
     """Compares the dtypes of results and gradients with those of torch.nn, and the values with float64."""
     make = [lambda library: library.Conv3d(3, 4, 3, padding=1), lambda library: library.Conv2d(3, 4, 3, bias=False),
             lambda library: library.ConvTranspose3d(3, 4, 2), lambda library: library.ConvTranspose2d(3, 4, 2),
@@ -226,14 +226,14 @@ def test_autocast(dtype, device):
                 assert (g.float() - e.float()).abs().max() <= 4 * torch.finfo(dtype).eps * scale, type(module).__name__
 
 
-def test_autocast_leaves_float64(device):
+def test_autocast_does_not_convert_float64(device):
     x, weight = (random(*size, device=device) for size in ((1, 2, 3, 3, 3), (2, 2, 3, 3, 3)))
     with torch.autocast(device, torch.bfloat16):
         y = vF.conv3d(x, weight)
     assert same_bits(y, vF.conv3d(x, weight))
 
 
-def test_autocast_of_fused_operations(device):
+def test_autocast_converts_fused_operations(device):
     model = network(device)
     x = torch.randn(2, 2, 6, 5, 4, device=device)
     with torch.autocast(device, torch.bfloat16):
@@ -278,7 +278,7 @@ def assert_equal_results(got, expected, factor=64):
 
 
 @pytest.mark.parametrize("form", ["contiguous", "channels_last"])
-def test_compile(form, device):
+def test_compiled_networks_equal_eager_networks(form, device):
     model = network(device)
     if form == "channels_last":
         for module in model.modules():
@@ -293,7 +293,7 @@ def test_compile(form, device):
         assert_equal_results(results_of(compiled, x), results_of(model, x))
 
 
-def test_compile_with_dynamic_sizes(device):
+def test_compiled_networks_support_dynamic_sizes(device):
     model = network(device)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
@@ -305,7 +305,7 @@ def test_compile_with_dynamic_sizes(device):
     assert len(counts) == 1, "another size compiled the model again"
 
 
-def test_compile_functions(device):
+def test_compiled_functions_equal_eager_functions(device):
     """Compiles calls whose weights and options are arguments."""
 
     @torch.compile(fullgraph=True, backend="aot_eager")
@@ -320,7 +320,7 @@ def test_compile_functions(device):
         assert_near(function(x, weight, stride).detach(), expected.detach(), 64)
 
 
-def test_compile_with_inductor(device):
+def test_inductor_compiles_networks(device):
     if device == "cpu" and not shutil.which("g++"):
         pytest.skip("inductor needs g++ to compile for the CPU")
     model = vt.Sequential(vt.Conv3d(2, 4, 3, padding=1), vt.InstanceNorm3d(4, affine=True), torch.nn.LeakyReLU())
@@ -329,7 +329,7 @@ def test_compile_with_inductor(device):
     assert_equal_results(results_of(torch.compile(model, fullgraph=True), x), results_of(model, x))
 
 
-def test_export(device):
+def test_exported_networks_can_be_saved_and_loaded(device):
     model = network(device)
     x = torch.randn(2, 2, 6, 5, 4, device=device)
     batch = torch.export.Dim("batch", min=1, max=16)
@@ -347,7 +347,7 @@ def test_export(device):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoint(use_reentrant, device):
+def test_checkpoint_does_not_change_results(use_reentrant, device):
     model = network(device)
     checkpointed = lambda x: torch.utils.checkpoint.checkpoint_sequential(model, 2, x, use_reentrant=use_reentrant)
     checkpointed.parameters = model.parameters
@@ -362,7 +362,7 @@ def test_checkpoint(use_reentrant, device):
     assert all(map(same_bits, *found))
 
 
-def test_functional_call(device):
+def test_functional_call_uses_the_given_parameters(device):
     model, other = network(device), network(device)
     with torch.no_grad():
         for p in other.parameters():
@@ -372,7 +372,7 @@ def test_functional_call(device):
     assert same_bits(y, other(x))
 
 
-def test_vmap(device):
+def test_vmap_equals_a_loop_over_samples(device):
     weight = torch.randn(3, 2, 3, 3, 3, device=device)
     x = torch.randn(4, 2, 2, 5, 5, 5, device=device)
     with warnings.catch_warnings():
@@ -396,8 +396,8 @@ def test_forward_mode_differentiation_is_rejected(grad_enabled, device):
             torch.func.jvp(function, (x,), (x,))
 
 
-def test_negative_views(device):
-    """The imaginary part of a conjugated tensor stores the negative values."""
+def test_negative_views_are_resolved(device):
+    """Uses the imaginary part of a conjugated tensor: the memory of such a tensor holds the negated values."""
     r = lambda *size: torch.randn(size, dtype=torch.complex64, device=device).conj().imag
     x, weight, bias = r(1, 2, 4, 4, 4), r(2, 2, 3, 3, 3), r(2)
     assert x.is_neg()

@@ -50,7 +50,8 @@ print(torch.__config__.show())
 
 def output(*command, **options):
     """Returns the output of a command. Fails if the command fails."""
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False, **options)
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False,
+                            **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -69,8 +70,8 @@ def test_library_exports_only_the_c_interface():
 @needs("readelf")
 def test_library_needs_only_glibc():
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", LIBRARY))
-    assert needed and {re.sub(r"[-.].*", "", name) for name in needed} <= {"libc", "libm", "libdl", "libpthread", "librt",
-                                                                        "ld"}
+    glibc = {"libc", "libm", "libdl", "libpthread", "librt", "ld"}
+    assert needed and {re.sub(r"[-.].*", "", name) for name in needed} <= glibc
 
 
 @pytest.mark.parametrize("first", ["import torch", LOAD], ids=["torch", "voxgrad"])

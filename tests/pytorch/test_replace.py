@@ -37,8 +37,8 @@ def monai_seg_res_net():
 
 
 @pytest.mark.parametrize("make", [plain_conv_unet, residual_encoder_unet, monai_unet, monai_seg_res_net])
-def test_networks(make, device):
-    """Compares a network with replaced modules with the same network before, and reverts the replacement."""
+def test_networks_keep_their_results_and_state(make, device):
+    """Compares a network before and after its modules are replaced, and after the replacement is reverted."""
     torch.manual_seed(0)
     model, size = make()
     model = model.to(device, torch.float64)
@@ -104,7 +104,7 @@ def test_modules_keep_their_identity():
     assert seen == [1]
 
 
-def test_restore_modules():
+def test_restore_modules_reverts_the_types():
     model = example()
     types = list(map(type, model.modules()))
     vt.replace_modules(model)
@@ -122,7 +122,7 @@ def test_replaced_modules_reverts_after_an_exception_and_keeps_earlier_replaceme
     assert list(map(type, model.modules())) == types and type(model["chain"][0]) is vt.ConvTranspose2d
 
 
-def test_the_root_may_be_replaced(device):
+def test_the_root_module_can_be_replaced(device):
     model = torch.nn.Conv3d(2, 3, 3).to(device)
     x = torch.randn(1, 2, 4, 4, 4, device=device)
     expected = results_of(model, x)

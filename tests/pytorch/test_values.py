@@ -12,7 +12,8 @@ from voxgrad_torch import functional as vF
 
 PROBLEMS = 200  # per kind and dtype
 ACTIVATIONS = [torch.nn.ReLU(), torch.nn.LeakyReLU(0.01), torch.nn.GELU(), torch.nn.SiLU(), None]
-FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}  # largest permitted error, as a multiple of the dtype's epsilon
+# The largest permitted error, as a multiple of the dtype's epsilon:
+FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}
 CHANGES_VALUES = "expanded"  # this form of a tensor repeats one slice
 
 
@@ -116,7 +117,8 @@ def compare(problem, function, reference, operands, factor):
     got = gradients(function, operands, keep)
     expected = gradients(reference, [t if t is None else t.double().contiguous() for t in operands],
                          grads[0].double().contiguous())  # F.instance_norm has wrong gradients in other formats
-    floor = grads[0].abs().max().item() if grads[0].numel() else 0  # if the terms of a gradient cancel, its error has this size
+    # If the terms of a gradient cancel, its error is relative to the terms, which have about this size.
+    floor = grads[0].abs().max().item() if grads[0].numel() else 0
     names = ["y", "dx"] + [n for n, t in zip(["dweight", "dbias", "dgamma", "dbeta"], operands[1:]) if t is not None]
     for name, g, e in zip(names, got, expected):
         # float32 gradients of the parameters of a half-precision operation have the tolerance of float32

@@ -1,3 +1,4 @@
+// Encodes TMA tensor maps.
 #include "cuda/conv/common/tensor_map.h"
 
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// Divides the axes of a convolution into phases.
 #include "cuda/conv/plan/axis_phases.h"
 #include "core/detail/divide.h"
 

@@ -1,3 +1,4 @@
+// Chooses the kernel family and the plan of a convolution.
 #include "cuda/conv/plan/choose.h"
 
 #include <mutex>

@@ -1,3 +1,4 @@
+// Implements ConvProblem, the description of a convolution for the planners.
 #include <algorithm>
 #include <atomic>
 

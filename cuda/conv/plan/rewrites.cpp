@@ -1,3 +1,4 @@
+// Implements the rewrites of a problem as another problem.
 #include "cuda/conv/plan/rewrites.h"
 
 #include <algorithm>

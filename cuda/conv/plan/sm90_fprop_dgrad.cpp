@@ -1,3 +1,4 @@
+// Plans fprop and dgrad as implicit GEMMs of channels-last inputs.
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 
 #include <algorithm>

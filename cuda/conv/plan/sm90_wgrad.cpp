@@ -1,3 +1,4 @@
+// Plans the channels-last weight gradient by wgmma.
 #include "cuda/conv/plan/sm90_wgrad.h"
 
 #include <algorithm>

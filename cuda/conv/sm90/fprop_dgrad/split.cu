@@ -1,3 +1,4 @@
+// Implements the kernels that split float32 tensors into two TF32 parts.
 #include "cuda/conv/sm90/fprop_dgrad/split.h"
 
 #include "core/detail/divide.h"

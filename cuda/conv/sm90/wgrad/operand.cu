@@ -1,3 +1,4 @@
+// Implements the kernels that prepare the operands of the channels-last weight gradient.
 #include "cuda/conv/sm90/wgrad/operand.h"
 
 #include <cooperative_groups.h>
