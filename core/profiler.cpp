@@ -29,8 +29,8 @@ struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
   std::vector<Event> events;  // the events of all running sessions
-  std::unordered_map<const void*, size_t>
-      unclaimed;  // maps each block that no operator has written to the index of its allocation in `events`
+  // Maps each block that no operator has written to the index of its allocation in `events`.
+  std::unordered_map<const void*, size_t> unclaimed;
 };
 Recorder& recorder() {
   static auto* recorder = new Recorder;  // never destroyed: threads may end after main()
@@ -180,8 +180,9 @@ void Session::stop() {
   for (const int index : devices) {
     check(!Capture::current(), "profiler", "stop() cannot wait for the device while a CUDA graph is being captured");
     const Device device = Device::cuda(index);
-    synchronize(device);  // so that the device reaches the anchor event, to which all device times are relative, at the
-                          // host time `at`
+    // All device times are relative to the anchor event. Without pending work, the device reaches this event at the
+    // host time `at`.
+    synchronize(device);
     const std::shared_ptr<void> anchor = runtime(device).mark(index);
     runtime(device).elapsed_ms(anchor.get(), anchor.get());
     const int64_t at = now();

@@ -142,8 +142,8 @@ void train() {
   vg::optim::ExponentialMovingAverage average(model, {.decay = 0.99});
   average.update();  // after each step of the optimizer
   {
-    const auto swapped =
-        average.swap();  // the model uses the averages until the end of the block
+    // The model uses the averages until the end of the block.
+    const auto swapped = average.swap();
     std::cout << vg::dice_ce_loss(model(x), y).item() << '\n';
   }
   // [end]
