@@ -8,8 +8,8 @@
 
 namespace voxgrad {
 
-/// During its lifetime, converts the floating operands of the operators that this thread calls, as torch.autocast does.
-/// Put `vg::autocast guard(vg::bf16);` around the forward pass and the loss.
+/// During its lifetime, converts the floating-point operands of the operators that this thread calls, as torch.autocast
+/// does. Put `vg::autocast guard(vg::bf16);` around the forward pass and the loss.
 ///
 /// The table in ops/autocast.cpp selects the dtype: `dtype` (bf16 or f16) for convolutions and matrix products; f32 for
 /// losses and other operators for which the range or precision of bf16 and f16 is too small. All other operators

@@ -321,7 +321,7 @@ bool Tensor::requires_grad() const {
 
 const Tensor& Tensor::requires_grad_(bool value) const {
   check(is_leaf() || value, "requires_grad_", "cannot be switched off for the result of an operation; use detach()");
-  check(!value || is_floating(dtype()), "requires_grad_", "only floating tensors have gradients, got ",
+  check(!value || is_floating(dtype()), "requires_grad_", "only floating-point tensors have gradients, got ",
         describe(*this));
   if (value || body_->autograd) data_of(*this).requires_grad = value;
   return *this;

@@ -65,7 +65,7 @@ class Dims {
       if (a[i] != b[i]) return false;
     return true;
   }
-  /// Prints "[2, 32, 8]".
+  /// Prints, for example, "[2, 32, 8]".
   friend std::ostream& operator<<(std::ostream& out, const Dims& dims) {
     out << '[';
     for (int64_t i = 0; i < dims.rank_; ++i) out << (i ? ", " : "") << dims[i];

@@ -56,7 +56,7 @@ dlpack::DLManagedTensor* to_dlpack_unversioned(const Tensor& tensor);
 
 /// Returns a tensor that shares the memory of `managed`. The strides are the same unless the tensor is empty. Takes
 /// ownership: `deleter` is called when the last view is destroyed, or before the function throws. Throws for a major
-/// version other than 1, read-only memory, dtypes and devices that voxgrad does not have, more than kMaxRank axes,
+/// version other than 1, read-only memory, dtypes and devices that voxgrad does not support, more than kMaxRank axes,
 /// negative strides, and memory that is null, too large or not aligned to the dtype.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* managed);
 Tensor from_dlpack(dlpack::DLManagedTensor* managed);

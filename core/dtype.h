@@ -102,7 +102,7 @@ VG_HOST_DEVICE To convert(From x) {
 }
 
 /// Throws "<op>: <value> does not fit <dtype>" if `dtype` is an integer dtype and `value` is NaN or outside its range
-/// after the fraction is dropped. Accepts any value for floating dtypes and bool.
+/// after the fraction is dropped. Accepts any value for floating-point dtypes and bool.
 void check_fits(const char* op, double value, DType dtype);
 
 /// Throws "<op> has no <device> kernel for <dtype>".

@@ -18,7 +18,7 @@ bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { ret
 
 /// Returns possible reasons why the tensor has no graph, for an error message. A tensor does not store the reason.
 const char* why_no_graph(const Tensor& tensor) {
-  if (!is_floating(tensor.dtype())) return "; only floating tensors have gradients";
+  if (!is_floating(tensor.dtype())) return "; only floating-point tensors have gradients";
   if (!grad_enabled()) return "; recording is off on this thread: a NoGradGuard is in effect";
   return "; either none of its inputs requires grad (frozen parameters?), "
          "or it was computed under a NoGradGuard, or it comes from detach()";

@@ -16,7 +16,7 @@ constexpr int64_t kEdge = 3;                 // elements printed at each end of 
 
 constexpr int64_t kLineWidth = 80;
 
-/// Formats floating elements. All have the same style: whole numbers, four decimals, or an exponent.
+/// Formats floating-point elements. All have the same style: whole numbers, four decimals, or an exponent.
 std::vector<std::string> texts_of(const std::vector<double>& values) {
   double largest = 0, smallest = std::numeric_limits<double>::infinity();
   bool whole = true;

@@ -277,8 +277,8 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   check(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(item_size(options.dtype)) == 0, "from_blob",
         "data at ", data, " is not aligned to the ", item_size(options.dtype), " bytes of an element of ",
         options.dtype);
-  check(!options.requires_grad || is_floating(options.dtype), "from_blob", "only floating tensors have gradients, got ",
-        shape, ' ', options.dtype);
+  check(!options.requires_grad || is_floating(options.dtype), "from_blob",
+        "only floating-point tensors have gradients, got ", shape, ' ', options.dtype);
   if (!release) release = [](void*) {};
   auto body = std::make_shared<TensorBody>();
   body->shape = shape;

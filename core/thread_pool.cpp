@@ -18,8 +18,8 @@
 namespace voxgrad {
 namespace {
 
-/// The value in the newest SerialGuard of this thread, or null. parallel_for runs serially while this thread has a
-/// guard. Threads also create a guard while they run pieces of a loop.
+/// Points to the value in the newest SerialGuard of this thread, or is null. parallel_for runs serially while this
+/// thread has a guard. Threads also create a guard while they run pieces of a loop.
 thread_local ScopedValue<bool>* inside_loop = nullptr;
 
 /// A call of parallel_for. Threads take pieces of the loop until none is left.

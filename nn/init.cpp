@@ -17,7 +17,7 @@ thread_local ScopedValue<bool>* skipping = nullptr;
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
 
 void require_floating(const Tensor& tensor, const char* op) {
-  check(tensor.defined() && is_floating(tensor.dtype()), op, "needs a floating tensor, got ", describe(tensor));
+  check(tensor.defined() && is_floating(tensor.dtype()), op, "needs a floating-point tensor, got ", describe(tensor));
 }
 
 double kaiming_std(const Tensor& tensor, const KaimingOptions& options) {

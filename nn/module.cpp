@@ -316,7 +316,7 @@ void Module::to(Device device) {
 }
 
 void Module::to(DType dtype) {
-  check(is_floating(dtype), "to", "modules can be converted to floating dtypes, not to ", dtype);
+  check(is_floating(dtype), "to", "modules can be converted to floating-point dtypes, not to ", dtype);
   convert([dtype](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
 }
 

@@ -137,9 +137,9 @@ class Module {
   LoadReport compare_state_dict(const TensorMap& state) const;
   /// Throws the Error that a strict load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const;
-  /// Copies the values of `state` into the parameters and buffers. The devices and the floating dtypes may differ. If
-  /// there are differences and `strict` is true, throws one Error that lists them all and copies nothing. Otherwise
-  /// copies the entries that fit and returns the differences.
+  /// Copies the values of `state` into the parameters and buffers. The devices and the floating-point dtypes may
+  /// differ. If there are differences and `strict` is true, throws one Error that lists them all and copies nothing.
+  /// Otherwise copies the entries that fit and returns the differences.
   LoadReport load_state_dict(const TensorMap& state, bool strict = true);
 
   /// Sets training mode (the default) or evaluation mode, here and in all modules below. The mode affects layers such
@@ -159,8 +159,8 @@ class Module {
   /// Moves all parameters, buffers and gradients to a device, in place: other handles of these tensors, such as those
   /// of an optimizer, refer to the moved tensors. Throws Error if the device is not available.
   void to(Device device);
-  /// Converts all floating parameters, buffers and gradients to a floating dtype, in place. Integer tensors keep their
-  /// dtype. Throws Error if `dtype` is not floating.
+  /// Converts all floating-point parameters, buffers and gradients to a floating-point dtype, in place. Integer tensors
+  /// keep their dtype. Throws Error if `dtype` is not floating.
   void to(DType dtype);
   /// Converts all parameters, buffers and gradients with four or five axes to a memory format, in place, as PyTorch
   /// does. In channels_last the second axis of a weight (out_channels, in_channels / groups, kernel...) is innermost.

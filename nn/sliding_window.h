@@ -32,8 +32,8 @@ struct SlidingWindowOptions {
   std::function<bool(int64_t done, int64_t total)> progress{};
 };
 
-/// The model: a function that maps windows (B, C, window...) to predictions (B, K, window...) of a floating dtype, for
-/// any K. If the model is a module, call eval() of the module first.
+/// The model: a function that maps windows (B, C, window...) to predictions (B, K, window...) of a floating-point
+/// dtype, for any K. If the model is a module, call eval() of the module first.
 using WindowModel = std::function<Tensor(const Tensor& windows)>;
 
 /// Returns the model's predictions for `volume` (N, C, D, H, W): (N, K, D, H, W) of dtype sum_dtype, or f64 if

@@ -49,7 +49,7 @@ Tensor ramp(const char* op, double start, double step, double count, TensorOptio
 using RandomKernel = void (*Kernels::*)(const View&, GeneratorState);
 
 Tensor draw(const char* op, RandomKernel kernel, const Shape& shape, TensorOptions options, Generator* generator) {
-  check(is_floating(options.dtype), op, "needs a floating dtype, got ", options.dtype);
+  check(is_floating(options.dtype), op, "needs a floating-point dtype, got ", options.dtype);
   Generator& source = generator ? *generator : default_generator();
   return make(op, shape, options, [&](const View& out) {
     (kernels(options.device).*kernel)(out, source.reserve(out.numel(), options.dtype));
@@ -87,7 +87,7 @@ Tensor linspace(double start, double end, int64_t count, TensorOptions options) 
   check_finite("linspace", "end", end);
   check(std::isfinite(end - start), "linspace", "the distance from ", start, " to ", end, " overflows");
   check(count >= 0, "linspace", "count must not be negative, got ", count);
-  check(is_floating(options.dtype), "linspace", "needs a floating dtype, got ", options.dtype);
+  check(is_floating(options.dtype), "linspace", "needs a floating-point dtype, got ", options.dtype);
   const double step = count > 1 ? (end - start) / static_cast<double>(count - 1) : 0;
   return ramp("linspace", start, step, static_cast<double>(count), options);
 }

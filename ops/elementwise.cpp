@@ -147,7 +147,7 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
   return like.shape() == shape ? empty_strided(shape, empty_like_strides(like), options) : empty(shape, options);
 }
 
-/// Converts x and y to the dtype in which `op` computes. An operator that supports only floating dtypes converts
+/// Converts x and y to the dtype in which `op` computes. An operator that supports only floating-point dtypes converts
 /// integers and bool to f32.
 template <BinaryOp op>
 std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
@@ -187,7 +187,7 @@ Tensor call(const Tensor& x, const Tensor& y, double a, double b) {
   return binary<op>(x, y, a, b);
 }
 
-/// Returns 0 for bool, 1 for integers and 2 for floating dtypes.
+/// Returns 0 for bool, 1 for integers and 2 for floating-point dtypes.
 int kind_of(DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; }
 
 }  // namespace

@@ -129,7 +129,7 @@ inline Tensor operator>=(Scalar x, const Tensor& y) { return le(y, x); }
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
-/// Activations accept floating dtypes only.
+/// Activations accept floating-point dtypes only.
 Tensor relu(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor tanh(const Tensor& x);

@@ -31,7 +31,7 @@ Dims unravel(int64_t flat, const Shape& shape) {
   return index;
 }
 
-/// Returns the tensors that are defined and have a floating dtype.
+/// Returns the tensors that are defined and have a floating-point dtype.
 Tensors floating(const Tensors& tensors) {
   Tensors kept;
   for (const Tensor& t : tensors)
@@ -144,7 +144,7 @@ GradcheckReport Check::run() {
   {
     const GradModeGuard recording(true);
     outputs = floating(function_(inputs_));
-    check(!outputs.empty(), op_, "the function returned no floating tensor");
+    check(!outputs.empty(), op_, "the function returned no floating-point tensor");
     for (size_t k = 0; k < outputs.size(); ++k) {
       check(outputs[k].dtype() == f64, op_, "output ", k, " must be f64, got ", describe(outputs[k]));
       const Tensor weight = draw(outputs[k], generator);

@@ -32,7 +32,7 @@ struct GradcheckReport {
 };
 
 /// Compares the gradients of `function` with central differences for every input that requires grad. Throws Error if a
-/// floating input is not f64, if no input requires grad, or if an output changes between two identical calls.
+/// floating-point input is not f64, if no input requires grad, or if an output changes between two identical calls.
 GradcheckReport gradcheck(const std::function<Tensors(const Tensors&)>& function, const Tensors& inputs,
                           const GradcheckOptions& options = {});
 /// Checks second derivatives: applies gradcheck to the gradients of `function` as functions of the inputs and of random

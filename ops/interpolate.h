@@ -49,7 +49,8 @@ struct InterpolateOptions {
 /// Resizes x (N, C, L), (N, C, H, W) or (N, C, D, H, W) as PyTorch's interpolate does with its default
 /// recompute_scale_factor: positions are computed from scale_factor if it is given. Except in mode bicubic, an axis
 /// whose size does not change is copied regardless of scale_factor, as in PyTorch's trilinear mode on the CPU. x must
-/// have a floating dtype. Throws Error if an axis of x other than the batch is empty or if the result has no voxels.
+/// have a floating-point dtype. Throws Error if an axis of x other than the batch is empty or if the result has no
+/// voxels.
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 }  // namespace voxgrad

@@ -58,7 +58,7 @@ void check_list(const char* op, TensorSpan params, const List& list, bool is_sta
 void check_params(const char* op, TensorSpan params) {
   for (size_t i = 0; i < params.size(); ++i) {
     check(params[i].defined(), op, "parameter ", i, " is undefined");
-    check(is_floating(params[i].dtype()), op, "parameters must have a floating dtype, parameter ", i, " is ",
+    check(is_floating(params[i].dtype()), op, "parameters must have a floating-point dtype, parameter ", i, " is ",
           describe(params[i]));
     check(is_dense_volume(params[i]), op, "parameter ", i,
           " is neither contiguous nor channels_last: ", describe(params[i]));

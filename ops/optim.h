@@ -2,10 +2,10 @@
 // update of one element. nn/optim/ contains the optimizers that users construct.
 //
 // The following holds for all steps. Entry i of each list belongs to parameter i; a list that the options do not use is
-// empty. A gradient has the shape, device and floating dtype of its parameter. The state has the same shape, device and
-// dtype, except that the state of parameters in bf16 and f16 is f32. Dtype and device may differ between parameters.
-// Parameters are contiguous or channels-last, and their state has the same memory format. Autograd records nothing. If
-// an argument is invalid, the functions throw Error before they modify any tensor.
+// empty. A gradient has the shape, device and floating-point dtype of its parameter. The state has the same shape,
+// device and dtype, except that the state of parameters in bf16 and f16 is f32. Dtype and device may differ between
+// parameters. Parameters are contiguous or channels-last, and their state has the same memory format. Autograd records
+// nothing. If an argument is invalid, the functions throw Error before they modify any tensor.
 #pragma once
 
 #include <cstdint>
@@ -89,9 +89,9 @@ void optimizer_step(TensorSpan params, TensorSpan grads, std::initializer_list<T
 /// any strides.
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& scale, bool write = true);
 /// Returns the sum of the squares of all elements of `grads`, as an f64 tensor without axes on the device of the first
-/// gradient. The gradients may have any floating dtypes, devices and strides.
+/// gradient. The gradients may have any floating-point dtypes, devices and strides.
 Tensor sum_of_squares(TensorSpan grads);
-/// Multiplies `grads`, which may have any floating dtypes, devices and strides, by `factor` (f64, one element) in
+/// Multiplies `grads`, which may have any floating-point dtypes, devices and strides, by `factor` (f64, one element) in
 /// place.
 void scale_gradients(TensorSpan grads, const Tensor& factor);
 /// Computes targets = factor * sources. Each source has the shape, dtype and device of its target, and any strides. The

@@ -11,7 +11,7 @@ namespace voxgrad {
 
 /// Returns the sum. The sum of integers and bool is i64 and wraps around.
 Tensor sum(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Returns the mean. x must have a floating dtype.
+/// Returns the mean. x must have a floating-point dtype.
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 /// Return the maximum or minimum. If several elements are equal to the result, they share the gradient equally. Throw
 /// Error if there are no elements.
@@ -35,7 +35,7 @@ Tensor cumsum(const Tensor& x, int64_t axis);
 /// is the gradient of expand(). Throws Error if `shape` does not broadcast to the shape of x.
 Tensor sum_to(const Tensor& x, const Shape& shape);
 
-/// Return exp(x) / sum(exp(x)) along `axis`, or its logarithm. x must have a floating dtype.
+/// Return exp(x) / sum(exp(x)) along `axis`, or its logarithm. x must have a floating-point dtype.
 Tensor softmax(const Tensor& x, int64_t axis);
 Tensor log_softmax(const Tensor& x, int64_t axis);
 

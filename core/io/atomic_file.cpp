@@ -1,5 +1,6 @@
-// The order of the system calls makes the write atomic: the data is flushed to the disk, then the file is renamed, then
-// the directory is flushed. After a power failure, the file contains either the old bytes or all of the new bytes.
+// Implements AtomicFile. The order of the system calls makes the write atomic: the data is flushed to the disk, then
+// the file is renamed, then the directory is flushed. After a power failure, the file contains either the old bytes or
+// all of the new bytes.
 //
 // A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Each
 // writer holds an flock on its file, so a file without a lock is abandoned. The system releases the lock when the

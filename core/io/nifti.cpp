@@ -30,7 +30,7 @@ constexpr size_t kHeaderBytes = 348;
 constexpr size_t kDescripBytes = 80;
 constexpr int64_t kDataStart = 352;  // bytes of the header and the extension flags
 constexpr size_t kChunk = 1 << 16;
-constexpr int64_t kMaxGzipRatio = 1032;  // gzip packs at most this many bytes into one byte
+constexpr int64_t kMaxGzipRatio = 1032;  // gzip compresses at most this many bytes to one byte
 constexpr char kMillimeters = 2;
 
 /// The 348 bytes of the header and their byte order.
@@ -224,7 +224,7 @@ Tensor read_voxels(const InputFile& file, UnpackedFile& unpacked, const Layout& 
   // The product cannot overflow: four axes are below 2^15 each, and a voxel has at most 8 bytes.
   const int64_t bytes = numel(shape) * type->bytes;
   const std::string end = concat(shape, ' ', type->name, " end at byte ", offset, " + ", bytes);
-  int64_t max_size = file.size();  // of the unpacked file
+  int64_t max_size = file.size();  // upper bound of the decompressed size
   if (unpacked.is_packed() && __builtin_mul_overflow(max_size, kMaxGzipRatio, &max_size)) max_size = INT64_MAX;
   file.check(offset <= max_size && bytes <= max_size - offset, "truncated: ", end, ", but the file has at most ",
              max_size);

@@ -25,16 +25,16 @@ struct NiftiImage {
 };
 
 struct NiftiOptions {
-  int64_t max_bytes = INT64_MAX;  ///< maximum size of the volume as f32; checked before the file is unpacked
+  int64_t max_bytes = INT64_MAX;  ///< maximum size of the volume as f32; checked before the file is decompressed
 };
 
 /// Reads .nii or .nii.gz, which are distinguished by content, in either byte order. Voxels may be u8, i8, i16, u16,
 /// i32, u32, f32, f64, and i64 or u64 if all values fit in i32. The affine is taken from the sform if present,
 /// otherwise from the qform, otherwise from the spacing. Throws Error if the file cannot be read, violates the format
-/// or has another length than its header states, and for .hdr/.img pairs, NIfTI-2, other voxel types and more than four
-/// axes. Before memory is allocated, the size in the header is compared with the size of the file, or with the size
-/// that a gzip file of this size can have. A small gzip file can contain a volume that is 1000 times as large; set
-/// max_bytes for untrusted files.
+/// or has another length than its header states. Also throws for .hdr/.img pairs, NIfTI-2, other voxel types and more
+/// than four axes. Before memory is allocated, the size in the header is compared with the size of the file, or with
+/// the size that a gzip file of this size can have. A small gzip file can contain a volume that is 1000 times as large;
+/// set max_bytes for untrusted files.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
 

@@ -1,4 +1,5 @@
-// The header is a Python literal. It is never evaluated: a parser accepts only the form that NumPy writes.
+// Reads and writes .npy files. The header of a file is a Python literal, which is never evaluated: a parser accepts
+// only the form that NumPy writes.
 #include "core/io/npy.h"
 
 #include <algorithm>

@@ -15,8 +15,8 @@ struct NpyOptions {
 };
 
 /// Returns the array in the file as a contiguous tensor on `device`. Supports versions 1.0, 2.0 and 3.0, both byte
-/// orders, C and Fortran order, and the dtypes f2, f4, f8, i4, i8, u1 and b1. Throws Error if the file cannot be read
-/// or violates the format, for object and structured dtypes, and for more than 8 axes.
+/// orders, C and Fortran order, and the dtypes f2, f4, f8, i4, i8, u1 and b1. Throws Error if the file cannot be read,
+/// violates the format, exceeds max_bytes, has an object or structured dtype, or has more than 8 axes.
 ///
 /// On the CPU, if the array is in C order and in the byte order of the machine, the result is a private memory map of
 /// the file. load_safetensors() describes such tensors.

@@ -101,7 +101,7 @@ void mix_dtypes() {
   expect((bytes * 0.5).dtype() == vg::f32 && (bytes / 2).dtype() == vg::f32, "u8 is not promoted to f32");
   expect(vg::full({3}, 2, {.dtype = vg::i64}).sum().dtype() == vg::i64, "the sum of i64 is not i64");
   expect_error([&] { vg::exp(bytes); }, "exp has no CPU kernel for u8");  // PyTorch: float32
-  expect_error([&] { bytes.mean(); }, "needs a floating dtype");
+  expect_error([&] { bytes.mean(); }, "needs a floating-point dtype");
 }
 
 void pass_a_batch() {

@@ -107,11 +107,11 @@ class Augmentation {
   /// Draws the parameters of each sample. The parameters depend only on the options and on `random`.
   std::vector<AugmentParams> draw(int64_t samples, int64_t channels, Generator& random) const;
 
-  /// Applies the steps to a batch and returns new tensors. The input is (N, C, D, H, W) of a floating dtype; the result
-  /// has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target is (N, 1, D, H, W)
-  /// or (N, D, H, W) of an integer dtype and contains class indices below 2^24. The target is rotated, scaled, deformed
-  /// and mirrored like the input, with nearest-neighbor interpolation, and may be undefined. Autograd does not record
-  /// the steps. Throws Error for other shapes, dtypes or devices, for a result larger than the input, and if the
+  /// Applies the steps to a batch and returns new tensors. The input is (N, C, D, H, W) of a floating-point dtype; the
+  /// result has its dtype and memory format. bf16 and f16 are computed in f32 and rounded once. The target is (N, 1, D,
+  /// H, W) or (N, D, H, W) of an integer dtype and contains class indices below 2^24. The target is rotated, scaled,
+  /// deformed and mirrored like the input, with nearest-neighbor interpolation, and may be undefined. Autograd does not
+  /// record the steps. Throws Error for other shapes, dtypes or devices, for a result larger than the input, and if the
   /// parameters are for another number of samples or channels.
   Sample apply(const Sample& batch, const std::vector<AugmentParams>& params) const;
 

@@ -33,7 +33,7 @@ GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) { v
 
 Tensor GradScaler::scale(const Tensor& loss) {
   if (!options_.enabled) return loss;
-  check(loss.defined() && is_floating(loss.dtype()), kOp, "scale() takes floating tensors, got ", describe(loss));
+  check(loss.defined() && is_floating(loss.dtype()), kOp, "scale() takes floating-point tensors, got ", describe(loss));
   if (!scale_.defined()) {
     check(!Capture::current(), kOp, "the first scale() allocates the scale; scale one loss before the capture");
     scale_ = full({}, options_.init_scale, {.dtype = f32, .device = loss.device()});

@@ -46,8 +46,8 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
       const size_t index = slots_.size();
       check(param.defined(), name, "parameter ", index, " is undefined");
       check(param.is_leaf(), name, "parameter ", index, " is the result of an operation, not a leaf");
-      check(is_floating(param.dtype()), name, "parameters must have a floating dtype, but parameter ", index, " is ",
-            describe(param));
+      check(is_floating(param.dtype()), name, "parameters must have a floating-point dtype, but parameter ", index,
+            " is ", describe(param));
       check(param.is_contiguous(param.suggest_memory_format()), name, "parameter ", index,
             " is neither contiguous nor channels_last: ", describe(param));
       check(seen.insert(param.body().get()).second, name, "parameter ", index, " appears twice");

@@ -14,9 +14,9 @@ inline void check_defined(const char* op, const char* what, const Tensor& tensor
   check(tensor.defined(), op, what, " is undefined");
 }
 
-/// Requires a floating dtype.
+/// Requires a floating-point dtype.
 inline void check_floating(const char* op, const Tensor& tensor) {
-  check(is_floating(tensor.dtype()), op, "needs a floating dtype, got ", describe(tensor));
+  check(is_floating(tensor.dtype()), op, "needs a floating-point dtype, got ", describe(tensor));
 }
 
 /// Requires the shape (N, C, L), (N, C, H, W) or (N, C, D, H, W).

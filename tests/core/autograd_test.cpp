@@ -326,14 +326,14 @@ TEST(Autograd, RejectsTensorsWithoutGradients) {
   EXPECT_ERROR(tensor({1.0}).backward(), "does not require grad");
   const Tensor w = ones({}).requires_grad_(), cut = w.detach();
   EXPECT_ERROR(cut.backward(), "it comes from detach()");
-  EXPECT_ERROR((w > 0).backward(), "only floating tensors have gradients");
+  EXPECT_ERROR((w > 0).backward(), "only floating-point tensors have gradients");
   {
     const NoGradGuard no_grad;
     EXPECT_ERROR((w * 2.0).backward(), "recording is off on this thread: a NoGradGuard is in effect");
   }
   EXPECT_ERROR(zeros({2}, {.requires_grad = true}).backward(),
                "only the gradient of a one-element output may be omitted");
-  EXPECT_ERROR(zeros({2}, {.dtype = i64}).requires_grad_(), "only floating tensors have gradients");
+  EXPECT_ERROR(zeros({2}, {.dtype = i64}).requires_grad_(), "only floating-point tensors have gradients");
   const Tensor y = leaf(1) * 2.0;
   EXPECT_ERROR(y.requires_grad_(false), "use detach()");
   EXPECT_ERROR(y.backward(ones({2}, {.dtype = f64})), "the gradient [2] f64 on cpu from the caller does not match");

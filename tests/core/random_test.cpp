@@ -75,7 +75,7 @@ TEST(Random, RandLikeCopiesShapeDtypeDeviceAndLayout) {
           EXPECT_FALSE(x.requires_grad());
         }
       }
-  EXPECT_ERROR(rand_like(zeros({2}, {.dtype = i64})), "rand_like: needs a floating dtype, got i64");
+  EXPECT_ERROR(rand_like(zeros({2}, {.dtype = i64})), "rand_like: needs a floating-point dtype, got i64");
   EXPECT_ERROR(randn_like(Tensor()), "randn_like: the tensor is undefined");
 }
 

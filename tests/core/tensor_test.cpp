@@ -70,7 +70,7 @@ TEST(Tensor, FactoryFunctionsFillTensorsAndRejectBadArguments) {
   EXPECT_ERROR(linspace(-1e308, 1e308, 2), "linspace: the distance from -1e+308 to 1e+308 overflows");
   EXPECT_ERROR(rand({-1}), "rand: sizes must not be negative");
   EXPECT_ERROR(zeros({-1}), "zeros: sizes must not be negative");
-  EXPECT_ERROR(randn({2}, {.dtype = i64}), "randn: needs a floating dtype, got i64");
+  EXPECT_ERROR(randn({2}, {.dtype = i64}), "randn: needs a floating-point dtype, got i64");
   EXPECT_ERROR(zeros_like(Tensor()), "zeros_like: the tensor is undefined");
   EXPECT_THROW(empty({int64_t{1} << 50}), OutOfMemoryError);
   EXPECT_EQ(zeros({2}).to_vector().size(), 2u);  // allocations still work after the error
@@ -347,7 +347,7 @@ TEST(Tensor, FromBlobBorrowsAndReleasesMemory) {
   const Tensor x = from_blob(values.data(), {3}, {.requires_grad = true}, {});
   (x * x).sum().backward();
   EXPECT_EQ(x.grad().to_vector(), (std::vector<double>{10, 10, 10}));
-  EXPECT_ERROR(from_blob(values.data(), {3}, {.dtype = i32, .requires_grad = true}, {}), "only floating tensors");
+  EXPECT_ERROR(from_blob(values.data(), {3}, {.dtype = i32, .requires_grad = true}, {}), "only floating-point tensors");
   EXPECT_ERROR(from_blob(nullptr, {3}, {}, {}), "from_blob: data is null");
 }
 
@@ -357,7 +357,7 @@ TEST(Tensor, FromBlobDoesNotReleaseMemoryAfterAnError) {
   const auto release = [&](void*) { released = true; };
   char* inside = reinterpret_cast<char*>(values.data()) + 4;
   EXPECT_ERROR(from_blob(inside, {1}, {.dtype = f64}, release), "is not aligned to the 8 bytes of an element of f64");
-  EXPECT_ERROR(from_blob(inside, {1}, {.dtype = i32, .requires_grad = true}, release), "only floating tensors");
+  EXPECT_ERROR(from_blob(inside, {1}, {.dtype = i32, .requires_grad = true}, release), "only floating-point tensors");
   EXPECT_ERROR(from_blob(inside, {-1}, {}, release), "must not be negative");
   EXPECT_FALSE(released);
   int releases = 0, made = 0;

@@ -1,6 +1,6 @@
 // Tests the CUDA kernels of group normalization, and of gradients through a preceding ReLU, against the CPU kernels in
-// double. Covers all floating dtypes and contiguous, channels-last and strided tensors. Guard bands around the tensors
-// detect writes outside of them.
+// double. Covers all floating-point dtypes and contiguous, channels-last and strided tensors. Guard bands around the
+// tensors detect writes outside of them.
 #include <functional>
 
 #include "ops/create.h"

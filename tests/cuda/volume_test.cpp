@@ -1,5 +1,5 @@
-// Tests CUDA softmax, pooling, resampling and grid sampling against the CPU, with all floating dtypes, layouts and
-// alignments.
+// Tests CUDA softmax, pooling, resampling and grid sampling against the CPU, with all floating-point dtypes, layouts
+// and alignments.
 #include "ops/grid_sample.h"
 #include "tests/cuda/random_view.h"
 

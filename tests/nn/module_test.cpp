@@ -141,7 +141,7 @@ TEST(Module, ParametersRequireGrad) {
   mixture.to(f64);
   const Mixture moved = std::move(mixture);
   EXPECT_FALSE(moved.parameters()[0].requires_grad());
-  EXPECT_ERROR(nn::Parameter(zeros({2}, {.dtype = i64})), "only floating tensors have gradients");
+  EXPECT_ERROR(nn::Parameter(zeros({2}, {.dtype = i64})), "only floating-point tensors have gradients");
   EXPECT_ERROR(nn::Parameter(moved.weight.requires_grad_() * 2), "Parameter: the result of an operation");
 }
 
@@ -390,7 +390,7 @@ TEST(Module, ConversionKeepsHandlesAndGradients) {
   EXPECT_EQ(scale.count.dtype(), i64);
   scale.forward(ones({2}, {.dtype = f64})).sum().backward();
   EXPECT_EQ(factor.grad().at({1}), 2);
-  EXPECT_ERROR(scale.to(i32), "to: modules can be converted to floating dtypes, not to i32");
+  EXPECT_ERROR(scale.to(i32), "to: modules can be converted to floating-point dtypes, not to i32");
 }
 
 TEST(Module, RejectsGraphsRecordedBeforeAConversion) {

@@ -188,7 +188,7 @@ TEST(Optimizer, RejectsBadParameters) {
   EXPECT_ERROR(Adam({p, Tensor()}), "Adam: parameter 1 is undefined");
   EXPECT_ERROR(Adam(Tensors{p.reshape({5, 1})}), "Adam: parameter 0 is the result of an operation");
   EXPECT_ERROR(Adam(Tensors{zeros({2}, {.dtype = i32})}),
-               "Adam: parameters must have a floating dtype, but parameter 0 is [2] i32");
+               "Adam: parameters must have a floating-point dtype, but parameter 0 is [2] i32");
   EXPECT_ERROR(Adam(Tensors{zeros({2, 3}).transpose(0, 1)}),
                "Adam: parameter 0 is neither contiguous nor channels_last");
 }

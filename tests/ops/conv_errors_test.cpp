@@ -107,7 +107,7 @@ TEST(OpErrors, ConvolutionRejectsInvalidOperands) {
       {[&] {
          conv3d(integers({1, 1, 3, 3, 3}), integers({1, 1, 1, 1, 1}));
        },
-       "needs a floating dtype"},
+       "needs a floating-point dtype"},
       {[&] { conv3d(Tensor(), x); }, "conv3d: input is undefined"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);

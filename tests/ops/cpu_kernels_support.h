@@ -120,7 +120,7 @@ void for_floats(F f) {
   f.template operator()<float>();
   f.template operator()<double>();
 }
-/// Calls f.operator()<T>() for all floating dtypes.
+/// Calls f.operator()<T>() for all floating-point dtypes.
 template <class F>
 void for_all_floats(F f) {
   for_floats(f);

@@ -1,5 +1,5 @@
-// Tests normalization: the CPU kernels in all floating dtypes, half-precision inputs with f32 parameters, and batch and
-// RMS normalization.
+// Tests normalization: the CPU kernels in all floating-point dtypes, half-precision inputs with f32 parameters, and
+// batch and RMS normalization.
 #include <array>
 #include <cmath>
 #include <vector>

@@ -65,8 +65,8 @@ void add_volume_cases(std::vector<OpCase>& cases);
 void add_loss_cases(std::vector<OpCase>& cases);
 void add_sampling_cases(std::vector<OpCase>& cases);
 
-/// Returns the inputs of a case on the CPU, floating inputs in f64. Their values are the same on every call. `shapes`
-/// replaces the shapes of the case unless it is empty.
+/// Returns the inputs of a case on the CPU, floating-point inputs in f64. Their values are the same on every call.
+/// `shapes` replaces the shapes of the case unless it is empty.
 Tensors make_inputs(const OpCase& op_case, const std::vector<Shape>& shapes = {});
 
 }  // namespace voxgrad::optest

@@ -80,7 +80,7 @@ TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
          sum(x, {0, -2});
        },
        "contain an axis twice"},
-      {[&] { mean(integers({2})); }, "needs a floating dtype"},
+      {[&] { mean(integers({2})); }, "needs a floating-point dtype"},
       {[&] {
          amax(floats({0, 3}), {0});
        },
@@ -92,7 +92,7 @@ TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
          norm(floats({0, 3}), kInf, 0);
        },
        "norm: nothing to reduce"},
-      {[&] { norm(integers({2})); }, "norm: needs a floating dtype"},
+      {[&] { norm(integers({2})); }, "norm: needs a floating-point dtype"},
       {[&] { cumsum(x, 2); }, "cumsum: axis 2 is out of range"},
       {[&] { argmax(x, 2); }, "argmax: axis 2 is out of range"},
       {[&] {
@@ -107,7 +107,7 @@ TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
       {[&] { topk(x, -1); }, "topk: k must not be negative"},
       {[&] { sort({}, 0); }, "sort: input is undefined"},
       {[&] { softmax(x, 5); }, "softmax: axis 5 is out of range"},
-      {[&] { softmax(integers({2}), 0); }, "softmax: needs a floating dtype"},
+      {[&] { softmax(integers({2}), 0); }, "softmax: needs a floating-point dtype"},
       {[&] { matmul(x, x); }, "matmul: inner sizes 3 and 2 differ (shapes [2, 3] and [2, 3])"},
       {[&] { matmul(x, floats({})); }, "matmul: needs vectors or matrices, got shapes [2, 3] and []"},
       {[&] {

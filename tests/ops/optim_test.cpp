@@ -78,7 +78,7 @@ TEST(OptimSteps, RejectMismatchedListsWithoutChangingParameters) {
   EXPECT_ERROR(optimizer_step(params, undefined, {}, SgdStep{.lr = 1}), "its entry in gradients is undefined");
   EXPECT_ERROR(optimizer_step(undefined, grads, {}, SgdStep{.lr = 1}), "sgd_step: parameter 1 is undefined");
   EXPECT_ERROR(optimizer_step(integers, integers, {}, SgdStep{.lr = 1}),
-               "parameters must have a floating dtype, parameter 0 is [2] i32");
+               "parameters must have a floating-point dtype, parameter 0 is [2] i32");
   EXPECT_ERROR(optimizer_step(columns, square, {}, SgdStep{.lr = 1}),
                "sgd_step: parameter 0 is neither contiguous nor channels_last: [2, 2] f32");
   EXPECT_ERROR(optimizer_step(params, grads, {}, SgdStep{.momentum = 0.5}),

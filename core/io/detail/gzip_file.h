@@ -19,8 +19,8 @@ using GzHandle = std::unique_ptr<gzFile_s, GzClose>;
 /// Opens a file by its descriptor, which stays open when the handle is closed. Returns null if zlib fails.
 GzHandle open_gz(int descriptor, const char* mode);
 
-/// The contents of a file, unpacked if it is a gzip file. Its functions throw Error if the gzip stream is damaged or
-/// truncated.
+/// The contents of a file, decompressed if it is a gzip file. Its functions throw Error if the gzip stream is damaged
+/// or truncated.
 class UnpackedFile {
  public:
   /// Keeps a reference to `file`.
