@@ -153,7 +153,7 @@ struct Row {
 /// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication counts as
 ///   2 FLOP; multiplications with the padding are not counted.
 /// - The minimum time of an operator is the longer of the times that the device needs for the arithmetic and for the
-///   memory traffic (on GPUs: at the rates of an H200, see explain_conv3d).
+///   memory traffic, at the rates that explain_conv3d uses. It is an estimate.
 /// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a function by autograd::recompute() counts as backward.
 class [[nodiscard]] Session {
