@@ -19,7 +19,7 @@ enum class ColorMap : uint8_t {
 struct Panels {
   std::vector<std::string> columns{};     ///< titles; "" for none
   std::vector<std::string> rows{};        ///< titles; "" for none
-  std::vector<voxgrad::Tensor> slices{};  ///< (H, W) floating, row by row; values outside [0, 1] are clamped
+  std::vector<voxgrad::Tensor> slices{};  ///< (H, W) floating-point, row by row; values outside [0, 1] are clamped
   int64_t height = 0;                     ///< pixels
   int64_t width = 0;                      ///< pixels
   ColorMap color_map = ColorMap::gray;

@@ -64,8 +64,8 @@ struct PredictOptions {
   std::function<bool(int64_t done, int64_t total)> progress{};  ///< see SlidingWindowOptions
 };
 
-/// Computes the logits (K, a0, a1, a2) of an image (C, a0, a1, a2) by sliding-window inference. `mirror_axes` are those
-/// of Checkpoint.
+/// Computes the logits (K, a0, a1, a2) of an image (C, a0, a1, a2) by sliding-window inference. `mirror_axes` is
+/// Checkpoint::mirror_axes.
 voxgrad::Tensor predict_logits(const voxgrad::Tensor& image, const Network& network, const ModelPlan& plan,
                                const voxgrad::Axes& mirror_axes, const PredictOptions& options);
 

@@ -177,7 +177,7 @@ void train() {
   vg::profiler::Session session;
   model(x);
   session.stop();
-  std::cout << session.table();  // operators by time, with their share of the device's limits
+  std::cout << session.table();      // operators, sorted by time
   session.save_trace("trace.json");  // for ui.perfetto.dev
   // [end]
   expect(!session.events().empty(), "Session");

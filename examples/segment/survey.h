@@ -17,7 +17,7 @@ namespace segment {
 struct Survey {
   /// Complete if survey() is called with `plans`; otherwise without the patch size and the network.
   nnunet::ModelPlan plan{};
-  std::string cases{};                ///< number of cases and sum of their intensities, which --resume compares
+  std::string cases{};                ///< number of cases and sum of their intensities; --resume requires the same text
   std::vector<uint32_t> checksums{};  ///< one per case
 };
 

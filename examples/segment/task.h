@@ -33,7 +33,7 @@ struct Task {
   std::vector<int64_t> scored;           ///< classes whose Dice enters the mean
   int64_t ignore_index = -100;           ///< label of voxels that the loss and the Dice ignore; negative: no such label
   std::vector<std::string> channels;     ///< names; normalization_of() selects the normalization
-  voxgrad::data::AugmentOptions augment{};  ///< training patches; elastic deformation in mm, see in_voxels()
+  voxgrad::data::AugmentOptions augment{};  ///< of training patches; the elastic deformation is in mm, see in_voxels()
   bool in_memory = true;                    ///< keep preprocessed training cases in memory; otherwise in files
   std::vector<LazyCase> training;
   /// Cases whose Dice is measured during training. --patience stops the training if this Dice no longer rises. Except

@@ -17,7 +17,7 @@ struct CausalConv : vg::nn::Layer {
   Tensor forward(const Tensor& x) const override { return conv(vg::pad(x, {0, 0, 0, 0, 2, 0})); }
 };
 
-/// A transposed convolution that doubles H and W. T becomes 2 T - 1, because only one frame is made of the first frame.
+/// A transposed convolution that doubles H and W. T becomes 2 T - 1, because the first frame yields only one frame.
 struct Upsample : vg::nn::Layer {
   Upsample(int64_t in_channels, int64_t out_channels) : conv(in_channels, out_channels, 2, 2) {}
   vg::nn::ConvTranspose3d conv;

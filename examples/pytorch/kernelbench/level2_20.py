@@ -1,4 +1,4 @@
-"""KernelBench level 2, problem 20: ConvTranspose3d and a bias, residual additions of the result of ConvTranspose3d, and a multiplication by it."""
+"""KernelBench level 2, problem 20: ConvTranspose3d with result y, then (y + bias + y) * y + y."""
 
 import torch
 

@@ -1,7 +1,7 @@
 """The operators, registered with torch.library as torch.ops.voxgrad.*.
 
 All volumes are (N, C, D, H, W). The convolution, the transposed convolution and the weight gradient are linear in both
-operands. The other two of them compute the gradients of each one. The operators are:
+operands. Therefore two of these operators compute the gradients of the third. The operators are:
 
   conv         the convolution, or the transposed convolution (the gradient of its input) if `transposed`
   conv_weight  the gradient of the weight
