@@ -11,8 +11,8 @@
 //   B/s       minimum memory traffic per call, divided by the time: each input is read once and each output is written
 //             once. The inputs of group_norm count twice, because it must sum over a group before it can normalize.
 //   of_copy   B/s divided by the B/s of copying a float32 tensor. The copy is measured once for each device.
-//   of_floor  minimum time in which the GPU can compute the FLOP or move the bytes (see voxgrad::explain_conv3d),
-//             divided by the measured time
+//   of_floor  estimate of the minimum time in which the GPU can compute the FLOP and move the bytes (see
+//             voxgrad::explain_conv3d), divided by the measured time
 //
 // On a GPU, convolutions run in float32 ("highest"), TF32 ("high") and bf16.
 #include <benchmark/benchmark.h>
