@@ -9,9 +9,8 @@ weights, and a volume whose voxels are 2 mm wide. Both programs resample the vol
 network:
   small     five stages with 16 to 160 channels, windows of 96^3 voxels
   standard  nnU-Net's six stages with 32 to 320 channels, windows of 128^3 voxels
-With the default arguments, a prediction has 18 windows. The programs run alternately. Prints for each program the median
-wall time of the whole command, and the maximum peak memory of its largest process.
-"""
+With the default arguments, a prediction has 18 windows. The programs run alternately. Prints for each program the
+median wall time of the whole command, and the maximum peak memory of its largest process. """
 import argparse
 import json
 import os
@@ -33,7 +32,8 @@ def write_model(folder, features, patch, classes):
     stages = len(features)
     settings = dict(n_stages=stages, features_per_stage=features, kernel_sizes=[[3] * 3] * stages,
                     strides=[[1] * 3] + [[2] * 3] * (stages - 1), n_conv_per_stage=[2] * stages,
-                    n_conv_per_stage_decoder=[2] * (stages - 1), conv_bias=True, norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin_kwargs={"inplace": True})
+                    n_conv_per_stage_decoder=[2] * (stages - 1), conv_bias=True, norm_op_kwargs={"eps": 1e-5, "affine":
+                    True}, nonlin_kwargs={"inplace": True})
     torch.manual_seed(0)
     network = PlainConvUNet(1, num_classes=classes, conv_op=torch.nn.Conv3d, norm_op=torch.nn.InstanceNorm3d,
                             nonlin=torch.nn.LeakyReLU, deep_supervision=True, **settings)

@@ -22,8 +22,8 @@ struct Survey {
 };
 
 /// Measures the training cases. Loads the cases one after another. Each CT channel after the first needs one more pass
-/// over all cases. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median spacing
-/// of the cases. CT channels are measured at random voxels, which `seed` selects.
+/// over all cases. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median
+/// spacing of the cases. CT channels are measured at random voxels, which `seed` selects.
 ///
 /// If `plans` is not empty, it is the path of a plans.json of nnU-Net. The returned plan, including the patch size and
 /// the network, is then the configuration 3d_fullres of this file, and the function computes only the sums and the
