@@ -10,7 +10,8 @@ network:
   small     five stages with 16 to 160 channels, windows of 96^3 voxels
   standard  nnU-Net's six stages with 32 to 320 channels, windows of 128^3 voxels
 With the default arguments, a prediction has 18 windows. The programs run alternately. Prints for each program the
-median wall time of the whole command, and the maximum peak memory of its largest process. """
+median wall time of the whole command, and the maximum peak memory of its largest process.
+"""
 import argparse
 import json
 import os

@@ -119,8 +119,9 @@ void check_classes(const char* op, const Tensor& input, const Tensor& target, in
   Shape expected = input.shape();
   expected.erase(1);
   if (is_soft(target)) {
-    check(target.shape() == input.shape(), op, "a floating target must hold probabilities of shape ", input.shape(),
-          "; class indices must have shape ", expected, " and dtype i64, i32 or u8; got ", describe(target));
+    check(target.shape() == input.shape(), op, "a floating-point target must hold probabilities of shape ",
+          input.shape(), "; class indices must have shape ", expected, " and dtype i64, i32 or u8; got ",
+          describe(target));
     checked_pair(op, widened(input), widened(target));
     return check(ignore_index < 0, op, "ignore_index ", ignore_index,
                  " cannot be used if the target holds probabilities");

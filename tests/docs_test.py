@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the C++ code in the documentation occurs in programs that the build compiles and the tests run, and that
-the tests exist that docs/reliability.md names.
+"""Checks that the C++ code in the documentation occurs in programs that the build compiles and the tests run. Also
+checks that each test that docs/reliability.md names exists.
 
     tests/docs_test.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks training programs: runs them for a long time, kills them, and lets their system calls fail.
+"""Checks training programs: runs them for a long time, kills them, and makes their system calls fail.
 
     tests/soak.py BUILD_FOLDER [memory kills faults disk power] [--steps N] [--kills N] [--programs NAME ...]
                   [--calls NAME ...] [--seed N]
@@ -8,7 +8,7 @@
              by more than 2 % or 2 MB, whichever is larger.
     kills    Kills superres, segment and one of two MPI ranks at random moments, --kills times in total, and resumes
              them. The results must have the same bits as those of a run without a kill.
-    faults   Lets each write, fsync, rename and mmap of superres and segment fail once. The program must not crash and
+    faults   Makes each write, fsync, rename and mmap of superres and segment fail once. The program must not crash and
              must not report success with wrong results, its files must be complete, and a resumed run must give the
              same bits.
     disk     Runs superres in file systems that are full from the start, become full, or are read-only. The program must

@@ -62,7 +62,7 @@ class FileTest : public ::testing::Test {
   /// succeed or throw an Error other than OutOfMemoryError. The peak memory of these calls must stay below 64 times the
   /// file size.
   template <class Load>
-  void expect_survives_damage(const std::string& name, const std::string& bytes, Load load) const {
+  void expect_loads_or_rejects_damaged(const std::string& name, const std::string& bytes, Load load) const {
     ASSERT_NO_THROW(load(put(name, bytes)));
     for (size_t length = 0; length < bytes.size(); ++length)
       EXPECT_THROW(load(put(name, bytes.substr(0, length))), Error) << "cut to " << length << " bytes";

@@ -73,7 +73,7 @@ TEST_F(PtTest, ReadsEveryDtypeThatVoxgradHas) {
   }
 }
 
-TEST_F(PtTest, RefusesTensorsOfOtherDtypesOnlyWhenTheyAreLoaded) {
+TEST_F(PtTest, RejectsTensorsOfOtherDtypesOnlyWhenTheyAreLoaded) {
   const PtValue root = open_pt(kFolder / "unsupported.pt");
   for (const auto& [key, value] : root.members()) EXPECT_EQ(value.kind(), Kind::tensor) << key.text();
   EXPECT_EQ(root.at("float32").tensor().to_vector(), (Values{1, 1}));
@@ -214,7 +214,7 @@ TEST_F(PtTest, SkipsAListInsideItself) {
   EXPECT_EQ(load_pt(kFolder / "cycle.pt").at("0").to_vector(), (Values{1, 1}));
 }
 
-TEST_F(PtTest, RefusesOtherFormatsByName) {
+TEST_F(PtTest, RejectsOtherFormatsByName) {
   EXPECT_ERROR(open_pt(kFolder / "legacy.pt"), "as torch.save wrote before PyTorch 1.6");
   EXPECT_ERROR(open_pt(kFolder / "script.pt"), "TorchScript archives are not supported");
   EXPECT_ERROR(open_pt(put("f", "")), "not a zip archive");
@@ -261,7 +261,7 @@ TEST_F(PtTest, NeverCallsAndDiscardsTheStateOfUnknownClasses) {
   EXPECT_FALSE(std::filesystem::exists(path("called")));
 }
 
-TEST_F(PtTest, RefusesTensorsOutsideTheirStorage) {
+TEST_F(PtTest, RejectsTensorsOutsideTheirStorage) {
   constexpr int64_t kMax = INT64_MAX;
   struct Case {
     int64_t offset;
@@ -289,7 +289,7 @@ TEST_F(PtTest, RefusesTensorsOutsideTheirStorage) {
   EXPECT_ERROR(open_pt(checkpoint(tensor(storage("0", 6), 0, {2, 3}, {1}))), "needs a stride for each axis");
 }
 
-TEST_F(PtTest, RefusesStoragesThatDifferFromTheirEntries) {
+TEST_F(PtTest, RejectsStoragesThatDifferFromTheirEntries) {
   EXPECT_ERROR(open_pt(checkpoint(storage("2", 6))), "entry 'a/data/2' is missing");
   EXPECT_ERROR(open_pt(checkpoint(storage("0", 5))), "should have 5 elements of f32, but its entry has 24 bytes");
   EXPECT_ERROR(open_pt(checkpoint(storage("0", INT64_MAX))), "should have");
@@ -303,7 +303,7 @@ TEST_F(PtTest, RefusesStoragesThatDifferFromTheirEntries) {
                "storage '1': a bool must be 0 or 1, found 2");
 }
 
-TEST_F(PtTest, RefusesMalformedPickles) {
+TEST_F(PtTest, RejectsMalformedPickles) {
   const std::pair<std::string, const char*> cases[] = {
       {"", "a value is missing on the stack"},
       {"\xff", "unknown instruction 255"},
@@ -330,7 +330,7 @@ TEST_F(PtTest, RefusesMalformedPickles) {
   for (const auto& [pickle, message] : cases) EXPECT_ERROR(open_pt(checkpoint(pickle)), message);
 }
 
-TEST_F(PtTest, RefusesNamesThatAreNotUnique) {
+TEST_F(PtTest, RejectsNamesThatAreNotUnique) {
   const std::string x = tensor(storage("0", 6), 0, {6}, {1});
   EXPECT_ERROR(load_pt(checkpoint("}" + text("a.b") + x + "s" + text("a") + "}" + text("b") + x + "ss")),
                "two tensors have the name 'a.b'");
@@ -390,7 +390,7 @@ void load_all(const std::filesystem::path& path) {
   load_pt(path);
 }
 
-TEST_F(PtTest, SurvivesTruncationAtEveryByte) {
+TEST_F(PtTest, RejectsTruncationAtEveryByte) {
   for (const char* name : {"views.pt", "values_4.pt"}) {
     const std::string bytes = get(kFolder / name);
     for (size_t size = 0; size < bytes.size(); ++size)
@@ -398,7 +398,7 @@ TEST_F(PtTest, SurvivesTruncationAtEveryByte) {
   }
 }
 
-TEST_F(PtTest, SurvivesChangedBytes) {
+TEST_F(PtTest, LoadsOrRejectsChangedBytes) {
   std::mt19937 random(1);
   const int64_t before = memory::stats().current;
   memory::reset_peak();
@@ -419,7 +419,7 @@ TEST_F(PtTest, SurvivesChangedBytes) {
   EXPECT_LE(memory::stats().peak - before, 1'000'000);
 }
 
-TEST_F(PtTest, RefusesEntriesThatShareBytes) {
+TEST_F(PtTest, RejectsEntriesThatShareBytes) {
   std::vector<ZipEntry> entries{{"a/data.pkl", "N."}};
   for (int i = 0; i < 10; ++i) entries.push_back({concat("a/data/", i), std::string(1000, 'x')});
   std::string bytes = zip_of(entries);

@@ -1,6 +1,5 @@
-// Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every
-// compiled tile, halos and boxes of single taps, residues and phases, split-K, groups, and outputs with any number of
-// channels.
+// Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every compiled tile, halos and
+// boxes of single taps, residues and phases, split-K, groups, and outputs with any number of channels.
 #include <array>
 
 #include "cuda/conv/plan/choose.h"

@@ -187,7 +187,7 @@ void plans_json(std::string_view input) {
 
 // ---- states
 
-/// Loads the input as the state of each loader, and then some batches.
+/// Loads the input as the state of each loader, then loads a few batches.
 void loader(std::string_view input) {
   static const data::TensorDataset few(arange(0, 10));
   static const data::FunctionDataset many(int64_t{1} << 52, [](int64_t index, Generator&) {

@@ -29,7 +29,7 @@ CORPUS = ROOT / "tests/fuzz/corpus"
 MAX_BYTES = {"checkpoint": 16384, "dataset_json": 16384, "plans_json": 16384, "pth": 16384}
 KEPT_BYTES, KEPT_FILES = 15_000, 40  # limits of the found inputs of a target that --keep keeps
 # An input may allocate at most 64 MB at once and 1 GB in total. The largest legal allocation is that of a .nii.gz file:
-# 4 KB, unpacked by a factor of at most 1032, with one byte per voxel that becomes an f32.
+# 4 KB, decompressed by a factor of at most 1032, with one byte per voxel that becomes an f32.
 LIMITS = ["-malloc_limit_mb=64", "-rss_limit_mb=1024", "-timeout=30"]
 ENVIRONMENT = {"VOXGRAD_NUM_THREADS": "1", "ASAN_OPTIONS": "quarantine_size_mb=16"}
 

@@ -2,20 +2,21 @@
 
     python3 layers_reference.py > layers_reference.inc
 
-All computations use float64. Element i of entry number k of the state_dict is sin(0.37 i + k) for a parameter and 1 +
-sin(0.37 i + k) / 2 for a floating-point buffer. Element i of the input is cos(0.23 i). The table holds the shape of the
-result in evaluation mode and a projection: the sum of result[i] * cos(0.11 i). A layer with buffers then runs twice in
-training mode, with the input and with 2 * input + 1. For such a layer, the table also holds the projections of these
-two results and of the floating-point buffers after both runs. layers_test.cpp computes the same numbers. """
+All computations use float64. Element i of entry number k of the state_dict is sin(0.37 i + k) for a parameter and
+1 + sin(0.37 i + k) / 2 for a floating-point buffer. Element i of the input is cos(0.23 i). The table holds the shape of
+the result in evaluation mode and a projection: the sum of result[i] * cos(0.11 i). A layer with buffers then runs twice
+in training mode, with the input and with 2 * input + 1. For such a layer, the table also holds the projections of these
+two results and of the floating-point buffers after both runs. layers_test.cpp computes the same numbers.
+"""
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 LAYERS = {
-    "conv3d": (nn.Conv3d(4, 6, (3, 2, 1), stride=(2, 1, 2), padding=(1, 0, 2), dilation=(1, 2, 1), groups=2), (2, 4, 5,
-    6, 7)), "conv2d": (nn.Conv2d(3, 2, 3, padding=1, bias=False), (1, 3, 4, 5)), "conv1d": (nn.Conv1d(2, 4, 2,
-    stride=2), (3, 2, 9)), "conv_transpose3d": (nn.ConvTranspose3d(4, 6, (3, 4, 2), stride=(2, 3, 1), padding=(1, 0, 2),
-    output_padding=(1, 2, 1),
+    "conv3d": (nn.Conv3d(4, 6, (3, 2, 1), stride=(2, 1, 2), padding=(1, 0, 2), dilation=(1, 2, 1), groups=2), (2, 4, 5, 6, 7)),
+    "conv2d": (nn.Conv2d(3, 2, 3, padding=1, bias=False), (1, 3, 4, 5)),
+    "conv1d": (nn.Conv1d(2, 4, 2, stride=2), (3, 2, 9)),
+    "conv_transpose3d": (nn.ConvTranspose3d(4, 6, (3, 4, 2), stride=(2, 3, 1), padding=(1, 0, 2), output_padding=(1, 2, 1),
                                             groups=2, dilation=(1, 1, 3)), (2, 4, 3, 2, 4)),
     "conv_transpose2d": (nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1), (1, 3, 4, 5)),
     "conv_transpose1d": (nn.ConvTranspose1d(2, 4, 3, stride=2, bias=False), (3, 2, 5)),

@@ -343,7 +343,7 @@ TEST(Module, StrictLoadingReportsAllMismatchesAndChangesNothing) {
   EXPECT_EQ(tree.scale.factor.at({0}), 9);
 }
 
-TEST(Module, LoadingConvertsFloatingDtypes) {
+TEST(Module, LoadingConvertsFloatingPointDtypes) {
   Scale scale;
   scale.load_state_dict({{"factor", tensor({0.5, 0.25}, {.dtype = f64})}, {"count", zeros({}, {.dtype = i64})}});
   EXPECT_EQ(scale.factor.dtype(), f32);

@@ -300,8 +300,8 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));
        },
-       "cross_entropy: a floating target must hold probabilities of shape [2, 3]; class indices must have shape [2] "
-       "and dtype i64, i32 or u8; got [2] f32 on cpu"},
+       "cross_entropy: a floating-point target must hold probabilities of shape [2, 3]; class indices must have shape "
+       "[2] and dtype i64, i32 or u8; got [2] f32 on cpu"},
       {[&] {
          dice_loss(floats({2, 1, 3}), floats({2, 1, 3}));
        },

@@ -214,7 +214,7 @@ def test_arrays_keep_memory_of_voxgrad_alive():
     assert lib.live_bytes(0) == before
 
 
-def test_voxgrad_refuses_tensors_that_require_a_gradient():
+def test_voxgrad_rejects_tensors_that_require_a_gradient():
     x = Tensor.create("f32", [2])
     lib.require_grad(x.address)
     for producer in producers(x):
@@ -297,14 +297,14 @@ def test_voxgrad_keeps_arrays_alive_and_releases_them():
     (np.arange(4.0)[::-1], "axis 0 of shape .4. has stride -1; expected 0 to"),
     (np.zeros([1] * 9), "expected 0 to 8 axes, got 9"),
 ])
-def test_voxgrad_releases_arrays_that_it_refuses(array, message, options):
+def test_voxgrad_releases_arrays_that_it_rejects(array, message, options):
     references = sys.getrefcount(array)
     with pytest.raises(BufferError, match=message):
         Tensor.from_dlpack(array, **options)
     assert sys.getrefcount(array) == references
 
 
-def test_voxgrad_refuses_read_only_arrays():
+def test_voxgrad_rejects_read_only_arrays():
     for array in (np.broadcast_to(np.zeros(1), (4,)), np.frombuffer(b"1234", np.uint8)):
         references = sys.getrefcount(array)
         with pytest.raises(BufferError, match="the memory is read-only; pass a copy"):

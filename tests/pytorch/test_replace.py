@@ -76,7 +76,7 @@ def example():
     return model
 
 
-def test_report_states_what_was_left_and_why():
+def test_report_names_the_modules_left_and_the_reasons():
     model = example()
     report = vt.replace_modules(model)
     assert report.replaced == {"conv": "Conv3d", "chain": "Sequential", "chain.0": "ConvTranspose2d",
