@@ -3,7 +3,8 @@
 
     docs/site/build.py
 
-Writes build/docs/html. Needs Doxygen, Sphinx, MyST-Parser and the theme Furo, but no network. Each warning is an error.
+The site is written to build/docs/html. The script needs Doxygen, Sphinx, MyST-Parser and the theme Furo, but no
+network. Each warning is an error.
 
 1. Copies README.md and the other Markdown pages to build/docs/source, with their pictures. Links to source files lead
    to pages that show these files.
