@@ -62,6 +62,15 @@ struct PackedVector {
   __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
 };
 
+/// Returns the address of the element of a view at `position`, an index along each of the first axes.
+template <class T, class... Index>
+__device__ T* element(const View& view, Index... position) {
+  int64_t offset = 0;
+  int axis = 0;
+  ((offset += static_cast<int64_t>(position) * view.stride[axis++]), ...);
+  return static_cast<T*>(view.data) + offset;
+}
+
 /// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` must be aligned to 16 bytes, or to the
 /// size of all elements if that is smaller.
 template <int width, class T>
