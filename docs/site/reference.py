@@ -36,7 +36,8 @@ PAGES = {
         ("convolution", "Convolutions", [("ops/conv.h", ""), ("ops/fused.h", "Fused operations"),
                                          ("ops/activation.h", "Activations of fused operations")]),
         ("pooling", "Pooling", [("ops/pool.h", "")]),
-        ("resampling", "Resampling", [("ops/interpolate.h", "Interpolation"), ("ops/grid_sample.h", "Sampling at a grid")]),
+        ("resampling", "Resampling", [("ops/interpolate.h", "Interpolation"),
+                                      ("ops/grid_sample.h", "Sampling at a grid")]),
         ("normalization", "Normalization", [("ops/norm.h", "")]),
         ("losses", "Losses", [("ops/loss.h", "")]),
     ],
@@ -51,7 +52,8 @@ PAGES = {
     ],
     "Training": [
         ("optimizers", "Optimizers", [("nn/optim/optimizers.h", ""),
-                                      ("nn/optim/optimizer.h", "Base classes"), ("nn/optim/clip.h", "Gradient clipping"),
+                                      ("nn/optim/optimizer.h", "Base classes"),
+                                      ("nn/optim/clip.h", "Gradient clipping"),
                                       ("nn/optim/grad_scaler.h", "Loss scaling"),
                                       ("nn/optim/ema.h", "Moving averages"),
                                       ("ops/optim.h", "Steps of the optimizers")]),
@@ -370,7 +372,8 @@ class Headers:
     def families(self, header, declarations):
         """Orders declarations, and appends those without a comment to the declarations before them."""
         lines, result = self.source(header), []
-        templates = {entry.name.rsplit("::", 1)[-1]: entry for entry in declarations if entry.kind in ("class", "struct")}
+        templates = {entry.name.rsplit("::", 1)[-1]: entry
+                     for entry in declarations if entry.kind in ("class", "struct")}
         for declaration in sorted(declarations, key=lambda entry: entry.position):
             self.written.add(declaration.key)
             if declaration.kind == "type" and not declaration.text:
@@ -459,7 +462,8 @@ def read_examples(root):
     examples = {}
     for path in sorted((root / "examples/reference").glob("*.cpp")):
         text = path.read_text(encoding="utf-8")
-        for name, code in re.findall(r"^ *// \[(?!end\])([^\]\n]*)\]\n(.*?)^ *// \[end\]$", text, re.MULTILINE | re.DOTALL):
+        pattern = r"^ *// \[(?!end\])([^\]\n]*)\]\n(.*?)^ *// \[end\]$"
+        for name, code in re.findall(pattern, text, re.MULTILINE | re.DOTALL):
             if name in examples:
                 raise SystemExit(f"{path}: a second example for {name}")
             examples[name] = code_block(textwrap.dedent(code))
@@ -478,7 +482,8 @@ def write(site, root, xml):
     """Writes the pages into the folder `reference` of the site."""
     listed = [header for pages in PAGES.values() for _, _, headers in pages for header, _ in headers]
     if faults := installed_headers(root).symmetric_difference(listed):
-        raise SystemExit(f"docs/site/reference.py: PAGES must name each public header once: {', '.join(sorted(faults))}")
+        names = ", ".join(sorted(faults))
+        raise SystemExit(f"docs/site/reference.py: PAGES must name each public header once: {names}")
     headers, writer = Headers(root, xml), Writer(read_examples(root))
     overview = heading("Reference", "=") + OVERVIEW
     for group, pages in PAGES.items():
@@ -501,7 +506,8 @@ def write(site, root, xml):
                     text += writer.entry(declaration)
             site.write(f"reference/{page}.rst", text)
             links = ", ".join(f":c:macro:`{name}`" if kind == "macro" else f":cpp:any:`{name} <voxgrad::{name}>`"
-                              for name, kind in names.items() if re.fullmatch(r"[\w:]+", name) and "operator" not in name)
+                              for name, kind in names.items()
+                              if re.fullmatch(r"[\w:]+", name) and "operator" not in name)
             overview += f":doc:`{title} <{page}>`\n{indented(links)}\n\n"
     for group, pages in PAGES.items():
         overview += f".. toctree::\n   :hidden:\n   :caption: {group}\n\n"
