@@ -426,10 +426,12 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", help="path of libunet_peers.so")
     parser.add_argument("--network", choices=NETWORKS, default="six", help="see above (default: six)")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"],
+                        help="see above (default: bf16 high)")
     parser.add_argument("--layouts", nargs="+", choices=("contiguous", "channels_last"),
-                        default=["contiguous", "channels_last"])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+                        default=["contiguous", "channels_last"],
+                        help="memory formats of the input and the weights (default: both)")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="see above (default: all)")
     parser.add_argument("--runs", type=int, default=10, help="timed steps and timed forward passes (default: 10)")
     parser.add_argument("--steps", type=int, default=20, help="steps whose losses are compared (default: 20)")
     parser.add_argument("--rounds", type=int, default=2,

@@ -82,7 +82,9 @@ const Convolution kSmallConv[] = {
 /// The input x, the weight w and the output y of a conv3d problem. A transposed convolution runs the kernels of conv3d
 /// with x and y exchanged: its input is y, its output is x, and its forward pass is the data gradient of conv3d.
 struct Problem {
-  vg::Tensor x, w, y;
+  vg::Tensor x;
+  vg::Tensor w;
+  vg::Tensor y;
   vg::ConvGeometry geometry;
 
   Problem(const Convolution& c, bool transposed, vg::Device device, vg::DType dtype)
@@ -126,6 +128,7 @@ const Mode kModes[] = {{"highest", vg::f32, vg::Float32Precision::highest},
                        {"high", vg::f32, vg::Float32Precision::high},
                        {"bf16", vg::bf16, vg::Float32Precision::highest}};
 
+/// A pass of a convolution: the forward pass or a gradient.
 struct Pass {
   const char* name;
   vg::ConvPass kernel;

@@ -45,7 +45,8 @@ Tensor tensor_over(void* data, const Shape& shape, bool requires_grad) {
 /// The model (ConvTranspose3d without bias, ReLU, GroupNorm) and the results of its last run.
 struct Model {
   nn::Sequential layers;
-  Tensor x, output;
+  Tensor x;
+  Tensor output;
 
   void drop_results() {
     x = output = {};

@@ -138,7 +138,8 @@ double checksum(const vg::Tensor& t) {
 }
 
 struct Tensors {
-  vg::Tensor x, w;
+  vg::Tensor x;
+  vg::Tensor w;
   vg::Tensor g;  // gradient of the output
 
   explicit Tensors(const Problem& p)

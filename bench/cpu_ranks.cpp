@@ -24,7 +24,8 @@ using namespace voxgrad;
 
 constexpr int64_t kBatch = 2;  // samples per step, summed over all ranks
 constexpr int64_t kSize = 48;  // voxels per side of a patch
-constexpr int kRounds = 9, kSteps = 4;
+constexpr int kRounds = 9;     // timed rounds
+constexpr int kSteps = 4;      // steps per round
 
 void train(distributed::Communicator& world) {
   check(kBatch % world.size() == 0, "cpu_ranks", "a batch of ", kBatch, " samples cannot be divided among ",

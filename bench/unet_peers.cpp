@@ -33,7 +33,8 @@ struct NetworkArguments {
 struct Training : UNetTraining {
   using UNetTraining::UNetTraining;
   Tensor logits{};
-  cuda::CUDAGraph step_graph{}, forward_graph{};
+  cuda::CUDAGraph step_graph{};
+  cuda::CUDAGraph forward_graph{};
 
   void predict() {
     const NoGradGuard no_grad;

@@ -92,7 +92,13 @@ const std::vector<ModelCase>& cases() {
 }
 
 struct Options {
-  std::string model = "all", size = "auto", device = "auto", dtype = "f32", precision = "highest", tensorboard, profile;
+  std::string model = "all";
+  std::string size = "auto";
+  std::string device = "auto";
+  std::string dtype = "f32";
+  std::string precision = "highest";
+  std::string tensorboard;
+  std::string profile;
   int steps = 5;
   bool cuda_graph = false;
 };

@@ -11,7 +11,10 @@ namespace scaling {
 namespace vg = voxgrad;
 namespace {
 
-constexpr int64_t kStages = 6, kChannels = 32, kMaxChannels = 320, kClasses = 3;
+constexpr int64_t kStages = 6;
+constexpr int64_t kChannels = 32;  // channels of the first stage
+constexpr int64_t kMaxChannels = 320;
+constexpr int64_t kClasses = 3;
 
 /// Sets the float32 precision, which all ranks of this process share. The barriers ensure that no rank runs a step
 /// while the precision changes.

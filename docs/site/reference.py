@@ -370,7 +370,7 @@ class Headers:
         return result
 
     def families(self, header, declarations):
-        """Orders declarations, and appends those without a comment to the declarations before them."""
+        """Orders declarations, and appends each declaration without a comment to the declaration before it."""
         lines, result = self.source(header), []
         templates = {entry.name.rsplit("::", 1)[-1]: entry
                      for entry in declarations if entry.kind in ("class", "struct")}
@@ -519,7 +519,7 @@ def write(site, root, xml):
         raise SystemExit(f"docs/site/reference.py: these examples belong to no declaration: {', '.join(unused)}")
 
 
-OVERVIEW = """This reference lists the declarations of the public headers. ``#include <voxgrad.h>`` includes all of these
-headers. All names are in the namespace ``voxgrad``.
+OVERVIEW = """This reference lists the declarations of the public headers. ``#include <voxgrad.h>`` includes all of
+these headers. All names are in the namespace ``voxgrad``.
 
 """

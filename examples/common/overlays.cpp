@@ -12,8 +12,13 @@ namespace examples {
 namespace vg = voxgrad;
 namespace {
 
-constexpr int64_t kGap = 4, kLeft = 76, kTop = 24, kLegend = 22;  // pixels
-constexpr uint32_t kBackground = 0x202020, kText = 0xe0e0e0;
+// Lengths in pixels:
+constexpr int64_t kGap = 4;      // between pictures
+constexpr int64_t kLeft = 76;    // width of the titles of the rows
+constexpr int64_t kTop = 24;     // height of the titles of the columns
+constexpr int64_t kLegend = 22;  // height of the legend
+constexpr uint32_t kBackground = 0x202020;
+constexpr uint32_t kText = 0xe0e0e0;
 
 /// Returns slice `at` along `axis` of a volume (D, H, W). Reverses the rows, so that D and H point up in the picture.
 vg::Tensor slice(const vg::Tensor& volume, int64_t axis, int64_t at) {

@@ -32,8 +32,11 @@ uint32_t color_of(double value, ColorMap map) {
 }  // namespace
 
 void write_panels(const std::filesystem::path& path, const Panels& p) {
-  constexpr int64_t kGap = 6, kTitle = 24, kLetter = 7;  // pixels
-  constexpr uint32_t kBackground = 0x202020, kText = 0xe0e0e0;
+  constexpr int64_t kGap = 6;     // pixels between slices
+  constexpr int64_t kTitle = 24;  // height of the titles of the columns in pixels
+  constexpr int64_t kLetter = 7;  // width of a letter in pixels
+  constexpr uint32_t kBackground = 0x202020;
+  constexpr uint32_t kText = 0xe0e0e0;
   vg::check(p.slices.size() == p.rows.size() * p.columns.size(), "write_panels", "expects ", p.rows.size(), " x ",
             p.columns.size(), " slices, got ", p.slices.size());
   size_t letters = 0;

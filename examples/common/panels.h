@@ -17,8 +17,8 @@ enum class ColorMap : uint8_t {
 
 /// A table of slices, all of which are drawn with the same size.
 struct Panels {
-  std::vector<std::string> columns{};     ///< title of each column; may be empty
-  std::vector<std::string> rows{};        ///< title of each row; may be empty
+  std::vector<std::string> columns{};     ///< title of each column, or ""
+  std::vector<std::string> rows{};        ///< title of each row, or ""
   std::vector<voxgrad::Tensor> slices{};  ///< (H, W) floating-point, row by row; values outside [0, 1] are clamped
   int64_t height = 0;                     ///< height of each drawn slice in pixels
   int64_t width = 0;                      ///< width of each drawn slice in pixels

@@ -15,7 +15,8 @@ namespace examples {
 /// Profiles kSteps training steps. Skips the first kWarmup steps, which allocate memory and load kernels.
 class StepProfiler {
  public:
-  static constexpr int64_t kWarmup = 2, kSteps = 5;
+  static constexpr int64_t kWarmup = 2;
+  static constexpr int64_t kSteps = 5;
 
   /// Adds --profile. `file` stays empty if the option is not given.
   static void add_option(CLI::App& app, std::string& file) {

@@ -34,7 +34,8 @@ class Block : public Layer {
   nn::Sequential depthwise;
   nn::Sequential skip;  // the identity if it is empty
   nn::GroupNorm norm;
-  nn::Conv3d expand, compress;
+  nn::Conv3d expand;
+  nn::Conv3d compress;
   VG_MODULE(depthwise, skip, norm, expand, compress)
 };
 

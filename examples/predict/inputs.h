@@ -25,8 +25,8 @@ struct Job {
 std::vector<Job> list_jobs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                            size_t channels, const std::string& file_ending);
 
-/// Returns the path of another file next to the label map: the label map's name without .nii or .nii.gz, followed by
-/// `suffix`.
+/// Returns the path of a file next to the label map. Its name is the name of the label map without .nii or .nii.gz,
+/// followed by `suffix`.
 std::filesystem::path beside(const Job& job, const std::string& suffix);
 
 }  // namespace predict

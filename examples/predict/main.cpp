@@ -70,7 +70,8 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--intermediate", options.intermediate,
                  "folder for CASE_preprocessed.npy and CASE_logits.npy: the network's input and the averaged logits")
       ->check(examples::not_empty());
-  app.add_option("--threads", options.threads, "number of CPU threads (default: one per core)")
+  app.add_option("--threads", options.threads,
+                 "number of CPU threads (default: VOXGRAD_NUM_THREADS, otherwise one per core)")
       ->check(CLI::Range(1, 1 << 10));
   try {
     app.parse(argc, argv);

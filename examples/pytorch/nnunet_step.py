@@ -104,12 +104,14 @@ def measure(options, layout, replace, compiled):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="plain", choices=["plain", "residual"])
+    parser.add_argument("--network", default="plain", choices=["plain", "residual"],
+                        help="PlainConvUNet or ResidualEncoderUNet (default: plain)")
     parser.add_argument("--size", type=int, default=128, help="voxels along each axis")
     parser.add_argument("--batch", type=int, default=2, help="samples of the input")
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
-    parser.add_argument("--layouts", nargs="*", default=["contiguous", "channels_last"])
+    parser.add_argument("--layouts", nargs="*", default=["contiguous", "channels_last"],
+                        help="memory formats of the input and the weights (default: contiguous channels_last)")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, voxgrad {voxgrad_torch.__version__}\n")
     print("| modules | mode | layout | step ms | inference ms | memory GB | first loss | tenth loss |")

@@ -26,9 +26,14 @@ namespace vg = voxgrad;
 using namespace segment;
 
 struct Options {
-  std::string out = "out/segment", device = "auto", dataset;
-  std::vector<std::string> images, labels;
-  bool resume = false, probabilities = false, benchmark = false;
+  std::string out = "out/segment";
+  std::string device = "auto";
+  std::string dataset;
+  std::vector<std::string> images;
+  std::vector<std::string> labels;
+  bool resume = false;
+  bool probabilities = false;
+  bool benchmark = false;
   int gpus = 0;
   TrainOptions train;
 };

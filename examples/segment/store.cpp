@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 
 /// The files of a preprocessed case.
 struct Files {
-  fs::path image, label;
+  fs::path image;
+  fs::path label;
 
   /// Returns a source of patches. The source opens the files again for each patch, because the number of open files per
   /// process is limited.

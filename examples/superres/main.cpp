@@ -2,7 +2,7 @@
 // head of a macaque.
 //
 //   superres                        trains on a scan of Debian's package mricron-data
-//   superres --volume head.nii.gz   trains on another scan
+//   superres --volume head.nii.gz   trains on the scan head.nii.gz
 //   superres --phantom              trains on a synthetic head
 //   superres --resume               continues a stopped run
 //
@@ -27,8 +27,12 @@ namespace vg = voxgrad;
 using namespace superres;
 
 struct Options {
-  std::string volume, test_volume, out = "out/superres", device = "auto";
-  bool phantom = false, resume = false;
+  std::string volume;
+  std::string test_volume;
+  std::string out = "out/superres";
+  std::string device = "auto";
+  bool phantom = false;
+  bool resume = false;
   int gpus = 0;
   TrainOptions train;
 };

@@ -201,8 +201,9 @@ class Stepper {
   Run& run_;
   vg::Device device_;
   bool capture_;
-  vg::Tensor low_, high_;  // input of the CUDA graph
-  vg::Tensor loss_;        // output of the CUDA graph
+  vg::Tensor low_;   // low-resolution input of the CUDA graph
+  vg::Tensor high_;  // target that the CUDA graph reads
+  vg::Tensor loss_;  // output of the CUDA graph
   std::optional<vg::cuda::CUDAGraph> graph_;
 };
 

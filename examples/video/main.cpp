@@ -16,7 +16,10 @@
 namespace {
 using namespace video;
 
-constexpr int64_t kFrames = 9, kSize = 32, kShapes = 3, kLatent = 8;
+constexpr int64_t kFrames = 9;
+constexpr int64_t kSize = 32;   // height and width of a frame
+constexpr int64_t kShapes = 3;  // disc, cross, ring
+constexpr int64_t kLatent = 8;  // channels of the latent video
 
 /// Returns `count` videos (N, 3, 9, 32, 32) of shapes on random paths. The channels show a disc, a cross and a ring.
 Tensor draw(int64_t count, vg::Device device) {

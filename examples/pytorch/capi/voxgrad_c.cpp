@@ -113,7 +113,9 @@ vg::Device device_of(const vg::View& view) {
 
 /// The checked operands of a convolution.
 struct Operands {
-  vg::View x, weight, y;
+  vg::View x;
+  vg::View weight;
+  vg::View y;
   std::optional<vg::View> bias;
   vg::ConvGeometry geometry;
 
@@ -221,7 +223,8 @@ vg::ActivationArguments activation_of(const char* op, int32_t kind, double slope
 struct NormOperands {
   vg::View x;           // (N, C, L)
   vg::View statistics;  // (N, groups, 2)
-  std::optional<vg::View> weight, bias;
+  std::optional<vg::View> weight;
+  std::optional<vg::View> bias;
   vg::NormActivations activations;
 };
 

@@ -170,7 +170,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernelbench", help="folder of the checkout of KernelBench")
     parser.add_argument("--problems", nargs="*", default=[], help="level/number, such as 2/61 (default: all)")
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"])
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"],
+                        help="dtype of the parameters and inputs (default: fp32)")
     parser.add_argument("--no-tf32", action="store_true", help="turn TF32 off for the model and the reference")
     parser.add_argument("--trials", type=int, default=100, help="timed runs")
     parser.add_argument("--correct-trials", type=int, default=5, help="runs that check the result")

@@ -1,4 +1,4 @@
-"""Replaces modules of torch.nn in a model with those of voxgrad_torch."""
+"""Replaces modules of torch.nn in a model with modules of voxgrad_torch."""
 
 import contextlib
 import dataclasses
