@@ -19,8 +19,15 @@ namespace {
 /// small integers, so results are exact.
 struct Operands {
   const Problem& p;
-  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
-  bool biased;
+  RandomView x;       // input of conv_forward and conv_backward_weight
+  RandomView y;       // gradient of the output: an input of conv_backward_data and conv_backward_weight
+  RandomView w;       // weight of conv_forward and conv_backward_data
+  RandomView x_bias;  // bias that conv_backward_data adds
+  RandomView y_bias;  // bias that conv_forward adds
+  RandomView out;     // result of conv_forward
+  RandomView dx;      // result of conv_backward_data
+  RandomView dw;      // result of conv_backward_weight
+  bool biased;        // true if the kernels add the biases and conv_forward applies ReLU
 
   /// Results with Layout::channels_last may start at any element; dense_channels_last results are aligned.
   Operands(const Problem& problem, DType dtype, Random& random, Layout inputs = Layout::dense_channels_last,
