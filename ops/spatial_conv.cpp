@@ -76,18 +76,6 @@ struct SlabMap {
   ConvGeometry geometry;
   Sides sides;
   Triple x_size;  // spatial size of the input
-  Triple size;    // spatial size of the result
-
-  Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Triple& to, const ConvGeometry& g,
-                 FusedEpilogue epilogue = {}) const {
-    return (transposed ? convolve_transposed : convolve)(x, w, bias, to, g, epilogue);
-  }
-  Tensor gradient(const Tensor& grad, const Tensor& w, const Triple& to, const ConvGeometry& g) const {
-    return (transposed ? convolve : convolve_transposed)(grad, w, {}, to, g, {});
-  }
-  Tensor weight_gradient(const Tensor& x, const Tensor& grad, const WeightForm& form, const ConvGeometry& g) const {
-    return transposed ? convolve_weight(grad, x, form, g) : convolve_weight(x, grad, form, g);
-  }
 
   /// Returns the geometry of the convolution from a halo to the planes that depend on it.
   ConvGeometry geometry_of(const Side& side) const {
@@ -101,8 +89,6 @@ struct SlabMap {
   }
   static Tensor planes_of(const Tensor& result, const Side& side) { return narrow(result, 2, side.start, side.planes); }
 
-  /// Returns the number of planes that this rank receives from the previous and the next rank.
-  std::array<int64_t, 2> received() const { return {sides[0].halo, sides[1].halo}; }
   /// Returns the number of planes that this rank sends to the previous and the next rank.
   std::array<int64_t, 2> sent() const { return {sides[1].halo, sides[0].halo}; }
 
@@ -113,9 +99,10 @@ struct SlabMap {
     Planes halo_gradients;
     for (size_t i = 0; i < 2; ++i)
       if (const Side& side = sides[i]; halos[i].defined())
-        halo_gradients[i] = gradient(planes_of(grad, side), w, with_depth(x_size, side.halo), geometry_of(side));
+        halo_gradients[i] =
+            convolve(!transposed, planes_of(grad, side), w, {}, with_depth(x_size, side.halo), geometry_of(side));
     PlaneExchange exchange(group, form, halo_gradients, sent());
-    const Tensor dx = gradient(grad, w, x_size, geometry);
+    const Tensor dx = convolve(!transposed, grad, w, {}, x_size, geometry);
     const Planes& added = exchange.wait();
     for (size_t i = 0; i < 2; ++i)
       if (added[i].defined()) narrow(dx, 2, i == 0 ? 0 : x_size[0] - sent()[1], sent()[i]).add_(added[i]);
@@ -123,10 +110,10 @@ struct SlabMap {
   }
   /// Returns this rank's gradient of the weight, from its slab and halos.
   Tensor whole_weight_gradient(const Tensor& x, const Planes& halos, const Tensor& grad, const WeightForm& form) const {
-    const Tensor dw = weight_gradient(x, grad, form, geometry);
+    const Tensor dw = convolve_weight(transposed, x, grad, form, geometry);
     for (size_t i = 0; i < 2; ++i)
       if (const Side& side = sides[i]; halos[i].defined())
-        dw.add_(weight_gradient(halos[i], planes_of(grad, side), form, geometry_of(side)));
+        dw.add_(convolve_weight(transposed, halos[i], planes_of(grad, side), form, geometry_of(side)));
     return dw;
   }
 };
@@ -137,11 +124,10 @@ Tensor convolve_slab(const char* op, distributed::Communicator& group, bool tran
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
                      FusedEpilogue epilogue) {
   const Axis axis{x.size(2), size[0], weight.size(2), geometry.stride[0], geometry.padding[0], geometry.dilation[0]};
-  const SlabMap map{transposed, geometry, transposed ? transposed_sides(axis) : forward_sides(axis), spatial_size(x),
-                    size};
+  const SlabMap map{transposed, geometry, transposed ? transposed_sides(axis) : forward_sides(axis), spatial_size(x)};
   check_slab(op, transposed, axis, map.sides);
-  const auto received = map.received(), sent = map.sent();
-  if (received[0] == 0 && received[1] == 0) return map.forward(x, weight, bias, size, geometry, epilogue);
+  const auto sent = map.sent();
+  if (sent[0] == 0 && sent[1] == 0) return convolve(transposed, x, weight, bias, size, geometry, epilogue);
 
   const PlaneForm form(x);
   Tensor y;
@@ -151,13 +137,13 @@ Tensor convolve_slab(const char* op, distributed::Communicator& group, bool tran
     PlaneExchange exchange(group, form,
                            {sent[0] > 0 ? narrow(x, 2, 0, sent[0]) : Tensor(),
                             sent[1] > 0 ? narrow(x, 2, axis.in - sent[1], sent[1]) : Tensor()},
-                           received);
-    y = map.forward(x, weight, bias, size, geometry);
+                           {sent[1], sent[0]});
+    y = convolve(transposed, x, weight, bias, size, geometry);
     halos = exchange.wait();
     for (size_t i = 0; i < 2; ++i)
       if (const Side& side = map.sides[i]; halos[i].defined())
         SlabMap::planes_of(y, side).add_(
-            map.forward(halos[i], weight, {}, SlabMap::with_depth(size, side.planes), map.geometry_of(side)));
+            convolve(transposed, halos[i], weight, {}, SlabMap::with_depth(size, side.planes), map.geometry_of(side)));
     if (epilogue.relu) y.copy_(relu(y));
   }
   const bool dx = needs_gradient(x), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
