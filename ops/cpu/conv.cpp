@@ -432,8 +432,7 @@ void convolve(const char* op, bool transposed, View out, View in, const View& w,
     problem.bias_stride = bias ? bias->stride[0] : 0;
     bool covered = true;  // whether every output has a tap
     for (int axis = 0; axis < 3; ++axis) {
-      const ConvAxis a{x.size[axis + 2],      y.size[axis + 2],       w.size[axis + 2],
-                       geometry.stride[axis], geometry.padding[axis], geometry.dilation[axis]};
+      const ConvAxis a = conv_axis(x, w, y, geometry, axis);
       ConvGather& gather = problem.gather[static_cast<size_t>(axis)];
       gather = transposed ? gather_transposed(a) : gather_forward(a);
       covered = covered && gather.covers_all();
