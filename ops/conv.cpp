@@ -284,17 +284,6 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   return text.str();
 }
 
-template <int N>
-const char* op_name(const ConvOptions<N>&) {
-  constexpr const char* kNames[] = {"conv1d", "conv2d", "conv3d"};
-  return kNames[N - 1];
-}
-template <int N>
-const char* op_name(const ConvTransposeOptions<N>&) {
-  constexpr const char* kNames[] = {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"};
-  return kNames[N - 1];
-}
-
 template <class Options>
 Request request(const char* op, const Options& o) {
   Request r{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups};
@@ -317,17 +306,23 @@ void ConvTransposeOptions<N>::validate(const char* op) const {
   check_options(request(op, *this));
 }
 
+/// The name of the operator with these options. VG_DEFINE specializes the variable.
+template <class Options>
+static constexpr const char* kName = nullptr;
+
 template <class Options>
 Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {
-  return run(request(op_name(options), options), x, weight, bias);
+  return run(request(kName<Options>, options), x, weight, bias);
 }
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu) {
-  return run(request(op_name(options), options), x, weight, bias, {relu, false});
+  return run(request(kName<Options>, options), x, weight, bias, {relu, false});
 }
 
 /// Defines function() and instantiates the templates for one type of options.
 #define VG_DEFINE(function, Options)                                                                   \
+  template <>                                                                                          \
+  constexpr const char* kName<Options> = #function;                                                    \
   template struct Options;                                                                             \
   template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&);                   \
   template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const Options&, bool);  \
