@@ -1,28 +1,15 @@
-// Benchmark of operators on the CPU and, if available, on a GPU: convolutions, memory-bound operators, kernels of
-// optimizers, data loading and augmentation. Reports FLOP/s and B/s.
+// Benchmark of memory-bound operators, kernels of optimizers, data loading and augmentation on the CPU and, if
+// available, on a GPU. Reports B/s (measure.h).
 //
 //   ops_bench --benchmark_filter=cuda
 //
-// On a GPU, times come from CUDA events around one call, or around several calls of a memory-bound operator, so that
-// they do not include the host. Benchmarks named host/... instead time the host, which queues calls on small tensors.
-// On the CPU, times are wall-clock times. The counters are:
-//   FLOP/s    2 * N * Cin * Cout / groups * taps * voxels FLOP per call, divided by the time. `voxels` is the number of
-//             voxels of the output or, for a transposed convolution, of the input.
-//   B/s       minimum memory traffic per call, divided by the time: each input is read once and each output is written
-//             once. The inputs of group_norm count twice, because it must sum over a group before it can normalize.
-//   of_copy   B/s divided by the B/s of copying a float32 tensor. The copy is measured once for each device.
-//   of_floor  estimate of the minimum time in which the GPU can compute the FLOP and move the bytes (see
-//             voxgrad::explain_conv3d), divided by the measured time
-//
-// On a GPU, convolutions run in float32 ("highest"), TF32 ("high") and bf16.
+// The inputs of group_norm count twice in B/s, because the operator must sum over a group before it can normalize.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,229 +17,14 @@
 
 #include <voxgrad.h>
 
+#include "measure.h"
 #include "ops/detail/kernels.h"
 
 namespace {
 namespace vg = voxgrad;
-
-/// Returns the mean seconds per call of `work` over `calls` calls. On a GPU, measures the work of the GPU by CUDA
-/// events, or the time in which the host queues it.
-double timed(vg::Device device, const std::function<void()>& work, int calls = 1, bool host = false) {
-  vg::synchronize(device);
-  if (device.is_cuda() && !host) {
-    vg::cuda::Event start(device.index), stop(device.index);
-    start.record();
-    for (int call = 0; call < calls; ++call) work();
-    stop.record();
-    return stop.elapsed_ms_since(start) * 1e-3 / calls;
-  }
-  const auto start = std::chrono::steady_clock::now();
-  for (int call = 0; call < calls; ++call) work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
-}
-
-/// A function to time and its cost.
-struct Case {
-  double flop;                 // per call
-  double bytes;                // minimum memory traffic per call
-  std::function<void()> work;  // one call
-  int calls = 1;               // calls that are timed together
-  double copy_rate = 0;        // B/s of a copy, for of_copy; 0: of_copy is not reported
-  double floor = 0;            // minimum seconds, for of_floor; 0: of_floor is not reported
-  bool host = false;           // time the host instead of the GPU
-};
-
-void measure(benchmark::State& state, vg::Device device, const std::function<Case()>& make) {
-  const Case c = make();
-  c.work();  // warm-up: loads kernels and fills the allocator's cache
-  vg::synchronize(device);
-  double seconds = 0;
-  for (auto _ : state) {
-    const double time = timed(device, c.work, c.calls, c.host);
-    state.SetIterationTime(time);
-    seconds += time;
-  }
-  using Counter = benchmark::Counter;
-  if (c.flop > 0) state.counters["FLOP/s"] = Counter(c.flop, Counter::kIsIterationInvariantRate);
-  state.counters["B/s"] = Counter(c.bytes, Counter::kIsIterationInvariantRate, Counter::kIs1000);
-  if (c.floor > 0) state.counters["of_floor"] = c.floor * static_cast<double>(state.iterations()) / seconds;
-  if (c.copy_rate > 0)
-    state.counters["of_copy"] = c.bytes * static_cast<double>(state.iterations()) / seconds / c.copy_rate;
-}
-
-benchmark::internal::Benchmark* add(const std::string& name, vg::Device device, std::function<Case()> make) {
-  return benchmark::RegisterBenchmark((name + '/' + vg::concat(device)).c_str(),
-                                      [=](benchmark::State& state) { measure(state, device, make); })
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
-}
-
-double bytes_of(const vg::Tensors& tensors) {
-  double bytes = 0;
-  for (const vg::Tensor& t : tensors) bytes += static_cast<double>(t.numel() * vg::item_size(t.dtype()));
-  return bytes;
-}
-
-/// A convolution or a transposed convolution. `size` is the size of the input in both cases.
-struct Convolution {
-  const char* name;
-  int64_t batch, in, out;
-  vg::Triple size, kernel, stride, padding, output_padding, dilation;
-  int64_t groups;
-};
-
-// Transposed convolutions; the columns are the members of Convolution. kLarge, for a GPU, contains KernelBench's
-// ConvTranspose3d problems (L<level>-<problem>) and two decoder stages. kSmall, for the CPU, contains smaller problems.
-const Convolution kLarge[] = {
-    {"L1-58", 16, 32, 16, {16, 32, 64}, {3, 5, 7}, 1, 0, 0, 1, 1},
-    {"L1-61", 8, 48, 48, 64, 3, 1, 0, 0, 1, 1},
-    {"L1-68", 16, 32, 64, 64, {3, 5, 5}, 1, 0, 0, 1, 1},
-    {"L1-70", 8, 48, 24, 96, 3, 1, 0, 0, 1, 1},
-    {"L1-72", 8, 32, 32, {12, 24, 48}, {3, 5, 7}, 2, {1, 2, 3}, 1, 1, 4},
-    {"L1-73", 4, 32, 32, {32, 64, 128}, 3, 2, 1, 0, 1, 4},
-    {"L1-77", 16, 32, 64, {16, 32, 32}, 3, 2, 1, 0, 2, 1},
-    {"L2-61", 16, 64, 128, 32, 3, 1, 0, 0, 1, 1},
-    {"L2-100", 16, 64, 128, {24, 48, 48}, 3, 2, 1, 0, 1, 1},
-    {"L2-78", 16, 32, 64, 32, 5, 2, 2, 0, 1, 1},
-    {"L2-72", 64, 3, 16, 32, 3, 2, 1, 0, 1, 1},
-    {"dec256", 4, 256, 128, 16, 4, 2, 1, 0, 1, 1},
-    {"dec64", 4, 64, 32, 64, 4, 2, 1, 0, 1, 1},
-};
-const Convolution kSmall[] = {
-    {"48-24", 1, 48, 24, 32, 3, 1, 0, 0, 1, 1},
-    {"64-128", 1, 64, 128, 16, 3, 1, 0, 0, 1, 1},
-    {"dec64", 1, 64, 32, 16, 4, 2, 1, 0, 1, 1},
-    {"grouped", 1, 32, 32, {16, 32, 64}, 3, 2, 1, 0, 1, 4},
-};
-// Convolutions of encoders: with stride 1, with stride 2, and depthwise. kLargeConv is for a GPU, kSmallConv for the
-// CPU.
-const Convolution kLargeConv[] = {
-    {"enc32", 4, 32, 32, 96, 3, 1, 1, 0, 1, 1},
-    {"enc64", 4, 32, 64, 128, 4, 2, 1, 0, 1, 1},
-    {"enc256", 4, 128, 256, 32, 4, 2, 1, 0, 1, 1},
-    {"depthwise", 4, 64, 64, 64, 3, 1, 1, 0, 1, 64},
-};
-const Convolution kSmallConv[] = {
-    {"enc32", 1, 32, 32, 32, 3, 1, 1, 0, 1, 1},
-    {"enc64", 1, 32, 64, 32, 4, 2, 1, 0, 1, 1},
-    {"depthwise", 1, 64, 64, 32, 3, 1, 1, 0, 1, 64},
-};
-
-/// The input x, the weight w and the output y of a conv3d problem. A transposed convolution runs the kernels of conv3d
-/// with x and y exchanged: its input is y, its output is x, and its forward pass is the data gradient of conv3d.
-struct Problem {
-  vg::Tensor x, w, y;
-  vg::ConvGeometry geometry;
-
-  Problem(const Convolution& c, bool transposed, vg::Device device, vg::DType dtype)
-      : x(vg::randn({c.batch, c.in, c.size[0], c.size[1], c.size[2]}, {.device = device}).to(dtype)),
-        geometry{c.stride, c.padding, c.dilation, c.groups} {
-    vg::NoGradGuard no_grad;
-    const auto weight = [&](int64_t outer, int64_t inner) {
-      return vg::randn({outer, inner / c.groups, c.kernel[0], c.kernel[1], c.kernel[2]}, {.device = device}).to(dtype);
-    };
-    if (transposed) {
-      w = weight(c.in, c.out);
-      y = std::exchange(x, vg::conv_transpose3d(x, w, {},
-                                                {.stride = c.stride,
-                                                 .padding = c.padding,
-                                                 .output_padding = c.output_padding,
-                                                 .groups = c.groups,
-                                                 .dilation = c.dilation}));
-    } else {
-      w = weight(c.out, c.in);
-      y = vg::conv3d(x, w, {}, {.stride = c.stride, .padding = c.padding, .dilation = c.dilation, .groups = c.groups});
-    }
-  }
-};
-
-void forward(const Problem& p, const vg::Kernels& k) {
-  k.conv_forward(p.y.view_out(), p.x.view_in(), p.w.view_in(), nullptr, p.geometry);
-}
-void data_gradient(const Problem& p, const vg::Kernels& k) {
-  k.conv_backward_data(p.x.view_out(), p.y.view_in(), p.w.view_in(), nullptr, p.geometry);
-}
-void weight_gradient(const Problem& p, const vg::Kernels& k) {
-  k.conv_backward_weight(p.w.view_out(), p.x.view_in(), p.y.view_in(), p.geometry);
-}
-
-struct Mode {
-  const char* name;
-  vg::DType dtype;
-  vg::Float32Precision precision;
-};
-const Mode kModes[] = {{"highest", vg::f32, vg::Float32Precision::highest},
-                       {"high", vg::f32, vg::Float32Precision::high},
-                       {"bf16", vg::bf16, vg::Float32Precision::highest}};
-
-struct Pass {
-  const char* name;
-  vg::ConvPass kernel;
-  void (*run)(const Problem&, const vg::Kernels&);
-};
-
-Case convolution(const Convolution& c, bool transposed, vg::Device device, const Mode& mode, const Pass& pass) {
-  const auto p = std::make_shared<Problem>(c, transposed, device, mode.dtype);
-  const double flop = 2.0 * static_cast<double>(p->y.numel()) * static_cast<double>(p->w.numel() / p->w.size(0));
-  const double bytes = bytes_of({p->x, p->w, p->y});
-  const vg::Kernels& kernels = vg::kernels(device);
-  vg::set_float32_precision(mode.precision);
-  const vg::ConvExplanation limits =
-      vg::explain_conv(pass.kernel, p->x.view_in(), p->w.view_in(), p->y.view_in(), p->geometry);
-  const double floor = limits.flop_rate > 0 ? std::max(flop / limits.flop_rate, bytes / limits.byte_rate) : 0;
-  return {.flop = flop,
-          .bytes = bytes,
-          .work =
-              [=, &kernels] {
-                vg::set_float32_precision(mode.precision);
-                pass.run(*p, kernels);
-              },
-          .floor = floor};
-}
-
-void add_convolutions(vg::Device device, bool transposed, std::span<const Convolution> shapes) {
-  const std::string function = transposed ? "conv_transpose3d/" : "conv3d/";
-  const Pass fprop{"/forward", vg::ConvPass::fprop, forward};
-  const Pass dgrad{"/data_gradient", vg::ConvPass::dgrad, data_gradient};
-  const Pass wgrad{"/weight_gradient", vg::ConvPass::wgrad, weight_gradient};
-  Pass passes[] = {fprop, dgrad, wgrad};
-  if (transposed) {
-    passes[0] = {fprop.name, dgrad.kernel, dgrad.run};
-    passes[1] = {dgrad.name, fprop.kernel, fprop.run};
-  }
-  for (const Convolution& c : shapes)
-    for (const Pass& pass : passes)
-      for (const Mode& mode : std::span(kModes).first(device.is_cuda() ? 3 : 1))
-        add(function + c.name + pass.name + '/' + mode.name, device,
-            [=, &c, &mode] { return convolution(c, transposed, device, mode, pass); });
-}
-
-/// Registers convolutions of 12^3 voxels and 64 channels in channels-last format, whose GPU time is shorter than the
-/// time in which the host queues them.
-void add_host_times(vg::Device device) {
-  static const Convolution kLayers[] = {{"conv3", 1, 64, 64, 12, 3, 1, 1, 0, 1, 1},
-                                        {"strided", 1, 64, 64, 12, 3, 2, 1, 0, 1, 1},
-                                        {"conv1", 1, 64, 64, 12, 1, 1, 0, 0, 1, 1},
-                                        {"depthwise", 1, 64, 64, 12, 3, 1, 1, 0, 1, 64}};
-  const std::pair<const char*, void (*)(const Problem&, const vg::Kernels&)> passes[] = {
-      {"/forward", forward}, {"/data_gradient", data_gradient}, {"/weight_gradient", weight_gradient}};
-  for (const Convolution& layer : kLayers)
-    for (const auto& [pass, run] : passes)
-      for (const Mode& mode : kModes)
-        add(std::string("host/") + layer.name + pass + '/' + mode.name, device, [=, &layer, &mode, run = run] {
-          const auto p = std::make_shared<Problem>(layer, false, device, mode.dtype);
-          for (vg::Tensor* t : {&p->x, &p->w, &p->y}) *t = t->contiguous(vg::MemoryFormat::channels_last);
-          return Case{.flop = 0,
-                      .bytes = bytes_of({p->x, p->w, p->y}),
-                      .work =
-                          [=, &mode, &kernels = vg::kernels(device)] {
-                            vg::set_float32_precision(mode.precision);
-                            run(*p, kernels);
-                          },
-                      .calls = 64,
-                      .host = true};
-        })->Iterations(100);
-}
+using vg::bench::add;
+using vg::bench::bytes_of;
+using vg::bench::Case;
 
 /// Returns the B/s of copying a float32 tensor. The first call for a device measures the median of 11 copies of a
 /// tensor of `shape`; later calls return the same value.
@@ -264,7 +36,7 @@ double copy_rate(vg::Device device, const vg::Shape& shape, int calls) {
   const auto copy = [&] { vg::kernels(device).copy(to.view_out(), from.view_in()); };
   copy();
   std::vector<double> times;
-  for (int run = 0; run < 11; ++run) times.push_back(timed(device, copy, calls));
+  for (int run = 0; run < 11; ++run) times.push_back(vg::bench::timed(device, copy, calls));
   std::sort(times.begin(), times.end());
   return rate = bytes_of({from, to}) / times[times.size() / 2];
 }
@@ -483,9 +255,6 @@ int main(int argc, char** argv) {
   for (const vg::Device device : {vg::Device::cuda(), vg::Device::cpu()}) {
     if (device.is_cuda() && !vg::cuda::is_available()) continue;
     const bool gpu = device.is_cuda();
-    if (gpu) add_host_times(device);
-    add_convolutions(device, true, gpu ? std::span<const Convolution>(kLarge) : kSmall);
-    add_convolutions(device, false, gpu ? std::span<const Convolution>(kLargeConv) : kSmallConv);
     // Vectorized loads need rows that start at a multiple of 16 bytes. Rows of 64 or 128 elements do, rows of 34 do
     // not.
     const vg::Shape odd = gpu ? vg::Shape{24, 128, 34, 34, 34} : vg::Shape{2, 64, 34, 34, 34};

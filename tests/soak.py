@@ -70,7 +70,7 @@ class Program:
         return done.returncode, done.stdout
 
     def work(self, folder):
-        """Returns the current folder of a run with results in `folder`."""
+        """Returns the working folder of a run with results in `folder`."""
         return folder if self.ranks else folder.parent
 
     def expect_success(self, folder, **options):
@@ -312,7 +312,7 @@ def main():
                 Program("segment", options.build, SEGMENT, 40,
                         ["model/fold_0/checkpoint_final.safetensors", "history.csv"]),
                 Program("ranks", options.build, RANKS, 50, ["result.safetensors"], ranks=2)]
-    programs = [program for program in programs if program.name in (options.programs or program.name)]
+    programs = [program for program in programs if not options.programs or program.name in options.programs]
     failed = False
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="voxgrad-soak-") as name:
