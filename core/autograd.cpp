@@ -38,6 +38,14 @@ const AutogradData* find_data(const Tensor& tensor) {
   return tensor.body()->autograd.get();
 }
 
+/// Makes `tensor` the output of a recorded operation.
+void attach(const Tensor& tensor, Edge source) {
+  AutogradData& data = data_of(tensor);
+  data.requires_grad = true;
+  data.grad_fn = std::move(source.node);
+  data.output = source.output;
+}
+
 }  // namespace
 
 /// Deletes nodes iteratively. Deleting a node can release other nodes, which are added to a queue instead of being
@@ -99,12 +107,18 @@ void check_in_place(const char* op, const Tensor& target, const Tensor& source) 
 }
 
 namespace {
-void check_version(const Tensor& tensor, uint64_t saved) {
-  const uint64_t now = tensor.storage()->version();
-  check(now == saved, "backward", "a tensor needed for the gradient was written to in place: ", describe(tensor),
-        " is at version ", now, " but was saved at version ", saved);
+class RecomputedCall;
 }
-}  // namespace
+
+/// The description of a saved tensor, and the tensor after it has been recomputed.
+struct Saved::Recomputed {
+  std::shared_ptr<RecomputedCall> call;
+  Edge source;  // the members from source to options describe the tensor when it was saved
+  Shape shape;
+  Strides strides;
+  TensorOptions options;
+  Saved found{};
+};
 
 namespace {
 
@@ -113,20 +127,76 @@ namespace {
 /// are still needed.
 class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
  public:
-  RecomputedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs);
+  RecomputedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs)
+      : function_(std::move(function)), inputs_(inputs.begin(), inputs.end()) {}
 
-  Tensors first(const Tensors& inputs) { return run(inputs); }
+  Tensors run(const Tensors& inputs) {
+    const Restore current(current_, this);
+    const Restore running(running_, true);
+    next_ = 0;
+    return function_(inputs);
+  }
   /// Returns the tensor that `entry` describes. Runs the function again if the tensor has not been recomputed yet.
-  const Tensor& get(Saved::Recomputed& entry);
+  const Tensor& get(Saved::Recomputed& entry) {
+    const std::lock_guard lock(mutex_);
+    if (!entry.found.defined()) run_again();
+    return entry.found();
+  }
   static bool recomputing() { return second_runs_ > 0; }
   /// Returns the description of a tensor that an operation saves in the first run. Returns null in the second run and
   /// outside of recomputed functions; then Saved keeps the tensor itself.
-  static std::shared_ptr<Saved::Recomputed> add_saved(const Tensor& tensor);
+  static std::shared_ptr<Saved::Recomputed> add_saved(const Tensor& tensor) {
+    RecomputedCall* call = current_;
+    if (!call || !grad_enabled()) return nullptr;
+    const size_t number = call->next_++;
+    if (call->recomputing_) {
+      call->keep_recomputed(number, tensor);
+      return nullptr;
+    }
+    const AutogradData* data = find_data(tensor);
+    const auto entry = std::make_shared<Saved::Recomputed>(
+        Saved::Recomputed{.call = call->shared_from_this(),
+                          .source = data ? Edge{data->grad_fn, data->output} : Edge(),
+                          .shape = tensor.shape(),
+                          .strides = tensor.strides(),
+                          .options = tensor.options()});
+    call->saved_.push_back(entry);
+    return entry;
+  }
 
  private:
-  Tensors run(const Tensors& inputs);
-  void run_again();
-  void keep_recomputed(size_t number, const Tensor& tensor);
+  void run_again() {
+    check(!running_, "recompute", "a recomputed function cannot compute gradients of its own results");
+    Tensors inputs;
+    for (const Saved& input : inputs_) inputs.push_back(input());
+    const GradModeGuard mode(true);
+    const Restore recomputing(recomputing_, true);
+    const Restore second_runs(second_runs_, second_runs_ + 1);
+    {
+      const ContextGuard as_before(context_);
+      found_.clear();
+      run(inputs);
+    }
+    check(next_ == saved_.size(), "recompute", "the number of tensors that the function's operations saved is ",
+          saved_.size(), " in the first call, but ", next_, " in the second call");
+    for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
+    found_.clear();
+  }
+
+  void keep_recomputed(size_t number, const Tensor& tensor) {
+    const auto entry = number < saved_.size() ? saved_[number].lock() : nullptr;
+    if (!entry) return;
+    const Saved::Recomputed& first = *entry;
+    check(tensor.shape() == first.shape && tensor.strides() == first.strides && tensor.dtype() == first.options.dtype &&
+              tensor.device() == first.options.device,
+          "recompute", "the function's operations saved a tensor ", first.shape, ' ', first.options.dtype, " on ",
+          first.options.device, " with strides ", first.strides, " in the first call, but in the second call ",
+          describe(tensor), " with strides ", tensor.strides());
+    const Tensor kept = tensor.detach();
+    if (first.source.node) attach(kept, first.source);
+    const Restore outside(current_, static_cast<RecomputedCall*>(nullptr));  // Saved keeps the tensor itself
+    found_.emplace_back(entry, Saved(kept));
+  }
 
   static inline thread_local RecomputedCall* current_ = nullptr;
   /// The number of second runs in progress. A second run may contain first runs of nested calls.
@@ -144,95 +214,6 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
 
 }  // namespace
 
-/// The description of a saved tensor, and the tensor after it has been recomputed.
-struct Saved::Recomputed {
-  std::shared_ptr<RecomputedCall> call;
-  std::shared_ptr<Node> grad_fn;  // the members from grad_fn to options describe the tensor when it was saved
-  size_t output = 0;
-  Shape shape;
-  Strides strides;
-  TensorOptions options;
-  Saved found;
-};
-
-namespace {
-
-RecomputedCall::RecomputedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs)
-    : function_(std::move(function)), inputs_(inputs.begin(), inputs.end()) {}
-
-Tensors RecomputedCall::run(const Tensors& inputs) {
-  const Restore current(current_, this);
-  const Restore running(running_, true);
-  next_ = 0;
-  return function_(inputs);
-}
-
-void RecomputedCall::run_again() {
-  check(!running_, "recompute", "a recomputed function cannot compute gradients of its own results");
-  Tensors inputs;
-  for (const Saved& input : inputs_) inputs.push_back(input());
-  const GradModeGuard mode(true);
-  const Restore recomputing(recomputing_, true);
-  const Restore second_runs(second_runs_, second_runs_ + 1);
-  {
-    const ContextGuard as_before(context_);
-    found_.clear();
-    run(inputs);
-  }
-  check(next_ == saved_.size(), "recompute", "the number of tensors that the function's operations saved is ",
-        saved_.size(), " in the first call, but ", next_, " in the second call");
-  for (auto& [entry, tensor] : found_) entry->found = std::move(tensor);
-  found_.clear();
-}
-
-const Tensor& RecomputedCall::get(Saved::Recomputed& entry) {
-  const std::lock_guard lock(mutex_);
-  if (!entry.found.defined()) run_again();
-  return entry.found();
-}
-
-void RecomputedCall::keep_recomputed(size_t number, const Tensor& tensor) {
-  const auto entry = number < saved_.size() ? saved_[number].lock() : nullptr;
-  if (!entry) return;
-  const Saved::Recomputed& first = *entry;
-  check(tensor.shape() == first.shape && tensor.strides() == first.strides && tensor.dtype() == first.options.dtype &&
-            tensor.device() == first.options.device,
-        "recompute", "the function's operations saved a tensor ", first.shape, ' ', first.options.dtype, " on ",
-        first.options.device, " with strides ", first.strides, " in the first call, but in the second call ",
-        describe(tensor), " with strides ", tensor.strides());
-  Tensor kept = tensor.detach();
-  if (first.grad_fn) {
-    AutogradData& data = data_of(kept);
-    data.requires_grad = true;
-    data.grad_fn = first.grad_fn;
-    data.output = first.output;
-  }
-  const Restore outside(current_, static_cast<RecomputedCall*>(nullptr));  // Saved keeps the tensor itself
-  found_.emplace_back(entry, Saved(kept));
-}
-
-std::shared_ptr<Saved::Recomputed> RecomputedCall::add_saved(const Tensor& tensor) {
-  RecomputedCall* call = current_;
-  if (!call || !grad_enabled()) return nullptr;
-  const size_t number = call->next_++;
-  if (call->recomputing_) {
-    call->keep_recomputed(number, tensor);
-    return nullptr;
-  }
-  const AutogradData* data = find_data(tensor);
-  auto entry = std::make_shared<Saved::Recomputed>(Saved::Recomputed{call->shared_from_this(),
-                                                                     data ? data->grad_fn : nullptr,
-                                                                     data ? data->output : 0,
-                                                                     tensor.shape(),
-                                                                     tensor.strides(),
-                                                                     tensor.options(),
-                                                                     {}});
-  call->saved_.push_back(entry);
-  return entry;
-}
-
-}  // namespace
-
 Saved::Saved(const Tensor& tensor) {
   if (!tensor.defined()) return;
   // Leaves that require grad are not recomputed: they stay allocated in any case, and a recomputed copy would not
@@ -245,7 +226,9 @@ Saved::Saved(const Tensor& tensor) {
 
 const Tensor& Saved::operator()() const {
   if (recomputed_) return recomputed_->call->get(*recomputed_);
-  if (tensor_.defined()) check_version(tensor_, version_);
+  const uint64_t now = tensor_.defined() ? tensor_.storage()->version() : version_;
+  check(now == version_, "backward", "a tensor needed for the gradient was written to in place: ", describe(tensor_),
+        " is at version ", now, " but was saved at version ", version_);
   return tensor_;
 }
 
@@ -254,7 +237,7 @@ bool autograd::recomputing() { return RecomputedCall::recomputing(); }
 Tensors autograd::recompute(std::function<Tensors(const Tensors&)> function, const Tensors& inputs) {
   check(static_cast<bool>(function), "recompute", "the function is empty");
   if (!grad_enabled()) return function(inputs);
-  return std::make_shared<RecomputedCall>(std::move(function), inputs)->first(inputs);
+  return std::make_shared<RecomputedCall>(std::move(function), inputs)->run(inputs);
 }
 
 autograd::SavedOutput::SavedOutput(const Tensor& output)
@@ -262,12 +245,7 @@ autograd::SavedOutput::SavedOutput(const Tensor& output)
 
 Tensor autograd::SavedOutput::operator()() const {
   Tensor tensor = detached_().detach();
-  if (auto node = node_.lock(); node && grad_enabled()) {
-    AutogradData& data = data_of(tensor);
-    data.requires_grad = true;
-    data.grad_fn = std::move(node);
-    data.output = output_;
-  }
+  if (auto node = node_.lock(); node && grad_enabled()) attach(tensor, {std::move(node), output_});
   return tensor;
 }
 
@@ -281,12 +259,7 @@ void autograd::record(const char* name, const Tensors& outputs, const Tensors& i
   for (const Tensor& output : outputs) {
     for (const Tensor& input : inputs)
       check(!output.is_same(input), name, "an output is one of the inputs; return a view or a copy");
-    if (is_floating(output.dtype())) {
-      AutogradData& data = data_of(output);
-      data.requires_grad = true;
-      data.grad_fn = node;
-      data.output = node->outputs.size();
-    }
+    if (is_floating(output.dtype())) attach(output, {node, node->outputs.size()});
     node->outputs.push_back({output.shape(), output.dtype(), output.device()});
   }
   node->backward = std::move(backward);

@@ -5,7 +5,6 @@
 #include <array>
 #include <limits>
 #include <string_view>
-#include <utility>
 
 #include "core/autograd.h"
 

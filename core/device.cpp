@@ -39,21 +39,17 @@ std::ostream& operator<<(std::ostream& out, Device device) {
   return out << "cuda:" << device.index;
 }
 
-MemoryStats memory::stats(Device device) {
+namespace {
+/// Returns the runtime of a device. Throws Error if the device does not exist.
+const Runtime& required(Device device) {
   runtime(device).require(device.index);
-  return runtime(device).stats(device.index);
+  return runtime(device);
 }
-void memory::reset_peak(Device device) {
-  runtime(device).require(device.index);
-  runtime(device).reset_peak(device.index);
-}
-void memory::empty_cache(Device device) {
-  runtime(device).require(device.index);
-  runtime(device).empty_cache(device.index);
-}
-void synchronize(Device device) {
-  runtime(device).require(device.index);
-  runtime(device).synchronize(device.index);
-}
+}  // namespace
+
+MemoryStats memory::stats(Device device) { return required(device).stats(device.index); }
+void memory::reset_peak(Device device) { required(device).reset_peak(device.index); }
+void memory::empty_cache(Device device) { required(device).empty_cache(device.index); }
+void synchronize(Device device) { required(device).synchronize(device.index); }
 
 }  // namespace voxgrad

@@ -33,14 +33,12 @@ Strides contiguous_strides(const Shape& shape) {
 
 Strides channels_last_strides(const Shape& shape) {
   check(shape.size() >= 3, "channels_last", "needs (N, C, spatial...), got shape ", shape);
-  Strides strides = shape;
-  strides[1] = 1;
-  int64_t step = next_stride(1, shape[1]);
-  for (int64_t i = shape.size() - 1; i >= 0; --i) {
-    if (i == 1) continue;
-    strides[i] = step;
-    step = next_stride(step, shape[i]);
-  }
+  Shape last = shape;  // (N, spatial..., C)
+  last.erase(1);
+  last.push_back(shape[1]);
+  Strides strides = contiguous_strides(last);
+  strides.erase(shape.size() - 1);
+  strides.insert(1, 1);
   return strides;
 }
 

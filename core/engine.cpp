@@ -14,8 +14,6 @@
 namespace voxgrad {
 namespace {
 
-bool later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return a->sequence > b->sequence; }
-
 /// Returns possible reasons why the tensor has no graph, for an error message. A tensor does not store the reason.
 const char* why_no_graph(const Tensor& tensor) {
   if (!is_floating(tensor.dtype())) return "; only floating-point tensors have gradients";
@@ -79,8 +77,31 @@ class Engine {
 
   /// Restricts the run to the nodes that lead to `wanted`. The run then collects the gradients of the wanted edges in
   /// `captured` and accumulates no gradients in leaves.
-  void capture(std::vector<Edge> wanted, const std::vector<Edge>& roots);
-  void run(const std::vector<Edge>& roots, const Tensors& gradients);
+  void capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
+    wanted_ = std::move(wanted);
+    captured.resize(wanted_.size());
+    std::vector<Node*> reachable = reachable_from(roots);
+    for (const Edge& edge : wanted_) needed_.insert(edge.node.get());
+    std::sort(reachable.begin(), reachable.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
+    for (const Node* node : reachable)
+      for (const Edge& edge : node->edges)
+        if (edge.node && needed_.contains(edge.node.get())) needed_.insert(node);
+  }
+
+  void run(const std::vector<Edge>& roots, const Tensors& gradients) {
+    GradModeGuard mode(create_);
+    const ContextGuard defaults{Context()};
+    const Run this_run(roots);
+    for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the caller");
+    while (!ready_.empty()) {
+      std::shared_ptr<Node> node = ready_.top();
+      ready_.pop();
+      auto entry = pending_.extract(node.get());
+      visit(node, std::move(entry.mapped()));
+    }
+    this_run.call();
+  }
+
   Tensors captured;
 
  private:
@@ -89,158 +110,124 @@ class Engine {
     std::vector<bool> owned;  // whether the engine computed the sum itself and may add to it in place
   };
 
-  void send(const Edge& edge, const Tensor& grad, const std::string& from);
-  void visit(const std::shared_ptr<Node>& node, Pending pending);
-  void accumulate(TensorBody& tensor, const Tensor& grad);
-  void accumulate_recorded(AutogradData& data, const Tensor& grad);
-  static void run_hooks(const Hooks& hooks, Tensor& grad);
-  static void run_post_hooks(const Hooks& hooks, const Tensor& leaf);
+  void send(const Edge& edge, const Tensor& grad, const std::string& from) {
+    if (!edge.node || !grad.defined() || !is_needed(edge.node.get())) return;
+    const Node::Output& to = edge.node->outputs[edge.output];
+    check(grad.shape() == to.shape && grad.dtype() == to.dtype && grad.device() == to.device, "backward",
+          "the gradient ", describe(grad), " from ", from, " does not match its tensor, which is ", to.shape, ' ',
+          to.dtype, " on ", to.device);
+    auto [entry, fresh] = pending_.try_emplace(edge.node.get());
+    Pending& pending = entry->second;
+    if (fresh) {
+      pending.grads.resize(edge.node->outputs.size());
+      pending.owned.resize(edge.node->outputs.size());
+      ready_.push(edge.node);
+    }
+    Tensor& sum = pending.grads[edge.output];
+    if (!sum.defined()) {
+      sum = grad;
+    } else if (pending.owned[edge.output]) {
+      sum.add_(grad);
+    } else {
+      sum = sum.add(grad);
+      pending.owned[edge.output] = !create_;
+    }
+  }
+
+  void visit(const std::shared_ptr<Node>& node, Pending pending) {
+    const profiler::Scope scope(profiler::Kind::backward, node->name, node->module);
+    for (size_t i = 0; i < node->outputs.size(); ++i) {
+      run_hooks(node->outputs[i].hooks, pending.grads[i]);
+      if (const auto body = node->outputs[i].retained.lock()) accumulate(*body, pending.grads[i]);
+    }
+    if (node->leaf && node->leaf->autograd) run_hooks(node->leaf->autograd->hooks, pending.grads[0]);
+
+    for (size_t i = 0; i < wanted_.size(); ++i)
+      if (wanted_[i].node == node) captured[i] = pending.grads[wanted_[i].output];
+    if (node->leaf) {
+      if (!wanted_.empty() || !pending.grads[0].defined()) return;
+      accumulate(*node->leaf, pending.grads[0]);
+      Tensor leaf(node->leaf);
+      if (leaf.requires_grad()) run_hooks(node->leaf->autograd->post_hooks, leaf);
+      return;
+    }
+    const auto leads_to_needed_node = [&](const Edge& edge) { return edge.node && is_needed(edge.node.get()); };
+    if (std::none_of(node->edges.begin(), node->edges.end(), leads_to_needed_node)) return;
+
+    check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
+          "' was freed by an earlier backward pass; run that pass with retain_graph = true");
+    const Tensors grads = node->backward(pending.grads);
+    check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
+          " gradients for ", node->edges.size(), " inputs");
+    for (size_t i = 0; i < grads.size(); ++i) send(node->edges[i], grads[i], '\'' + node->name + '\'');
+    if (!retain_) node->backward = nullptr;
+  }
+
+  static void run_hooks(const Hooks& hooks, Tensor& grad) {
+    if (!grad.defined() || hooks.empty()) return;
+    const Hooks now = hooks;  // copied, because a hook may register more hooks
+    for (const auto& hook : now) {
+      const Hook call = *hook;  // copied, because a hook may remove itself
+      if (!call) continue;
+      Tensor changed = call(grad);
+      if (!changed.defined()) continue;
+      check(changed.shape() == grad.shape() && changed.dtype() == grad.dtype() && changed.device() == grad.device(),
+            "hook", "returned ", describe(changed), " for a gradient ", describe(grad));
+      grad = std::move(changed);
+    }
+  }
+
+  void accumulate(TensorBody& tensor, const Tensor& grad) {
+    if (!grad.defined() || !tensor.autograd || !tensor.autograd->requires_grad) return;
+    check(grad.dtype() == tensor.dtype && grad.device() == tensor.storage->device(), "backward",
+          "a tensor was converted to ", tensor.dtype, " on ", tensor.storage->device(),
+          " after the graph was recorded; its gradient is ", describe(grad));
+    if (create_) return accumulate_recorded(*tensor.autograd, grad);
+    const std::lock_guard lock(tensor.autograd->mutex);
+    Tensor& sum = tensor.autograd->grad;
+    if (sum.defined() && !sum.requires_grad() && !may_overlap(sum.shape(), sum.strides())) {
+      sum.add_(grad);
+    } else if (sum.defined()) {
+      sum = sum.add(grad);
+    } else {
+      // Clone a gradient whose memory is shared, because a write to it could change another gradient. Also clone a
+      // gradient that is not contiguous in either memory format.
+      const bool is_only_reference = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
+                                     (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
+      sum = is_only_reference ? grad.detach() : grad.detach().clone();
+    }
+  }
+
+  /// Adds a gradient while a graph is recorded. The sum is computed without holding data.mutex, because recording
+  /// an operator can lock the mutexes of its operands. If another thread changed the gradient in the meantime, the sum
+  /// is computed again.
+  static void accumulate_recorded(AutogradData& data, const Tensor& grad) {
+    const auto now = [&data] {
+      const std::lock_guard lock(data.mutex);
+      return data.grad;
+    };
+    for (Tensor before = now();; before = now()) {
+      // A first gradient is cloned, because users may scale it in place.
+      Tensor sum = before.defined() ? before.add(grad) : grad.clone();
+      const std::lock_guard lock(data.mutex);
+      if (data.grad.is_same(before)) return std::swap(data.grad, sum);
+    }
+  }
+
   bool is_needed(const Node* node) const { return wanted_.empty() || needed_.contains(node); }
+
+  struct Earlier {
+    bool operator()(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) const {
+      return a->sequence < b->sequence;
+    }
+  };
 
   bool retain_, create_;
   std::vector<Edge> wanted_;
   std::unordered_set<const Node*> needed_;
   std::unordered_map<const Node*, Pending> pending_;
-  std::priority_queue<std::shared_ptr<Node>, std::vector<std::shared_ptr<Node>>,
-                      bool (*)(const std::shared_ptr<Node>&, const std::shared_ptr<Node>&)>
-      ready_{[](const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) { return later(b, a); }};
+  std::priority_queue<std::shared_ptr<Node>, std::vector<std::shared_ptr<Node>>, Earlier> ready_;
 };
-
-void Engine::capture(std::vector<Edge> wanted, const std::vector<Edge>& roots) {
-  wanted_ = std::move(wanted);
-  captured.resize(wanted_.size());
-  std::vector<Node*> reachable = reachable_from(roots);
-  for (const Edge& edge : wanted_) needed_.insert(edge.node.get());
-  std::sort(reachable.begin(), reachable.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
-  for (const Node* node : reachable)
-    for (const Edge& edge : node->edges)
-      if (edge.node && needed_.contains(edge.node.get())) needed_.insert(node);
-}
-
-void Engine::run(const std::vector<Edge>& roots, const Tensors& gradients) {
-  GradModeGuard mode(create_);
-  const ContextGuard defaults{Context()};
-  const Run this_run(roots);
-  for (size_t i = 0; i < roots.size(); ++i) send(roots[i], gradients[i], "the caller");
-  while (!ready_.empty()) {
-    std::shared_ptr<Node> node = ready_.top();
-    ready_.pop();
-    auto entry = pending_.extract(node.get());
-    visit(node, std::move(entry.mapped()));
-  }
-  this_run.call();
-}
-
-void Engine::send(const Edge& edge, const Tensor& grad, const std::string& from) {
-  if (!edge.node || !grad.defined() || !is_needed(edge.node.get())) return;
-  const Node::Output& to = edge.node->outputs[edge.output];
-  check(grad.shape() == to.shape && grad.dtype() == to.dtype && grad.device() == to.device, "backward", "the gradient ",
-        describe(grad), " from ", from, " does not match its tensor, which is ", to.shape, ' ', to.dtype, " on ",
-        to.device);
-  auto [entry, fresh] = pending_.try_emplace(edge.node.get());
-  Pending& pending = entry->second;
-  if (fresh) {
-    pending.grads.resize(edge.node->outputs.size());
-    pending.owned.resize(edge.node->outputs.size());
-    ready_.push(edge.node);
-  }
-  Tensor& sum = pending.grads[edge.output];
-  if (!sum.defined()) {
-    sum = grad;
-  } else if (pending.owned[edge.output]) {
-    sum.add_(grad);
-  } else {
-    sum = sum.add(grad);
-    pending.owned[edge.output] = !create_;
-  }
-}
-
-void Engine::visit(const std::shared_ptr<Node>& node, Pending pending) {
-  const profiler::Scope scope(profiler::Kind::backward, node->name, node->module);
-  for (size_t i = 0; i < node->outputs.size(); ++i) {
-    run_hooks(node->outputs[i].hooks, pending.grads[i]);
-    if (const auto body = node->outputs[i].retained.lock()) accumulate(*body, pending.grads[i]);
-  }
-  if (node->leaf && node->leaf->autograd) run_hooks(node->leaf->autograd->hooks, pending.grads[0]);
-
-  for (size_t i = 0; i < wanted_.size(); ++i)
-    if (wanted_[i].node == node) captured[i] = pending.grads[wanted_[i].output];
-  if (node->leaf) {
-    if (!wanted_.empty() || !pending.grads[0].defined()) return;
-    accumulate(*node->leaf, pending.grads[0]);
-    if (node->leaf->autograd && node->leaf->autograd->requires_grad)
-      run_post_hooks(node->leaf->autograd->post_hooks, Tensor(node->leaf));
-    return;
-  }
-  const auto leads_to_needed_node = [&](const Edge& edge) { return edge.node && is_needed(edge.node.get()); };
-  if (std::none_of(node->edges.begin(), node->edges.end(), leads_to_needed_node)) return;
-
-  check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
-        "' was freed by an earlier backward pass; run that pass with retain_graph = true");
-  const Tensors grads = node->backward(pending.grads);
-  check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
-        " gradients for ", node->edges.size(), " inputs");
-  for (size_t i = 0; i < grads.size(); ++i) send(node->edges[i], grads[i], '\'' + node->name + '\'');
-  if (!retain_) node->backward = nullptr;
-}
-
-void Engine::run_hooks(const Hooks& hooks, Tensor& grad) {
-  if (!grad.defined()) return;
-  const Hooks now = hooks;  // copied, because a hook may register more hooks
-  for (const auto& hook : now) {
-    const Hook call = *hook;  // copied, because a hook may remove itself
-    if (!call) continue;
-    Tensor changed = call(grad);
-    if (!changed.defined()) continue;
-    check(changed.shape() == grad.shape() && changed.dtype() == grad.dtype() && changed.device() == grad.device(),
-          "hook", "returned ", describe(changed), " for a gradient ", describe(grad));
-    grad = std::move(changed);
-  }
-}
-
-void Engine::run_post_hooks(const Hooks& hooks, const Tensor& leaf) {
-  if (hooks.empty()) return;
-  const Hooks now = hooks;
-  for (const auto& hook : now)
-    if (const Hook call = *hook) call(leaf);
-}
-
-void Engine::accumulate(TensorBody& tensor, const Tensor& grad) {
-  if (!grad.defined() || !tensor.autograd || !tensor.autograd->requires_grad) return;
-  check(grad.dtype() == tensor.dtype && grad.device() == tensor.storage->device(), "backward",
-        "a tensor was converted to ", tensor.dtype, " on ", tensor.storage->device(),
-        " after the graph was recorded; its gradient is ", describe(grad));
-  if (create_) return accumulate_recorded(*tensor.autograd, grad);
-  const std::lock_guard lock(tensor.autograd->mutex);
-  Tensor& sum = tensor.autograd->grad;
-  if (sum.defined() && !sum.requires_grad() && !may_overlap(sum.shape(), sum.strides())) {
-    sum.add_(grad);
-  } else if (sum.defined()) {
-    sum = sum.add(grad);
-  } else {
-    // Clone a gradient whose memory is shared, because a write to it could change another gradient. Also clone a
-    // gradient that is not contiguous in either memory format.
-    const bool is_only_reference = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
-                                   (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
-    sum = is_only_reference ? grad.detach() : grad.detach().clone();
-  }
-}
-
-/// Adds a gradient while a graph is recorded. The sum is computed without holding data.mutex, because recording
-/// an operator can lock the mutexes of its operands. If another thread changed the gradient in the meantime, the sum is
-/// computed again.
-void Engine::accumulate_recorded(AutogradData& data, const Tensor& grad) {
-  const auto now = [&data] {
-    const std::lock_guard lock(data.mutex);
-    return data.grad;
-  };
-  for (Tensor before = now();; before = now()) {
-    // A first gradient is cloned, because users may scale it in place.
-    Tensor sum = before.defined() ? before.add(grad) : grad.clone();
-    const std::lock_guard lock(data.mutex);
-    if (data.grad.is_same(before)) return std::swap(data.grad, sum);
-  }
-}
 
 std::vector<Edge> roots_of(const Tensors& outputs, const char* op) {
   std::vector<Edge> roots;

@@ -48,17 +48,16 @@ bool has_strides(const Shape& shape, const Strides& strides, const Strides& expe
 /// tensor.
 bool is_in_order_of_channels_last(const Shape& shape, const Strides& strides) {
   if (shape.size() < 3 || shape[1] <= 1) return false;
+  Dims order{1};  // from the innermost axis
+  for (int64_t axis = shape.size() - 1; axis > 1; --axis) order.push_back(axis);
+  order.push_back(0);
   int64_t min_stride = 1;
-  const auto follows = [&](int64_t axis) {
-    if (shape[axis] <= 1) return true;
-    const bool is_outside = strides[axis] >= min_stride;
+  for (const int64_t axis : order) {
+    if (shape[axis] <= 1) continue;
+    if (strides[axis] < min_stride) return false;
     min_stride = next_stride(strides[axis], shape[axis]);
-    return is_outside;
-  };
-  if (!follows(1)) return false;
-  for (int64_t axis = shape.size() - 1; axis > 1; --axis)
-    if (!follows(axis)) return false;
-  return follows(0);
+  }
+  return true;
 }
 
 /// Returns whether the tensor covers its range of memory without gaps, in any order of the axes.
@@ -105,17 +104,6 @@ T read_element(const char* op, const Tensor& tensor, const Dims& index) {
   const auto* from = static_cast<const char*>(tensor.storage()->data()) + offset_of(tensor, index);
   copy_bytes(bytes, Device::cpu(), from, tensor.device(), item_size(tensor.dtype()));
   return load<T>(op, bytes, tensor.dtype());
-}
-
-/// Allocates a vector for `count` elements of `tensor`. Throws OutOfMemoryError.
-template <class T>
-std::vector<T> host_vector(int64_t count, const Tensor& tensor) {
-  try {
-    return std::vector<T>(static_cast<size_t>(count));
-  } catch (const std::exception&) {  // bad_alloc, or length_error if the size exceeds max_size()
-    throw OutOfMemoryError(concat("to_vector: out of memory on cpu for ", count, " elements of ", sizeof(T),
-                                  " bytes, to copy ", describe(tensor)));
-  }
 }
 
 View view_of(const TensorBody& body, bool write) {
@@ -199,23 +187,18 @@ void Tensor::set(const Dims& index, double value) const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
-  const auto [low, high] = reach(shape(), strides(), "to_vector");
-  const int64_t size = item_size(dtype());
-  auto bytes = host_vector<char>((high - low) * size, *this);
-  const auto* from = static_cast<const char*>(storage()->data()) + (storage_offset() + low) * size;
-  copy_bytes(bytes.data(), Device::cpu(), from, device(), bytes.size());
-
-  auto values = host_vector<T>(numel(), *this);
-  Dims index = Dims::filled(dim(), 0);
-  int64_t offset = -low;
+  std::vector<T> values;
+  try {
+    values.resize(static_cast<size_t>(numel()));
+  } catch (const std::exception&) {  // bad_alloc, or length_error if the size exceeds max_size()
+    throw OutOfMemoryError(concat("to_vector: out of memory on cpu for ", numel(), " elements of ", sizeof(T),
+                                  " bytes, to copy ", describe(*this)));
+  }
+  const Tensor host = detach().to(Device::cpu()).contiguous();
+  const auto* from = static_cast<const char*>(host.raw_data());
   for (T& value : values) {
-    value = load<T>("to_vector", bytes.data() + offset * size, dtype());
-    for (int64_t axis = dim() - 1; axis >= 0; --axis) {
-      offset += strides()[axis];
-      if (++index[axis] < shape()[axis]) break;
-      offset -= strides()[axis] * shape()[axis];
-      index[axis] = 0;
-    }
+    value = load<T>("to_vector", from, dtype());
+    from += item_size(dtype());
   }
   return values;
 }
@@ -228,13 +211,10 @@ Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions o
   numel(shape, "empty");  // throws for negative sizes
   const auto [low, high] = reach(shape, strides, "empty");
   check(low == 0, "empty", "strides must not be negative, got ", strides);
-  auto body = std::make_shared<TensorBody>();
-  body->storage =
+  auto storage =
       std::make_shared<Storage>(static_cast<size_t>(bytes_for(high, options.dtype, "empty")), options.device);
-  body->shape = shape;
-  body->strides = strides;
-  body->dtype = options.dtype;
-  Tensor tensor(std::move(body));
+  Tensor tensor(
+      std::make_shared<TensorBody>(TensorBody{std::move(storage), 0, shape, strides, options.dtype, nullptr}));
   if (options.requires_grad) tensor.requires_grad_();
   return tensor;
 }
@@ -261,13 +241,8 @@ Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strid
   const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;
   check(inside, "as_strided", "shape ", shape, " with strides ", strides, " and offset ", storage_offset,
         " reaches outside a storage of ", available, " elements");
-  auto body = std::make_shared<TensorBody>();
-  body->storage = tensor.storage();
-  body->offset = storage_offset;
-  body->shape = shape;
-  body->strides = strides;
-  body->dtype = tensor.dtype();
-  return Tensor(std::move(body));
+  return Tensor(std::make_shared<TensorBody>(
+      TensorBody{tensor.storage(), storage_offset, shape, strides, tensor.dtype(), nullptr}));
 }
 
 Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void(void*)> release) {
@@ -280,10 +255,8 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   check(!options.requires_grad || is_floating(options.dtype), "from_blob",
         "only floating-point tensors have gradients, got ", shape, ' ', options.dtype);
   if (!release) release = [](void*) {};
-  auto body = std::make_shared<TensorBody>();
-  body->shape = shape;
-  body->strides = contiguous_strides(shape);
-  body->dtype = options.dtype;
+  auto body =
+      std::make_shared<TensorBody>(TensorBody{nullptr, 0, shape, contiguous_strides(shape), options.dtype, nullptr});
   if (options.requires_grad) {
     body->autograd = std::make_unique<AutogradData>();
     body->autograd->requires_grad = true;

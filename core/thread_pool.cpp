@@ -11,7 +11,6 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
 

@@ -102,19 +102,10 @@ Tensor Conv<N>::prepare_input(const Tensor& x, ConvOptions<N>& options) const {
 }
 
 template <int N>
-Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
+Tensor Conv<N>::forward_with(const Tensor& x, const Tensor& other_weight, const NormActivation& epilogue) const {
   ConvOptions<N> options = function_options<N>(options_);
   const Tensor input = prepare_input(x, options);
-  if constexpr (N == 1) return conv1d(input, other_weight, bias, options);
-  if constexpr (N == 2) return conv2d(input, other_weight, bias, options);
-  if constexpr (N == 3) return conv3d(input, other_weight, bias, options);
-}
-
-template <int N>
-Tensor Conv<N>::forward(const Tensor& x, const NormActivation& epilogue) const {
-  ConvOptions<N> options = function_options<N>(options_);
-  const Tensor input = prepare_input(x, options);
-  return conv_norm_activation(input, weight, bias, options, epilogue);
+  return conv_norm_activation(input, other_weight, bias, options, epilogue);
 }
 
 template <int N>
@@ -133,33 +124,17 @@ ConvTranspose<N>::ConvTranspose(const Options& options) : options_(options) {
                      options.out_channels, options.bias);
 }
 
-namespace {
-
 template <int N>
-Tensor conv_transpose(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                      const ConvTransposeOptions<N>& options) {
-  if constexpr (N == 1) return conv_transpose1d(x, weight, bias, options);
-  if constexpr (N == 2) return conv_transpose2d(x, weight, bias, options);
-  if constexpr (N == 3) return conv_transpose3d(x, weight, bias, options);
-}
-
-}  // namespace
-
-template <int N>
-Tensor ConvTranspose<N>::forward_with(const Tensor& x, const Tensor& other_weight) const {
-  return conv_transpose<N>(in_memory_format(x, N + 2), other_weight, bias, function_options<N>(options_));
-}
-
-template <int N>
-Tensor ConvTranspose<N>::forward(const Tensor& x, const NormActivation& epilogue) const {
-  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, function_options<N>(options_), epilogue);
+Tensor ConvTranspose<N>::forward_with(const Tensor& x, const Tensor& other_weight,
+                                      const NormActivation& epilogue) const {
+  return conv_norm_activation(in_memory_format(x, N + 2), other_weight, bias, function_options<N>(options_), epilogue);
 }
 
 template <int N>
 Tensor ConvTranspose<N>::forward(const Tensor& x, const Extent<N>& output_size) const {
   ConvTransposeOptions<N> options = function_options<N>(options_);
   options.output_size = output_size;
-  return conv_transpose<N>(in_memory_format(x, N + 2), weight, bias, options);
+  return conv_norm_activation(in_memory_format(x, N + 2), weight, bias, options, {});
 }
 
 template class Conv<1>;

@@ -63,10 +63,10 @@ class Conv : public Layer {
       : Conv(Options{in_channels, out_channels, kernel_size, stride, padding, dilation, groups, with_bias,
                      padding_mode}) {}
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
-  /// Computes forward(x) with `other_weight` instead of the layer's weight.
-  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   /// Computes the convolution, followed by a normalization and an activation, in one operation (ops/fused.h).
-  Tensor forward(const Tensor& x, const NormActivation& epilogue) const;
+  Tensor forward(const Tensor& x, const NormActivation& epilogue) const { return forward_with(x, weight, epilogue); }
+  /// Does the same with `other_weight` instead of the layer's weight.
+  Tensor forward_with(const Tensor& x, const Tensor& other_weight, const NormActivation& epilogue = {}) const;
 
   std::string extra_repr() const override;
   const Options& options() const { return options_; }
@@ -107,12 +107,12 @@ class ConvTranspose : public Layer {
       : ConvTranspose(Options{in_channels, out_channels, kernel_size, stride, padding, output_padding, groups,
                               with_bias, dilation}) {}
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
-  /// Computes forward(x) with `other_weight` instead of the layer's weight.
-  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
   /// Computes forward(x) with a result of spatial size `output_size`. Ignores the option output_padding.
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
   /// Computes the transposed convolution, followed by a normalization and an activation, in one operation.
-  Tensor forward(const Tensor& x, const NormActivation& epilogue) const;
+  Tensor forward(const Tensor& x, const NormActivation& epilogue) const { return forward_with(x, weight, epilogue); }
+  /// Does the same with `other_weight` instead of the layer's weight.
+  Tensor forward_with(const Tensor& x, const Tensor& other_weight, const NormActivation& epilogue = {}) const;
 
   std::string extra_repr() const override;
   const Options& options() const { return options_; }

@@ -2,7 +2,6 @@
 #include "nn/init.h"
 
 #include <cmath>
-#include <utility>
 
 #include "core/autograd.h"
 #include "ops/create.h"

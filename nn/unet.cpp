@@ -1,9 +1,7 @@
 // Implements the U-Nets of nnU-Net v2.
 #include "nn/unet.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/autograd.h"
 #include "nn/init.h"

@@ -3,13 +3,10 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <string_view>
 
 namespace voxgrad {
 namespace {
-
-constexpr size_t kChunk = 1 << 16;
 
 /// Removes the file descriptor from an error message of zlib: "<fd:5>: incorrect data check" becomes "incorrect data
 /// check".
@@ -29,22 +26,16 @@ GzHandle open_gz(int descriptor, const char* mode) {
 
 UnpackedFile::UnpackedFile(const InputFile& file) : file_(file), handle_(open_gz(file.descriptor(), "rb")) {
   file_.check(handle_ != nullptr, "cannot be opened by zlib");
-  gzbuffer(handle_.get(), kChunk);
+  gzbuffer(handle_.get(), 1 << 16);
 }
 
 size_t UnpackedFile::read(void* to, size_t bytes) {
-  size_t done = 0;
-  while (done < bytes) {
-    const auto want = static_cast<unsigned>(std::min(bytes - done, kChunk));
-    const int got = gzread(handle_.get(), static_cast<char*>(to) + done, want);
-    int error = Z_OK;
-    const char* message = gzerror(handle_.get(), &error);
-    file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream is incomplete");
-    file_.check(got >= 0 && error == Z_OK, "damaged: ", without_source(message));
-    if (got == 0) break;
-    done += static_cast<size_t>(got);
-  }
-  return done;
+  const size_t got = gzfread(to, 1, bytes, handle_.get());
+  int error = Z_OK;
+  const char* message = gzerror(handle_.get(), &error);
+  file_.check(error != Z_BUF_ERROR, "truncated: the gzip stream is incomplete");
+  file_.check(error == Z_OK, "damaged: ", without_source(message));
+  return got;
 }
 
 }  // namespace voxgrad

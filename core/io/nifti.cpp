@@ -332,14 +332,7 @@ void save_nifti(const std::filesystem::path& path, const NiftiImage& image) {
   const auto check_gz = [&](bool written) {
     check(written, "save_nifti", "cannot write '", path.string(), "': ", std::generic_category().message(errno));
   };
-  const auto write = [&](const void* data, size_t bytes) {
-    for (const auto* from = static_cast<const char*>(data); bytes > 0;) {
-      const size_t now = std::min(kChunk, bytes);
-      check_gz(gzwrite(gz.get(), from, static_cast<unsigned>(now)) == static_cast<int>(now));
-      from += now;
-      bytes -= now;
-    }
-  };
+  const auto write = [&](const void* data, size_t bytes) { check_gz(gzfwrite(data, 1, bytes, gz.get()) == bytes); };
   const char no_extensions[kDataStart - kHeaderBytes] = {};
   write(header.bytes.data(), kHeaderBytes);
   write(no_extensions, sizeof(no_extensions));

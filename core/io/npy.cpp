@@ -153,9 +153,9 @@ Layout read_layout(InputFile& file) {
 struct OpenNpy {
   OpenNpy(const std::filesystem::path& path, const char* op, const NpyOptions& options)
       : file(path, op, options.max_bytes), layout(read_layout(file)) {}
-  Tensor read(const Dims& start, const Shape& size) const;
-  /// Returns the whole array, memory-mapped if the file has the byte order of this machine.
-  Tensor read_all() const;
+  /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape. If `maps`,
+  /// these are all elements, and the tensor is a memory map unless the file has another byte order.
+  Tensor read(const Dims& start, const Shape& size, bool maps) const;
 
   InputFile file;
   Layout layout;
@@ -189,8 +189,7 @@ Tensor reversed(const Tensor& tensor) {
   return tensor.permute(order).contiguous();
 }
 
-/// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape.
-Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
+Tensor OpenNpy::read(const Dims& start, const Shape& size, bool maps) const {
   const DType dtype = layout.type.dtype;
   const int64_t item = item_size(dtype);
   file.check_limit(numel(size) * item, size, ' ', dtype);
@@ -198,23 +197,17 @@ Tensor OpenNpy::read(const Dims& start, const Shape& size) const {
   Dims first = start;
   if (layout.fortran_order)  // equivalent to row-major order with reversed axes
     for (Dims* dims : {&whole, &part, &first}) std::reverse(dims->begin(), dims->end());
-  Tensor tensor = empty(part, {.dtype = dtype});
-  auto* data = static_cast<char*>(tensor.mutable_raw_data());
-  for_each_run(whole, first, part, [&](int64_t from, int64_t to, int64_t count) {
-    file.read_at(layout.offset + from * item, data + to * item, static_cast<size_t>(count * item));
-  });
-  if (layout.type.swapped) swap_bytes(data, item, tensor.numel());
-  if (dtype == b8) check_bools(file, "", tensor);
-  return layout.fortran_order ? reversed(tensor) : tensor;
-}
-
-Tensor OpenNpy::read_all() const {
-  Shape shape = layout.shape;
-  const DType dtype = layout.type.dtype;
-  if (layout.type.swapped) return read(Dims::filled(shape.size(), 0), shape);
-  file.check_limit(numel(shape) * item_size(dtype), shape, ' ', dtype);
-  if (layout.fortran_order) std::reverse(shape.begin(), shape.end());
-  const Tensor tensor = file.tensor_at(layout.offset, shape, dtype);
+  Tensor tensor;
+  if (maps && !layout.type.swapped) {
+    tensor = file.tensor_at(layout.offset, part, dtype);
+  } else {
+    tensor = empty(part, {.dtype = dtype});
+    auto* data = static_cast<char*>(tensor.mutable_raw_data());
+    for_each_run(whole, first, part, [&](int64_t from, int64_t to, int64_t count) {
+      file.read_at(layout.offset + from * item, data + to * item, static_cast<size_t>(count * item));
+    });
+    if (layout.type.swapped) swap_bytes(data, item, tensor.numel());
+  }
   if (dtype == b8) check_bools(file, "", tensor);
   return layout.fortran_order ? reversed(tensor) : tensor;
 }
@@ -223,7 +216,8 @@ Tensor OpenNpy::read_all() const {
 
 Tensor load_npy(const std::filesystem::path& path, Device device, const NpyOptions& options) {
   runtime(device).require(device.index);
-  return OpenNpy(path, "load_npy", options).read_all().to(device);
+  const OpenNpy npy(path, "load_npy", options);
+  return npy.read(Dims::filled(npy.layout.shape.size(), 0), npy.layout.shape, true).to(device);
 }
 
 struct NpyFile::Body : OpenNpy {
@@ -242,7 +236,7 @@ Tensor NpyFile::read(const Dims& start, const Shape& size) const {
   for (int64_t i = 0; within && i < shape.size(); ++i)
     within = start[i] >= 0 && size[i] > 0 && size[i] <= shape[i] && start[i] <= shape[i] - size[i];
   body_->file.check(within, "a part of size ", size, " at ", start, " does not lie within ", shape);
-  return body_->read(start, size);
+  return body_->read(start, size, false);
 }
 
 void save_npy(const std::filesystem::path& path, const Tensor& tensor) {

@@ -51,138 +51,126 @@ std::string find_folder(const InputFile& file, const ZipFile& zip) {
 }  // namespace
 
 struct PtFile {
-  PtFile(const std::filesystem::path& path, const char* op, const PtOptions& options);
+  PtFile(const std::filesystem::path& path, const char* op, const PtOptions& options)
+      : file(path, op, options.max_bytes) {
+    const ZipFile zip(file);
+    const std::string folder = find_folder(file, zip);
+    if (zip.entries().contains(folder + "byteorder")) {
+      const std::string order = read_entry(file, zip, folder + "byteorder", 100);
+      file.check(order == "little", "the byte order of the elements must be little, found ", in_quotes(order));
+    }
+    const std::string pickle = read_entry(file, zip, folder + "data.pkl", kMaxPickle);
+    graph = unpickle(file, zip, folder, pickle);
+    loaded.resize(graph.storages.size());
+  }
 
-  Tensor load_storage(uint32_t index) const;
-  std::map<std::string, uint32_t> find_tensors(uint32_t root) const;
-  TensorMap load(uint32_t root, const std::string& path, Device device) const;
-  void check_tensor(const std::string& path, const PickledTensor& tensor) const;
+  /// Returns a storage on the CPU as a tensor with one axis. Reads the storage from the file unless a tensor already
+  /// uses the storage.
+  Tensor load_storage(uint32_t index) const {
+    const PickledStorage& storage = graph.storages[index];
+    const std::lock_guard lock(mutex);
+    if (auto memory = loaded[index].lock())
+      return Tensor(std::make_shared<TensorBody>(
+          TensorBody{std::move(memory), 0, {storage.numel}, {1}, *storage.dtype, nullptr}));
+    const Tensor tensor = empty({storage.numel}, {.dtype = *storage.dtype});
+    file.read_at(storage.range.position, tensor.mutable_raw_data(), static_cast<size_t>(storage.range.size));
+    if (storage.dtype == b8) check_bools(file, concat("storage ", in_quotes(storage.key), ": "), tensor);
+    loaded[index] = tensor.storage();
+    return tensor;
+  }
+
+  /// Returns the nodes of all tensors below `root` by dotted names.
+  std::map<std::string, uint32_t> find_tensors(uint32_t root) const {
+    struct Level {
+      uint32_t node;
+      size_t next;  ///< index of the next child
+    };
+    std::map<std::string, uint32_t> tensors;
+    std::vector<Level> levels;
+    std::vector<bool> is_open(graph.nodes.size());  // whether a node is in `levels`
+    size_t name_bytes = 0;
+    int64_t visited = 0;
+    const auto add = [&](uint32_t tensor) {
+      std::string name;
+      for (const Level& level : levels) {
+        const PickledNode& parent = graph.nodes[level.node];
+        std::string key = std::to_string(level.next - 1);
+        if (parent.kind == Kind::dict) {
+          const uint32_t index = parent.children[level.next - 2];
+          const PickledNode& node = graph.nodes[index];
+          file.check(node.kind == Kind::text || node.kind == Kind::integer, "a dict that contains tensors below ",
+                     in_quotes(name), " has a key that is ", graph.describe(index), ", not a text or integer");
+          key = node.kind == Kind::text ? graph.text(index) : std::to_string(node.value);
+        }
+        name_bytes += key.size() + 1;
+        file.check(name_bytes <= kMaxNameBytes, "the names of the tensors take more than ", kMaxNameBytes, " bytes");
+        if (&level != &levels.front()) name += '.';
+        name += key;
+      }
+      file.check(tensors.emplace(name, tensor).second, "two tensors have the name ", in_quotes(name));
+      file.check(tensors.size() <= kMaxPickledTensors, "more than ", kMaxPickledTensors, " tensors");
+    };
+    const auto visit = [&](uint32_t node) {
+      const Kind kind = graph.nodes[node].kind;
+      if (kind == Kind::tensor) add(node);
+      if (!is_container(kind) || is_open[node]) return;
+      file.check(levels.size() < kMaxLevels, "containers have more than ", kMaxLevels, " levels");
+      is_open[node] = true;
+      levels.push_back({node, 0});
+    };
+    visit(root);
+    while (!levels.empty()) {
+      Level& level = levels.back();
+      const PickledNode& parent = graph.nodes[level.node];
+      if (level.next >= parent.children.size()) {
+        is_open[level.node] = false;
+        levels.pop_back();
+        continue;
+      }
+      file.check(++visited <= kMaxVisited, "the containers have more than ", kMaxVisited,
+                 " values; shared containers count repeatedly");
+      level.next += parent.kind == Kind::dict ? 2 : 1;
+      visit(parent.children[level.next - 1]);
+    }
+    return tensors;
+  }
+
+  TensorMap load(uint32_t root, const std::string& path, Device device) const {
+    runtime(device).require(device.index);
+    const std::map<std::string, uint32_t> names = find_tensors(root);
+    std::map<uint32_t, Tensor> storages;
+    int64_t bytes = 0;
+    for (const auto& [name, node] : names) {
+      const PickledTensor& tensor = graph.tensors[static_cast<size_t>(graph.nodes[node].value)];
+      check_tensor(path.empty() || name.empty() ? path + name : concat(path, '.', name), tensor);
+      if (storages.try_emplace(tensor.storage).second) bytes += graph.storages[tensor.storage].range.size;
+    }
+    file.check_limit(bytes, "loading all tensors");
+    for (auto& [index, storage] : storages) storage = load_storage(index).to(device);
+    std::map<uint32_t, Tensor> views;  // by node
+    TensorMap tensors;
+    for (const auto& [name, node] : names) {
+      const PickledTensor& tensor = graph.tensors[static_cast<size_t>(graph.nodes[node].value)];
+      Tensor& view = views[node];
+      if (!view.defined()) view = as_strided(storages[tensor.storage], tensor.shape, tensor.strides, tensor.offset);
+      tensors.emplace_hint(tensors.end(), name, view);
+    }
+    return tensors;
+  }
+
+  /// Throws if a tensor cannot be loaded.
+  void check_tensor(const std::string& path, const PickledTensor& tensor) const {
+    file.check(tensor.problem.empty(), "tensor ", in_quotes(path), " cannot be loaded: ", tensor.problem);
+    const PickledStorage& storage = graph.storages[tensor.storage];
+    file.check_limit(std::max(storage.range.size, numel(tensor.shape) * item_size(*storage.dtype)), "tensor ",
+                     in_quotes(path));
+  }
 
   InputFile file;
   PickledGraph graph;
   mutable std::mutex mutex;
   mutable std::vector<std::weak_ptr<Storage>> loaded;  ///< storages in use, by index; guarded by the mutex
 };
-
-PtFile::PtFile(const std::filesystem::path& path, const char* op, const PtOptions& options)
-    : file(path, op, options.max_bytes) {
-  const ZipFile zip(file);
-  const std::string folder = find_folder(file, zip);
-  if (zip.entries().contains(folder + "byteorder")) {
-    const std::string order = read_entry(file, zip, folder + "byteorder", 100);
-    file.check(order == "little", "the byte order of the elements must be little, found ", in_quotes(order));
-  }
-  const std::string pickle = read_entry(file, zip, folder + "data.pkl", kMaxPickle);
-  graph = unpickle(file, zip, folder, pickle);
-  loaded.resize(graph.storages.size());
-}
-
-/// Returns a storage on the CPU as a tensor with one axis. Reads the storage from the file unless a tensor already uses
-/// the storage.
-Tensor PtFile::load_storage(uint32_t index) const {
-  const PickledStorage& storage = graph.storages[index];
-  const std::lock_guard lock(mutex);
-  if (auto memory = loaded[index].lock()) {
-    auto body = std::make_shared<TensorBody>();
-    body->storage = std::move(memory);
-    body->shape = {storage.numel};
-    body->strides = {1};
-    body->dtype = *storage.dtype;
-    return Tensor(std::move(body));
-  }
-  const Tensor tensor = empty({storage.numel}, {.dtype = *storage.dtype});
-  file.read_at(storage.range.position, tensor.mutable_raw_data(), static_cast<size_t>(storage.range.size));
-  if (storage.dtype == b8) check_bools(file, concat("storage ", in_quotes(storage.key), ": "), tensor);
-  loaded[index] = tensor.storage();
-  return tensor;
-}
-
-/// Throws if a tensor cannot be loaded.
-void PtFile::check_tensor(const std::string& path, const PickledTensor& tensor) const {
-  file.check(tensor.problem.empty(), "tensor ", in_quotes(path), " cannot be loaded: ", tensor.problem);
-  const PickledStorage& storage = graph.storages[tensor.storage];
-  file.check_limit(std::max(storage.range.size, numel(tensor.shape) * item_size(*storage.dtype)), "tensor ",
-                   in_quotes(path));
-}
-
-/// Returns the nodes of all tensors below `root` by dotted names.
-std::map<std::string, uint32_t> PtFile::find_tensors(uint32_t root) const {
-  struct Level {
-    uint32_t node;
-    size_t next;  ///< index of the next child
-  };
-  std::map<std::string, uint32_t> tensors;
-  std::vector<Level> levels;
-  std::vector<bool> is_open(graph.nodes.size());  // whether a node is in `levels`
-  size_t name_bytes = 0;
-  int64_t visited = 0;
-  const auto add = [&](uint32_t tensor) {
-    std::string name;
-    for (const Level& level : levels) {
-      const PickledNode& parent = graph.nodes[level.node];
-      std::string key = std::to_string(level.next - 1);
-      if (parent.kind == Kind::dict) {
-        const uint32_t index = parent.children[level.next - 2];
-        const PickledNode& node = graph.nodes[index];
-        file.check(node.kind == Kind::text || node.kind == Kind::integer, "a dict that contains tensors below ",
-                   in_quotes(name), " has a key that is ", graph.describe(index), ", not a text or integer");
-        key = node.kind == Kind::text ? graph.text(index) : std::to_string(node.value);
-      }
-      name_bytes += key.size() + 1;
-      file.check(name_bytes <= kMaxNameBytes, "the names of the tensors take more than ", kMaxNameBytes, " bytes");
-      if (&level != &levels.front()) name += '.';
-      name += key;
-    }
-    file.check(tensors.emplace(name, tensor).second, "two tensors have the name ", in_quotes(name));
-    file.check(tensors.size() <= kMaxPickledTensors, "more than ", kMaxPickledTensors, " tensors");
-  };
-  const auto visit = [&](uint32_t node) {
-    const Kind kind = graph.nodes[node].kind;
-    if (kind == Kind::tensor) add(node);
-    if (!is_container(kind) || is_open[node]) return;
-    file.check(levels.size() < kMaxLevels, "containers have more than ", kMaxLevels, " levels");
-    is_open[node] = true;
-    levels.push_back({node, 0});
-  };
-  visit(root);
-  while (!levels.empty()) {
-    Level& level = levels.back();
-    const PickledNode& parent = graph.nodes[level.node];
-    if (level.next >= parent.children.size()) {
-      is_open[level.node] = false;
-      levels.pop_back();
-      continue;
-    }
-    file.check(++visited <= kMaxVisited, "the containers have more than ", kMaxVisited,
-               " values; shared containers count repeatedly");
-    level.next += parent.kind == Kind::dict ? 2 : 1;
-    visit(parent.children[level.next - 1]);
-  }
-  return tensors;
-}
-
-TensorMap PtFile::load(uint32_t root, const std::string& path, Device device) const {
-  runtime(device).require(device.index);
-  const std::map<std::string, uint32_t> names = find_tensors(root);
-  std::map<uint32_t, Tensor> storages;
-  int64_t bytes = 0;
-  for (const auto& [name, node] : names) {
-    const PickledTensor& tensor = graph.tensors[static_cast<size_t>(graph.nodes[node].value)];
-    check_tensor(path.empty() || name.empty() ? path + name : concat(path, '.', name), tensor);
-    if (storages.try_emplace(tensor.storage).second) bytes += graph.storages[tensor.storage].range.size;
-  }
-  file.check_limit(bytes, "loading all tensors");
-  for (auto& [index, storage] : storages) storage = load_storage(index).to(device);
-  std::map<uint32_t, Tensor> views;  // by node
-  TensorMap tensors;
-  for (const auto& [name, node] : names) {
-    const PickledTensor& tensor = graph.tensors[static_cast<size_t>(graph.nodes[node].value)];
-    Tensor& view = views[node];
-    if (!view.defined()) view = as_strided(storages[tensor.storage], tensor.shape, tensor.strides, tensor.offset);
-    tensors.emplace_hint(tensors.end(), name, view);
-  }
-  return tensors;
-}
 
 // ---- values
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <iomanip>
-#include <string_view>
 #include <vector>
 
 #include "core/io/atomic_file.h"

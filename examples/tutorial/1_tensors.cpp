@@ -27,7 +27,7 @@ void compute_with_tensors() {
   const vg::Tensor deviation = volume.std({2, 3, 4}, 1, true);
   const vg::Tensor normalized = (volume - mean) / deviation;  // the size-1 axes are broadcast
   const vg::Tensor bright = normalized > 1.0;                 // bool
-  std::cout << "bright voxels: " << bright.to(vg::f32).mean().item() << '\n';
+  std::cout << "fraction of bright voxels: " << bright.to(vg::f32).mean().item() << '\n';
 }
 
 void share_memory() {

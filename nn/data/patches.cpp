@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "ops/detail/volume.h"
-#include "ops/reduce.h"
 #include "ops/shape.h"
 
 namespace voxgrad::data {

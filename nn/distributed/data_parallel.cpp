@@ -87,19 +87,143 @@ class DataParallel::Reducer {
 
   /// Returns the dtype in which the gradient of a parameter is reduced.
   DType wire_dtype(const Tensor& param) const { return param.dtype() == f64 ? f64 : reduce_dtype_; }
-  void make_buckets(const Tensors& params, double cap_bytes);
+
+  void make_buckets(const Tensors& params, double cap_bytes) {
+    double bytes = 0;
+    for (const Tensor& param : params) {
+      const auto param_bytes = static_cast<double>(param.numel() * item_size(wire_dtype(param)));
+      if (buckets_.empty() || bytes + param_bytes > cap_bytes || slots_.back().param.dtype() != param.dtype() ||
+          slots_.back().param.device() != param.device()) {
+        buckets_.emplace_back();
+        bytes = 0;
+      }
+      bytes += param_bytes;
+      buckets_.back().slots.push_back(slots_.size());
+      slots_.push_back({.param = param, .bucket = buckets_.size() - 1});
+    }
+    for (Bucket& bucket : buckets_) {
+      int64_t count = 0;
+      for (const size_t i : bucket.slots) count += slots_[i].param.numel();
+      const Tensor& first = slots_[bucket.slots[0]].param;
+      bucket.memory = empty({count}, {first.dtype(), first.device()});
+      bucket.wire =
+          wire_dtype(first) == first.dtype() ? bucket.memory : empty({count}, {wire_dtype(first), first.device()});
+      int64_t offset = 0;
+      for (const size_t i : bucket.slots) {
+        const Tensor& param = slots_[i].param;
+        slots_[i].values = as_strided(bucket.memory, param.shape(), param.strides(), offset);
+        offset += param.numel();
+      }
+    }
+  }
+
   /// Prepares the buckets at the first gradient of a backward pass.
-  void begin();
-  void send_flags();
+  void begin() {
+    bool running = flags_work_ != nullptr;
+    for (const Bucket& bucket : buckets_) running = running || bucket.work;
+    check(!running, kOp,
+          "the previous backward pass failed during its reductions, so the ranks are no longer synchronized");
+    const auto pass = std::make_shared<int>();
+    autograd::queue_callback([this, pass] { finish(); });
+    pass_ = pass;
+    next_ = 0;
+    reached_here_.assign(slots_.size(), 0);
+    for (Bucket& bucket : buckets_) bucket.missing = bucket.slots.size();
+    for (Slot& slot : slots_) slot.arrived = false;
+    const auto reached = autograd::reached_leaves();
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      const bool is_reached = reached.contains(slots_[i].param.body().get());
+      reached_here_[i] = is_reached || slots_[i].param.grad().defined();
+      if (!is_reached) mark(slots_[i]);
+    }
+    send_flags();
+  }
+
+  /// Starts the reduction of reached_here_ on a separate stream, so that the reduction does not wait for queued kernels
+  /// of the pass.
+  void send_flags() {
+    if (Capture::current()) return;
+    std::optional<cuda::StreamGuard> guard;
+    if (flags_stream_) guard.emplace(*flags_stream_);
+    flags_ = from_span<double>(reached_here_, {std::ssize(reached_here_)}, group_.device());
+    flags_work_ = group_.all_reduce_async(flags_, ReduceOp::max);
+  }
+
   /// The hook of a parameter, called when its gradient has been computed.
-  void arrived(size_t slot);
+  void arrived(size_t slot) {
+    if (*no_sync_guards > 0) return;
+    check(!grad_enabled(), kOp, "gradients cannot be averaged in a backward pass with create_graph = true");
+    const NoGradGuard no_grad;
+    if (pass_.expired()) begin();
+    mark(slots_[slot]);
+    start_full_buckets();
+    for (const Bucket& bucket : buckets_)
+      if (bucket.work) bucket.work->test();  // MPI makes progress only during calls
+  }
+
   /// Marks a gradient as arrived.
-  void mark(Slot& slot);
-  void start_full_buckets();
-  void start(Bucket& bucket);
-  std::vector<double> receive_flags();
+  void mark(Slot& slot) {
+    if (!slot.arrived) --buckets_[slot.bucket].missing;
+    slot.arrived = true;
+  }
+
+  void start_full_buckets() {
+    for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) start(buckets_[next_]);
+  }
+
+  /// Starts the reduction of a bucket. Each gradient is divided by the number of ranks; a missing gradient counts as
+  /// zero.
+  void start(Bucket& bucket) {
+    Tensors places, grads;
+    for (const size_t i : bucket.slots) {
+      const Tensor grad = slots_[i].param.grad();
+      if (!grad.defined()) {
+        slots_[i].values.zero_();
+        continue;
+      }
+      places.push_back(slots_[i].values);
+      grads.push_back(grad);
+    }
+    // Divides in the wider dtype, that of the bucket's `memory` or that of its `wire`.
+    const double part = 1.0 / group_.size();
+    const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
+    scaled_copies(places, grads, widens ? 1 : part);
+    if (!bucket.wire.is_same(bucket.memory)) bucket.wire.copy_(bucket.memory);
+    if (widens) bucket.wire.mul_(part);
+    bucket.work = group_.all_reduce_async(bucket.wire);
+  }
+
+  /// Returns reached_anywhere_ for this pass. The host waits for the result only on ranks on which a parameter has no
+  /// gradient.
+  std::vector<double> receive_flags() {
+    std::vector<double> result = reached_here_;
+    if (Capture::current()) {
+      for (size_t i = 0; i < reached_anywhere_.size(); ++i) result[i] = std::max(result[i], reached_anywhere_[i]);
+      return result;
+    }
+    std::optional<cuda::StreamGuard> guard;
+    if (flags_stream_) guard.emplace(*flags_stream_);
+    std::exchange(flags_work_, nullptr)->wait();
+    if (std::ranges::find(reached_here_, 0.0) != reached_here_.end()) result = flags_.to_vector();
+    flags_ = {};
+    return reached_anywhere_ = result;
+  }
+
   /// Waits for the reductions at the end of a backward pass, and sets the gradients.
-  void finish();
+  void finish() {
+    const NoGradGuard no_grad;
+    for (Slot& slot : slots_) mark(slot);
+    start_full_buckets();
+    const std::vector<double> is_reached_anywhere = receive_flags();
+    for (Bucket& bucket : buckets_) {
+      bucket.work->wait();
+      bucket.work.reset();
+      if (!bucket.wire.is_same(bucket.memory)) bucket.memory.copy_(bucket.wire);
+      for (const size_t i : bucket.slots)
+        if (is_reached_anywhere[i] != 0) slots_[i].param.set_grad(slots_[i].values);
+    }
+    pass_.reset();
+  }
 
   Communicator& group_;
   DType reduce_dtype_;
@@ -136,140 +260,6 @@ DataParallel::Reducer::Reducer(const Module& module, Communicator& group, const 
   for (size_t i = 0; i < slots_.size(); ++i)
     hooks_.push_back(slots_[i].param.register_post_accumulate_grad_hook([this, i](const Tensor&) { arrived(i); }));
   if (group.device().is_cuda()) flags_stream_.emplace(group.device().index);
-}
-
-void DataParallel::Reducer::make_buckets(const Tensors& params, double cap_bytes) {
-  double bytes = 0;
-  for (const Tensor& param : params) {
-    const auto param_bytes = static_cast<double>(param.numel() * item_size(wire_dtype(param)));
-    if (buckets_.empty() || bytes + param_bytes > cap_bytes || slots_.back().param.dtype() != param.dtype() ||
-        slots_.back().param.device() != param.device()) {
-      buckets_.emplace_back();
-      bytes = 0;
-    }
-    bytes += param_bytes;
-    buckets_.back().slots.push_back(slots_.size());
-    slots_.push_back({.param = param, .bucket = buckets_.size() - 1});
-  }
-  for (Bucket& bucket : buckets_) {
-    int64_t count = 0;
-    for (const size_t i : bucket.slots) count += slots_[i].param.numel();
-    const Tensor& first = slots_[bucket.slots[0]].param;
-    bucket.memory = empty({count}, {first.dtype(), first.device()});
-    bucket.wire =
-        wire_dtype(first) == first.dtype() ? bucket.memory : empty({count}, {wire_dtype(first), first.device()});
-    int64_t offset = 0;
-    for (const size_t i : bucket.slots) {
-      const Tensor& param = slots_[i].param;
-      slots_[i].values = as_strided(bucket.memory, param.shape(), param.strides(), offset);
-      offset += param.numel();
-    }
-  }
-}
-
-void DataParallel::Reducer::begin() {
-  bool running = flags_work_ != nullptr;
-  for (const Bucket& bucket : buckets_) running = running || bucket.work;
-  check(!running, kOp,
-        "the previous backward pass failed during its reductions, so the ranks are no longer synchronized");
-  const auto pass = std::make_shared<int>();
-  autograd::queue_callback([this, pass] { finish(); });
-  pass_ = pass;
-  next_ = 0;
-  reached_here_.assign(slots_.size(), 0);
-  for (Bucket& bucket : buckets_) bucket.missing = bucket.slots.size();
-  for (Slot& slot : slots_) slot.arrived = false;
-  const auto reached = autograd::reached_leaves();
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const bool is_reached = reached.contains(slots_[i].param.body().get());
-    reached_here_[i] = is_reached || slots_[i].param.grad().defined();
-    if (!is_reached) mark(slots_[i]);
-  }
-  send_flags();
-}
-
-/// Starts the reduction of reached_here_ on a separate stream, so that the reduction does not wait for queued kernels
-/// of the pass.
-void DataParallel::Reducer::send_flags() {
-  if (Capture::current()) return;
-  std::optional<cuda::StreamGuard> guard;
-  if (flags_stream_) guard.emplace(*flags_stream_);
-  flags_ = from_span<double>(reached_here_, {std::ssize(reached_here_)}, group_.device());
-  flags_work_ = group_.all_reduce_async(flags_, ReduceOp::max);
-}
-
-void DataParallel::Reducer::arrived(size_t slot) {
-  if (*no_sync_guards > 0) return;
-  check(!grad_enabled(), kOp, "gradients cannot be averaged in a backward pass with create_graph = true");
-  const NoGradGuard no_grad;
-  if (pass_.expired()) begin();
-  mark(slots_[slot]);
-  start_full_buckets();
-  for (const Bucket& bucket : buckets_)
-    if (bucket.work) bucket.work->test();  // MPI makes progress only during calls
-}
-
-void DataParallel::Reducer::mark(Slot& slot) {
-  if (!slot.arrived) --buckets_[slot.bucket].missing;
-  slot.arrived = true;
-}
-
-void DataParallel::Reducer::start_full_buckets() {
-  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) start(buckets_[next_]);
-}
-
-/// Starts the reduction of a bucket. Each gradient is divided by the number of ranks; a missing gradient counts as
-/// zero.
-void DataParallel::Reducer::start(Bucket& bucket) {
-  Tensors places, grads;
-  for (const size_t i : bucket.slots) {
-    const Tensor grad = slots_[i].param.grad();
-    if (!grad.defined()) {
-      slots_[i].values.zero_();
-      continue;
-    }
-    places.push_back(slots_[i].values);
-    grads.push_back(grad);
-  }
-  // Divides in the wider dtype, that of the bucket's `memory` or that of its `wire`.
-  const double part = 1.0 / group_.size();
-  const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
-  scaled_copies(places, grads, widens ? 1 : part);
-  if (!bucket.wire.is_same(bucket.memory)) bucket.wire.copy_(bucket.memory);
-  if (widens) bucket.wire.mul_(part);
-  bucket.work = group_.all_reduce_async(bucket.wire);
-}
-
-/// Returns reached_anywhere_ for this pass. The host waits for the result only on ranks on which a parameter has no
-/// gradient.
-std::vector<double> DataParallel::Reducer::receive_flags() {
-  std::vector<double> result = reached_here_;
-  if (Capture::current()) {
-    for (size_t i = 0; i < reached_anywhere_.size(); ++i) result[i] = std::max(result[i], reached_anywhere_[i]);
-    return result;
-  }
-  std::optional<cuda::StreamGuard> guard;
-  if (flags_stream_) guard.emplace(*flags_stream_);
-  std::exchange(flags_work_, nullptr)->wait();
-  if (std::ranges::find(reached_here_, 0.0) != reached_here_.end()) result = flags_.to_vector();
-  flags_ = {};
-  return reached_anywhere_ = result;
-}
-
-void DataParallel::Reducer::finish() {
-  const NoGradGuard no_grad;
-  for (Slot& slot : slots_)
-    if (!slot.arrived) mark(slot);
-  start_full_buckets();
-  const std::vector<double> is_reached_anywhere = receive_flags();
-  for (Bucket& bucket : buckets_) {
-    bucket.work->wait();
-    bucket.work.reset();
-    if (!bucket.wire.is_same(bucket.memory)) bucket.memory.copy_(bucket.wire);
-    for (const size_t i : bucket.slots)
-      if (is_reached_anywhere[i] != 0) slots_[i].param.set_grad(slots_[i].values);
-  }
-  pass_.reset();
 }
 
 DataParallel::DataParallel(const Module& module, Communicator& communicator, const DataParallelOptions& options)

@@ -42,29 +42,13 @@ void reduce_halves(void* in, void* result, int* count, MPI_Datatype*) {
 
 /// Returns MPI's type for elements that are copied and not reduced.
 MPI_Datatype moved_type(DType dtype) {
-  switch (item_size(dtype)) {
-    case 1:
-      return MPI_UINT8_T;
-    case 2:
-      return MPI_UINT16_T;
-    case 4:
-      return MPI_UINT32_T;
-    default:
-      return MPI_UINT64_T;
-  }
+  const int64_t bytes = item_size(dtype);
+  return bytes == 1 ? MPI_UINT8_T : bytes == 2 ? MPI_UINT16_T : bytes == 4 ? MPI_UINT32_T : MPI_UINT64_T;
 }
 
+/// Returns MPI's type for elements that are reduced. bf16 and f16 elements are sent as integers.
 MPI_Datatype reduced_type(DType dtype) {
-  switch (dtype) {
-    case f32:
-      return MPI_FLOAT;
-    case f64:
-      return MPI_DOUBLE;
-    case i64:
-      return MPI_INT64_T;
-    default:
-      return MPI_UINT16_T;  // bf16 and f16
-  }
+  return dtype == f32 ? MPI_FLOAT : dtype == f64 ? MPI_DOUBLE : dtype == i64 ? MPI_INT64_T : MPI_UINT16_T;
 }
 
 int count_of(const Tensor& tensor) { return static_cast<int>(tensor.numel()); }

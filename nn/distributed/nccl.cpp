@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <deque>
@@ -39,18 +40,8 @@ void check_nccl(ncclResult_t code, const char* call) {
 ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : op == ReduceOp::max ? ncclMax : ncclMin; }
 
 ncclDataType_t reduced_type(DType dtype) {
-  switch (dtype) {
-    case f64:
-      return ncclFloat64;
-    case bf16:
-      return ncclBfloat16;
-    case f16:
-      return ncclFloat16;
-    case i64:
-      return ncclInt64;
-    default:
-      return ncclFloat32;
-  }
+  constexpr std::array types{ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat16, ncclInt64};  // in the order of DType
+  return types.at(static_cast<size_t>(dtype));
 }
 
 size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_size(t.dtype())); }

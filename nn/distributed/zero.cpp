@@ -6,6 +6,7 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/detail/halves.h"
 #include "ops/optim.h"
 
 namespace voxgrad::nn {
@@ -109,9 +110,7 @@ void ZeroRedundancy::consolidate_state_dict(int to) {
     const optim::BufferSpecs specs = optimizer_.buffers(slot.group);
     for (size_t b = 0; b < specs.size(); ++b) {
       if (!specs[b].used) continue;
-      const bool half = slot.param.dtype() == bf16 || slot.param.dtype() == f16;
-      const Tensor buffer =
-          here ? slot.buffers[b] : empty_like(slot.param.detach()).to(half ? f32 : slot.param.dtype());
+      const Tensor buffer = here ? slot.buffers[b] : widened(empty_like(slot.param));
       group_.broadcast(buffer, owner);
       if (takes) slot.buffers[b] = buffer;
     }

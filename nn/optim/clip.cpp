@@ -33,7 +33,7 @@ Tensors gradients(const char* op, const Tensors& params, bool writes = true) {
 Tensor total_norm(const char* op, const Tensors& grads, double type) {
   check(type > 0, op, "norm_type must be positive, got ", type);
   if (grads.empty()) return zeros({});
-  const TensorOptions common{is_half(grads[0].dtype()) ? f32 : grads[0].dtype(), grads[0].device()};
+  const TensorOptions common{widened(grads[0].dtype()), grads[0].device()};
   if (type == 2) return sqrt(sum_of_squares(grads)).to(common.dtype);
   Tensors parts;
   for (const Tensor& grad : grads) parts.push_back(norm(widened(grad), type).to(common.device, common.dtype));

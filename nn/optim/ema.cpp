@@ -2,7 +2,6 @@
 #include "nn/optim/ema.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "core/autograd.h"
 #include "core/capture.h"
@@ -36,7 +35,7 @@ ExponentialMovingAverage::ExponentialMovingAverage(const nn::Module& model, cons
       Tensor& copy = known[tensor.body().get()];
       if (!copy.defined()) {
         copy = tensor.detach().clone();
-        if (widens) copy = copy.to(is_half(tensor.dtype()) ? f32 : tensor.dtype());
+        if (widens) copy = widened(copy);
         own.push_back(tensor);
         kept.push_back(copy);
       }

@@ -2,7 +2,6 @@
 #include "nn/optim/optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -11,12 +10,9 @@
 #include "nn/module.h"
 #include "ops/create.h"
 #include "ops/detail/halves.h"
-#include "ops/reduce.h"
 
 namespace voxgrad::optim {
 namespace {
-
-DType state_dtype(const Tensor& param) { return is_half(param.dtype()) ? f32 : param.dtype(); }
 
 /// Throws if two parameters share memory, because a step would update the shared elements twice. The parameters must be
 /// dense.
@@ -73,7 +69,7 @@ void Optimizer::check_gradients() const {
     const bool fits = grad.shape() == param.shape() && grad.dtype() == param.dtype() && grad.device() == param.device();
     check(fits, name_, "parameter ", i, " is ", describe(param), ", its gradient is ", describe(grad));
     for (const Tensor& buffer : slots_[i].buffers)
-      check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == state_dtype(param)), name_,
+      check(!buffer.defined() || (buffer.device() == param.device() && buffer.dtype() == widened(param.dtype())), name_,
             "the state of parameter ", i, " is ", describe(buffer), ", the parameter is ", describe(param),
             "; create the optimizer after moving the model");
   }
@@ -143,7 +139,8 @@ void Optimizer::step(const GradScaling& scaling) {
       check(!capture || slot.buffers[i].defined(), name_,
             "the first step allocates the optimizer's state; run one step before the capture");
       if (!slot.buffers[i].defined())
-        slot.buffers[i] = full(slot.param.shape(), specs[i].initial, {state_dtype(slot.param), slot.param.device()});
+        slot.buffers[i] =
+            full(slot.param.shape(), specs[i].initial, {widened(slot.param.dtype()), slot.param.device()});
       match_memory_format(name_, slot.buffers[i], slot.param);
       u.buffers[i].push_back(slot.buffers[i]);
     }
@@ -244,7 +241,7 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
         const auto entry = state.find(prefix + spec.name);
         check(entry != state.end(), name_, "the state has no ", prefix, spec.name);
         const Tensor& buffer = entry->second;
-        check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == state_dtype(slot.param),
+        check(buffer.defined() && buffer.shape() == slot.param.shape() && buffer.dtype() == widened(slot.param.dtype()),
               name_, prefix, spec.name, " is ", describe(buffer), ", the parameter is ", describe(slot.param),
               is_half(slot.param.dtype()) ? "; the state of an f16 or bf16 parameter must be f32" : "");
         ++known;
