@@ -125,7 +125,7 @@ class GraphRecording final : public Capture {
     check_cuda(cudaStreamBeginCapture(handle(), cudaStreamCaptureModeRelaxed), "CUDAGraph::capture");
     cudaGraph_t graph = nullptr;
     try {
-      const Scope scope(this);
+      const auto current = make_current();
       function();
     } catch (...) {
       cudaStreamEndCapture(handle(), &graph);
@@ -143,7 +143,7 @@ class GraphRecording final : public Capture {
     next_number_ = 0;
     refreshing_ = true;
     const OnExit done([this] { refreshing_ = false; });
-    const Scope scope(this);
+    const auto current = make_current();
     for (const auto& step : steps_) step(true);
   }
 
