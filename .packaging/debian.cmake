@@ -2,8 +2,8 @@
 # option VOXGRAD_PACKAGE includes this file, which needs BUILD_SHARED_LIBS, help2man, gzip and python3.
 #
 # The library package is named after the SONAME, as Debian's policy demands. The SONAME contains the minor version,
-# because until version 1.0 each minor version may change the ABI. A build with CUDA creates packages with the same names
-# and another version (0.1.0+cuda13.0), so that they replace the packages without CUDA.
+# because until version 1.0 each minor version may change the ABI. A build with CUDA creates packages with the same
+# names and a higher version (0.1.0+cuda13.0), so that they replace the packages without CUDA.
 if(NOT BUILD_SHARED_LIBS)
   message(FATAL_ERROR "VOXGRAD_PACKAGE needs -DBUILD_SHARED_LIBS=ON")
 endif()
@@ -19,7 +19,7 @@ if(VOXGRAD_CUDA)
   string(APPEND version +cuda${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
 endif()
 
-# ---- programs and their man pages. The prefix avoids the names of other packages' programs, such as predict.
+# ---- programs and their man pages. The prefix voxgrad- avoids names of programs in other packages, such as predict.
 set(programs segment predict superres)
 set(name_segment "train and test a network that segments volumes")
 set(name_predict "segment volumes with a model of nnU-Net or of voxgrad-segment")
@@ -72,7 +72,7 @@ foreach(component IN LISTS components)
     COMPONENT ${component})
 endforeach()
 
-# strip_installed(COMPONENT FILE) strips an installed file as dh_strip does, which also removes the section .comment.
+# strip_installed(COMPONENT FILE) strips an installed file and, like dh_strip, removes the sections .comment and .note.
 function(strip_installed component file)
   install(CODE "execute_process(COMMAND ${CMAKE_STRIP} --strip-unneeded --remove-section=.comment --remove-section=.note
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${file}\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT ${component})
@@ -123,7 +123,7 @@ set(CPACK_DEBIAN_VOXGRAD_TOOLS_PACKAGE_RECOMMENDS mricron-data)  # the volumes t
 if(VOXGRAD_MPI)
   set(CPACK_DEBIAN_VOXGRAD_LIBRARY_PACKAGE_SUGGESTS openmpi-bin)
 endif()
-if(VOXGRAD_CUDA)  # NVIDIA's packages, which dpkg-shlibdeps does not find if CUDA was installed in another way
+if(VOXGRAD_CUDA)  # NVIDIA's packages; dpkg-shlibdeps does not find them if CUDA was installed without packages
   set(cuda_packages libcublas-${CUDAToolkit_VERSION_MAJOR}-${CUDAToolkit_VERSION_MINOR})
   if(VOXGRAD_NCCL)
     list(APPEND cuda_packages libnccl2)

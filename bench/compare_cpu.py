@@ -5,7 +5,7 @@
 
 PROGRAM is the built cpu_conv (default: build/release/bench/cpu_conv). voxgrad and PyTorch run alternately on the same
 inputs. Each value in the table is the median over the rounds; with --busy, GFLOP/s and ratios are computed from the
-minimum times instead. Exits with 1 if the results of voxgrad and PyTorch differ.
+minimum times instead. The program exits with 1 if the results of voxgrad and PyTorch differ.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def pair(values, digits=1):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "cpu_conv"))
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each problem on each side (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each problem by each library (default: 3)")
     parser.add_argument("--python", default="/usr/bin/python3", help="Python interpreter that can import PyTorch")
     parser.add_argument("--busy", action="store_true",
                         help="for a machine that runs other programs: use one thread, report the minimum CPU time")

@@ -52,7 +52,7 @@ COPY = 4.23e12
 PARTS = ("forward", "data", "weight")  # the forward pass, the data gradient, the weight gradient
 BACKWARD = "backward"  # both gradients in one call
 TIMED_IN_TORCH = ("forward", BACKWARD)
-TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}  # PyTorch's sides and their memory formats
+TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}  # name of a PyTorch side: its memory format
 FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
@@ -130,8 +130,11 @@ def timed(function):
 
 
 class Side:
-    """Times functions that do the same work on different copies of the buffers. Each run appends two numbers: to
-    `times`, the milliseconds of a call on the GPU, and to `host`, the milliseconds in which the host queued a call."""
+    """A side of the comparison: voxgrad, or PyTorch in one memory format.
+
+    Times functions that do the same work on different copies of the buffers. Each run appends two numbers: to `times`,
+    the milliseconds of a call on the GPU, and to `host`, the milliseconds in which the host queued a call.
+    """
 
     def __init__(self, functions, options):
         self.functions, self.kept, self.next, self.calls = functions, [None] * len(functions), 0, 1
@@ -158,8 +161,10 @@ class Side:
 
 
 def attempt(row, name, function):
-    """Returns the result of the function. If the function raises a RuntimeError, stores the message in
-    row["failed"][name] and returns None."""
+    """Returns the result of the function.
+
+    If the function raises a RuntimeError, stores the message in row["failed"][name] and returns None.
+    """
     try:
         return function()
     except RuntimeError as error:
@@ -187,8 +192,11 @@ def set_torch(tf32, benchmark):
 
 
 def reference_error(case, part, result):
-    """Returns the relative error of a result and the dtype of PyTorch's reference. A weight gradient, which is a sum
-    over all samples, is compared as a whole; for other parts, only the first sample is compared."""
+    """Returns the relative error of a result and the dtype of PyTorch's reference.
+
+    A weight gradient, which is a sum over all samples, is compared as a whole. For other parts, only the first sample
+    is compared.
+    """
     dtype = torch.float64 if case.shape.flop() < FLOAT64_FLOP else torch.float32
     x, w, g = case.buffers["contiguous"][0]
     exact = 0
@@ -244,8 +252,10 @@ def measure(voxgrad, shape, mode, options, row):
 
 
 def best(row, parts, sides):
-    """Returns the milliseconds that the parts take together on the fastest side. Also returns "h" if launching them
-    took more than 90 % of this time, otherwise ""."""
+    """Returns (milliseconds, mark): the time that the parts take together on the fastest side.
+
+    The mark is "h" if the host needed more than 90 % of this time to launch the calls, otherwise "".
+    """
     figures = []
     for side in sides:
         if all(f"{part}_{side}" in row for part in parts):

@@ -11,7 +11,7 @@ four variants of PyTorch: eager and with torch.compile, each in the memory forma
 the gradients of the input and of all parameters from a given gradient of the output. Times are medians, measured by
 CUDA events; the sides take turns after each run. "peak" is the peak memory of tensors and workspaces in a step, without
 the input, the parameters and the given gradient. Ratios are relative to voxgrad. The program compares voxgrad's results
-of the last run with PyTorch's results in float64. Exits with 1 if a relative error is too large.
+of the last run with PyTorch's results in float64, and exits with 1 if a relative error is too large.
 """
 
 import argparse

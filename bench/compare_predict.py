@@ -4,13 +4,14 @@
     bench/compare_predict.py build/release/examples/predict
     bench/compare_predict.py PREDICT --device cuda --size 512 512 300 --classes 16 --network standard --rounds 1
 
-Needs the Python package nnunetv2, whose programs must be in PATH. The script writes a model folder with random
+The script needs the Python package nnunetv2, whose programs must be in PATH. It writes a model folder with random
 weights, and a volume whose voxels are 2 mm wide. Both programs resample the volume to 1.8 mm. --network selects the
 network:
   small     five stages with 16 to 160 channels, windows of 96^3 voxels
   standard  nnU-Net's six stages with 32 to 320 channels, windows of 128^3 voxels
-With the default arguments, a prediction has 18 windows. The programs run alternately. Prints for each program the
-median wall time of the whole command, and the maximum peak memory of its largest process.
+With the default arguments, a prediction has 18 windows. The programs run alternately. For each program, the script
+prints the median wall time of the whole command, and the maximum over the runs of the peak memory of the largest
+process.
 """
 import argparse
 import json

@@ -4,12 +4,12 @@ DistributedDataParallel. For voxgrad, also measures training on one volume that 
 
     bench/compare_scaling.py [--build build/release] [--gpus 1 2] [--minutes 9] [--json FILE] [--quick] [--dry-run]
 
-Runs bench/scaling, bench/scaling_torch.py and examples/superres for at most --minutes, starting with the most important
-measurements. Prints each result immediately and tables at the end. The efficiency on n GPUs is the speed divided by n
-times the speed of one GPU. If a program fails or takes too long, a line of the output describes the error. superres and
-the bf16 step of bench/scaling run twice on each number of GPUs, and the table of steps shows whether the parameters
-have the same bits after both runs. By default, voxgrad and PyTorch do not reduce in NVLink's switches (NVLS); set the
-environment variable NCCL_NVLS_ENABLE to change this.
+The script runs bench/scaling, bench/scaling_torch.py and examples/superres for at most --minutes, starting with the
+most important measurements. It prints each result immediately, and tables at the end. The efficiency on n GPUs is the
+speed divided by n times the speed of one GPU. If a program fails or takes too long, a line of the output describes the
+error. superres and the bf16 step of bench/scaling run twice on each number of GPUs, and the table of steps shows
+whether the parameters have the same bits after both runs. By default, voxgrad and PyTorch do not reduce in NVLink's
+switches (NVLS); set the environment variable NCCL_NVLS_ENABLE to change this.
 """
 
 import argparse
@@ -28,8 +28,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Runner:
-    """Runs child processes one after another until the time limit is reached. Collects the rows that the processes
-    print. A row is a dict with the fields of one line of JSON."""
+    """Runs child processes one after another until the time limit is reached, and collects the rows that they print.
+
+    A row is a dict with the fields of one line of JSON.
+    """
 
     def __init__(self, options):
         self.options, self.rows = options, []
@@ -160,9 +162,12 @@ def name_of(row):
 
 
 def bits_of(row, steps):
-    """Compares the bits of a run's final parameters with those of another eager DataParallel run of the same program
-    with the same mode and number of GPUs. Returns "yes" if the bits are equal, otherwise "no". Returns "ranks differ"
-    if the ranks of this run have different parameters, and "" if there is no run to compare with."""
+    """Compares the bits of a run's final parameters with the parameters of a reference run.
+
+    The reference is a second run of the same program with the same mode and number of GPUs, eager and with
+    DataParallel. Returns "yes" if the bits are equal, otherwise "no". Returns "ranks differ" if the ranks of this run
+    have different parameters, and "" if there is no reference.
+    """
     if "checksum" not in row or (row.get("scheme") == "none" and row["ranks"] > 1):
         return ""
     if row.get("same_on_all_ranks") is False:
@@ -251,7 +256,8 @@ def parse():
     options.build = os.path.abspath(options.build)
     options.gpus = sorted(options.gpus or [n for n in (1, 2, 4, 8) if options.dry_run or n <= available])
     if not options.dry_run and (not options.gpus or options.gpus[-1] > available):
-        parser.error(f"this host has {available} GPUs")
+        parser.error(f"--gpus must be at most {available}, the number of GPUs of this host" if available else
+                     "this host has no GPU")
     return options
 
 

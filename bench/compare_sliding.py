@@ -30,8 +30,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def starts(size, window):
-    """Returns the first voxels of the windows along an axis. Neighboring windows overlap by at least half a window, up
-    to rounding."""
+    """Returns the first voxels of the windows along an axis.
+
+    Neighboring windows overlap by at least half a window, up to rounding.
+    """
     last, step = size - window, window / 2
     count = int(numpy.ceil(last / step)) + 1
     return [round(last * i / max(1, count - 1)) for i in range(count)]
@@ -104,9 +106,11 @@ def main():
     parser.add_argument("--runs", type=int, default=5, help="runs of each implementation (default: 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="CPU threads (default: all CPUs)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the model (default: cpu)")
+    parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu",
+                        help="device of the result (default: cpu)")
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32",
+                        help="f32, or bf16 (autocast) (default: f32)")
     parser.add_argument("--monai", action="store_true", help="also time MONAI's sliding_window_inference")
     o = parser.parse_args()
     if o.monai and o.mirror:

@@ -81,8 +81,10 @@ class ResidualBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """A stage: an nn.Sequential with the name `name`. It contains `count` modules, which `part` creates. Only the first
-    module has the stride `stride`."""
+    """A stage: an nn.Sequential with the name `name` of `count` modules, which `part` creates.
+
+    Only the first module has the stride `stride`.
+    """
 
     def __init__(self, name, part, count, in_channels, out_channels, stride=1):
         super().__init__()
@@ -147,8 +149,10 @@ class UNet(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, x, deep=False):
-        """Returns a list with the logits of all levels, starting with full resolution. If `deep` is False, the list
-        contains only the logits at full resolution."""
+        """Returns a list with the logits of all levels, starting with full resolution.
+
+        If `deep` is False, the list contains only the logits at full resolution.
+        """
         return self.decoder(self.encoder(x), deep)
 
 
@@ -208,8 +212,10 @@ def make_model(options):
 
 
 def dice_ce(logits, target):
-    """Returns the sum of the Dice loss and the cross-entropy in float32. The Dice loss treats the batch as one sample
-    and ignores the background class."""
+    """Returns the sum of the Dice loss and the cross-entropy in float32.
+
+    The Dice loss treats the batch as one sample and ignores the background class.
+    """
     logits = logits.float()
     p = logits.softmax(1)[:, 1:]
     t = F.one_hot(target, logits.shape[1]).movedim(-1, 1)[:, 1:].to(p.dtype)
@@ -391,8 +397,10 @@ def measure_operation(side, operation, runs):
 
 
 def measure(make, options, exact):
-    """Returns a row with the losses of the first steps, the times and the peak memory. `exact` are PyTorch's losses in
-    float32. If an exception is raised, the row contains only its message."""
+    """Returns a row with the losses of the first steps, the times and the peak memory.
+
+    `exact` contains PyTorch's losses in float32. If an exception is raised, the row contains only the message.
+    """
     gc.collect()
     torch.cuda.empty_cache()
     side = None

@@ -1,12 +1,12 @@
-// Benchmark of convolutions and transposed convolutions on the CPU and, if available, on a GPU, where they run in
-// float32 ("highest"), TF32 ("high") and bf16. Reports FLOP/s and B/s (measure.h).
+// Benchmark of convolutions and transposed convolutions. On the CPU, they run in float32. If a GPU is available, they
+// also run on the GPU in float32 ("highest"), TF32 ("high") and bf16. Reports FLOP/s and B/s (measure.h).
 //
 //   conv_bench --benchmark_filter=cuda
 //
 // Benchmarks named host/... instead measure the time in which the host queues a convolution of a small tensor.
 //
-// A call counts 2 * N * Cin * Cout / groups * taps * voxels FLOP, where `voxels` is the number of voxels of the output
-// or, for a transposed convolution, of the input.
+// A call counts 2 * N * Cin * Cout / groups * taps * voxels FLOP. `taps` is the number of positions of the kernel, and
+// `voxels` is the number of voxels of the output or, for a transposed convolution, of the input.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -29,13 +29,21 @@ using vg::bench::Case;
 /// A convolution or a transposed convolution. `size` is the size of the input in both cases.
 struct Convolution {
   const char* name;
-  int64_t batch, in, out;
-  vg::Triple size, kernel, stride, padding, output_padding, dilation;
+  int64_t batch;
+  int64_t in;   // input channels
+  int64_t out;  // output channels
+  vg::Triple size;
+  vg::Triple kernel;
+  vg::Triple stride;
+  vg::Triple padding;
+  vg::Triple output_padding;
+  vg::Triple dilation;
   int64_t groups;
 };
 
-// Transposed convolutions; the columns are the members of Convolution. kLarge, for a GPU, contains KernelBench's
-// ConvTranspose3d problems (L<level>-<problem>) and two decoder stages. kSmall, for the CPU, contains smaller problems.
+// Transposed convolutions; the columns are the members of Convolution. kLarge is for a GPU and contains KernelBench's
+// ConvTranspose3d problems, named L<level>-<problem>, and two decoder stages. kSmall is for the CPU and contains
+// smaller problems.
 const Convolution kLarge[] = {
     {"L1-58", 16, 32, 16, {16, 32, 64}, {3, 5, 7}, 1, 0, 0, 1, 1},
     {"L1-61", 8, 48, 48, 64, 3, 1, 0, 0, 1, 1},
@@ -160,8 +168,8 @@ void add_convolutions(vg::Device device, bool transposed, std::span<const Convol
             [=, &c, &mode] { return convolution(c, transposed, device, mode, pass); });
 }
 
-/// Registers convolutions of 12^3 voxels and 64 channels in channels-last format, whose GPU time is shorter than the
-/// time in which the host queues them.
+/// Registers convolutions of 12^3 voxels and 64 channels in channels-last format. The GPU computes such a convolution
+/// in less time than the host needs to queue it.
 void add_host_times(vg::Device device) {
   static const Convolution kLayers[] = {{"conv3", 1, 64, 64, 12, 3, 1, 1, 0, 1, 1},
                                         {"strided", 1, 64, 64, 12, 3, 2, 1, 0, 1, 1},

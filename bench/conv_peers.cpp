@@ -101,7 +101,8 @@ void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit,
 ///   1  the data gradient: writes x, reads w and the output gradient y
 ///   2  the weight gradient: writes w, reads x and the output gradient y
 ///   3  both gradients: writes dx and dw, reads x, w and the output gradient y
-/// dtype: 0 f32, 2 bf16, 3 f16. high: 1 for TF32. Returns null on success, otherwise an error message.
+/// dtype: 0 f32, 2 bf16, 3 f16. high: 1 for TF32. channels_last: 1 if all tensors are channels-last, 0 if they are
+/// contiguous. Returns null on success, otherwise an error message.
 const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int channels_last, void* x, void* w, void* y,
                          void* dx, void* dw, const int64_t* x_size, const int64_t* w_size, const int64_t* y_size,
                          const int64_t* stride, const int64_t* padding, const int64_t* dilation, int64_t groups) {

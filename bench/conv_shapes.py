@@ -52,8 +52,11 @@ class Shape(NamedTuple):
         return 2 * self.batch * math.prod(voxels) * math.prod(self.weight_size())
 
     def describe(self):
-        """Returns a short text such as "T 4x256>128 16 k4 s2 p1": T for a transposed convolution or C for a
-        convolution, batch, channels, size, kernel, and the arguments that differ from their defaults."""
+        """Returns a short text such as "T 4x256>128 16 k4 s2 p1".
+
+        The text contains T for a transposed convolution or C for a convolution, the batch, the channels, the size, the
+        kernel, and the arguments that differ from their defaults.
+        """
         rest = zip(("s", "p", "op", "d", "g"), self[5:10], (1, 0, 0, 1, 1))
         unusual = [key + text(value) for key, value, usual in rest if text(value) != text(usual)]
         channels = f"{'T' if self.transposed else 'C'} {self.batch}x{self.cin}>{self.cout}"
@@ -61,8 +64,10 @@ class Shape(NamedTuple):
 
 
 def mirror(shape):
-    """Returns the transposed convolution that maps the output shape of a convolution to its input shape. If the kernel
-    has size 1, the channels are not exchanged, so that a transposed head() has few output channels, too."""
+    """Returns the transposed convolution that maps the output shape of a convolution to the input shape.
+
+    If the kernel has size 1, the channels are not exchanged, so that a transposed head() also has few output channels.
+    """
     n, k, s, p, _, d = map(triple, shape[3:9])
     remainder = tuple((n[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) % s[a] for a in range(3))
     cin, cout = (shape.cin, shape.cout) if math.prod(k) == 1 else (shape.cout, shape.cin)
@@ -123,9 +128,11 @@ def nnunet():
 
 
 def mednext():
-    """Returns the depthwise layers of a MedNeXt with 32 channels for two patches of 128^3 voxels. For the kernel sizes
-    3 and 5, each level has a layer with stride 1, a layer to the next level ("down") and a layer from the next level
-    ("up"). One further layer has kernel size 7."""
+    """Returns the depthwise layers of a MedNeXt with 32 channels for two patches of 128^3 voxels.
+
+    For the kernel sizes 3 and 5, each level has a layer with stride 1 ("same"), a layer to the next level ("down") and
+    a layer from the next level ("up"). One further layer has kernel size 7.
+    """
     shapes = {}
     for kernel in (3, 5):
         for level, size in enumerate((128, 64, 32, 16, 8)):
@@ -150,8 +157,11 @@ def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
 
 
 def encoder(pick):
-    """Returns a convolution of a U-Net: with stride 1, with twice as many input channels (after a skip connection), or
-    with stride 2. Deeper levels have more channels and fewer voxels."""
+    """Returns a convolution of a U-Net.
+
+    The convolution has stride 1, or stride 1 and twice as many input as output channels (after a skip connection), or
+    stride 2. Deeper levels have more channels and fewer voxels.
+    """
     depth = pick(*range(6))
     c, size = min(512, pick(16, 24, 32, 64) << depth), pick(128, 128, 96) >> depth
     cin, cout, stride = pick((c, c, 1), (2 * c, c, 1), (c, 2 * c, 2))
@@ -159,8 +169,10 @@ def encoder(pick):
 
 
 def resampling(pick):
-    """Returns a downsampling layer with kernel 2 or 4 and stride 2. race() also converts these layers to the upsampling
-    layers of a decoder."""
+    """Returns a downsampling layer with kernel 2 or 4 and stride 2.
+
+    race() also converts such layers to the upsampling layers of a decoder.
+    """
     cin, cout, size = pick((256, 512, 8), (128, 256, 16), (64, 128, 32), (32, 64, 64), (pick(1, 2, 16), 32, 64))
     return conv(cin, cout, size, *pick((2, 2, 0), (4, 2, 1)))
 
@@ -213,8 +225,10 @@ MAX_FLOP = 2.5e11
 
 
 def race(seed, count):
-    """Returns `count` random problems, alternately convolutions and transposed convolutions. The problems are the same
-    in every version of Python, because they are derived from Random.random() only."""
+    """Returns `count` random problems, alternately convolutions and transposed convolutions.
+
+    The problems are the same in every version of Python, because they depend only on Random.random().
+    """
     generator = random.Random(seed)
     pick = lambda *options: options[int(generator.random() * len(options))]
 

@@ -4,8 +4,8 @@
 //   cpu_conv --benchmark_filter=forward
 //
 // The forward pass, the data gradient and the weight gradient count as 2 * N * Cin * Cout / groups * taps * voxels FLOP
-// each. `voxels` is the number of voxels of the output or, for a transposed convolution, of the input.
-// bench/compare_cpu.py runs this program and PyTorch alternately.
+// each. `taps` is the number of positions of the kernel, and `voxels` is the number of voxels of the output or, for a
+// transposed convolution, of the input. bench/compare_cpu.py runs this program and PyTorch alternately.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -39,8 +39,15 @@ namespace vg = voxgrad;
 
 struct Problem {
   const char* name;
-  int64_t batch, in, out;
-  vg::Triple size, kernel, stride, padding, output_padding, dilation;
+  int64_t batch;
+  int64_t in;       // input channels
+  int64_t out;      // output channels
+  vg::Triple size;  // size of the input, also for a transposed convolution
+  vg::Triple kernel;
+  vg::Triple stride;
+  vg::Triple padding;
+  vg::Triple output_padding;
+  vg::Triple dilation;
   int64_t groups;
   bool transposed = true;
 

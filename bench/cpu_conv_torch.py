@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs convolutions in PyTorch for bench/compare_cpu.py.
 
-Reads one problem per line from standard input: batch size, input channels, output channels, then size, kernel, stride,
-padding, output_padding and dilation (three numbers each), groups, and 1 for a transposed convolution, otherwise 0.
-First prints a line of JSON with the versions. Then prints a line of JSON for each problem: the median seconds of the
-forward pass and of forward + backward, and checksums of the results. With --busy, uses one thread and prints the
-minimum CPU time instead of the median time.
+The script reads one problem per line from standard input: batch size, input channels, output channels, then size,
+kernel, stride, padding, output_padding and dilation (three numbers each), groups, and 1 for a transposed convolution,
+otherwise 0. It first prints a line of JSON with the versions. For each problem, it then prints a line of JSON: the
+median seconds of the forward pass and of forward + backward, and checksums of the results. With --busy, it uses one
+thread and prints the minimum CPU time instead of the median time.
 """
 
 import json

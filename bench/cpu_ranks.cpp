@@ -1,6 +1,6 @@
-// Benchmark of training steps on CPUs: one process with several threads, compared with MPI ranks of one thread each
-// that share the batch. Trains a U-Net of three stages on patches of 48^3 voxels in float32. Times several rounds of
-// steps and prints the median over the rounds, in milliseconds per step.
+// Benchmark of training steps on CPUs: one process with several threads, compared with MPI ranks that have one thread
+// each and share the batch. The program trains a U-Net of three stages on patches of 48^3 voxels in float32. It times
+// several rounds of steps and prints the median over the rounds, in milliseconds per step.
 //
 //   VOXGRAD_NUM_THREADS=2 build/release/bench/cpu_ranks
 //   mpirun -n 2 -x VOXGRAD_NUM_THREADS=1 build/release/bench/cpu_ranks
@@ -52,7 +52,8 @@ void train(distributed::Communicator& world) {
     ms.push_back(time.count() / kSteps);
   }
   std::sort(ms.begin(), ms.end());
-  if (world.rank() == 0) std::printf("%d rank(s): %.1f ms per step\n", world.size(), ms[kRounds / 2]);
+  if (world.rank() == 0)
+    std::printf("%d %s: %.1f ms per step\n", world.size(), world.size() == 1 ? "rank" : "ranks", ms[kRounds / 2]);
 }
 
 }  // namespace

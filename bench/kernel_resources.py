@@ -3,9 +3,9 @@
 
     bench/kernel_resources.py BUILD [--files PATTERN] [--jobs N] [--max-spilled BYTES]
 
-BUILD is a build folder with compile_commands.json. Compiles the sources that match the regular expression PATTERN
-(default: the convolutions) and discards the output. Exits with 1 if a kernel spills more than BYTES (default: 64), or
-if ptxas serializes the wgmma instructions of a kernel.
+BUILD is a build folder with compile_commands.json. The script compiles the sources that match the regular expression
+PATTERN (default: the convolutions) and discards the output. It exits with 1 if a kernel spills more than BYTES
+(default: 64), or if ptxas serializes the wgmma instructions of a kernel.
 """
 
 import argparse
@@ -23,8 +23,10 @@ KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_90a?'\n(.*?)Used 
 
 
 def command_of(entry):
-    """Returns the compiler command of an entry of compile_commands.json. The command is changed so that it compiles
-    only for sm_90a, prints ptxas's statistics and discards the output."""
+    """Returns the compiler command of an entry of compile_commands.json.
+
+    The command is changed so that it compiles only for sm_90a, prints ptxas's statistics and discards the output.
+    """
     words, call = iter(shlex.split(entry["command"])), []
     for word in words:
         if word in ("-o", "-MF", "-MT"):
@@ -44,8 +46,11 @@ def readable(name):
 
 
 def kernels_of(entry):
-    """Compiles a source file. Yields for each kernel: the name, the registers per thread, the spilled bytes, the bytes
-    of static shared memory, and whether ptxas serializes its wgmma instructions."""
+    """Compiles a source file and yields a tuple for each kernel.
+
+    The tuple contains the name, the registers per thread, the spilled bytes, the bytes of static shared memory, and
+    whether ptxas serializes the wgmma instructions of the kernel.
+    """
     done = subprocess.run(command_of(entry), cwd=entry["directory"], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{entry['file']}:\n{done.stderr}")

@@ -20,8 +20,8 @@
 
 namespace voxgrad::bench {
 
-/// Returns the mean seconds per call of `work` over `calls` calls. On a GPU, measures the work of the GPU by CUDA
-/// events, or the time in which the host queues it.
+/// Returns the mean seconds per call of `work` over `calls` calls. On a GPU, measures the time of the GPU by CUDA
+/// events or, if `host` is true, the time in which the host queues the calls.
 inline double timed(Device device, const std::function<void()>& work, int calls = 1, bool host = false) {
   synchronize(device);
   if (device.is_cuda() && !host) {
@@ -47,7 +47,7 @@ struct Case {
   bool host = false;           // time the host instead of the GPU
 };
 
-/// Calls `make`, calls the function once to load its kernels, and times it in each iteration of `state`.
+/// Calls `make`, calls the returned function once as a warm-up, and times the function in each iteration of `state`.
 inline void measure(benchmark::State& state, Device device, const std::function<Case()>& make) {
   const Case c = make();
   c.work();  // warm-up: loads kernels and fills the allocator's cache

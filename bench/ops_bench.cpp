@@ -3,7 +3,7 @@
 //
 //   ops_bench --benchmark_filter=cuda
 //
-// The inputs of group_norm count twice in B/s, because it must sum over a group before it can normalize.
+// The inputs of group_norm count twice in B/s, because the operator must sum over a group before it can normalize.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

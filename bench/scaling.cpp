@@ -39,7 +39,7 @@ void add_simulation(CLI::App& app, Options& options) {
              "numbers of GPUs to simulate on one GPU; simulated reductions take as long as real reductions would")
           ->check(CLI::Range(2, 1 << 20));
   app.add_option("--algorithm", options.algorithm,
-                 "algorithm of a simulated reduction: tree has 2 ceil(log2 n) steps, ring 2 (n - 1)")
+                 "algorithm of a simulated reduction over n GPUs: tree has 2 ceil(log2 n) steps, ring has 2 (n - 1)")
       ->check(CLI::IsMember({"tree", "ring"}))
       ->capture_default_str()
       ->needs(simulate);

@@ -39,8 +39,11 @@ ALGORITHMS = {"ring": (14.0, 1.9, 4.0, 1.0, 1.0), "tree": (14.0, 1.25, 8.5, 0.72
 
 
 def layers():
-    """Returns a tuple for each layer, in the order of nn::UNet's parameters: the name, a list with the number of
-    elements of each parameter, and the FLOP and the memory traffic in bytes of the backward pass."""
+    """Returns a tuple for each layer, in the order of nn::UNet's parameters.
+
+    The tuple contains the name, a list with the number of elements of each parameter, the FLOP of the backward pass,
+    and the memory traffic of the backward pass in bytes.
+    """
     def conv(name, level, cin, cout, taps, norm=True):
         voxels = BATCH * (SIZE >> level) ** 3
         flop = 4 * voxels * taps * cin * cout  # data gradient and weight gradient
@@ -112,8 +115,10 @@ def reduction_ms(options, n, size):
 
 
 def exposed_ms(ready, durations):
-    """Returns the time from the end of the backward pass to the end of the last reduction. The model assumes that the
-    backward pass ends when the last bucket is full."""
+    """Returns the time from the end of the backward pass to the end of the last reduction.
+
+    The model assumes that the backward pass ends when the last bucket is full.
+    """
     end = 0.0
     for start, duration in zip(ready, durations):
         end = max(end, start) + duration
@@ -145,8 +150,7 @@ def buckets_of(options, rows, wire):
 
 
 def predict(options, alone, durations, ready, jitter):
-    """Returns the predicted milliseconds of a step, and the part of the reductions that does not overlap with the
-    backward pass."""
+    """Returns the predicted milliseconds of a step, and the milliseconds of the reductions after the backward pass."""
     exposed = exposed_ms(ready, durations)
     hidden = sum(durations) - exposed
     step = alone + options.copies_ms + exposed + options.blocks / MULTIPROCESSORS * hidden + jitter
@@ -191,8 +195,10 @@ def print_buckets(options, rows):
 
 
 def print_simulations(options, measured):
-    """Prints simulated step times and predictions for the same latency and bandwidth. The predictions have no jitter,
-    because a simulation runs on a single GPU, which never waits for another GPU."""
+    """Prints simulated step times and predictions for the same latency and bandwidth.
+
+    The predictions have no jitter, because a simulation runs on a single GPU, which never waits for other GPUs.
+    """
     rows = [row for row in rows_of(options.simulated) if row["what"] == "step" and row.get("simulated")]
     both = rows + measured
     print("\n| ranks | wire | algorithm | latency, us | GB/s | graph | alone, ms | simulated, ms | predicted, ms |\n"

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Benchmark of training with PyTorch's DistributedDataParallel, for comparison with bench/scaling. Uses the same
-network, batch and training step, and one process per GPU of this host.
+"""Benchmark of training with PyTorch's DistributedDataParallel, for comparison with bench/scaling.
+
+The benchmark has the same network, batch and training step as bench/scaling, and one process per GPU of this host.
 
     bench/scaling_torch.py --gpus 2 [--what step allreduce] [--modes bf16 high] [--sides torch compile]
 
-Immediately after each measurement, prints a line of JSON with the same fields as bench/scaling. "ms" is the time of the
-slowest rank in milliseconds per step (median over the rounds). The network, the loss and the step are those of
-compare_unet.py, in channels_last_3d. With a single GPU, DistributedDataParallel is not used. The side "compile" applies
-torch.compile to the network, including DistributedDataParallel, and to the loss.
+Immediately after each measurement, the script prints a line of JSON with the same fields as bench/scaling. "ms" is the
+time of the slowest rank in milliseconds per step (median over the rounds). The network, the loss and the step are those
+of compare_unet.py, in channels_last_3d. With a single GPU, DistributedDataParallel is not used. --sides torch runs
+PyTorch eagerly; --sides compile applies torch.compile to the network, including DistributedDataParallel, and to the
+loss.
 """
 
 import argparse
@@ -57,7 +59,7 @@ def make_side(options, rank, mode, compiled):
     x, target, model = compare_unet.data(network, torch.device("cuda", rank))
     side = compare_unet.Torch(network, mode, "channels_last", model, x, target, compiled)
     run = side.model
-    run.decoder.seg_layers[0].requires_grad_(False)  # no loss uses it, so its bucket would never be full
+    run.decoder.seg_layers[0].requires_grad_(False)  # no loss uses this layer, so its bucket would never be full
     if options.gpus > 1:
         run = DistributedDataParallel(run, device_ids=[rank], gradient_as_bucket_view=True)
     side.run = torch.compile(run) if compiled else run
@@ -144,7 +146,8 @@ def main():
     import torch
 
     if torch.cuda.device_count() < options.gpus:
-        raise SystemExit(f"scaling_torch: --gpus is {options.gpus}, but PyTorch finds {torch.cuda.device_count()} GPUs")
+        raise SystemExit(f"scaling_torch: --gpus is {options.gpus}, but the number of GPUs that PyTorch finds is "
+                         f"{torch.cuda.device_count()}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

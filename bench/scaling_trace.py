@@ -18,8 +18,10 @@ COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "send_receive"}
 
 
 def covered(event, others):
-    """Returns the fraction of an event's duration during which at least one event of `others` ran. `others` must be
-    sorted by start time."""
+    """Returns the fraction of an event's duration during which at least one event of `others` ran.
+
+    `others` must be sorted by start time.
+    """
     begin, end, total = event["ts"], event["ts"] + event["dur"], 0.0
     for other in others:
         start, stop = max(begin, other["ts"]), min(end, other["ts"] + other["dur"])

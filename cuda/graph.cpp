@@ -25,19 +25,6 @@ constexpr const char* kOp = "CUDAGraph";
 
 std::array<std::atomic<int>, kMaxDevices> captures{};  // number of running captures of each device
 
-/// Calls a function when it goes out of scope.
-template <class F>
-class OnExit {
- public:
-  explicit OnExit(F function) : function_(std::move(function)) {}
-  ~OnExit() { function_(); }
-  OnExit(const OnExit&) = delete;
-  OnExit& operator=(const OnExit&) = delete;
-
- private:
-  F function_;
-};
-
 }  // namespace
 
 /// A captured graph, its memory and the optimizer steps in it.
@@ -93,8 +80,7 @@ class GraphRecording final : public Capture {
       own_.insert(storage);
   }
   void optimizer_step(std::function<void(bool)> step) override {
-    stepping_ = true;
-    const OnExit done([this] { stepping_ = false; });
+    const Restore stepping(stepping_, true);
     step(false);
     steps_.push_back(std::move(step));
   }
@@ -120,20 +106,22 @@ class GraphRecording final : public Capture {
     const StreamGuard stream_guard(stream_);
     std::atomic<int>& count = captures[static_cast<size_t>(stream_.device())];
     ++count;
-    const OnExit done([&count] { --count; });
-    // Relaxed mode allows allocations, and unrelated work of other threads.
-    check_cuda(cudaStreamBeginCapture(handle(), cudaStreamCaptureModeRelaxed), "CUDAGraph::capture");
     cudaGraph_t graph = nullptr;
     try {
+      // Relaxed mode allows allocations, and unrelated work of other threads.
+      check_cuda(cudaStreamBeginCapture(handle(), cudaStreamCaptureModeRelaxed), "CUDAGraph::capture");
       const auto current = make_current();
       function();
     } catch (...) {
       cudaStreamEndCapture(handle(), &graph);
+      --count;
       if (graph) cudaGraphDestroy(graph);
       cudaGetLastError();
       throw;
     }
-    check_cuda(cudaStreamEndCapture(handle(), &graph), "CUDAGraph::capture");
+    const cudaError_t status = cudaStreamEndCapture(handle(), &graph);
+    --count;
+    check_cuda(status, "CUDAGraph::capture");
     return graph;
   }
 
@@ -141,8 +129,7 @@ class GraphRecording final : public Capture {
   void refresh() {
     if (steps_.empty()) return;
     next_number_ = 0;
-    refreshing_ = true;
-    const OnExit done([this] { refreshing_ = false; });
+    const Restore refreshing(refreshing_, true);
     const auto current = make_current();
     for (const auto& step : steps_) step(true);
   }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <cstdlib>
 
@@ -43,12 +42,14 @@ struct Nest {
       if (size[axis] != 1 && stride[axis][view] % width != 0) return false;
     return true;
   }
-  /// Returns the nest without its innermost axis. The result may have no axes.
-  Nest outer() const {
-    Nest rest = *this;
-    std::copy(size + 1, size + rank, rest.size);
-    for (int axis = 1; axis < rank; ++axis) std::copy_n(stride[axis], N, rest.stride[axis - 1]);
-    rest.rank = rank - 1;
+  /// Returns the nest without one axis. The result may have no axes.
+  Nest without(int axis) const {
+    Nest rest;
+    for (int other = 0; other < rank; ++other) {
+      if (other == axis) continue;
+      rest.size[rest.rank] = size[other];
+      std::copy_n(stride[other], N, rest.stride[rest.rank++]);
+    }
     return rest;
   }
   /// Returns the offset in `view` of element `index` of the nest that consists of the axes first, first + 1 and so on.
@@ -161,17 +162,10 @@ inline void cut_axis(View& view, int axis, int64_t begin, int64_t length) {
   view.size[axis] = length;
 }
 
-/// An operation whose output can be computed in parts. cut() restricts the output, and all inputs that have the same
-/// axis, to a range of the axis.
-template <class Call>
-concept Divisible = requires(Call call, int axis, int64_t n) {
-  { call.out.size[axis] } -> std::convertible_to<int64_t>;
-  call.cut(axis, n, n);
-};
-
 /// Splits a call into halves along the output axis axis_to_split(call), recursively, until axis_to_split(part) is
-/// negative for every part. Calls f(part) for every part.
-template <Divisible Call, class AxisToSplit, class F>
+/// negative for every part. Calls f(part) for every part. call.cut(axis, begin, length) must restrict call.out, and all
+/// inputs that have the same axis, to a range of the axis.
+template <class Call, class AxisToSplit, class F>
 void for_each_part(const Call& call, const AxisToSplit& axis_to_split, const F& f) {
   const int axis = axis_to_split(call);
   if (axis < 0) return f(call);

@@ -25,16 +25,15 @@ namespace {
 /// Sums the deviations of v = before(x) from the first element of the channel, and the squares of these deviations.
 template <class T, class Before>
 struct Deviations {
-  static constexpr int kInputs = 1;
-  static constexpr bool kWrites = false, kSums = true, kHeavy = std::is_same_v<Before, AnyActivation>;
+  static constexpr FormulaTraits kTraits{.inputs = 1, .sums = true, .heavy = std::is_same_v<Before, AnyActivation>};
   using Channel = typename Run<T>::Sum;  ///< the pivot of the thread
 
-  Volume x;
+  View x;
   Before before;
 
   /// Returns v at position l.
   __device__ compute_t<T> first(int64_t n, int64_t c, int64_t l) const {
-    return before.value(convert<compute_t<T>>(*x.at<const T>(n, c, l)));
+    return before.value(convert<compute_t<T>>(*element<const T>(x, n, c, l)));
   }
   __device__ Channel channel(int64_t n, int64_t c, int64_t l) const { return static_cast<Channel>(first(n, c, l)); }
   template <class Sum>
@@ -103,8 +102,8 @@ __global__ void __launch_bounds__(kBlock)
 /// Computes y = after((before(x) - mean) * rstd * gamma + beta).
 template <class T, class Activations>
 struct Normalize {
-  static constexpr int kInputs = 1;
-  static constexpr bool kWrites = true, kSums = false, kScalar = std::is_same_v<Activations, AnyActivations>;
+  static constexpr FormulaTraits kTraits{
+      .inputs = 1, .writes = true, .scalar = std::is_same_v<Activations, AnyActivations>};
   using Norm = Normalization<T, Activations>;
   using Channel = typename Norm::Channel;
 
@@ -132,7 +131,7 @@ void forward(const View& y, const View& statistics, const View& x, const View* g
   constexpr const char* kOp = "group_norm";
   const Groups shape(x, statistics);
   const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
-  const Deviations<T, decltype(activations.before)> deviations{Volume(x), activations.before};
+  const Deviations<T, decltype(activations.before)> deviations{x, activations.before};
   apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
   const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(

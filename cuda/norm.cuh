@@ -1,4 +1,4 @@
-// The kernel that normalizations and prelu share. The kernel applies a formula (ChannelFormula) to every element of
+// The kernel that normalizations and prelu share. The kernel applies a formula to every element of
 // tensors (N, C, L), with constants for every (sample, channel). A formula may have results, which the kernel stores,
 // and sums over the positions of every (sample, channel).
 //
@@ -6,14 +6,13 @@
 // in flight, so that no registers hold data in flight. Each thread reads only the vectors that it copied itself, so
 // that no barrier is needed.
 //
-// Outline: views and shapes as kernels address them; Form and Tiling; the concept ChannelFormula; Lane, the work of one
+// Outline: views and shapes as kernels address them; Form and Tiling; the members of a formula; Lane, the work of one
 // thread; channels_kernel and its launch, apply_formula(); the gradients of parameters per channel.
 #pragma once
 
 #include <cuda_pipeline.h>
 
 #include <bit>
-#include <concepts>
 
 #include "core/detail/divide.h"
 #include "core/dtype.h"
@@ -25,26 +24,11 @@
 namespace voxgrad::cuda {
 namespace {  // several .cu files instantiate kernels with the same names
 
-/// One tensor (N, C, L) as the kernels address it.
-struct Volume {
-  void* data = nullptr;
-  int64_t sample = 0;    ///< stride of the samples
-  int64_t channel = 0;   ///< stride of the channels
-  int64_t position = 0;  ///< stride of the positions
-
-  Volume() = default;
-  explicit Volume(const View& v) : data(v.data), sample(v.stride[0]), channel(v.stride[1]), position(v.stride[2]) {}
-  template <class T>
-  __device__ T* at(int64_t n, int64_t c, int64_t l) const {
-    return static_cast<T*>(data) + n * sample + c * channel + l * position;
-  }
-};
-
-/// The inputs and the output of a formula.
+/// The inputs and the output (N, C, L) of a formula.
 template <int kInputs>
 struct Volumes {
-  Volume in[kInputs];
-  Volume out;
+  View in[kInputs];
+  View out;
 };
 
 /// An optional vector (C) of dtype T or compute_t<T>.
@@ -232,55 +216,29 @@ using Run = RunOf<std::conditional_t<sizeof(T) == 2, float, double>>;
 
 __device__ inline double2 add(const double2& a, const double2& b) { return {a.x + b.x, a.y + b.y}; }
 
-/// A formula that channels_kernel applies: a function of one element of each of kInputs tensors of dtype T. kWrites
-/// states whether the formula has results, kSums whether the formula has sums.
-/// - Channel: constants of a (sample, channel), which a thread keeps in registers.
-/// - channel(n, c, l): computes the constants. l is a position close to the first position that the thread reads.
-/// - operator()(channel, run, x): returns the result for one element of each input, and may add terms to the run.
-template <class F, class T>
-concept ChannelFormula = requires(const F& formula, const typename F::Channel& channel, Run<T>& run,
-                                  const compute_t<T> (&x)[F::kInputs], int64_t n, int64_t c, int64_t l) {
-  { F::kWrites } -> std::convertible_to<bool>;
-  { F::kSums } -> std::convertible_to<bool>;
-  { formula.channel(n, c, l) } -> std::same_as<typename F::Channel>;
-  formula(channel, run, x);
+/// The properties of a formula.
+struct FormulaTraits {
+  int inputs;           ///< number of tensors that the formula reads
+  bool writes = false;  ///< the formula has results
+  bool sums = false;    ///< the formula has sums
+  bool heavy = false;   ///< the formula needs so many registers that fewer CTAs fit on an SM
+  bool scalar = true;   ///< the formula is compiled for the scalar form
 };
 
-/// A formula whose sums need a correction. After its last element, each thread calls finish(n, c, channel, count,
-/// total) to correct `total`, the sums of the thread. `count` is the number of elements of the channel in these sums.
-template <class F>
-concept FinishesSums = requires(const F& formula, typename F::Channel channel, int64_t n, int64_t c, int count,
-                                double2& total) {
-  formula.finish(n, c, channel, count, total);
-};
-
-/// A formula whose sums of bfloat16 may overflow in float. is_lost(total) detects an overflow, and the kernel then
-/// computes the sums again in double.
-template <class F>
-concept MayLoseSums = requires(const double2& total) {
-  F::is_lost(total);
-};
-
-/// The optional member kHeavy of a formula states whether the formula needs so many registers that fewer CTAs fit on an
-/// SM. The default is false.
-template <class F>
-inline constexpr bool kIsHeavy = false;
-template <class F>
-requires requires { F::kHeavy; }
-inline constexpr bool kIsHeavy<F> = F::kHeavy;
-
-/// The optional member kScalar of a formula states whether the formula is compiled for the scalar form. The default is
-/// true.
-template <class F>
-inline constexpr bool kHasScalar = true;
-template <class F>
-requires requires { F::kScalar; }
-inline constexpr bool kHasScalar<F> = F::kScalar;
+// A formula that channels_kernel applies is a function of one element of each input. It has these members:
+// - kTraits: FormulaTraits.
+// - Channel: constants of a (sample, channel), which a thread keeps in registers.
+// - channel(n, c, l): computes the constants. l is a position close to the first position that the thread reads.
+// - operator()(channel, run, x): returns the result for one element of each input, and may add terms to the run.
+// - finish(n, c, channel, count, total), optional: corrects `total`, the sums of a thread over `count` elements, after
+//   the last element.
+// - is_lost(total), optional: returns whether sums of bfloat16 have overflowed in float. The kernel then computes the
+//   sums again in double.
 
 /// The work of a thread on its channels of a sample: one channel, or a vector of channels in the form `columns`.
 template <class T, Form form, class Formula>
 struct Lane {
-  static constexpr int kInputs = Formula::kInputs;
+  static constexpr int kInputs = Formula::kTraits.inputs;
   static constexpr int kChannels = form == Form::columns ? kVectorWidth<T> : 1;
   static constexpr int kStages = 8 / kInputs;
   using Stage = uint4[kInputs][kBlock];
@@ -305,12 +263,12 @@ struct Lane {
   /// kStages vectors in flight to its own slots of shared memory.
   __device__ void process_pipelined(int64_t first, int64_t vectors, int thread, int threads, Stage (&stages)[kStages]) {
     constexpr int width = kVectorWidth<T>, step = form == Form::columns ? 1 : width;  // positions of a vector
-    const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
+    const auto stride = [](const View& view) { return form == Form::rows ? 1 : view.stride[2]; };
     const int64_t start = first + thread * step;
     const T* in[kInputs];
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
-    T* out = volumes.out.template at<T>(n, c, start);
+    for (int k = 0; k < kInputs; ++k) in[k] = element<const T>(volumes.in[k], n, c, start);
+    T* out = element<T>(volumes.out, n, c, start);
     int left = static_cast<int>(vectors) - thread;  // vectors not yet processed
     int coming = left;                              // vectors not yet requested
     int stage = 0;
@@ -334,17 +292,17 @@ struct Lane {
       for (int k = 0; k < kInputs; ++k) loaded[k] = std::bit_cast<Vector<T, width>>(stages[stage][k][threadIdx.x]);
       load();
       const Vector<T, width> result = apply(loaded, run);
-      if constexpr (Formula::kWrites) {
+      if constexpr (Formula::kTraits.writes) {
         store_vector(out, result);
         out += threads * step * stride(volumes.out);
       }
       count += step;
-      if (Formula::kSums && (summed += step) >= kMaxRun) {
+      if (Formula::kTraits.sums && (summed += step) >= kMaxRun) {
         end_runs(run);
         summed = 0;
       }
     }
-    if constexpr (Formula::kSums) end_runs(run);
+    if constexpr (Formula::kTraits.sums) end_runs(run);
   }
 
   /// Processes the thread's share like process_pipelined(), but supports vectors of any width, loads them to registers
@@ -352,12 +310,12 @@ struct Lane {
   template <int width, int kUnroll, class Sum = typename Run<T>::Sum>
   __device__ void process(int64_t first, int64_t vectors, int thread, int threads) {
     constexpr int step = form == Form::columns ? 1 : width;  // positions of a vector
-    const auto stride = [](const Volume& volume) { return form == Form::rows ? 1 : volume.position; };
+    const auto stride = [](const View& view) { return form == Form::rows ? 1 : view.stride[2]; };
     const int64_t start = first + thread * step;
     const T* in[kInputs];
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) in[k] = volumes.in[k].template at<const T>(n, c, start);
-    T* out = volumes.out.template at<T>(n, c, start);
+    for (int k = 0; k < kInputs; ++k) in[k] = element<const T>(volumes.in[k], n, c, start);
+    T* out = element<T>(volumes.out, n, c, start);
     RunOf<Sum> run[kChannels];
     int summed = 0;  // elements of the current run
     for (int left = static_cast<int>(vectors) - thread; left > 0; left -= kUnroll * threads) {
@@ -373,23 +331,23 @@ struct Lane {
       for (int u = 0; u < kUnroll; ++u) {
         if (u * threads >= left) continue;
         const Vector<T, width> result = apply(loaded[u], run);
-        if constexpr (Formula::kWrites) {
+        if constexpr (Formula::kTraits.writes) {
           store_vector(out, result);
           out += threads * step * stride(volumes.out);
         }
         count += step;
       }
-      if (Formula::kSums && (summed += kUnroll * step) >= kMaxRun) {
+      if (Formula::kTraits.sums && (summed += kUnroll * step) >= kMaxRun) {
         end_runs(run);
         summed = 0;
       }
     }
-    if constexpr (Formula::kSums) end_runs(run);
+    if constexpr (Formula::kTraits.sums) end_runs(run);
   }
 
   /// Applies the formula's correction to the sums.
   __device__ void finish() {
-    if constexpr (FinishesSums<Formula>)
+    if constexpr (requires { &Formula::finish; })
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) formula.finish(n, c + i, channel[i], count, total[i]);
   }
@@ -414,7 +372,7 @@ struct Lane {
       compute_t<T> x[kInputs];
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) x[k] = convert<compute_t<T>>(loaded[k].v[j]);
-      if constexpr (Formula::kWrites)
+      if constexpr (Formula::kTraits.writes)
         result.v[j] = formula(channel[i], run[i], x);
       else
         formula(channel[i], run[i], x);
@@ -427,13 +385,13 @@ struct Lane {
 /// kernel calls this function if is_lost() detects an overflow in float. The function is not inlined and reads single
 /// elements, so that the kernel's loop needs no registers for it.
 template <class T, Form form, class Formula>
-__device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volumes<Formula::kInputs>& volumes,
+__device__ __noinline__ double2 sum_in_double(const Formula& formula, const Volumes<Formula::kTraits.inputs>& volumes,
                                               int64_t n, int64_t c, int64_t begin, int64_t end, int thread,
                                               int threads) {
   Lane<T, Form::scalar, Formula> lane{formula, volumes, n, c};
   if constexpr (form == Form::rows) {
     constexpr int kVector = kVectorWidth<T>;
-    const Span<T> span(volumes.in[0].template at<const T>(n, c, begin), end - begin);
+    const Span<T> span(element<const T>(volumes.in[0], n, c, begin), end - begin);
     const int64_t first = begin + span.head, tail = first + span.vectors * kVector;
     lane.begin(min(first + thread * kVector, end - 1));
 #pragma unroll 1
@@ -455,7 +413,7 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
                               Stages& stages) {
   constexpr int kVector = kVectorWidth<T>;
   if constexpr (form == Form::rows) {
-    const Span<T> span(lane.volumes.in[0].template at<const T>(lane.n, lane.c, begin), end - begin);
+    const Span<T> span(element<const T>(lane.volumes.in[0], lane.n, lane.c, begin), end - begin);
     const int64_t first = begin + span.head, tail = first + span.vectors * kVector;
     lane.begin(min(first + thread * kVector, end - 1));
     lane.process_pipelined(first, span.vectors, thread, threads, stages);
@@ -466,9 +424,9 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
     if constexpr (form == Form::columns)
       lane.process_pipelined(begin, end - begin, thread, threads, stages);
     else
-      lane.template process<1, 4 / Formula::kInputs>(begin, end - begin, thread, threads);
+      lane.template process<1, 4 / Formula::kTraits.inputs>(begin, end - begin, thread, threads);
   }
-  if constexpr (std::is_same_v<T, BFloat16> && MayLoseSums<Formula>)
+  if constexpr (std::is_same_v<T, BFloat16> && requires { &Formula::is_lost; })
 #pragma unroll
     for (int c = 0; c < lane.kChannels; ++c)
       if (Formula::is_lost(lane.total[c]))
@@ -482,25 +440,25 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
 /// (range, tile) in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
 /// thread), and kBlock pairs of sums.
 template <class T, Form form, class Formula>
-__global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || kIsHeavy<Formula>) ? 2 : 3)
+__global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || Formula::kTraits.heavy) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
-                    const __grid_constant__ Volumes<Formula::kInputs> volumes, double2* partial) {
+                    const __grid_constant__ Volumes<Formula::kTraits.inputs> volumes, double2* partial) {
   using Thread = Lane<T, form, Formula>;
   __shared__ typename Thread::Stage stages[form == Form::scalar ? 1 : Thread::kStages];
-  __shared__ double2 shared[Formula::kSums ? kBlock : 1];
+  __shared__ double2 shared[Formula::kTraits.sums ? kBlock : 1];
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
     // If the formula writes results, process the blocks in reverse order. The previous pass over the tensors ended with
     // the last blocks, so part of their data is still in the L2 cache.
-    const int64_t block = Formula::kWrites ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
+    const int64_t block = Formula::kTraits.writes ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
     const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);
     const int64_t n = quotient(line, tiling.sample_lines);
     Thread lane{formula, volumes, n, (line - n * tiling.sample_lines) * Thread::kChannels};
     if (line < tiling.lines && thread < threads && begin < end)
       process_range<T, form, Formula>(lane, begin, end, thread, threads, stages);
-    if constexpr (Formula::kSums) {
+    if constexpr (Formula::kTraits.sums) {
       if (!partial) continue;
 #pragma unroll
       for (int c = 0; c < Thread::kChannels; ++c) {
@@ -513,7 +471,7 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
 
 /// Computes out = formula(first, in...), unless `out` is null, and total[sample, channel] = the formula's sums, unless
 /// `total` is null. All views are (N, C, L).
-template <class T, ChannelFormula<T> Formula, class... Views>
+template <class T, class Formula, class... Views>
 void apply_formula(const char* op, const Formula& formula, const Launch& launch, double2* total, const View* out,
                    const View& first, const Views&... in) {
   const Form form = out ? choose_form<T>(*out, first, in...) : choose_form<T>(first, in...);
@@ -521,15 +479,14 @@ void apply_formula(const char* op, const Formula& formula, const Launch& launch,
   const int64_t lines = first.size[0] * first.size[1];
   const bool joins = total && tiling.ranges > 1;
   const Workspace partial(launch, joins ? static_cast<size_t>(lines * tiling.ranges) * sizeof(double2) : 0);
-  void (*kernel)(Tiling, Formula, Volumes<Formula::kInputs>, double2*) = nullptr;
-  if constexpr (kHasScalar<Formula>) kernel = channels_kernel<T, Form::scalar, Formula>;
+  void (*kernel)(Tiling, Formula, Volumes<Formula::kTraits.inputs>, double2*) = nullptr;
+  if constexpr (Formula::kTraits.scalar) kernel = channels_kernel<T, Form::scalar, Formula>;
   if constexpr (sizeof(T) < 8)
     if (form != Form::scalar)
       kernel =
           form == Form::columns ? channels_kernel<T, Form::columns, Formula> : channels_kernel<T, Form::rows, Formula>;
   kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(
-      tiling, formula, {{Volume(first), Volume(in)...}, out ? Volume(*out) : Volume()},
-      joins ? partial.template as<double2>() : total);
+      tiling, formula, {{first, in...}, out ? *out : View()}, joins ? partial.template as<double2>() : total);
   check_launch(op);
   if (!joins) return;
   const auto pairs = [&](double2* data, int64_t rows) {

@@ -15,9 +15,10 @@ namespace {
 /// (see Normalization). The inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
-  static constexpr int kInputs = 2;
-  static constexpr bool kWrites = false, kSums = true, kHeavy = !std::is_same_v<Activations, NoActivations>,
-                        kScalar = std::is_same_v<Activations, AnyActivations>;
+  static constexpr FormulaTraits kTraits{.inputs = 2,
+                                         .sums = true,
+                                         .heavy = !std::is_same_v<Activations, NoActivations>,
+                                         .scalar = std::is_same_v<Activations, AnyActivations>};
   using Norm = Normalization<T, Activations>;
   using Channel = typename Norm::Channel;
 
@@ -63,8 +64,8 @@ __global__ void __launch_bounds__(kBlock)
 /// before() converts it to dx. With `sums`, also sums the rounded dx: the gradient of a bias that was added to x.
 template <class T, class Activations, bool sums>
 struct InputGradient {
-  static constexpr int kInputs = 2;
-  static constexpr bool kWrites = true, kSums = sums, kScalar = std::is_same_v<Activations, AnyActivations>;
+  static constexpr FormulaTraits kTraits{
+      .inputs = 2, .writes = true, .sums = sums, .scalar = std::is_same_v<Activations, AnyActivations>};
   using Norm = Normalization<T, Activations>;
   using Wide = compute_t<T>;
 

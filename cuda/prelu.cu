@@ -9,8 +9,7 @@ namespace {
 /// Computes y = x where x > 0, otherwise weight * x.
 template <class T>
 struct PReLU {
-  static constexpr int kInputs = 1;
-  static constexpr bool kWrites = true, kSums = false;
+  static constexpr FormulaTraits kTraits{.inputs = 1, .writes = true};
   using Channel = compute_t<T>;  ///< type of the slope, which channel() returns
 
   PerChannel weight;
@@ -25,8 +24,7 @@ struct PReLU {
 /// Computes dx from dy and x, and sums dy * x where x is not positive.
 template <class T>
 struct PReLUGradients {
-  static constexpr int kInputs = 2;
-  static constexpr bool kWrites = true, kSums = true;
+  static constexpr FormulaTraits kTraits{.inputs = 2, .writes = true, .sums = true};
   using Channel = compute_t<T>;
 
   PerChannel weight;

@@ -11,7 +11,6 @@
 // Outline: the operations (Sum, Extremum, ExtremumPosition), Fold, the kernels reduce_rows, reduce_strided and
 // join_ranges, the choice of kernel and layout on the host, and the table entries.
 #include <cmath>
-#include <concepts>
 #include <limits>
 
 #include "core/detail/divide.h"
@@ -32,23 +31,10 @@ using ExtremumOf = std::conditional_t<std::is_same_v<T, uint8_t>, int32_t, compu
 template <class In, class Accumulator>
 inline constexpr bool kAddsInFloat = std::is_same_v<Accumulator, double> && sizeof(In) == 2;
 
-/// Makes an accumulator from an element and its position among the reduced elements.
-template <class Op, class In, class Accumulator>
-concept MakesAccumulator = requires(In x, int64_t position) {
-  { Op::template element<Accumulator>(x, position) } -> std::same_as<Accumulator>;
-};
-
-/// A reduction of elements of type In to a result of type Out. kUsesPosition states whether the reduction uses the
-/// positions of elements. combine() joins two accumulators, identity() returns the neutral accumulator, and result()
-/// converts the final accumulator to the result.
-template <class Op, class In, class Accumulator, class Out>
-concept ReduceOperation = requires(Accumulator a, bool largest, double scale) {
-  requires kAddsInFloat<In, Accumulator> || MakesAccumulator<Op, In, Accumulator>;
-  { Op::kUsesPosition } -> std::convertible_to<bool>;
-  { Op::template identity<Accumulator>(largest) } -> std::same_as<Accumulator>;
-  { Op::combine(a, a, largest) } -> std::same_as<Accumulator>;
-  { Op::template result<Out>(a, scale) } -> std::same_as<Out>;
-};
+// The operations are types with the following members. kUsesPosition states whether the reduction uses the positions of
+// elements. element() makes an accumulator from an element and its position among the reduced elements. combine() joins
+// two accumulators, identity() returns the neutral accumulator, and result() converts the final accumulator to the
+// result.
 
 /// The members that Sum and Extremum share.
 struct ValueOperation {
@@ -375,7 +361,6 @@ void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t threa
 
 /// Reduces `in` to `out`, with the kernel that suits their layout.
 template <class Operation, class In, class Accumulator, class Out>
-requires ReduceOperation<Operation, In, Accumulator, Out>
 void reduce_as(const View& out, const View& in, bool mean, bool largest, const Launch& launch) {
   ReduceProblem problem = make_problem(out, in, largest);
   if (mean) problem.scale = 1 / static_cast<double>(problem.length);

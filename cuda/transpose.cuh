@@ -3,8 +3,6 @@
 // of the input, and stores it in vectors along the innermost axis of the output.
 #pragma once
 
-#include <concepts>
-
 #include "core/detail/divide.h"
 #include "cuda/map.cuh"
 
@@ -96,13 +94,6 @@ __device__ void store_shared(T* data, const Vector<T, width>& vector) {
   }
 }
 
-/// A function that a transposition applies to every element before the element is written to shared memory. The second
-/// argument is the element's index along the innermost axis of the output.
-template <class Map, class Tile, class From>
-concept ElementMap = requires(const Map& map, From x, uint32_t row) {
-  { map(x, row) } -> std::convertible_to<Tile>;
-};
-
 /// Converts an element to the type of the tile.
 template <class To>
 struct ConvertElement {
@@ -177,11 +168,11 @@ __device__ void store_tile(const Tile& tile, const TileSide& side, To* out, uint
 template <class To, class From>
 using SharedElement = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
 
-/// Transposes one tile per iteration: out = map(in), converted to To. Launch: one CTA per tile in a 1-D grid-stride
-/// loop, with 64 to kBlock threads. Dynamic shared memory: one tile of SharedElement.
+/// Transposes one tile per iteration: out = map(in), converted to To. map(x, index) is applied to every element before
+/// it is written to shared memory; `index` is the element's index along the innermost axis of the output. Launch: one
+/// CTA per tile in a 1-D grid-stride loop, with 64 to kBlock threads. Dynamic shared memory: one tile of SharedElement.
 template <class To, class From, class Map>
-requires ElementMap<Map, SharedElement<To, From>, From> __global__ void __launch_bounds__(kBlock, 3)
-    transpose_kernel(const __grid_constant__ Transpose p, Map map) {
+__global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_constant__ Transpose p, Map map) {
   using Shared = SharedElement<To, From>;
   extern __shared__ uint4 memory[];
   const SharedTile<Shared, kVectorWidth<To>> tile{reinterpret_cast<Shared*>(memory), p.pitch, p.skew};
@@ -248,23 +239,12 @@ std::array<int64_t, 2> choose_transpose_tile(const Nest<2>& nest, int axis) {
   return {tile_a, tile_length(b, elements / tile_a, width)};
 }
 
-/// Returns the axes of the nest other than axis 0 and `axis`.
-inline Nest<2> outer_axes(const Nest<2>& nest, int axis) {
-  Nest<2> outer;
-  for (int other = 1; other < nest.rank; ++other) {
-    if (other == axis) continue;
-    outer.size[outer.rank] = nest.size[other];
-    std::copy_n(nest.stride[other], 2, outer.stride[outer.rank++]);
-  }
-  return outer;
-}
-
 /// Launches transpose_kernel for a nest of fewer than 2^31 elements.
 template <class To, class From, class Map>
 void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, const Map& map, cudaStream_t stream) {
   constexpr int64_t item = std::min(sizeof(To), sizeof(From));  // bytes of an element in shared memory
   constexpr int64_t width = 16 / item;
-  const Nest<2> outer = outer_axes(nest, axis);
+  const Nest<2> outer = nest.without(axis).without(0);
   const auto tile = choose_transpose_tile<To, From>(nest, axis);
   const int64_t size[] = {nest.size[0], nest.size[axis]};
 
@@ -290,7 +270,7 @@ void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, co
 }
 
 /// Copies `in` to `out`, converted to To. `nest` is the nest of (out, in), and `axis` is its transposed_axis(). `map`
-/// converts an element to SharedElement.
+/// converts an element to SharedElement (see transpose_kernel).
 template <class To, class From, class Map = ConvertElement<SharedElement<To, From>>>
 void transpose(const View& out, const View& in, const Nest<2>& nest, int axis, const Map& map = {}) {
   const Launch launch(out);

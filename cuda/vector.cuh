@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <concepts>
 #include <cstdint>
 #include <type_traits>
 
@@ -62,6 +61,15 @@ struct PackedVector {
   __device__ Vector<T, width> get() const { return std::bit_cast<Vector<T, width>>(word); }
 };
 
+/// Returns the address of the element of a view at `position`, an index along each of the first axes.
+template <class T, class... Index>
+__device__ T* element(const View& view, Index... position) {
+  int64_t offset = 0;
+  int axis = 0;
+  ((offset += static_cast<int64_t>(position) * view.stride[axis++]), ...);
+  return static_cast<T*>(view.data) + offset;
+}
+
 /// Loads `width` contiguous elements, at most 16 bytes per instruction. `from` must be aligned to 16 bytes, or to the
 /// size of all elements if that is smaller.
 template <int width, class T>
@@ -109,18 +117,12 @@ struct Span {
   __device__ int64_t scalar(int64_t i) const { return i < head ? i : i + vectors * kWidth; }
 };
 
-/// A type that accumulates elements. read_span() calls flush() after every vector, so that a consumer can limit the
-/// number of elements that are summed in a narrow type.
-template <class Consumer, class T>
-concept SpanConsumer = requires(Consumer& consumer, const T& x) {
-  consumer.accumulate(x);
-  consumer.flush();
-};
-
 /// Passes this thread's share of the `count` elements at `data` to the consumer, in a fixed order. `threads` threads
-/// share the elements; `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight. For vectors
-/// beyond the end, the consumer receives `neutral` elements.
-template <int kUnroll, class T, SpanConsumer<T> Consumer>
+/// share the elements; `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight. Calls
+/// consumer.accumulate(element) for every element, and consumer.flush() after every vector, so that a consumer can
+/// limit the number of elements that are summed in a narrow type. For vectors beyond the end, the consumer receives
+/// `neutral` elements.
+template <int kUnroll, class T, class Consumer>
 __device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Consumer& consumer) {
   constexpr int width = Span<T>::kWidth;
   const Span<T> span(data, count);

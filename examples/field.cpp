@@ -17,8 +17,8 @@ namespace vg = voxgrad;
 using vg::Tensor;
 
 constexpr int64_t kSize = 34;       // voxels along each axis; the temperatures of the outermost layer are known
-constexpr int64_t kSpacing = 4;     // distance of the sensors in voxels
-constexpr double kNoise = 0.001;    // standard deviation of the measurements; the temperatures are in [0, 1]
+constexpr int64_t kSpacing = 4;     // distance between neighboring sensors in voxels
+constexpr double kNoise = 0.001;    // standard deviation of the measurement noise; the temperatures are in [0, 1]
 constexpr double kSmoothing = 100;  // weight of the total variation of log k
 
 /// Returns x (N, 1, D, H, W) without its outermost layer.
@@ -84,7 +84,7 @@ Tensor true_log_conductivity(const Tensor& x, const Tensor& y, const Tensor& z) 
   return (1.2 * ball(0.33, 0.38, 0.4, 0.18) - 1.2 * ball(0.66, 0.62, 0.6, 0.2)).reshape({1, 1, kSize, kSize, kSize});
 }
 
-/// Draws two slices of log k and of the temperature of the first experiment, in ten colors.
+/// Draws two slices of log k and of the temperature of the first experiment. The temperature is drawn in ten colors.
 void draw(const std::filesystem::path& path, const Tensor& truth, const Tensor& log_k, const Tensor& u) {
   constexpr int64_t kPixels = 6 * kSize;
   examples::Panels panels{{"log k", "recovered", "difference", "temperature"}, {"z = 13", "z = 20"}, {}};
@@ -118,7 +118,7 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   vg::optim::Adam optimizer(grids, {.lr = 0.05});
   vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = steps});
   examples::Progress progress(0, steps, "step");
-  Tensor u = boundary, adjoint = vg::zeros_like(u);  // start from the solutions of the previous step
+  Tensor u = boundary, adjoint = vg::zeros_like(u);  // each step starts from the solutions of the previous step
   for (int64_t step = 1; step <= steps; ++step) {
     const Tensor log_k = log_conductivity(grids), k = vg::exp(log_k);
     u = solve(k, u, no_source, 1e-3);

@@ -1,6 +1,7 @@
-// Trains the models with ConvTranspose3d of KernelBench, a collection of GPU benchmarks: five single layers, and one
-// layer followed by ReLU and GroupNorm. Each step runs a forward pass, a backward pass and an optimizer step. The
-// program prints the time of each part, the loss of the first and the last step, and the peak memory.
+// Trains six models of KernelBench, a collection of GPU benchmarks. Five models are a single ConvTranspose3d layer. In
+// the sixth model, ReLU and GroupNorm follow this layer. Each training step runs a forward pass, a backward pass and an
+// optimizer step. The program prints the time of each part, the loss of the first and the last step, and the peak
+// memory.
 //
 //   kernelbench                          trains all models; on the CPU, with inputs of reduced size
 //   kernelbench --size original          uses inputs of KernelBench's size
@@ -32,7 +33,7 @@ struct ModelCase {
   vg::nn::ConvTranspose3d::Options conv;
   int64_t norm_groups;  // groups of the GroupNorm; 0: the model has neither ReLU nor GroupNorm
   vg::Shape original;   // input shape in KernelBench
-  vg::Shape reduced;    // input shape for a CPU
+  vg::Shape reduced;    // smaller input shape, the default on the CPU
 };
 
 const std::vector<ModelCase>& cases() {

@@ -1,6 +1,6 @@
 // Trains an auto-encoder on the shapes of the left half of the AAL brain atlas, and tests it on the mirrored regions of
-// the right half. An auto-encoder compresses a volume of 32^3 voxels to 64 numbers, the code, and decompresses it.
-// Debian's package mricron-data contains the atlas.
+// the right half. The auto-encoder compresses a volume of 32^3 voxels to 64 numbers, the code, and reconstructs the
+// volume from the code. Debian's package mricron-data contains the atlas.
 //
 // The picture and the weights are written to out/shapes.
 #include <voxgrad.h>
@@ -22,7 +22,8 @@ using vg::Tensor;
 constexpr int64_t kSize = 32;     // voxels along each axis of a shape
 constexpr int64_t kRegions = 54;  // in each half of the atlas; left regions have odd numbers, right ones even numbers
 
-/// Maps occupancies (N, 1, 32, 32, 32) to codes (N, 64), and codes to the logits of occupancies.
+/// Maps occupancies (N, 1, 32, 32, 32) to codes (N, 64), and codes to the logits of occupancies. An occupancy is 1
+/// inside the shape, 0 outside, and between 0 and 1 at the surface.
 struct AutoEncoder : vg::nn::Module {
   vg::nn::Sequential encoder{vg::nn::Conv3d(1, 16, 4, 2, 1),  vg::nn::GroupNorm(4, 16), vg::nn::SiLU(),
                              vg::nn::Conv3d(16, 32, 4, 2, 1), vg::nn::GroupNorm(4, 32), vg::nn::SiLU(),
@@ -71,7 +72,8 @@ Tensor deform(const Tensor& x) {
   return vg::grid_sample(x, vg::affine_grid(theta, x.shape()));
 }
 
-/// Returns the Dice coefficient of each pair of occupancies that broadcast against each other, thresholded at 0.5.
+/// Thresholds two batches of occupancies at 0.5, and returns the Dice coefficient of each pair of occupancies. The
+/// batch axes are broadcast against each other.
 Tensor dice(const Tensor& a, const Tensor& b) {
   const Tensor x = vg::gt(a, 0.5).to(vg::f32).flatten(-4), y = vg::gt(b, 0.5).to(vg::f32).flatten(-4);
   return 2 * vg::sum(x * y, {-1}) / (vg::sum(x, {-1}) + vg::sum(y, {-1}));
@@ -114,7 +116,7 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
 
   const vg::NoGradGuard no_grad;
   const Tensor code = model.encoder(test), decoded = vg::sigmoid(model.decode(code));
-  const Tensor nearest = vg::amax(dice(test.unsqueeze(1), training), {1});  // Dice of the best training region
+  const Tensor nearest = vg::amax(dice(test.unsqueeze(1), training), {1});  // Dice of the most similar training region
   std::printf("Dice on the right half: %.3f; of the most similar left region: %.3f; results are in %s\n",
               dice(test, decoded).mean().item(), nearest.mean().item(), out.c_str());
   vg::save_safetensors(out / "shapes.safetensors", model.state_dict());

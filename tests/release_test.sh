@@ -56,6 +56,6 @@ grep -qE "^## $version - [0-9]{4}-[0-9]{2}-[0-9]{2}\$" CHANGELOG.md || { echo "t
 [ -z "$(git status --porcelain)" ] || { echo "the working tree has changes"; exit 1; }
 (cd "$out" && sha256sum --quiet -c SHA256SUMS)
 grep -q "$(sha512sum "$out/voxgrad-$version.tar.gz" | cut -d' ' -f1)" "$out/vcpkg/portfile.cmake" ||
-  { echo "the port of vcpkg has another checksum"; exit 1; }
+  { echo "the port of vcpkg does not have the checksum of the archive"; exit 1; }
 python3 -m json.tool "$out/vcpkg/vcpkg.json" >/dev/null
 python3 -m json.tool "$out/voxgrad-$version.spdx.json" >/dev/null

@@ -70,7 +70,7 @@ class Program:
         return done.returncode, done.stdout
 
     def work(self, folder):
-        """Returns the current folder of a run with results in `folder`."""
+        """Returns the working folder of a run with results in `folder`."""
         return folder if self.ranks else folder.parent
 
     def expect_success(self, folder, **options):

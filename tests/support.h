@@ -29,7 +29,7 @@ inline std::vector<Device> devices() {
   return all;
 }
 
-/// Returns the descriptions of the copies to another memory format that a session recorded.
+/// Returns the descriptions of the copies that changed the memory format of a tensor while `session` recorded.
 inline std::vector<std::string> layout_copies(const profiler::Session& session) {
   std::vector<std::string> list;
   for (const profiler::Event& event : session.events())

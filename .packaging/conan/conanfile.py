@@ -1,4 +1,4 @@
-"""Conan recipe of voxgrad. It builds the sources around it: conan create .packaging/conan
+"""Conan recipe of voxgrad. It builds the source tree that contains it: conan create .packaging/conan
 
 To use the system's libraries instead of packages of Conan Center, add this section to the profile:
 
@@ -26,7 +26,7 @@ class Voxgrad(ConanFile):
     package_type = "library"
     settings = "os", "arch", "compiler", "build_type"
     options = {"shared": [True, False], "cuda": [True, False], "mpi": [True, False]}
-    default_options = {"shared": False, "cuda": False, "mpi": False}  # CUDA and MPI are the system's
+    default_options = {"shared": False, "cuda": False, "mpi": False}  # True: the system's CUDA or MPI
 
     def set_version(self):
         self.version = re.search(r"^project\(voxgrad VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]

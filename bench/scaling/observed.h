@@ -10,7 +10,7 @@
 
 namespace scaling {
 
-/// Passes all collectives to another communicator and records the all-reduces.
+/// Passes all collectives to the communicator `base` and records the all-reduces.
 class ObservedCommunicator final : public voxgrad::distributed::Communicator {
  public:
   struct Reduction {

@@ -7,7 +7,7 @@
 
 namespace scaling {
 
-/// The options. `scaling --help` describes them, too.
+/// The options, which `scaling --help` also describes.
 struct Options {
   std::vector<std::string> what{"step"};  ///< measurements to run
   int gpus = 1;

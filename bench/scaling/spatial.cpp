@@ -10,7 +10,7 @@ namespace vg = voxgrad;
 namespace {
 
 /// Creates a random volume that is the same on all ranks. Returns the whole volume or, if `shared` is true, this rank's
-/// slab of the volume.
+/// slab: the part of the volume, divided along D, that belongs to this rank.
 vg::Tensor volume_of(const Bench& bench, bool shared) {
   const int64_t size = bench.options.size, depth = bench.options.depth > 0 ? bench.options.depth : size;
   vg::Generator random(1);

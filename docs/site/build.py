@@ -3,7 +3,8 @@
 
     docs/site/build.py
 
-Writes build/docs/html. Needs Doxygen, Sphinx, MyST-Parser and the theme Furo, but no network. Each warning is an error.
+The site is written to build/docs/html. The script needs Doxygen, Sphinx, MyST-Parser and the theme Furo, but no
+network. Each warning is an error.
 
 1. Copies README.md and the other Markdown pages to build/docs/source, with their pictures. Links to source files lead
    to pages that show these files.
@@ -92,7 +93,7 @@ def copy_pages(site):
     """Copies the Markdown pages and their pictures. The index is README.md with navigation.md."""
     navigation = (SITE / "navigation.md").read_text(encoding="utf-8")
     others = ""
-    for page in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]:
+    for page in [path for folder in ("", "docs/", "docs/decisions/") for path in sorted(ROOT.glob(f"{folder}*.md"))]:
         name = page.relative_to(ROOT).as_posix()
         text = links_for_site(site, name, page.read_text(encoding="utf-8"))
         if name == "README.md":

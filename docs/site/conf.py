@@ -24,7 +24,7 @@ myst_url_schemes = ["http", "https", "mailto", "source"]  # build.py makes links
 smartquotes = False  # quotes in comments belong to code
 primary_domain = "cpp"
 highlight_language = "c++"
-# The reference has no entries for the standard library, template parameters and hidden names.
+# The reference has no entries for names of the standard library, template parameters and hidden names.
 nitpick_ignore_regex = [("cpp:identifier", ".*")]
 
 html_theme = "furo"
@@ -39,21 +39,21 @@ html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "native"
 
-# Words that are not linked: in code font, they rarely mean the function with this name.
+# Words that are not linked, because in code font they rarely mean the function with this name.
 NOT_LINKED = {"name", "has", "check", "fail", "convert", "concat", "runtime", "record", "version", "place", "active"}
 
 TARGETS = {}  # name of a declaration: (page, anchor)
 
 
 class SearchableDomain(CPPDomain):
-    """The C++ domain. Its parameters are not found by the search, so that the search finds functions first."""
+    """The C++ domain without the entries of parameters, so that the search of the site finds functions first."""
 
     def get_objects(self):
         return (entry for entry in super().get_objects() if entry[2] not in ("functionParam", "templateParam"))
 
 
 def cached_id(declaration, compute=ASTDeclaration.get_newest_id):
-    """Returns the id of a declaration. Without a cache, as in old versions of Sphinx, ids take a third of the time."""
+    """Returns the id of a declaration. Old versions of Sphinx have no cache and spend a third of their time on ids."""
     if not hasattr(declaration, "cached_id"):
         declaration.cached_id = compute(declaration)
     return declaration.cached_id
@@ -68,8 +68,10 @@ def depth(node):
 
 
 def list_declarations(app, doctree):
-    """Adds the declarations outside of classes to the table of contents of their page, each name once. Removes the
-    links of the namespace std."""
+    """Adds the declarations outside of classes to the table of contents of their page, each name once.
+
+    Also removes the links of the word "std", which would lead to the function voxgrad::std.
+    """
     seen = set()
     for reference in list(doctree.findall(addnodes.pending_xref)):
         if reference.get("refdomain") == "cpp" and reference["reftarget"] == "std":  # not the function voxgrad::std
@@ -83,14 +85,17 @@ def list_declarations(app, doctree):
 
 
 def collect_names(app, env):
-    """Stores the page and the anchor of each declaration; overloads share those of the first. Throws if a name of
-    docs/ops.md has no entry."""
+    """Stores the page and the anchor of each declaration. Overloads share the anchor of the first overload.
+
+    Raises ExtensionError if a name of docs/ops.md has no entry.
+    """
     found = set()
     for name, _, kind, page, anchor, _ in env.get_domain("cpp").get_objects():
         TARGETS.setdefault(name, (page, anchor))
         if kind != "enumerator":
             found.add(name.rsplit("::", 1)[-1])
-    # A test checks that the headers declare all names of docs/ops.md. A name without an entry is a fault of reference.py.
+    # A test checks that the headers declare all names of docs/ops.md. A name without an entry is a fault of
+    # reference.py.
     entries = re.findall(r"^- ((?:`[^`]*`,? ?)+)", (ROOT / "docs/ops.md").read_text(encoding="utf-8"), re.MULTILINE)
     names = [name for entry in entries for name in re.findall(r"`(?:\w+::)*(\w+)`", entry)]
     if missing := [name for name in names if name not in found and name != "VG_MODULE"]:
@@ -98,8 +103,11 @@ def collect_names(app, env):
 
 
 def link_names(app, doctree, docname):
-    """Links the names of declarations in code font to the reference. Also links names such as "conv3d()" and
-    "voxgrad::conv3d" and the names of headers in the comments of the reference."""
+    """Links the names of declarations in code font to the reference.
+
+    On the pages of the reference, also links names of headers and names such as "conv3d()" and "voxgrad::conv3d" in
+    plain text.
+    """
 
     headers = app.env.get_domain("std").anonlabels
 
@@ -113,8 +121,8 @@ def link_names(app, doctree, docname):
 
     def is_linkable(node):
         while node := node.parent:
-            if isinstance(node, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, addnodes.desc_signature,
-                                 addnodes.toctree, nodes.comment)):
+            if isinstance(node, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.comment,
+                                 addnodes.desc_signature, addnodes.toctree)):
                 return False
         return True
 

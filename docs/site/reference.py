@@ -2,12 +2,13 @@
 
 Doxygen parses the declarations and the /// comments of the public headers. A page lists the declarations of its headers
 in their order. Consecutive declarations without an empty line between them share the comment of the first, as in the
-headers. Remarks in // comments between public declarations, such as the comment at the top of a header and titles ("// ---- title"), are part
-of the page, too.
+headers. A page also contains the remarks in // comments between public declarations, such as the comment at the top of
+a header and titles ("// ---- title").
 
-PAGES names the headers of each page. write() throws if a public header is on no page, or if a public declaration of a
-header is not written. These declarations are hidden: deleted functions, destructors and copies without a comment,
-functions without a comment that override a documented function, and the namespaces of HIDDEN.
+PAGES names the headers of each page. write() raises SystemExit if a public header is on no page, or if a public
+declaration of a header is not written. These declarations are hidden and need no entry: deleted functions and friend
+classes; destructors, copy and move functions without a comment; functions without a comment that override a function;
+and the namespaces of HIDDEN.
 """
 import re
 import textwrap
@@ -101,7 +102,7 @@ class Declaration:
         self.names = [name]
         self.text = text  # reStructuredText
         self.members = []
-        self.forms = []  # aliases of a class template, which users use instead of the template
+        self.forms = []  # the aliases that users use instead of this class template
         self.key = key  # Doxygen's id
 
 
@@ -171,7 +172,7 @@ BLOCKS = ("itemizedlist", "verbatim", "programlisting", "preformatted")
 
 
 def remark(lines):
-    """Returns the text of a // comment, which contains paragraphs, lists and code with four spaces before it."""
+    """Returns the text of a // comment, which contains paragraphs, lists, and code that is indented by four spaces."""
     parts, code = [], []
     for line in [*lines, ""]:
         if line.startswith("    "):
@@ -265,9 +266,11 @@ def member(node, prefix):
 
 
 def is_family(first, other):
-    """Returns whether the comment of a declaration also describes the next one, which has no comment. "Return the maximum
-    or minimum" describes several functions; "Returns the maximum" describes one, and its forms for other numbers of
-    axes."""
+    """Returns whether the comment of a declaration also describes the next declaration, which has no comment.
+
+    A comment that begins with "Return" describes several functions. A comment that begins with "Returns" describes one
+    function, its overloads, and its variants for other numbers of axes.
+    """
     if first.kind != other.kind or first.kind not in ("function", "member"):
         return False
     if not first.text or first.line == other.line:
@@ -323,7 +326,7 @@ class Headers:
         return self.lines[header]
 
     def remarks(self, header, first, last, indent):
-        """Returns the titles and remarks in // comments of the lines from `first` to `last`."""
+        """Returns the titles and remarks in the // comments between the lines `first` and `last`."""
         lines, found, number = self.source(header), [], first
         comment_line = re.compile(rf"{' ' * indent}//(?!/) ?(.*)")
         while number <= last:
@@ -451,8 +454,11 @@ def heading(text, mark):
 
 
 def read_examples(root):
-    """Returns the examples of the reference: {name: block of code}. An example is the code between "// [NAME]" and the
-    next "// [end]" in a source of examples/reference, which the tests compile and run."""
+    """Returns the examples of the reference: {name: block of code}.
+
+    An example is the code between "// [NAME]" and the next "// [end]" in a source of examples/reference. The tests
+    compile and run these sources.
+    """
     examples = {}
     for path in sorted((root / "examples/reference").glob("*.cpp")):
         text = path.read_text(encoding="utf-8")
@@ -473,7 +479,7 @@ def installed_headers(root):
 
 
 def write(site, root, xml):
-    """Writes the pages into the folder reference of the site."""
+    """Writes the pages into the folder `reference` of the site."""
     listed = [header for pages in PAGES.values() for _, _, headers in pages for header, _ in headers]
     if faults := installed_headers(root).symmetric_difference(listed):
         names = ", ".join(sorted(faults))
@@ -513,7 +519,7 @@ def write(site, root, xml):
         raise SystemExit(f"docs/site/reference.py: these examples belong to no declaration: {', '.join(unused)}")
 
 
-OVERVIEW = """The declarations of the public headers. ``#include <voxgrad.h>`` includes all of them. All names are in the namespace
-``voxgrad``.
+OVERVIEW = """This reference lists the declarations of the public headers. ``#include <voxgrad.h>`` includes all
+of these headers. All names are in the namespace ``voxgrad``.
 
 """

@@ -21,8 +21,8 @@ class Canvas {
 
   Canvas(int64_t width, int64_t height, uint32_t background);
 
-  /// Draws a block of pixels in row-major order. `values` are gray values from 0 (black) to 255 (white). Throws
-  /// voxgrad::Error if the block extends beyond the picture or if the number of values is not width * height.
+  /// Draws a block of pixels in row-major order, from gray values between 0 (black) and 255 (white) or from colors.
+  /// Throws voxgrad::Error if the block extends beyond the picture or if the number of values is not width * height.
   void pixels(int64_t left, int64_t top, int64_t width, int64_t height, std::span<const uint8_t> values);
   void pixels(int64_t left, int64_t top, int64_t width, int64_t height, std::span<const uint32_t> colors);
   /// Draws line segments from point to point, `width` pixels wide.

@@ -1,4 +1,5 @@
-// A guard that handles Ctrl-C. It sets a flag, so that a training loop can finish its step and save before it stops.
+// A guard that handles Ctrl-C and SIGTERM. The guard sets a flag, so that a training loop can finish its step and save
+// a checkpoint before the program ends.
 #pragma once
 
 #include <csignal>
@@ -33,7 +34,8 @@ class [[nodiscard]] InterruptGuard {
     requested_flag() = 1;
     std::signal(signal, SIG_DFL);
   }
-  Handler previous_int_ = SIG_DFL, previous_term_ = SIG_DFL;
+  Handler previous_int_ = SIG_DFL;   // handler of SIGINT before the guard
+  Handler previous_term_ = SIG_DFL;  // handler of SIGTERM before the guard
 };
 
 }  // namespace examples

@@ -30,8 +30,8 @@ inline CLI::Validator number_in(double min, double max) {
       "FLOAT " + range);
 }
 
-/// Validates a uint64_t. Rejects negative and too large numbers, which CLI11 would convert to other numbers by
-/// strtoull.
+/// Validates a uint64_t. Rejects negative numbers and numbers above 2^64 - 1: CLI11 parses them with strtoull, which
+/// returns a different number instead of an error.
 inline CLI::Validator whole_number() {
   return CLI::Validator(
       [](const std::string& text) {
@@ -57,7 +57,7 @@ inline CLI::Validator device_name() {
       "DEVICE");
 }
 
-/// Throws CLI::ValidationError if --gpus cannot be combined with --device, or with --profile.
+/// Throws CLI::ValidationError if the value of --gpus is incompatible with --device or with --profile.
 inline void check_gpu_options(int gpus, const std::string& device, bool profile) {
   const std::string given = "--gpus " + std::to_string(gpus);
   if (gpus > 0 && device != "auto" && device != "cuda")
@@ -82,8 +82,8 @@ inline CLI::Option* add_tensorboard_option(CLI::App& app, std::string& folder) {
 inline CLI::Option* add_workers_option(CLI::App& app, int64_t& workers) {
   return app
       .add_option("--workers", workers,
-                  "threads per GPU that extract patches (default: three quarters of the host's threads, divided by "
-                  "--gpus, at most 12; 1 on the CPU)")
+                  "threads per GPU that extract patches (default: 1 on the CPU; on GPUs, three quarters of the host's "
+                  "threads divided by --gpus, but 1 to 12)")
       ->check(CLI::Range(0, 64));
 }
 
@@ -96,8 +96,8 @@ inline int64_t default_workers(voxgrad::Device device, int gpus) {
 /// The value of --precision: "highest", "high", "bf16" or "f16".
 class Precision {
  public:
-  /// Adds --precision. The initial value of `name` is the default value of the option, which the help shows unless it
-  /// is empty. `help_suffix` is appended to the help text.
+  /// Adds --precision. The initial value of `name` is the default value of the option. The help shows this value unless
+  /// `name` is empty. `help_suffix` is appended to the help text.
   static CLI::Option* add_option(CLI::App& app, std::string& name, const std::string& help_suffix = {}) {
     return app
         .add_option("--precision", name,
@@ -119,8 +119,9 @@ class Precision {
   /// Returns an autocast guard for the forward pass and the loss. The guard is disabled unless the precision is bf16 or
   /// f16.
   voxgrad::autocast autocast() const { return voxgrad::autocast(half_.value_or(voxgrad::f32), half_.has_value()); }
+  /// Returns a gradient scaler, which is enabled only for f16.
   voxgrad::optim::GradScaler scaler() const { return voxgrad::optim::GradScaler({.enabled = half_ == voxgrad::f16}); }
-  /// Returns a description of the precision for reports: "bf16 (autocast)", "float32", "float32 (high)".
+  /// Returns a description of the precision for reports, such as "bf16 (autocast)", "float32" or "float32 (high)".
   std::string text(voxgrad::Device device) const {
     if (half_) return name_ + " (autocast)";
     return device.is_cuda() ? "float32 (" + name_ + ")" : "float32";

@@ -1,4 +1,4 @@
-// Implements the locked output folder and the checks of standard output.
+// Implements the locked output folder, and the check whether writing to standard output would block.
 #include "examples/common/output.h"
 
 #include <fcntl.h>

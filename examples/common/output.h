@@ -5,8 +5,8 @@
 
 namespace examples {
 
-/// Returns true if a few lines can be written to standard output without blocking. Returns false for a full pipe, whose
-/// reader is slow or stopped.
+/// Returns true if a few lines can be written to standard output without blocking. Returns false if standard output is
+/// a pipe that is full, because its reader is slow or stopped.
 bool output_ready();
 
 /// A folder for results, locked so that only one run can use it at a time.
@@ -14,7 +14,8 @@ class OutputFolder {
  public:
   /// Creates the folder if it does not exist and locks it until the object or the process ends. Throws voxgrad::Error
   /// if another run has locked it. The lock is on the folder itself, so that deleting files in the folder does not
-  /// release the lock. On a file system that cannot lock folders (NFS), a file named .lock is locked instead.
+  /// release the lock. On a file system that cannot lock folders (NFS), a file named .lock is locked instead. On a file
+  /// system without locks, nothing is locked.
   explicit OutputFolder(std::filesystem::path path);
   ~OutputFolder();
   OutputFolder(const OutputFolder&) = delete;

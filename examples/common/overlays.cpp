@@ -20,8 +20,8 @@ vg::Tensor slice(const vg::Tensor& volume, int64_t axis, int64_t at) {
   return vg::flip(volume.select(axis, at), {0}).contiguous();
 }
 
-/// Returns the mean of the centers of the labels o.centered as voxel indices (d, h, w). Returns the middle of the
-/// volume if the volume contains none of these labels.
+/// Returns the voxel (d, h, w) that the three slices go through: the mean of the centers of the labels in `o.centered`.
+/// Returns the middle of the volume if the volume contains none of these labels.
 std::array<int64_t, 3> middle(const Overlays& o) {
   const vg::Tensor labels = o.truth.defined() ? o.truth : o.labels;
   std::map<int64_t, std::array<double, 4>> sums;  // per label: sums of d, h and w, and number of voxels
@@ -65,6 +65,7 @@ std::vector<double> gray(const vg::Tensor& plane, double low, double high) {
   return values;
 }
 
+/// Returns the color (1 - amount) * gray + amount * color.
 uint32_t blend(double gray, uint32_t color, double amount) {
   uint32_t pixel = 0;
   for (int shift = 0; shift < 24; shift += 8) {
@@ -77,8 +78,8 @@ uint32_t blend(double gray, uint32_t color, double amount) {
 enum class Column : uint8_t { image, truth, labels, error };
 constexpr std::array kTitles{"image", "truth", "prediction", "error"};
 
-/// Returns the pixels of one picture: a slice, in the column `column` of the figure. Voxels whose true label is
-/// ignore_index show no label in the column `truth` and no error in the column `error`.
+/// Returns the pixels of a slice as the column `column` of the figure shows them. Voxels whose true label is
+/// `ignore_index` show no label in Column::truth and no error in Column::error.
 std::vector<uint32_t> paint(Column column, const std::vector<double>& gray, const std::vector<int64_t>& truth,
                             const std::vector<int64_t>& labels, int64_t ignore_index) {
   std::vector<uint32_t> pixels(gray.size());

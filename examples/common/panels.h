@@ -17,16 +17,16 @@ enum class ColorMap : uint8_t {
 
 /// A table of slices, all of which are drawn with the same size.
 struct Panels {
-  std::vector<std::string> columns{};     ///< titles; "" for none
-  std::vector<std::string> rows{};        ///< titles; "" for none
+  std::vector<std::string> columns{};     ///< title of each column; may be empty
+  std::vector<std::string> rows{};        ///< title of each row; may be empty
   std::vector<voxgrad::Tensor> slices{};  ///< (H, W) floating-point, row by row; values outside [0, 1] are clamped
-  int64_t height = 0;                     ///< pixels
-  int64_t width = 0;                      ///< pixels
+  int64_t height = 0;                     ///< height of each drawn slice in pixels
+  int64_t width = 0;                      ///< width of each drawn slice in pixels
   ColorMap color_map = ColorMap::gray;
 };
 
-/// Writes a PNG file. Slices of another size are interpolated linearly to height x width pixels. Throws Error unless
-/// there is one slice for each row and column.
+/// Writes a PNG file. Slices of a different size are interpolated linearly to height x width pixels. Throws Error
+/// unless the number of slices is rows.size() * columns.size().
 void write_panels(const std::filesystem::path& path, const Panels& panels);
 
 }  // namespace examples

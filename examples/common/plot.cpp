@@ -34,8 +34,10 @@ std::string number(double value) {
 
 /// A linear map from the values of an axis to pixels.
 struct Axis {
-  double low, high;  // values at the ends of the axis
-  double from, to;   // pixels at the ends of the axis
+  double low;   // value at the start of the axis
+  double high;  // value at the end of the axis
+  double from;  // pixel at the start of the axis
+  double to;    // pixel at the end of the axis
   double operator()(double value) const { return from + (value - low) / (high - low) * (to - from); }
 };
 

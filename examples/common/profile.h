@@ -22,7 +22,7 @@ class StepProfiler {
     app.add_option(
            "--profile", file,
            "print the time that operators and modules take in a few steps, and write a trace for ui.perfetto.dev "
-           "(default: trace.json)")
+           "(default file: trace.json)")
         ->type_name("FILE")
         ->expected(0, 1)
         ->default_str("trace.json")
@@ -32,7 +32,8 @@ class StepProfiler {
   /// Writes the trace to `file`. If `file` is empty, the profiler does nothing.
   explicit StepProfiler(std::string file) : file_(std::move(file)) {}
 
-  /// Starts the recording before step kWarmup and ends it after kSteps steps. Call this function before each step.
+  /// Starts the recording before step kWarmup (counted from 0) and ends the recording after kSteps steps. Call this
+  /// function before each step.
   void begin_step() {
     if (file_.empty()) return;
     if (step_ == kWarmup + kSteps) finish();

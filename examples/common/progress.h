@@ -12,8 +12,9 @@ namespace examples {
 /// update() prints nothing, so that the program does not block and can handle Ctrl-C.
 class Progress {
  public:
-  /// `start` is the number of steps that earlier runs completed. `unit` is the word for a step ("step"). A terminal is
-  /// updated at most every 100 ms. If standard output is not a terminal, a line is printed at most every `interval`.
+  /// `start` is the number of steps that earlier runs completed. `unit` is the word for a step in the output, such as
+  /// "step" or "window". A terminal is updated at most every 100 ms. If standard output is not a terminal, a line is
+  /// printed at most every `interval`.
   Progress(int64_t start, int64_t total, std::string unit,
            std::chrono::milliseconds interval = std::chrono::seconds(5));
   /// Ends the line of the bar.
@@ -30,10 +31,12 @@ class Progress {
   double seconds() const;
 
  private:
-  int64_t start_, total_;
+  int64_t start_;
+  int64_t total_;
   std::string unit_;
-  bool terminal_;
-  std::chrono::steady_clock::time_point begin_, shown_{};
+  bool terminal_;                                  // true if standard output is a terminal
+  std::chrono::steady_clock::time_point begin_;    // time of construction
+  std::chrono::steady_clock::time_point shown_{};  // time of the last update
   std::chrono::milliseconds interval_;
 };
 

@@ -93,9 +93,11 @@ auto train_on(int gpus, const F& f) {
 /// Throws voxgrad::Error if the machine has fewer than `gpus` GPUs or if `batch` is not divisible by `gpus`.
 inline void check_gpus(const char* program, int gpus, int64_t batch) {
   if (gpus == 0) return;
-  voxgrad::check(gpus <= voxgrad::cuda::device_count(), program, "--gpus is ", gpus, ", but this machine has ",
-                 voxgrad::cuda::device_count(), " GPUs");
-  voxgrad::check(batch % gpus == 0, program, "a batch of ", batch, " samples cannot be divided among ", gpus, " GPUs");
+  const int available = voxgrad::cuda::device_count();
+  voxgrad::check(gpus <= available, program, "--gpus is ", gpus, ", but this machine has ", available,
+                 available == 1 ? " GPU" : " GPUs");
+  voxgrad::check(batch % gpus == 0, program, "a batch of ", batch, batch == 1 ? " sample" : " samples",
+                 " cannot be divided among ", gpus, " GPUs");
 }
 
 }  // namespace examples

@@ -23,7 +23,7 @@ void check_known(const Json& object, const std::set<std::string>& known) {
     object.check(known.contains(key) || value.is_null(), "has the unknown key \"", key, '"');
 }
 
-/// Returns one value per stage. The file has either a list or one integer for all stages.
+/// Returns one value per stage. `value` is either a list or one integer for all stages.
 std::vector<int64_t> per_stage(const Json& value, size_t stages) {
   if (value.is_integer()) return std::vector<int64_t>(stages, value.integer());
   std::vector<int64_t> list;
@@ -32,8 +32,8 @@ std::vector<int64_t> per_stage(const Json& value, size_t stages) {
   return list;
 }
 
-/// Returns sizes along D, H and W. The file has either a list or one integer for all axes. If `axes` is 2, the size
-/// along D is 1.
+/// Returns sizes along D, H and W. `value` is either a list or one integer for all axes. If `axes` is 2, the size along
+/// D is 1.
 Triple triple(const Json& value, int64_t axes) {
   Triple result = 1;
   const int64_t first = 3 - axes;
@@ -48,8 +48,8 @@ Triple triple(const Json& value, int64_t axes) {
   return result;
 }
 
-/// Returns the sizes of each stage. The file has either a list with one item per stage, as in triple(), or one integer
-/// for all stages.
+/// Returns the sizes of each stage. `value` is either a list with one item per stage, each as in triple(), or one
+/// integer for all stages.
 std::vector<Triple> triples(const Json& value, size_t stages, int64_t axes) {
   if (value.is_integer()) return std::vector<Triple>(stages, triple(value, axes));
   std::vector<Triple> list;
@@ -115,7 +115,10 @@ struct Fields {
   bool residual;
   int64_t axes;  ///< 2 or 3
   std::vector<int64_t> features;
-  Json kernel_sizes, strides, convs, decoder_convs;
+  Json kernel_sizes;
+  Json strides;
+  Json convs;          ///< convolutions or residual blocks in each stage of the encoder
+  Json decoder_convs;  ///< convolutions in each stage of the decoder
 };
 
 UNetOptions build(const Fields& fields, int64_t in_channels, int64_t num_classes) {

@@ -29,8 +29,8 @@ Geometry geometry_of(const std::filesystem::path& path, const Shape& shape, cons
   return g;
 }
 
-/// Returns an upper bound, in mm along a world axis, for the distance between voxels of equal index in two geometries
-/// of the same shape.
+/// Returns an upper bound for the distance along any world axis, in mm, between voxels with the same index in two
+/// geometries of the same shape.
 double distance(const Geometry& a, const Geometry& b) {
   double maximum = 0;
   for (size_t row = 0; row < 3; ++row) {
@@ -82,8 +82,9 @@ Tensor to_classes(const std::filesystem::path& path, const Tensor& voxels, int64
 }
 
 void check_classes(const std::string& name, size_t images, int64_t classes, int64_t ignore_index) {
-  check(images > 0 && classes >= 2 && classes <= 256, kLoad, "'", name, "' has ", images, " images and ", classes,
-        " classes; expected at least one image and 2 to 256 classes");
+  check(images > 0 && classes >= 2 && classes <= 256, kLoad, "'", name, "' has ", images,
+        images == 1 ? " image" : " images", " and ", classes, classes == 1 ? " class" : " classes",
+        "; expected at least one image and 2 to 256 classes");
   check(ignore_index < 256, kLoad, "'", name, "': labels are u8, so ignore_index must be less than 256, got ",
         ignore_index);
 }

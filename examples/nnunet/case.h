@@ -39,10 +39,10 @@ struct Case {
 /// Reads one NIfTI file per channel and, unless `label` is empty, one file with class indices in [0, classes). If
 /// ignore_index is not negative, the label may also hold this number, for voxels that training ignores.
 ///
-/// Throws Error, with the name of the file, if load_nifti rejects a file, if a file holds a series of volumes or a
-/// voxel that is NaN or infinite, if the shapes of the files differ, or if their affines place a voxel more than a
-/// tenth of the smallest spacing apart. Also throws if the label holds a number that is neither a class nor
-/// ignore_index, or has no foreground voxel.
+/// Throws Error, with the name of the file, if load_nifti rejects a file, or if a file holds a series of volumes or a
+/// voxel that is NaN or infinite. Throws if the shapes of the files differ, or if their affines place voxels with the
+/// same index more than a tenth of the smallest spacing apart. Throws if the label holds a number that is neither a
+/// class nor ignore_index, or if the label has no foreground voxel.
 Case load_case(const std::string& name, const std::vector<std::filesystem::path>& images,
                const std::filesystem::path& label = {}, int64_t classes = 256, int64_t ignore_index = -100);
 
@@ -64,8 +64,8 @@ struct Intensities {
 /// without foreground.
 std::vector<float> sample_foreground(const Case& c, int64_t channel, int64_t count, voxgrad::Generator& random,
                                      int64_t ignore_index = -100);
-/// Computes the statistics of `values`. Percentiles are interpolated linearly; the standard deviation is biased. Throws
-/// Error if there are no values or if a value is not finite.
+/// Computes the statistics of `values`. Percentiles are interpolated linearly. The variance is the sum of squared
+/// deviations divided by the number of values. Throws Error if there are no values or if a value is not finite.
 Intensities measure_intensities(std::vector<float> values);
 
 }  // namespace nnunet

@@ -105,7 +105,7 @@ DatasetFolder::DatasetFolder(const fs::path& path) : folder(path) {
           (path / "labelsTr" / (name + file_ending)).string(), "' has no image in imagesTr");
   const Json count = dataset.at("numTraining");
   count.check(count.integer() == std::ssize(training), "is ", count.integer(), ", but imagesTr has ", training.size(),
-              " cases");
+              training.size() == 1 ? " case" : " cases");
 }
 
 std::vector<fs::path> DatasetFolder::images(const std::string& name) const {

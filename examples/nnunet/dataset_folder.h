@@ -22,8 +22,8 @@ namespace nnunet {
 /// of a channel by the name of the channel.
 struct DatasetFolder {
   /// Reads dataset.json and lists the files. Throws Error, with the name of the file, if a file is missing or has an
-  /// unexpected name, if dataset.json contradicts the files, if a required key is missing or a key is not supported, or
-  /// if channels or labels are not numbered 0, 1, 2, ...
+  /// unexpected name, or if dataset.json contradicts the files. Also throws if a required key is missing, if a key is
+  /// not supported, or if the channels or the labels are not numbered 0, 1, 2, ...
   explicit DatasetFolder(const std::filesystem::path& folder);
 
   /// Returns the image files of a training or test case, one per channel. Throws Error for an unknown case.

@@ -32,7 +32,7 @@ bool is_background(const std::string& name, const std::vector<int64_t>& entry) {
 std::vector<std::string> read_channels(const Json& dataset) {
   const Json names = dataset.find("channel_names").is_null() ? dataset.at("modality") : dataset.at("channel_names");
   const size_t count = names.members().size();
-  names.check(count > 0 && count < 10000, "has ", count, " channels");
+  names.check(count > 0 && count < 10000, "has ", count, " channels, expected 1 to 9999");
   std::vector<std::string> channels;
   for (size_t i = 0; i < count; ++i) channels.push_back(names.at(std::to_string(i)).text());
   return channels;
@@ -53,8 +53,9 @@ Labels read_labels(const Json& dataset) {
     labels.names.resize(numbers.size());
     for (const auto& [name, entry] : entries) {
       const Json value = dataset.at("labels").at(name);
-      value.check(entry[0] < std::ssize(labels.names), "is ", entry[0], ", but there are only ", labels.names.size(),
-                  " labels, which must be numbered 0, 1, 2, ...");
+      value.check(entry[0] < std::ssize(labels.names), "is ", entry[0], ", but there ",
+                  labels.names.size() == 1 ? "is" : "are", " only ", labels.names.size(),
+                  labels.names.size() == 1 ? " label" : " labels", "; labels must be numbered 0, 1, 2, ...");
       std::string& found = labels.names[static_cast<size_t>(entry[0])];
       value.check(found.empty(), "is ", entry[0], ", which is also the number of \"", found, '"');
       found = name;
@@ -73,8 +74,8 @@ Labels read_labels(const Json& dataset) {
   }
   const Json order = dataset.at("regions_class_order");
   for (const Json& item : order.items()) labels.values.push_back(read_label(item));
-  order.check(labels.values.size() == labels.names.size(), "has ", labels.values.size(), " entries, but there are ",
-              labels.names.size(), " regions");
+  order.check(labels.values.size() == labels.names.size(), "must have one entry per region, ", labels.names.size(),
+              " in total, has ", labels.values.size());
   return labels;
 }
 

@@ -17,8 +17,8 @@ namespace nnunet {
 /// the file, such as "configurations.3d_fullres.patch_size[1]".
 class Json {
  public:
-  /// Reads a file of at most 64 MB. Throws Error if the file cannot be read, is not JSON, has a key twice in an object,
-  /// or has more than 64 levels, 2^18 values, 4096 keys in an object or 256 bytes in a key.
+  /// Reads a file of at most 64 MiB. Throws Error if the file cannot be read, is not JSON, or has a key twice in an
+  /// object. Also throws for more than 64 levels, 2^18 values, 4096 keys in an object, or 256 bytes in a key.
   static Json load(const std::filesystem::path& path);
 
   /// Returns an object with the members of all objects in `chain`. If several objects have a key, the result has the
@@ -36,9 +36,10 @@ class Json {
   bool is_text() const { return value_->is_string(); }
   bool is_integer() const { return value_->is_number_integer(); }
 
+  /// boolean(), integer(), number() and text() return the value. They throw if the value has a different type. number()
+  /// also throws if the number is not finite.
   bool boolean() const;
   int64_t integer() const;
-  /// Returns a finite number.
   double number() const;
   std::string text() const;
   /// Returns the items of an array.
@@ -53,6 +54,7 @@ class Json {
   [[noreturn]] void fail(const Parts&... parts) const {
     voxgrad::fail("nnU-Net", place(), parts...);
   }
+  /// Calls fail(parts...) unless `condition` holds.
   template <class... Parts>
   void check(bool condition, const Parts&... parts) const {
     if (!condition) fail(parts...);

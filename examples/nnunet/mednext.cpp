@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kLevels = 5;  // number of resolutions of the network
 
+/// The resolution of a block's result relative to the block's input.
 enum class Resolution : uint8_t { same, half, twice };
 
 class Block : public Layer {
@@ -30,7 +31,8 @@ class Block : public Layer {
   }
   Tensor forward(const Tensor& x) const override { return skip(x) + compress(gelu(expand(norm(depthwise(x))))); }
 
-  nn::Sequential depthwise, skip;  // an empty skip is the identity
+  nn::Sequential depthwise;
+  nn::Sequential skip;  // the identity if it is empty
   nn::GroupNorm norm;
   nn::Conv3d expand, compress;
   VG_MODULE(depthwise, skip, norm, expand, compress)

@@ -17,7 +17,7 @@ struct MedNeXtOptions {
   int64_t channels = 32;           ///< channels at full resolution; each lower level has twice as many channels
   int64_t kernel_size = 3;         ///< kernel size of the depthwise convolutions: 3 or 5
   std::vector<int64_t> blocks;     ///< blocks of each part
-  std::vector<int64_t> expansion;  ///< channels within the blocks of each part, relative to their input channels
+  std::vector<int64_t> expansion;  ///< for each part: hidden channels of a block, divided by the block's input channels
   bool recompute = false;          ///< keep only the results of blocks; the backward pass recomputes each block
 };
 
@@ -25,9 +25,10 @@ struct MedNeXtOptions {
 MedNeXtOptions mednext_preset(bool large);
 
 /// A U-Net of ConvNeXt blocks. A block is a depthwise convolution, GroupNorm with one group per channel, a 1x1x1
-/// convolution to more channels, GELU, and a 1x1x1 convolution back. Blocks with stride 2 change the resolution. The
-/// decoder adds the features of the encoder. Transposed convolutions have output padding 1, whereas the authors' code
-/// pads their result with zeros at the front of each axis.
+/// convolution to more channels, GELU, and a 1x1x1 convolution to the output channels, with a skip connection around
+/// them. Blocks with stride 2 change the resolution. The decoder adds the features of the encoder to its own features.
+/// Transposed convolutions have output padding 1, whereas the authors' code pads their result with zeros at the front
+/// of each axis.
 class MedNeXt : public voxgrad::nn::Layer {
  public:
   /// Throws Error unless `blocks` and `expansion` each have nine numbers from 1 to 1024, the kernel size is 3 or 5,
@@ -47,13 +48,15 @@ class MedNeXt : public voxgrad::nn::Layer {
 
   bool recompute_;
   std::shared_ptr<voxgrad::nn::Layer> stem_;
-  Layers blocks_;        // the blocks of all nine parts
-  Layers down_, heads_;  // highest resolution first
-  Layers up_;            // lowest resolution first
+  Layers blocks_;  // one item for each of the nine parts
+  Layers down_;    // highest resolution first
+  Layers heads_;   // highest resolution first
+  Layers up_;      // lowest resolution first
 };
 
-/// Returns `state` with the kernels of depthwise convolutions resized to those of `network`, by trilinear interpolation
-/// ("UpKern" in the paper). This initializes a network with kernel size 5 from a trained network with kernel size 3.
+/// Returns `state` with the kernels of depthwise convolutions resized to the kernel sizes of `network` by trilinear
+/// interpolation ("UpKern" in the paper). The result can initialize a network with kernel size 5 from a trained network
+/// with kernel size 3.
 voxgrad::TensorMap upkern(const voxgrad::TensorMap& state, voxgrad::nn::Module& network);
 
 }  // namespace nnunet

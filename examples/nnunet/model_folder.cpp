@@ -15,7 +15,7 @@ using namespace voxgrad;
 
 namespace {
 
-/// The names of the values of Normalization, in the order of the enumeration.
+/// nnU-Net's names of the values of Normalization, in the order of the enumeration.
 constexpr std::array kSchemes{"ZScoreNormalization", "CTNormalization", "NoNormalization", "RescaleTo01Normalization",
                               "RGBTo01Normalization"};
 
@@ -30,10 +30,12 @@ Normalization read_scheme(const Json& name) {
 std::vector<ChannelPlan> read_normalization(const Json& plans, const Json& configuration, size_t channels) {
   const Json schemes = configuration.at("normalization_schemes");
   const std::vector<Json> kinds = schemes.items();
-  schemes.check(kinds.size() == channels, "must have an item for each of the ", channels, " channels of dataset.json");
+  schemes.check(kinds.size() == channels, "must have one item per channel of dataset.json, ", channels,
+                " in total, has ", kinds.size());
   const Json masks = configuration.find("use_mask_for_norm");
   const std::vector<Json> use_mask = masks.is_null() ? std::vector<Json>() : masks.items();
-  masks.check(masks.is_null() || use_mask.size() == channels, "must have ", channels, " items");
+  masks.check(masks.is_null() || use_mask.size() == channels, "must have one item per channel of dataset.json, ",
+              channels, " in total, has ", use_mask.size());
   std::vector<ChannelPlan> list;
   for (size_t i = 0; i < channels; ++i) {
     ChannelPlan channel{read_scheme(kinds[i]), !use_mask.empty() && use_mask[i].boolean(), {}};

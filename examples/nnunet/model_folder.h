@@ -54,16 +54,17 @@ struct ModelPlan {
   bool is_2d = false;  ///< predicts each slice of axis 0 separately; patch_size[0] is 1
   Spacing spacing{};   ///< mm; in 2-D, spacing[0] is 0, because axis 0 is not resampled
   voxgrad::Triple patch_size = 1;
-  std::vector<ChannelPlan> normalization;  ///< per channel
-  ResampleOptions resample_image, resample_logits;
+  std::vector<ChannelPlan> normalization;  ///< one item per channel
+  ResampleOptions resample_image;
+  ResampleOptions resample_logits;
   NetworkOptions network;
 };
 
 /// Reads the plan of `configuration` from the files dataset.json and plans.json of a model. Throws voxgrad::Error, with
-/// the file and the key, if a file is missing, contradicts itself, or describes something that voxgrad does not
-/// support: cascades, readers other than SimpleITKIO, NibabelIO and NibabelIOWithReorient, resampling functions other
-/// than resample_data_or_seg_to_shape, and networks other than PlainConvUNet, ResidualEncoderUNet and MedNeXt. Accepts
-/// plans of early versions of nnU-Net v2, which have no "architecture".
+/// the file and the key, if a file is missing, contradicts itself, or needs something that this reader does not
+/// support. Cascades are not supported. The image reader must be SimpleITKIO, NibabelIO or NibabelIOWithReorient, the
+/// resampling function must be resample_data_or_seg_to_shape, and the network must be PlainConvUNet,
+/// ResidualEncoderUNet or MedNeXt. Accepts plans of early versions of nnU-Net v2, which have no "architecture".
 ModelPlan read_plan(const std::filesystem::path& dataset, const std::filesystem::path& plans,
                     const std::string& configuration);
 
@@ -76,8 +77,9 @@ class Checkpoint {
 
   std::string configuration;
   voxgrad::Axes mirror_axes;  ///< spatial axes that mirroring at test time may flip; in 2-D, axis 0 is H
-  /// Returns the network of `plan` with the weights of the checkpoint, in evaluation mode. Throws Error, with the names
-  /// and shapes of the first tensors that differ, if the weights belong to another network.
+  /// Returns the network of `plan` with the weights of the checkpoint, in evaluation mode. Throws Error if a tensor of
+  /// this network is missing in the checkpoint or has a different shape there. The message lists up to three such
+  /// tensors.
   Network network(const ModelPlan& plan) const;
 
  private:

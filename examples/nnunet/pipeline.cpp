@@ -1,4 +1,4 @@
-// Implements nnU-Net's preprocessing of a case and its conversion of logits to labels.
+// Implements nnU-Net's preprocessing of a case, sliding-window inference, and the conversion of logits to labels.
 #include "examples/nnunet/pipeline.h"
 
 #include <algorithm>
@@ -102,7 +102,7 @@ std::array<std::pair<int, bool>, 3> closest_axes(const std::array<std::array<dou
   columns.colwise().normalize();
   const Eigen::JacobiSVD<Eigen::Matrix3d> svd(columns, Eigen::ComputeFullU | Eigen::ComputeFullV);
   Eigen::Matrix3d rotation = svd.matrixU() * svd.matrixV().transpose();
-  std::array<int, 3> order{0, 1, 2};  // columns of the rotation, largest component first
+  std::array<int, 3> order{0, 1, 2};  // columns of the rotation, in descending order of their largest component
   std::ranges::stable_sort(order, std::greater(),
                            [&](int column) { return rotation.col(column).cwiseAbs().maxCoeff(); });
   std::array<std::pair<int, bool>, 3> result;

@@ -1,4 +1,4 @@
-// nnU-Net's inference: from the files of a case to a label map.
+// nnU-Net's preprocessing and inference: from the image of a case to a label map.
 #pragma once
 
 #include <array>

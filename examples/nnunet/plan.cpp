@@ -62,7 +62,7 @@ Plan plan_unet(const Triple& patch_size, const std::array<double, 3>& given_spac
     next = stride_down(size, spacing, options.min_size);
     const double smallest = std::ranges::min(spacing);
     for (int axis = 0; axis < 3; ++axis) {
-      if (next == 1 || within_two(spacing, axis, smallest)) kernel_size[axis] = 3;  // last stage: 3 everywhere
+      if (next == 1 || within_two(spacing, axis, smallest)) kernel_size[axis] = 3;  // last stage: 3 on all axes
       size[axis] = (size[axis] + next[axis] - 1) / next[axis];
       spacing[static_cast<size_t>(axis)] *= static_cast<double>(next[axis]);
       total[axis] *= next[axis];

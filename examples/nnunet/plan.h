@@ -26,8 +26,8 @@ struct Plan {
   Triple patch_size;  ///< the requested patch size, rounded up to a multiple of the network's total stride
 };
 
-/// Returns the U-Net that nnU-Net v2 would choose for patches of `patch_size` voxels with `spacing`, both for D, H, W.
-/// Only the ratios of the spacings matter, so they may have any unit.
+/// Returns the U-Net that nnU-Net v2 would choose for patches of `patch_size` voxels with `spacing`. Both arguments
+/// have the order D, H, W. Only the ratios of the spacings matter, so the spacings may have any unit.
 ///
 /// - Strides: an axis is long if it has at least 2 min_size voxels. Each stage halves the long axes whose spacing is
 ///   less than twice the smallest spacing of all long axes. If this is a single axis, it must have at least 3 min_size

@@ -27,7 +27,7 @@ std::optional<int64_t> separate_axis(const ResampleOptions& options, const Spaci
 voxgrad::Dims resampled_size(const voxgrad::Shape& size, const Spacing& current, const Spacing& target);
 
 /// Resizes x (C, D, H, W) of a floating-point dtype to the spatial shape `size`. Computes in f64, one channel at a
-/// time, and returns the dtype of x. Input and output volume have the same outer faces, like align_corners = false in
+/// time, and returns the dtype of x. Input and output volume have the same outer faces, as with align_corners=False in
 /// PyTorch. As in scikit-image, the result is clipped to the range of the input channel or, if an axis is separate, to
 /// the range of each slice. `axis` is the result of separate_axis().
 voxgrad::Tensor resample(const voxgrad::Tensor& x, const voxgrad::Dims& size, int order, std::optional<int64_t> axis);

@@ -1,4 +1,4 @@
-// Writes model folders that nnU-Net v2 can load.
+// Writes model folders in the format of nnU-Net v2.
 #include <nlohmann/json.hpp>
 
 #include "core/io/atomic_file.h"

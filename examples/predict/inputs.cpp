@@ -27,7 +27,8 @@ std::string without_ending(const fs::path& path) {
   return name.substr(0, name.size() - ending_of(path).size());
 }
 
-/// Returns the channel number at the end of a name such as CASE_0012, or -1 if `name` does not end with a number.
+/// Returns the channel number at the end of a name such as CASE_0012, or -1 if `name` does not end with "_" and four
+/// digits.
 int channel_of(const std::string& name) {
   if (name.size() < 6 || name[name.size() - 5] != '_') return -1;
   const std::string digits = name.substr(name.size() - 4);
@@ -35,7 +36,7 @@ int channel_of(const std::string& name) {
   return std::stoi(digits);
 }
 
-/// Returns the files of each case of a folder, by channel.
+/// Returns the cases in a folder: for the name of each case, a map from channel numbers to files.
 std::map<std::string, std::map<int, fs::path>> scan(const fs::path& folder, const std::string& ending) {
   std::map<std::string, std::map<int, fs::path>> cases;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {

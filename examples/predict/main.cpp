@@ -3,9 +3,9 @@
 //   predict MODEL_FOLDER INPUT... OUTPUT
 //   predict Dataset004/nnUNetTrainer__nnUNetPlans__3d_fullres imagesTs labels --folds 0 1 2 3 4
 //
-// MODEL_FOLDER contains dataset.json, plans.json and fold_0/checkpoint_final.pth, or checkpoint_final.safetensors if
-// segment wrote the folder. The program reads these files without Python. INPUT is a folder, or one NIfTI file per
-// channel.
+// MODEL_FOLDER contains dataset.json, plans.json and fold_0/checkpoint_final.pth. If the program segment wrote the
+// folder, it contains fold_0/checkpoint_final.safetensors instead. The program predict reads these files without
+// Python. INPUT is a folder, or one NIfTI file per channel.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -201,7 +201,7 @@ void save_intermediate(const fs::path& folder, const predict::Job& job, const vg
   vg::save_npy(folder / (job.name + "_logits.npy"), logits);
 }
 
-/// Writes a picture next to the label map. Loads the image again, because the prediction releases it early.
+/// Writes a picture next to the label map. Loads the image again, because run_job() releases the image early.
 void write_picture(const predict::Job& job, const vg::Tensor& labels, const nnunet::Labels& names) {
   const nnunet::Case input = nnunet::load_case(job.name, {job.images[0]});
   examples::Overlays overlays{.image = input.image[0], .labels = labels, .names = {}};

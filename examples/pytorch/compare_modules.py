@@ -12,7 +12,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and voxgrad_torch.has_cuda else "cp
 
 
 def _run(model, x, autocast, train):
-    """Returns the result, and the gradients of the input and the parameters if `train`."""
+    """Returns the result and, if `train` is true, the gradients of the input and the parameters."""
     with torch.set_grad_enabled(train), torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         y = model(x)
     if not train:
@@ -33,7 +33,7 @@ def _milliseconds(function, repeats):
 
 
 def compare(name, model, size, repeats):
-    """Prints the replaced modules, and for each mode the largest difference and the median times.
+    """Prints the replaced modules, and the largest differences and the median times for each mode.
 
     The differences are relative to the largest element of the result, or of all gradients. Modes: float32 (on a GPU,
     PyTorch and voxgrad may use TF32) and autocast to bfloat16.

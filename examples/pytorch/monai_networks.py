@@ -13,7 +13,7 @@ from monai.networks.nets import SegResNet, UNet
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--size", type=int, default=96 if DEVICE == "cuda" else 32, help="voxels along each axis")
-parser.add_argument("--batch", type=int, default=1)
+parser.add_argument("--batch", type=int, default=1, help="samples of the input")
 parser.add_argument("--repeats", type=int, default=10, help="measured calls")
 options = parser.parse_args()
 size = (options.batch, 1, *[options.size] * 3)

@@ -5,8 +5,11 @@
 
 The network is nnU-Net's PlainConvUNet or ResidualEncoderUNet (dynamic-network-architectures from PyPI) with six stages,
 3 classes and deep supervision, under autocast to bfloat16. A training step is a forward pass, cross entropy and Dice
-loss, a backward pass and a step of SGD with Nesterov momentum. Each variant runs in this process, one after the other:
+loss, a backward pass and a step of SGD with Nesterov momentum. The variants run one after another in this process. The
+columns of the table are:
 
+  modules    torch.nn, or voxgrad_torch after replace_modules()
+  mode       eager, or compiled with torch.compile
   layout     memory format of the input and the weights
   step, inference  median times in ms; inference is a forward pass without gradients
   memory     peak of the memory that PyTorch allocated in a step, in GB
@@ -35,7 +38,7 @@ def make_network(kind):
 
 
 def loss_of(outputs, target):
-    """Returns the mean of cross entropy and Dice loss over the resolutions, weighted as in nnU-Net."""
+    """Returns the cross entropy plus the Dice loss, averaged over the resolutions with the weights 1, 1/2, 1/4, ..."""
     total, weights = 0.0, [0.5**i for i in range(len(outputs))]
     for weight, logits in zip(weights, outputs):
         step = target.shape[-1] // logits.shape[-1]
@@ -102,9 +105,9 @@ def measure(options, layout, replace, compiled):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="plain", choices=["plain", "residual"])
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--size", type=int, default=128, help="voxels along each axis")
+    parser.add_argument("--batch", type=int, default=2, help="samples of the input")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps")
     parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
     parser.add_argument("--layouts", nargs="*", default=["contiguous", "channels_last"])
     options = parser.parse_args()
@@ -125,7 +128,8 @@ def main():
     for mode in ("eager", "compiled"):
         if (mode, "torch.nn") in best:
             ratios = [a / b for a, b in zip(best[mode, "torch.nn"], best[mode, "voxgrad_torch"])]
-            print(f"\n{mode}, best layout of each: step {ratios[0]:.2f} times as fast, inference {ratios[1]:.2f}")
+            print(f"\n{mode}, each with its best layout: time of torch.nn / time of voxgrad_torch is {ratios[0]:.2f} "
+                  f"for a step, {ratios[1]:.2f} for inference")
 
 
 if __name__ == "__main__":

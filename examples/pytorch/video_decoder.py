@@ -16,7 +16,7 @@ from torch import nn
 
 
 class CausalConv3d(nn.Module):
-    """Prepends kernel_size - 1 copies of the first frame and computes a convolution."""
+    """Prepends kernel_size - 1 copies of the first frame, pads H and W by replication, and computes a convolution."""
 
     def __init__(self, in_channels, out_channels, kernel_size):
         super().__init__()
@@ -44,7 +44,7 @@ class ResidualBlock(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Doubles the size: T frames become 2 T - 1, because the first frame has no predecessor."""
+    """Doubles H and W, turns T frames into 2 T - 1 (the first frame stays single), and computes a convolution."""
 
     def __init__(self, channels):
         super().__init__()

@@ -7,8 +7,9 @@
 
 namespace segment {
 
-/// Returns the Dice coefficient of each class, 2 |A and B| / (|A| + |B|), over the voxels where `truth` is not
-/// `ignore_index`. The coefficient is NaN for a class that occurs in neither tensor. Both tensors are (D, H, W) u8.
+/// Returns the Dice coefficient of each class, 2 |A and B| / (|A| + |B|), where A and B are the voxels of the class in
+/// `labels` and in `truth`. Excludes voxels where `truth` is `ignore_index`. The coefficient is NaN for a class that
+/// occurs in neither tensor. Both tensors are (D, H, W) and hold numbers from 0 to 255.
 std::vector<double> dice(const voxgrad::Tensor& labels, const voxgrad::Tensor& truth, int64_t classes,
                          int64_t ignore_index);
 

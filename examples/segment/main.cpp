@@ -1,5 +1,5 @@
-// Segmentation by nnU-Net's recipe. Trains a U-Net on labeled volumes, predicts other volumes, and writes the labels,
-// the Dice coefficients and pictures.
+// Segmentation by nnU-Net's recipe. The program trains a network on labeled volumes, predicts the labels of other
+// volumes, and writes these labels, Dice coefficients and pictures.
 //
 //   segment                                     segments seven structures of a brain scan (package mricron-data)
 //   segment --dataset Dataset004_Hippocampus    uses a folder in nnU-Net's layout
@@ -99,7 +99,8 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::IsMember({3, 5}))
       ->capture_default_str();
   app.add_option("--upkern", train.upkern,
-                 "start from this model folder of a MedNeXt with kernel size 3, with enlarged kernels")
+                 "model folder of a MedNeXt with kernel size 3; the training starts from its weights, with kernels "
+                 "resized to --kernel-size")
       ->check(CLI::ExistingDirectory);
   app.add_option("--plans", train.plans, "plans.json of nnU-Net with the network, patch size and preprocessing")
       ->check(CLI::ExistingFile)

@@ -44,10 +44,11 @@ void write_report(const std::filesystem::path& path, const Task& task, const Tra
   for (const vg::Tensor& p : trained.network.module->parameters()) parameters += p.numel();
   std::string text = "# Segmentation: " + task.name + "\n\n";
   text += vg::concat("Trained on ", task.training.size(), task.training.size() == 1 ? " case" : " cases", " for ",
-                     trained.steps, " steps in ", fixed(trained.seconds, 1), " s on ", device, ": a network with ",
-                     parameters, " parameters, on patches of ", trained.plan.patch_size, " voxels with a spacing of ",
-                     fixed(trained.plan.spacing[0], 2), " x ", fixed(trained.plan.spacing[1], 2), " x ",
-                     fixed(trained.plan.spacing[2], 2), " mm. Validated on ", task.validated_on,
+                     trained.steps, trained.steps == 1 ? " step in " : " steps in ", fixed(trained.seconds, 1),
+                     " s on ", device, ": a network with ", parameters, " parameters, on patches of ",
+                     trained.plan.patch_size, " voxels with a spacing of ", fixed(trained.plan.spacing[0], 2), " x ",
+                     fixed(trained.plan.spacing[1], 2), " x ", fixed(trained.plan.spacing[2], 2), " mm. Validated on ",
+                     task.validated_on,
                      ". The Dice coefficients below exclude voxels whose labels were used for training.\n\n");
   for (const TestResult& test : tests) {
     if (test.dice.empty()) continue;

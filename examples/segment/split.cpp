@@ -15,7 +15,7 @@ std::vector<size_t> validation_fold(size_t count) {
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
   // This is the shuffle of NumPy's RandomState: the Fisher-Yates algorithm, starting at the end. To draw an index from
-  // [0, i], it draws random bits until their value is at most i.
+  // [0, i], RandomState draws random bits until their value is at most i.
   std::mt19937 random(12345);
   for (size_t i = count - 1; i > 0; --i) {
     const size_t mask = std::bit_ceil(i + 1) - 1;

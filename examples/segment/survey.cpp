@@ -16,7 +16,8 @@ nnunet::ModelPlan plan_of(const Task& task) {
   plan.configuration = "3d_fullres";
   plan.channels = task.channels;
   plan.file_ending = ".nii.gz";
-  plan.resample_image.order = 1;  // reduces noise when the spacing doubles, in contrast to nnU-Net's cubic spline
+  // When the spacing doubles, linear interpolation reduces noise. nnU-Net's cubic spline does not.
+  plan.resample_image.order = 1;
   plan.resample_logits.order = 1;
   for (const std::string& channel : task.channels) plan.normalization.push_back({normalization_of(channel)});
   plan.labels.names = task.classes;

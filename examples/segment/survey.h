@@ -21,7 +21,7 @@ struct Survey {
   std::vector<uint32_t> checksums{};  ///< one per case
 };
 
-/// Measures the training cases. Loads the cases one after another. Each CT channel after the first needs one more pass
+/// Measures the training cases. Loads the cases one after another. Each CT channel except channel 0 needs one more pass
 /// over all cases. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median
 /// spacing of the cases. CT channels are measured at random voxels, which `seed` selects.
 ///

@@ -198,8 +198,10 @@ Task dataset(const std::filesystem::path& path) {
 }
 
 Task files(const std::vector<std::string>& images, const std::vector<std::string>& labels) {
-  vg::check(images.size() == labels.size() && !images.empty(), "segment", "got ", images.size(), " images and ",
-            labels.size(), " labels; expected equal numbers, at least one");
+  vg::check(images.size() == labels.size() && !images.empty(), "segment",
+            "expected one label per image and at least one image, got ", images.size(),
+            images.size() == 1 ? " image" : " images", " and ", labels.size(),
+            labels.size() == 1 ? " label" : " labels");
   Task task;
   std::vector<LazyCase> cases;
   int64_t highest = 0;

@@ -33,8 +33,8 @@ struct Task {
   std::vector<int64_t> scored;           ///< classes whose Dice enters the mean
   int64_t ignore_index = -100;           ///< label of voxels that the loss and the Dice ignore; negative: no such label
   std::vector<std::string> channels;     ///< names; normalization_of() selects the normalization
-  voxgrad::data::AugmentOptions augment{};  ///< of training patches; the elastic deformation is in mm, see in_voxels()
-  bool in_memory = true;                    ///< keep preprocessed training cases in memory; otherwise in files
+  voxgrad::data::AugmentOptions augment{};  ///< for training patches; the elastic deformation is in mm, see in_voxels()
+  bool in_memory = true;                    ///< true: keep preprocessed training cases in memory; false: in files
   std::vector<LazyCase> training;
   /// Cases whose Dice is measured during training. --patience stops the training if this Dice no longer rises. Except
   /// in generated(), no voxel is used for both training and validation: if a case is in both lists, each of its voxels

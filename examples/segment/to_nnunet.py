@@ -4,7 +4,8 @@
     to_nnunet.py out/segment/model
 
 The program reads fold_0/checkpoint_final.safetensors and writes fold_0/checkpoint_final.pth next to it. nnU-Net v2 can
-then predict with the folder: nnUNetv2_predict_from_modelfolder -m out/segment/model -f 0 ... Needs only PyTorch.
+then predict with the folder: nnUNetv2_predict_from_modelfolder -m out/segment/model -f 0 ... This program itself needs
+only PyTorch.
 """
 import argparse
 import json
@@ -31,8 +32,10 @@ def load_safetensors(path):
 
 
 def all_names(name):
-    """Returns the names of a tensor in nnU-Net's state_dict. nnU-Net's modules refer to each other, so most tensors have
-    several names."""
+    """Returns the names of a tensor in nnU-Net's state_dict.
+
+    nnU-Net's modules refer to each other, so most tensors have several names.
+    """
     names = [name]
     if match := re.fullmatch(r"(.*)\.(conv|norm)\.(weight|bias)", name):
         block, part, kind = match.groups()

@@ -1,4 +1,4 @@
-// Implements the training with its validation and its checkpoints.
+// Implements the training with its validation and its checkpoints, and measures the time of an epoch.
 #include "examples/segment/train.h"
 
 #include <algorithm>
@@ -70,7 +70,7 @@ struct Run {
   std::unique_ptr<vg::nn::DataParallel> parallel;  // null if there is only one rank
   std::unique_ptr<vg::optim::Optimizer> optimizer;
   std::unique_ptr<vg::optim::PolynomialLR> schedule;
-  std::unique_ptr<vg::optim::ExponentialMovingAverage> average;
+  std::unique_ptr<vg::optim::ExponentialMovingAverage> average;  // null if TrainOptions::ema is 0
   examples::Precision precision;
   vg::optim::GradScaler scaler;
 };

@@ -56,7 +56,7 @@ struct TrainResult {
 /// false, writes the preprocessed cases to out/preprocessed (store.h). Throws voxgrad::Error if the loss is not finite.
 ///
 /// With `resume`, continues from the checkpoint in `out`. The result is bitwise equal to that of an uninterrupted run.
-/// Throws voxgrad::Error if there is no checkpoint or if it was written with other options.
+/// Throws voxgrad::Error if there is no checkpoint, or if the checkpoint was written with different options.
 ///
 /// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
 /// ranks share each batch. Each rank computes the Dice loss of its part of the batch. Only rank 0 writes files.
@@ -65,8 +65,8 @@ TrainResult train(const Task& task, const TrainOptions& options, voxgrad::Device
 
 /// Seconds per epoch of 250 steps, the length of an epoch in nnU-Net.
 struct EpochTimes {
-  double total;
-  double without_loading;  ///< each step uses the same batch, without augmentation
+  double total;            ///< with data loading and augmentation
+  double without_loading;  ///< all steps use the same batch, without augmentation
 };
 /// Trains for a few steps and then measures options.steps steps with data loading and augmentation, and the same
 /// number of steps without them. Scales both times to 250 steps. Writes preprocessed cases to `out`.
@@ -75,7 +75,7 @@ EpochTimes measure_epoch(const Task& task, const TrainOptions& options, voxgrad:
 
 /// The prediction for a case, on the CPU.
 struct Prediction {
-  voxgrad::Tensor labels;           ///< (D, H, W) u8
+  voxgrad::Tensor labels;           ///< (D, H, W), u8 or i32, as labels_of() returns them
   voxgrad::Tensor probabilities{};  ///< (classes, D, H, W) f32, or undefined
 };
 /// Predicts a case by sliding windows on `device`, without mirroring.

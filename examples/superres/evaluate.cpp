@@ -12,11 +12,13 @@ namespace {
 
 /// The position of a tile along one axis, in low-resolution voxels of the volume.
 struct Span {
-  int64_t start;               // first voxel of the tile
-  int64_t keep_from, keep_to;  // the result for voxels keep_from .. keep_to - 1 is taken from this tile
+  int64_t start;      // first voxel of the tile
+  int64_t keep_from;  // the result for voxels keep_from .. keep_to - 1 is taken from this tile
+  int64_t keep_to;
 };
 
-/// Returns the positions of tiles of `tile` voxels that cover an axis of `size` voxels.
+/// Returns the positions of tiles of `tile` voxels that cover an axis of `size` voxels. The outer `margin` voxels of a
+/// tile are not kept, except at the ends of the axis.
 std::vector<Span> spans(int64_t size, int64_t tile, int64_t margin) {
   std::vector<Span> result;
   for (int64_t kept = 0; kept < size;) {

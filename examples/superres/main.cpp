@@ -66,7 +66,7 @@ int parse(int argc, char** argv, Options& options) {
   app.add_option("--channels", train.model.channels, "channels of the network (1 to 4, or a multiple of 4)")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--layers", train.model.layers, "layers of the network")
+  app.add_option("--layers", train.model.layers, "layers of the network at low resolution")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   app.add_option("--lr", train.lr, "maximum learning rate")
@@ -132,7 +132,7 @@ void print_tests(const std::vector<TestResult>& tests) {
                 t.network_score.ssim, t.trilinear_score.ssim);
 }
 
-/// Writes the scores and the middle slices (trilinear, network, truth) of the tests to TensorBoard.
+/// Writes the scores and the middle axial slices (trilinear, network, truth) of the tests to TensorBoard.
 void add_tests(vg::SummaryWriter& writer, const std::vector<TestResult>& tests, int64_t step) {
   for (const TestResult& t : tests) {
     writer.add_scalar(t.label + "/PSNR", t.network_score.psnr, step);

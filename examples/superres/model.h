@@ -15,7 +15,7 @@ namespace superres {
 class SuperResolution : public voxgrad::nn::Layer {
  public:
   struct Options {
-    int64_t channels = 16;  ///< per layer
+    int64_t channels = 16;  ///< output channels of each layer at low resolution
     int64_t layers = 3;     ///< layers at low resolution
   };
 

@@ -52,11 +52,11 @@ void write_report(const std::filesystem::path& path, const RunSummary& run) {
                    test.network_score.psnr, test.network_score.psnr - test.trilinear_score.psnr,
                    test.trilinear_score.ssim, test.network_score.ssim);
   text += format(
-      "\nTrained on %s for %lld steps of %lld patches of %lld^3 voxels in %.1f s on %s (%lld parameters; mean "
-      "training loss of the last 20 steps: %.3g). The tests took %.1f s. Training losses: [losses.csv](losses.csv).\n",
-      run.training.c_str(), static_cast<long long>(run.steps), static_cast<long long>(run.batch),
-      static_cast<long long>(run.patch), run.train_seconds, run.device.c_str(), static_cast<long long>(run.parameters),
-      run.last_loss, run.test_seconds);
+      "\nTrained on %s for %lld %s of %lld %s of %lld^3 voxels in %.1f s on %s (%lld parameters; mean training loss of "
+      "the last 20 steps: %.3g). The tests took %.1f s. Training losses: [losses.csv](losses.csv).\n",
+      run.training.c_str(), static_cast<long long>(run.steps), run.steps == 1 ? "step" : "steps",
+      static_cast<long long>(run.batch), run.batch == 1 ? "patch" : "patches", static_cast<long long>(run.patch),
+      run.train_seconds, run.device.c_str(), static_cast<long long>(run.parameters), run.last_loss, run.test_seconds);
   if (!run.losses.empty()) text += "\n![losses](losses.png)\n";
   for (const TestResult& test : run.tests)
     text +=

@@ -58,7 +58,8 @@ class Patches : public vg::data::Dataset {
   }
 
   vg::Tensor head_;
-  int64_t side_, count_;
+  int64_t side_;
+  int64_t count_;
 };
 
 /// Returns the settings that a checkpoint and the run that resumes from it must share.
@@ -94,8 +95,8 @@ double recent_loss(const std::vector<LossLine>& losses) {
   return count > 0 ? sum / static_cast<double>(count) : 0;
 }
 
-/// The losses and learning rates of the steps. The loss of a step is added when StepReports returns it, which can be
-/// after the next step has begun.
+/// The losses and learning rates of the steps. The loss of a step is added when StepReports returns the report of this
+/// step. The next step may have begun by then.
 class LossHistory {
  public:
   void begin_step(int64_t step, double lr) { unreported_.push_back({step, 0, lr}); }
@@ -119,10 +120,10 @@ class LossHistory {
     return any_interrupted;
   }
 
-  std::vector<LossLine> lines;
+  std::vector<LossLine> lines;  // steps whose loss is known
 
  private:
-  std::deque<LossLine> unreported_;
+  std::deque<LossLine> unreported_;  // steps whose loss StepReports has not returned yet
 };
 
 /// The objects whose state changes during training.

@@ -39,8 +39,8 @@ struct TrainResult {
 /// if the loss is not finite.
 ///
 /// With `resume`, continues from the checkpoint in `out`. The result is bitwise equal to that of an uninterrupted run.
-/// If the checkpoint already has all steps, does not train. Throws voxgrad::Error if there is no checkpoint or if it
-/// was written with other options.
+/// If the checkpoint already has all steps, does not train. Throws voxgrad::Error if there is no checkpoint, or if the
+/// checkpoint was written with different options.
 ///
 /// To train on several ranks, each rank must call this function with its own device and otherwise equal arguments. The
 /// ranks share each batch. Only rank 0 writes files.

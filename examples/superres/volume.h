@@ -13,7 +13,7 @@ namespace superres {
 /// from back to front, and W from the subject's left to right.
 struct Volume {
   std::string name;      ///< shown in reports: "ch2.nii.gz", "Shepp-Logan phantom"
-  bool phantom = false;  ///< true for make_phantom()
+  bool phantom = false;  ///< true if make_phantom() created the volume
   voxgrad::NiftiImage image;
   const voxgrad::Tensor& data() const { return image.data; }
 };
@@ -29,7 +29,7 @@ Volume load_volume(const std::filesystem::path& path);
 voxgrad::NiftiImage upright(const voxgrad::NiftiImage& image);
 
 /// Returns the 3-D Shepp-Logan phantom (Shepp and Logan 1974, with the ellipsoids of Kak and Slaney 1988 and Toft's
-/// contrasts) with `size` voxels per side.
+/// contrasts) with `size` voxels per side. Throws voxgrad::Error unless `size` is 64 to 512.
 Volume make_phantom(int64_t size);
 
 /// Halves the resolution of volumes (N, 1, D, H, W) by averaging blocks of 2 x 2 x 2 voxels.

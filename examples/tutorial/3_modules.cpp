@@ -61,7 +61,8 @@ void use_a_module() {
   model.eval();
   other.eval();
   const vg::Tensor x = vg::randn({1, 1, 8, 8, 8});
-  vg::check(vg::abs(model(x) - other(x)).amax().item() == 0, "tutorial", "the loaded network returns another result");
+  vg::check(vg::abs(model(x) - other(x)).amax().item() == 0, "tutorial",
+            "the loaded network returns a different result");
 }
 
 void use_sequential() {

@@ -69,5 +69,5 @@ int main() {
   const double whole = train("whole.safetensors", 20);
   train("parts.safetensors", 12);                         // stops in the middle of the second epoch
   const double resumed = train("parts.safetensors", 20);  // continues with the same batches
-  vg::check(whole == resumed, "tutorial", "the resumed run has another loss: ", resumed, " instead of ", whole);
+  vg::check(whole == resumed, "tutorial", "the loss of the resumed run is ", resumed, ", expected ", whole);
 }

@@ -1,5 +1,5 @@
-// Step 6 of docs/tutorial.md: mixed precision, CUDA graphs and several GPUs. On a machine without a GPU, skips the CUDA
-// graph and runs the other parts on the CPU.
+// Step 6 of docs/tutorial.md: mixed precision, CUDA graphs and several GPUs. On a machine without a GPU, the program
+// skips the CUDA graph and runs the other parts on the CPU.
 #include <voxgrad.h>
 
 #include <iostream>

@@ -62,7 +62,7 @@ int main() {
   vg::distributed::set_environment();  // before the first use of a GPU
   const bool use_gpus = vg::distributed::nccl_available() && vg::cuda::is_available();
   if (!use_gpus && !vg::distributed::mpi_available()) {
-    std::cout << "this build has neither NCCL and a GPU nor MPI\n";
+    std::cout << "skipped: needs a build with NCCL and a GPU, or a build with MPI\n";
     return 0;
   }
   return vg::distributed::run(

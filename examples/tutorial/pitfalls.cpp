@@ -44,7 +44,7 @@ void write_elements() {
   expect(x.sum().item() == 9, "the elements were not written");
 
   vg::Tensor row = x[0];
-  row = vg::zeros({3});  // row is now another tensor; x is unchanged
+  row = vg::zeros({3});  // row is now a new tensor; x is unchanged
   expect(x.sum().item() == 9, "the assignment wrote elements");
 }
 
@@ -57,7 +57,7 @@ void add_in_place() {
   const vg::Tensor w = vg::ones({3}, {.requires_grad = true});
   vg::Tensor y = 2 * w;
   const vg::Tensor before = y;
-  y += 1.0;  // autograd records this: y is a new tensor, and before keeps its values
+  y += 1.0;  // autograd records this: y becomes a new tensor, and `before` keeps its values
   expect(before.sum().item() == 6 && y.sum().item() == 9, "y += 1 wrote into a recorded tensor");
   expect_error([&] { y.add_(vg::ones({3})); }, "an in-place write is not recorded");
 }

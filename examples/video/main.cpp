@@ -1,5 +1,6 @@
-// Trains a conditional video VAE on moving shapes. The encoder maps a video of one shape to a latent video. The decoder
-// maps the latent video to a video of another shape, which the condition selects, on the same path.
+// Trains a conditional variational auto-encoder (VAE) on videos of moving shapes. The encoder maps a video of a shape
+// to a latent video. The decoder maps the latent video and a condition to a video of the shape that the condition
+// selects, on the same path.
 //
 // The picture and the weights are written to out/video.
 #include <cmath>

@@ -1,4 +1,5 @@
-// The conditional decoder of a causal video VAE.
+// The layers of a variational auto-encoder (VAE) for videos, and its decoder. The layers are causal: a frame of the
+// result does not depend on later frames. In shapes, T is the number of frames.
 #pragma once
 
 #include <voxgrad.h>
@@ -41,7 +42,7 @@ struct ConditionalConv : vg::nn::Module {
   }
 };
 
-/// Adds the result of two conditional convolutions to x.
+/// Adds the result of two successive conditional convolutions to x.
 struct ResidualBlock : vg::nn::Module {
   ResidualBlock(int64_t channels, int64_t conditions)
       : conv1(channels, channels, conditions), conv2(channels, channels, conditions) {}

@@ -28,7 +28,7 @@ foreach(header ${headers})
   endforeach()
 endforeach()
 
-# Builds and runs the consumer against the installed library, without MPI.
+# Builds the consumer against the installed library, with MPI hidden from the consumer, and runs it.
 configure(installed -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON)
 run(${CMAKE_COMMAND} --build ${work}/installed --target consumer)
 run(${CMAKE_COMMAND} -E chdir ${work} ${work}/installed/consumer)

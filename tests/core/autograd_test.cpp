@@ -349,7 +349,7 @@ TEST(Autograd, GradientsFollowDtypeAndLayoutConversions) {
   EXPECT_EQ(x.grad().at({0, 0, 3}), 1);
 }
 
-TEST(AutogradDeathTest, GraphsMayOutliveTheMainThread) {
+TEST(AutogradDeathTest, StaticGraphsAreFreedAtExit) {
   const auto keep_one_and_exit = [] {
     const auto graph = [](size_t width) {
       Tensors parts(width);

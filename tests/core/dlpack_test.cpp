@@ -66,7 +66,7 @@ TEST(Dlpack, RoundTripsEmptyTensors) {
   managed->deleter(managed);
 }
 
-TEST(Dlpack, DescribesATensor) {
+TEST(Dlpack, ExportDescribesMemoryShapeStridesAndDtype) {
   const Tensor x = arange(0, 12, 1, {.dtype = i32}).reshape({3, 4}).slice(1, 1, 4, 2);
   DLManagedTensorVersioned* managed = to_dlpack(x);
   const DLTensor& tensor = managed->dl_tensor;
@@ -168,7 +168,7 @@ TYPED_TEST(DlpackImport, CallsTheDeleterOnceIfMemoryRunsOut) {
   EXPECT_EQ(deleted, calls);
 }
 
-TYPED_TEST(DlpackImport, AcceptsWhatTheSpecificationPermits) {
+TYPED_TEST(DlpackImport, AcceptsNullDeleterStridesAndShape) {
   Producer<TypeParam> producer;
   producer.managed.deleter = nullptr;  // the memory is never released
   producer.tensor.strides = nullptr;   // contiguous

@@ -1,4 +1,5 @@
-// Tests of scoped guards that are not destroyed in reverse order of construction, such as elements of containers.
+// Tests of scoped guards that are not destroyed in the reverse order of their construction, for example because a
+// container or a smart pointer owns them.
 #include <atomic>
 #include <memory>
 #include <optional>

@@ -1,4 +1,4 @@
-// Tests of NIfTI-1 files: headers, voxel types, gzip, affines, partial reads, and damaged files.
+// Tests of NIfTI-1 files: headers, voxel types, gzip, affines, saving, and damaged files.
 #include "core/io/nifti.h"
 
 #include <cmath>
@@ -16,7 +16,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// The bytes of a NIfTI-1 file that holds 4 x 3 x 2 (W x H x D) voxels of type u8 with the values 0, 1, 2, ... put()
-/// writes a header field at its byte offset in nifti1.h.
+/// writes a header field, given its byte offset in the struct of nifti1.h, the format's official header.
 struct Volume {
   bool big_endian = false;
   std::string bytes = std::string(352, '\0');
@@ -135,7 +135,7 @@ TEST_F(NiftiTest, ReadsQform) {
 }
 
 /// In float32, the quaternion of a half turn is not exactly a unit quaternion.
-TEST_F(NiftiTest, QformOfAHalfTurnIsExact) {
+TEST_F(NiftiTest, QformOfAHalfTurnIsAccurate) {
   Volume volume;
   volume.put<int16_t>(252, 1);
   const std::array<std::array<float, 3>, 4> turns{

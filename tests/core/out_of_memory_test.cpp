@@ -1,4 +1,5 @@
-// Tests in which operator new fails. Functions must then throw and leak no memory, so that the program can continue.
+// Tests in which operator new fails. Functions must then throw without leaking memory, so that the program can
+// continue.
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -18,7 +19,7 @@
 namespace voxgrad {
 namespace {
 
-TEST(OutOfMemory, BuildsRunsAndFreesGraphs) {
+TEST(OutOfMemory, GraphsLeakNoMemory) {
   const int64_t live = memory::stats().current;
   {
     const Tensor w = ones({3, 4}).requires_grad_();
@@ -36,7 +37,7 @@ TEST(OutOfMemory, BuildsRunsAndFreesGraphs) {
 }
 
 // If the allocator has no memory to record a freed block in its cache, it returns the block to the system.
-TEST(OutOfMemory, FreesLargeBlocks) {
+TEST(OutOfMemory, LargeBlocksAreFreed) {
   const int64_t live = memory::stats().current;
   with_each_allocation_failing([] {
     const Tensor a = empty({1 << 18}), b = empty({3 << 17});
@@ -91,7 +92,7 @@ TEST_F(OutOfMemoryInFiles, SavingLeavesTheOldOrTheNewFile) {
   with_each_allocation_failing([&] { load_safetensors(path("bad")); });
 }
 
-TEST_F(OutOfMemoryInFiles, SavesAndLoadsNiftiAndNpyFiles) {
+TEST_F(OutOfMemoryInFiles, NiftiAndNpyFilesSaveAndLoadAfterFailures) {
   const NiftiImage image{.data = arange(0, 24).reshape({2, 3, 4}),
                          .descrip = "text that is too long for the buffer inside std::string"};
   for (const char* name : {"v.nii", "v.nii.gz"}) {
@@ -104,7 +105,7 @@ TEST_F(OutOfMemoryInFiles, SavesAndLoadsNiftiAndNpyFiles) {
   with_each_allocation_failing([&] { EXPECT_EQ(load_npy(path("a.npy")).at({1, 2, 3}), 23); });
 }
 
-TEST(OutOfMemory, WritesProfilerReports) {
+TEST(OutOfMemory, ProfilerReportsAreCompleteAfterFailures) {
   const Tensor w = ones({3, 4}).requires_grad_();
   profiler::Session profile;
   {

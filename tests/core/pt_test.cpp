@@ -19,7 +19,7 @@ const std::filesystem::path kFolder = TESTS_DIR "/core/data";
 constexpr const char* kFiles[] = {"dtypes.pt",   "unsupported.pt", "views.pt",  "values_2.pt", "values_3.pt",
                                   "values_4.pt", "values_5.pt",    "module.pt", "cycle.pt"};
 
-// ---- handwritten pickles
+// ---- parts of handwritten pickles: each function returns the instructions that push a value on the stack
 
 std::string text(const std::string& value) { return "X" + little_endian(static_cast<uint32_t>(value.size())) + value; }
 std::string integer(int64_t value) { return "\x8a\x08" + little_endian(value); }
@@ -42,6 +42,7 @@ std::string tensor(const std::string& from, int64_t offset, const std::vector<in
       "torch._utils", "_rebuild_tensor_v2",
       from + integer(offset) + integers(shape) + integers(strides) + "\x89" + call("collections", "OrderedDict", ""));
 }
+/// Returns `count` copies of `part`.
 std::string repeated(const std::string& part, int count) {
   std::string all;
   for (int i = 0; i < count; ++i) all += part;
@@ -251,7 +252,7 @@ TEST_F(PtTest, ReadsInstructionsOfProtocol1) {
   EXPECT_EQ(root.items()[4].kind(), Kind::object);
 }
 
-TEST_F(PtTest, NeverCallsAndDiscardsTheStateOfUnknownClasses) {
+TEST_F(PtTest, NeverCallsUnknownClassesAndDiscardsTheirState) {
   const std::string command = call("os", "system", text("touch " + path("called").string()));
   EXPECT_EQ(open_pt(checkpoint(command)).kind(), Kind::object);
   EXPECT_EQ(open_pt(checkpoint(global("os", "system") + tuple(text("x")) + "\x81}b")).kind(), Kind::object);
@@ -377,7 +378,7 @@ TEST_F(PtTest, LimitsValuesAndDerivedTexts) {
   EXPECT_ERROR(open_pt(checkpoint(long_text + global("torch", "device") + "h\x01\x85R")), "unknown device");
 }
 
-TEST_F(PtTest, KeepsMemoKeysSparse) {
+TEST_F(PtTest, AcceptsTheLargestMemoKey) {
   const std::string key = little_endian(uint32_t{0xffff'ffff});
   EXPECT_EQ(open_pt(checkpoint(text("x") + "r" + key + "0j" + key)).text(), "x");
 }

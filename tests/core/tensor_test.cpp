@@ -1,4 +1,4 @@
-// Tests of tensors: geometry, element access, conversion, printing and errors.
+// Tests of dtypes, shapes and tensors: creation, geometry, element access, conversion, printing, memory and errors.
 #include "core/tensor.h"
 
 #include <gtest/gtest.h>
@@ -243,7 +243,7 @@ TEST(Tensor, InPlaceWritesIncrementTheVersionAndAreChecked) {
     EXPECT_ERROR(shared.set(Dims::filled(shared.dim(), 0), 1), "set: elements of the target share memory");
   }
   EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 0)));
-  as_strided(y, {2, 2}, {1, 2}, 0).fill_(3);  // covers each element once, in another order
+  as_strided(y, {2, 2}, {1, 2}, 0).fill_(3);  // covers each element once, in a different order
   EXPECT_EQ(y.to_vector(), (std::vector<double>(4, 3)));
   EXPECT_ERROR(y.copy_(ones({3})), "copy_: shapes [3] and [4] do not broadcast");
   EXPECT_ERROR(y.add_(ones({2, 4})), "add_: shape [2, 4] does not broadcast to [4]");
@@ -381,7 +381,7 @@ TEST(Device, ParsesNamesAndRejectsInvalidOnes) {
   }
 }
 
-TEST(Tensor, ConvertsVectors) {
+TEST(Tensor, ConvertsVectorsToTensors) {
   const auto expect = [](const Tensor& x, const char* described, const std::vector<double>& values) {
     EXPECT_EQ(concat(describe(x)), described);
     EXPECT_EQ(x.to_vector(), values);

@@ -95,7 +95,7 @@ TEST(Parallel, RethrowsErrorsOfTheBody) {
 #endif
 #endif
 #ifndef VG_ADDRESS_SANITIZER
-TEST(ParallelDeathTest, WorksWithFewerThreadsThanRequested) {
+TEST(ParallelDeathTest, VisitsEveryIndexOnceWithFewerThreadsThanRequested) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto work = [] {
     int64_t pages = 0;

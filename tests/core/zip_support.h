@@ -9,7 +9,7 @@
 
 namespace voxgrad {
 
-/// Returns an integer in little-endian order.
+/// Returns the bytes of a number in little-endian order.
 template <class T>
 std::string little_endian(T value) {
   std::string bytes(sizeof(T), '\0');
@@ -21,7 +21,7 @@ std::string little_endian(T value) {
 struct ZipEntry {
   std::string name;
   std::string contents;
-  uint16_t method = 0;  ///< 0: stored
+  uint16_t method = 0;  ///< compression method in the headers; 0 means not compressed
 };
 
 /// Returns the bytes of a zip archive without checksums.

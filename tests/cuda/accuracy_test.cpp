@@ -1,6 +1,7 @@
-// Tests the accuracy of the CUDA convolutions and of matmul against the CPU in f64, in every mode. The error limits
-// apply to each result as a whole and to each of its parts: the border, each phase of the stride, and each tap. Tests
-// with positive operands detect systematic rounding errors.
+// Tests the accuracy of the CUDA convolutions and of matmul against the CPU in f64. Convolutions run in every mode, a
+// dtype with a float32 precision. Their error limits apply to each result as a whole and to each of its parts: the
+// border, each tap, and each phase, the positions with equal remainders modulo the stride. Tests with positive operands
+// detect systematic rounding errors.
 #include <cmath>
 #include <map>
 
@@ -69,8 +70,8 @@ int64_t part_of(const Problem& p, const Shape& shape, bool weight, int64_t eleme
 struct Sums {
   double error2 = 0;  // squared errors
   double exact2 = 0;  // squared exact values
-  double error = 0;
-  double exact = 0;
+  double error = 0;   // signed errors
+  double exact = 0;   // exact values
 };
 
 void expect_accurate(const Problem& p, const Tensors& operands, const Accuracy& accuracy, bool positive) {

@@ -1,4 +1,5 @@
-// Tests how the axes of CUDA convolutions are split into phases. Needs no GPU.
+// Tests how axes of CUDA convolutions are split into phases, as cuda/conv/plan/axis_phases.h defines them. Needs no
+// GPU.
 #include "cuda/conv/plan/axis_phases.h"
 
 #include <map>

@@ -1,5 +1,5 @@
-// Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every compiled tile, halos and
-// boxes of single taps, residues and phases, split-K, groups, and outputs with any number of channels.
+// Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every compiled tile, strides,
+// dilations, split-K, groups, any number of channels, infinities and NaN.
 #include <array>
 
 #include "cuda/conv/plan/choose.h"
@@ -15,7 +15,8 @@
 namespace voxgrad::cudatest {
 namespace {
 
-/// Operands and results of the three kernels on both devices. Operands are small integers, so results are exact.
+/// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
+/// small integers, so results are exact.
 struct Operands {
   const Problem& p;
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
@@ -88,7 +89,8 @@ const Problem kProblems[] = {
     {2, 40, 64, {6, 4, 8}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 24, 40, {5, 6, 9}, {1, 2, 3}, {{1, 2, 3}, {0, 0, 0}, {1, 1, 1}, 1}},
     {2, 64, 32, {12, 12, 12}, {3, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
-    {2, 32, 32, {13, 12, 20}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // sliding tiles, resident weights
+    {2, 32, 32, {13, 12, 20}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // sliding tiles, weights stay in
+                                                                                 // shared memory
     {1, 48, 16, {9, 14, 23}, {3, 5, 7}, {{1, 1, 1}, {0, 2, 3}, {1, 1, 1}, 1}},
     {1, 24, 24, {5, 19, 16}, {3, 3, 3}, {{1, 2, 2}, {2, 1, 1}, {1, 1, 1}, 1}},
 };

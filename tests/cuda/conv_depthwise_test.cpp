@@ -18,7 +18,8 @@ Problem depthwise(int64_t batch, int64_t channels, Triple size, int64_t kernel, 
   return {batch, 1, 1, size, {kernel, kernel, kernel}, {{stride, stride, stride}, padding, {1, 1, 1}, channels}};
 }
 
-/// Returns a problem of dense channels-last tensors, whose input has `size`.
+/// Returns a problem of dense channels-last tensors. The input of the convolution, which is the output of dgrad, has
+/// the spatial size `size`.
 ConvProblem planned(ConvPass pass, int64_t kernel = 5, int64_t stride = 1, DType dtype = bf16, int64_t channels = 32,
                     Triple size = {64}) {
   const Problem p = depthwise(2, channels, size, kernel, stride, {kernel / 2});
@@ -36,7 +37,7 @@ ConvProblem planned(ConvPass pass, int64_t kernel = 5, int64_t stride = 1, DType
 }
 bool uses_depthwise(const ConvProblem& p) { return std::holds_alternative<DepthwisePlan>(choose(p)->family); }
 
-TEST(ConvDepthwisePlan, SupportsCubicKernels) {
+TEST(ConvDepthwisePlan, SupportsOddCubicKernels) {
   for (const ConvPass pass : kPasses)
     for (const int64_t kernel : {1, 2, 3, 4, 5, 6, 7, 8})
       for (const int64_t stride : {1, 2, 3})
@@ -104,8 +105,8 @@ TEST(ConvDepthwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
   EXPECT_EQ(plan_depthwise(p)->chunk, plan->chunk);
 }
 
-/// Operands and results of the three kernels on both devices. Operands are small integers: every sum is exact in any
-/// order, and half-precision results are rounded once.
+/// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
+/// small integers: every sum is exact in any order, and half-precision results are rounded once.
 struct Operands {
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   ConvGeometry geometry;
@@ -177,7 +178,7 @@ TEST_P(CudaConvDepthwise, IsExact) {
       }
 }
 
-/// Each CTA moves along many planes, and there are more planes than stages of the ring.
+/// Each CTA moves along many planes. There are more planes than stages of the ring buffer in shared memory.
 TEST_P(CudaConvDepthwise, IsExactForDeepVolumes) {
   const ScopedSetting setting(GetParam().precision);
   Random random(kFirstSeed);

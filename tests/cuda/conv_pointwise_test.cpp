@@ -113,8 +113,8 @@ TEST(ConvPointwisePlan, RequiresDenseVoxels) {
   EXPECT_FALSE(planned(empty({4, 32, 6, 7, 8}), y));
 }
 
-/// Operands and results of the three kernels on both devices. Operands are small integers: every sum is exact in any
-/// order, and half-precision results are rounded once.
+/// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
+/// small integers: every sum is exact in any order, and half-precision results are rounded once.
 struct Operands {
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
   bool biased, relu;

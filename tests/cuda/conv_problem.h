@@ -8,7 +8,8 @@
 namespace voxgrad::cudatest {
 
 /// The sizes of a convolution: x (batch, groups * in, ...), w (groups * out, in, ...), y (batch, groups * out, ...).
-/// Tables of problems have the columns {batch, in, out, x_size, kernel, {stride, padding, dilation, groups}}.
+/// `in` and `out` are the channels of one group. Tables of problems have the columns
+/// {batch, in, out, x_size, kernel, {stride, padding, dilation, groups}}.
 struct Problem {
   int64_t batch, in, out;
   Triple x_size, kernel, y_size{1};

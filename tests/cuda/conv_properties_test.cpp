@@ -19,7 +19,8 @@ namespace {
 
 using CudaConv = OnGpu;
 
-/// Expects <conv(x), y> = <x, conv_transpose(y)> = <w, weight gradient>.
+/// Expects <conv(x), y> = <x, conv_transpose(y)> = <w, weight gradient>, where <a, b> is the sum of the products of all
+/// elements.
 TEST_F(CudaConv, KernelsAreAdjoint) {
   NoGradGuard no_grad;
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 40; ++seed) {
@@ -109,7 +110,7 @@ TEST_F(CudaConv, SupportsConcurrentLaunchesFromTwoThreads) {
     }
   };
   const Work narrow(46);
-  std::optional<Work> wider;  // same kernel, but another amount of shared memory
+  std::optional<Work> wider;  // same kernel, but a different amount of shared memory
   for (int64_t width = 50; width < 130 && !wider; width += 4) {
     const auto narrow_plan = narrow.plan(), wider_plan = wider.emplace(width).plan();
     if (!std::equal(narrow_plan.begin(), narrow_plan.begin() + 3, wider_plan.begin()) ||

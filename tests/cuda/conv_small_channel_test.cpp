@@ -1,4 +1,5 @@
-// Tests the plans of the convolutions with few channels without a GPU: the supported problems and the resource limits.
+// Tests the plans of the convolutions with few channels: the supported problems, the choice of the planner and the
+// resource limits. Needs no GPU.
 #include <cmath>
 
 #include "core/error.h"

@@ -1,5 +1,6 @@
-// Tests the CUDA convolutions against the CPU through the kernel table: every parameter, any strides and every compiled
-// tile. Outputs contain NaN before the call and lie between guard values that no kernel may change.
+// Tests the CUDA convolutions against the CPU through the kernel table: every parameter, any strides, and every tile of
+// the mma.sync and small-channel kernels. Outputs contain NaN before the call and lie between guard values that no
+// kernel may change.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,8 +24,8 @@ void poison_free_memory() {
   full({floats}, std::numeric_limits<double>::quiet_NaN(), {.device = Device::cuda()});
 }
 
-/// Operands and results of the three kernels on both devices. Operands are small integers: every sum is exact in any
-/// order, and half-precision results are rounded once.
+/// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
+/// small integers: every sum is exact in any order, and half-precision results are rounded once.
 struct Comparison {
   const Problem& p;
   RandomView x, y, w, x_bias, y_bias, out, dx, dw;
@@ -74,7 +75,7 @@ TEST_F(CudaConv, IsExactForSmallIntegers) {
   }
 }
 
-/// Runs each test in every mode.
+/// Runs each test in every mode: f32 with both precisions, bf16 and f16.
 class CudaConvModes : public OnGpu, public testing::WithParamInterface<Mode> {};
 INSTANTIATE_TEST_SUITE_P(, CudaConvModes, testing::ValuesIn(kModes), [](const auto& mode) {
   return concat(mode.param.dtype, mode.param.precision == Float32Precision::high ? "_high" : "");
@@ -111,7 +112,8 @@ class Launches {
   std::vector<int64_t> before_;
 };
 
-/// Forces each compiled tile and the plain kernel for every problem, whichever kernel the planner would choose.
+/// Forces each compiled mma.sync tile and the plain kernel for every problem, whichever kernel the planner would
+/// choose.
 TEST_P(CudaConvModes, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
   const Launches launches(mode);
@@ -157,7 +159,7 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
       {1, 5, 9, {6, 30, 47}, {2, 3, 4}, {{1, 1, 3}, {0, 2, 1}, {2, 1, 2}, 2}},   // dilated, three residues
       {3, 1, 1, {20, 33, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 5}},  // depthwise
       {1, 12, 16, {40, 7, 9}, {4, 1, 2}, {{2, 1, 1}, {1, 0, 1}, {1, 1, 1}, 1}},  // the ring of stages wraps around
-      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // a box is one line
+      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // a TMA box is one line
       {1, 16, 2, {3, 150, 6}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
       {1, 4, 4, {8, 10, 11}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 16, 4, {7, 20, 22}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
@@ -178,7 +180,7 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
   launches.expect_all({cuda::ConvKernel::small_channel});
 }
 
-TEST_P(CudaConvModes, IsExactInCornerCases) {
+TEST_P(CudaConvModes, IsExactForEmptyAndExtremeSizes) {
   const Mode& mode = GetParam();
   const ConvGeometry plain;
   const Problem problems[] = {

@@ -66,7 +66,7 @@ struct Training {
     return all;
   }
 
-  // Declared before the model, because it sets the seed for the model's parameters.
+  // The initializer of this member sets the seed for the model's parameters, so the member precedes the model.
   const int seed = [] {
     manual_seed(11);
     return 11;
@@ -136,7 +136,7 @@ TEST_F(CudaGraph, ReplaysReadNewInputValues) {
   x.fill_(3);
   graph.replay();
   EXPECT_EQ(y.to_vector(), std::vector<double>(6, 25));
-  const cuda::Stream stream;  // for a replay on another stream
+  const cuda::Stream stream;  // for a replay on a stream other than the default stream
   synchronize(Device::cuda());
   {
     const cuda::StreamGuard guard(stream);

@@ -1,5 +1,6 @@
-// Tests the elementwise CUDA kernels, indexing, optimizer steps and matmul against the CPU. The kernels are called
-// through the kernel table on views with any strides and alignment, between guard bands that must not change.
+// Tests the elementwise CUDA kernels, random numbers, indexing, optimizer steps and matmul against the CPU. Most tests
+// call the kernels through the kernel table on views with any strides and alignment, between guard bands that must not
+// change.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -119,7 +120,7 @@ const Geometry kGeometries[] = {
     {"unaligned bias", {5, 2, 67}, {.offset = 1}, {.offset = 1}, {{}, 1, {}, {0, 2}}},
     {"bias along rows with different alignments", {5, 130}, {.offset = 3}, {.offset = 1}, {{}, 2, {}, {0}}},
     {"scalar operand", {300}, {}, {.offset = 1}, {{}, 0, {}, {0}}},
-    {"rows in another order", {5, 4, 67}, {{1, 0, 2}, 1}, {.offset = 2}, {{1, 0, 2}}},
+    {"rows in permuted order", {5, 4, 67}, {{1, 0, 2}, 1}, {.offset = 2}, {{1, 0, 2}}},
     {"one element for each row", {5, 4, 67}, {{1, 0, 2}, 3}, {{}, 1, {}, {2}}, {{}, 0, {}, {0}}},
     {"gaps", {9, 31}, {.gap = 2}, {.gap = 3}, {.gap = 1}},
     {"eight axes", {2, 3, 2, 3, 2, 3, 2, 3}, {}, {{7, 6, 5, 4, 3, 2, 1, 0}}, {{1, 0, 3, 2, 5, 4, 7, 6}}},
@@ -183,6 +184,24 @@ TEST_F(CudaKernels, ArangeIsBitEqual) {
 /// Returns the dtype of the result of an operator.
 DType result_of(UnaryOp op, DType dtype) { return op == UnaryOp::logical_not || op == UnaryOp::isfinite ? b8 : dtype; }
 DType result_of(BinaryOp op, DType dtype) { return op >= BinaryOp::eq ? b8 : dtype; }
+
+#define VG_ROW(name, types, ...) \
+  case UnaryOp::name:            \
+    return has(types(), dtype);
+/// Returns true if an operator supports elements of `dtype`.
+constexpr bool supports(UnaryOp op, DType dtype) {
+  switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+#define VG_ROW(name, types, ...) \
+  case BinaryOp::name:           \
+    return has(types(), dtype);
+constexpr bool supports(BinaryOp op, DType dtype) {
+  switch (op) { VG_BINARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
 
 TEST_F(CudaKernels, UnaryMatchesCpu) {
   for (const Geometry& g : kGeometries)

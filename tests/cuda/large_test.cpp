@@ -124,7 +124,7 @@ TEST_P(LargeTensors, SupportsGroupNorm) {
 TEST_P(LargeTensors, SupportsSoftmax) {
   skip_if_out_of_memory([&] {
     const Tensor rows = ramp(kRows, 0, 2) * 1e-4, columns = ramp(kColumns, 1, 2) * 1e-4, x = rows + columns;
-    // x is rounded. The tolerance 1e-4 is far above this error and far below the error that a wrong index causes.
+    // The tolerance 1e-4 is far above the error from rounding x and far below the error that a wrong index causes.
     expect_close(softmax(x, 1) / softmax(columns, 1), ones({1, 1}, {.device = device}), 1e-4);
     expect_close(softmax(x, 0) / softmax(rows, 0), ones({1, 1}, {.device = device}), 1e-4);
   });

@@ -1,5 +1,5 @@
-// Helpers for tests of CUDA kernels against the CPU: views with random layouts and equal contents on both devices,
-// surrounded and interleaved with guard values.
+// Helpers for tests of CUDA kernels against the CPU: views with random layouts and equal contents on both devices.
+// Guard values surround each view and fill the gaps between its elements.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,8 @@ inline Layout any_layout(Random& random, bool input) { return static_cast<Layout
 /// A view with the given layout, and the 1-D buffers on the CPU and on the GPU that contain its elements. The other
 /// elements of the buffers are guard values.
 struct RandomView {
-  Tensor cpu;  // the buffers
-  Tensor gpu;
+  Tensor cpu;  // the buffer on the CPU
+  Tensor gpu;  // the buffer on the GPU
   View view;
   int64_t start = 0;         // offset of the first element in the buffers
   std::vector<bool> inside;  // for each element of the buffer, whether it belongs to the view

@@ -1,6 +1,6 @@
-// Compares the CUDA kernels for reductions, sorting, softmax and max pooling with those of the CPU. The tests call the
-// kernels through the kernel table, with random shapes and strides. Outputs contain NaN or random numbers before the
-// call, and each output lies between guard values that no kernel may change.
+// Compares the CUDA kernels for reductions, cumsum, argmax, sorting, softmax and max pooling with those of the CPU.
+// Most tests call the kernels through the kernel table, with random shapes and strides. Outputs contain NaN or random
+// numbers before the call, and each output lies between guard values that no kernel may change.
 #include <functional>
 
 #include "ops/create.h"
@@ -69,8 +69,8 @@ TEST_F(CudaReduce, ReduceHandlesAnyAlignment) {
       {{33, 48}, {33, 1}},             // a few threads per row, whole vectors
       {{900, 5}, {900, 1}},            // one thread per row
       {{900, 19}, {900, 1}},           // four threads per row
-      {{2, 3, 30, 31}, {1, 3, 1, 1}},  // runs with different alignments
-      {{5, 3, 9000}, {1, 3, 1}},       // long runs, split into ranges
+      {{2, 3, 30, 31}, {1, 3, 1, 1}},  // a result reads two stretches of 930 elements
+      {{5, 3, 9000}, {1, 3, 1}},       // a result reads five stretches of 9000 elements, split into ranges
       {{9, 4, 130}, {1, 1, 130}},      // 130 columns are not whole vectors of f32
       {{9, 4, 132}, {1, 4, 132}},      // 132 columns are whole vectors of f32
       {{9000, 8}, {1, 8}},             // few columns, split into ranges

@@ -205,8 +205,8 @@ TEST_F(CudaAllocator, RecoversFromFailingHostAllocations) {
   EXPECT_EQ(ones({1 << 20}, {.device = device}).sum().item(), 1 << 20);
 }
 
-/// Hands out parts of a tensor, in order, and counts the calls. No part begins at the address of the tensor itself,
-/// which belongs to the caching allocator.
+/// Hands out parts of a tensor, in order, and counts the calls. The first part begins after the start of the tensor,
+/// because the caching allocator owns a block at that address.
 struct PoolAllocator {
   Tensor pool = bytes_on_gpu(64 * kMiB);
   size_t used = 512;
@@ -259,7 +259,7 @@ TEST_F(CudaAllocator, ExhaustedExternalAllocatorIsAnOutOfMemoryError) {
   EXPECT_ERROR(bytes_on_gpu(65 * kMiB), "the external allocator returned null for 68157440 bytes");
 }
 
-TEST_F(CudaAllocator, SupportsSeveralThreads) {
+TEST_F(CudaAllocator, ThreadsNeverShareBlocks) {
   const int64_t before = gpu_stats().current;
   std::vector<std::jthread> threads;
   std::vector<std::string> errors(4);
@@ -284,7 +284,7 @@ TEST_F(CudaAllocator, SupportsSeveralThreads) {
   EXPECT_EQ(gpu_stats().current, before);
 }
 
-TEST_F(CudaRuntime, CopiesBothWays) {
+TEST_F(CudaRuntime, CopiesBetweenHostAndDeviceKeepBytes) {
   // The last size is larger than all upload buffers together and not a multiple of the buffer size.
   for (const int64_t count : {int64_t{1}, int64_t{1000}, 4 * kMiB, 40 * kMiB + 17}) {
     Tensor source = empty({count}, {.dtype = u8});

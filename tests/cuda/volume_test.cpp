@@ -11,7 +11,7 @@ using namespace cudatest;
 constexpr DType kFloats[] = {f32, f64, bf16, f16};
 constexpr Device kBoth[] = {Device::cpu(), Device::cuda()};
 constexpr Layout kLayouts[] = {Layout::contiguous, Layout::channels_last, Layout::spaced};
-constexpr unsigned kSeeds = 12;  // only a quarter of the random contiguous views is aligned for vector loads
+constexpr unsigned kSeeds = 12;  // several, because only a quarter of contiguous views is aligned for vector loads
 
 /// Returns the relative tolerance for results of `dtype`, whose sums the devices compute in different orders and then
 /// round.

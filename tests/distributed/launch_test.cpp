@@ -104,7 +104,7 @@ TEST_F(Launch, OneTwoAndFourRanksGiveTheSameResults) {
   expect_equal(train(4), four);
 }
 
-TEST_F(Launch, ResumesWithinAnEpochOnAnotherNumberOfRanks) {
+TEST_F(Launch, ResumesWithinAnEpochOnADifferentNumberOfRanks) {
   const TensorMap whole = train(1);
   train(2, "checkpoint=run steps=13");
   const TensorMap rest = train(4, "checkpoint=run");

@@ -78,7 +78,7 @@ TEST_F(Ranks, AveragesGradientsOfEachDtypeAndLayout) {
   }
 }
 
-TEST_F(Ranks, HandlesUnusedParameters) {
+TEST_F(Ranks, ParametersUsedOnOneRankGetGradientsOnAllRanks) {
   manual_seed(0);
   Model model;
   nn::DataParallel parallel(model, *world_, {.bucket_cap_mb = 1e-6});
@@ -171,8 +171,8 @@ TEST_F(Ranks, UnusedParametersDoNotDelayBuckets) {
   });
   sum(model.second(hidden)).backward();
   // Before the hook runs, six reductions must have started: one for the flags that mark used parameters, and five for
-  // the parameters of frozen, never and spare, each of which has its own bucket. Reductions of `second` may have
-  // started as well.
+  // `frozen` and the parameters of `never` and `spare`, each of which has its own bucket. Reductions of `second` may
+  // have started as well.
   EXPECT_GE(started, 6);
   EXPECT_EQ(counting.reductions, 10);
 }

@@ -10,7 +10,7 @@ namespace {
 
 [[maybe_unused]] const auto* const ranks_environment = testing::AddGlobalTestEnvironment(new RanksEnvironment);
 
-TEST_F(Ranks, ReducesGathersAndScatters) {
+TEST_F(Ranks, AllReduceAndAllGatherGiveExpectedValues) {
   const double sum = size_ * (size_ + 1) / 2.0;
   for (const DType dtype : {f32, f64, bf16, f16, i64}) {
     const Tensor own = full({3, 2}, rank_ + 1, {.dtype = dtype});

@@ -153,7 +153,7 @@ std::string hello(const std::string& token, const std::string& host) {
   return std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + text;
 }
 
-/// Starts rank 0 and calls connect_strangers(port). Starts rank 1 after another 0.3 seconds. Returns rank 0's error.
+/// Starts rank 0 and calls connect_strangers(port). Starts rank 1 0.3 seconds after this call. Returns rank 0's error.
 std::string rank0_error_with(const std::function<void(int port)>& connect_strangers, double seconds) {
   const Listener listener("127.0.0.1", 0, "secret");
   std::thread others([&] {
@@ -253,7 +253,7 @@ TEST(Rendezvous, TimesOutIfTheAddressDoesNotAnswer) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
 }
 
-/// Rank 0 closes connections if it receives too many of them. Here, it closes the first connection of rank 1.
+/// Rank 0 closes connections if too many of them arrive. Here, rank 0 closes the first connection of rank 1.
 TEST(Rendezvous, ReconnectsAfterAClosedConnection) {
   auto listener = std::make_unique<Listener>("127.0.0.1", 0, "secret");
   const int port = listener->port();

@@ -1,5 +1,6 @@
-// Tests of SpatialParallel, which splits a volume among the ranks, and of synchronized batch norms. Each rank also
-// computes the reference results with the whole volume or batch.
+// Tests of SpatialParallel, which splits a volume among the ranks, and of synchronized batch norms. The part of a rank
+// is a slab, a range of planes along D. Convolutions exchange halos, the planes of a neighboring slab that they read.
+// Each rank also computes the reference results with the whole volume or batch.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -1,4 +1,5 @@
-// Tests of cases: loading, errors, and statistics of the intensities.
+// Tests of cases, which are the images and the label of one patient: loading, errors, and statistics of the
+// intensities.
 #include "examples/nnunet/case.h"
 
 #include <cmath>

@@ -1,4 +1,5 @@
-// Tests the checksum of a plan. A resumed run of the program `segment` reuses preprocessed cases only if it matches.
+// Tests the checksum of a plan. A resumed run of the program `segment` reuses preprocessed cases only if the checksum
+// of its plan matches.
 #include <functional>
 #include <set>
 
@@ -9,7 +10,7 @@
 namespace segment {
 namespace {
 
-TEST(Checksum, CoversTheWholePreprocessing) {
+TEST(Checksum, DependsOnEachSettingOfThePreprocessing) {
   using Plan = nnunet::ModelPlan;
   const std::function<void(Plan&)> changes[] = {
       [](Plan&) {},

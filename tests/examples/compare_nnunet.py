@@ -48,7 +48,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for variable in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
-            os.environ[variable] = name  # nnU-Net prints warnings if they are not set
+            os.environ[variable] = name  # nnU-Net prints a warning for each variable that is not set
         make_dataset(folder / "balls")
         (folder / "input").mkdir()
         (folder / "input/a_0000.nii.gz").write_bytes((folder / "balls/imagesTr/a_0000.nii.gz").read_bytes())

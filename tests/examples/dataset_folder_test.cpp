@@ -39,7 +39,7 @@ class DatasetFolderTest : public FileTest {
   }
 };
 
-TEST_F(DatasetFolderTest, ListsAndLoads) {
+TEST_F(DatasetFolderTest, ListsAndLoadsCases) {
   const DatasetFolder folder(path(""));
   using Names = std::vector<std::string>;
   EXPECT_EQ(folder.training, (Names{"a_1", "b"}));

@@ -1,4 +1,4 @@
-// Tests of the short programs of docs/gallery.md.
+// Tests of the short programs of docs/gallery.md and of the pictures that they write.
 #include <cstdio>
 #include <limits>
 

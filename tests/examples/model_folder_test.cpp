@@ -54,7 +54,7 @@ TEST_F(SaveModel, RejectsOldPlansWithTooManyFeatures) {
   std::string text = get(model / "plans.json");
   const std::string key = "\"UNet_base_num_features\": ", max = "\"unet_max_num_features\": ";
   ASSERT_NE(text.find(key), std::string::npos);
-  text.insert(text.find(key) + key.size(), "461168601842738790");  // followed by the original number
+  text.insert(text.find(key) + key.size(), "461168601842738790");  // the digits of the original number follow
   text.insert(text.find(max) + max.size(), "9000000000000000");
   EXPECT_ERROR(read_plan(model / "dataset.json", put("plans.json", text), "3d_fullres"),
                "UNet_base_num_features and unet_max_num_features must lie in [1, 2^31)");

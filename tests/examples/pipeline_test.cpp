@@ -61,7 +61,7 @@ TEST(Pipeline, ClampsAndScalesCtAndRanges) {
   EXPECT_NEAR(values(Normalization::rescale_to_0_1)[1], 1100 / 4000.0, 1e-6);
 }
 
-TEST(Pipeline, KeepsVoxelsInPlace) {
+TEST(Pipeline, PreparedLabelsMapBackToTheOriginalVoxels) {
   Tensor image = zeros({1, 10, 12, 14}), label = zeros({10, 12, 14}, {.dtype = u8});
   image.narrow(1, 2, 6).narrow(2, 3, 8).narrow(3, 4, 10).fill_(1);
   label.narrow(0, 4, 2).narrow(1, 5, 2).narrow(2, 6, 4).fill_(3);

@@ -30,7 +30,7 @@ TEST_F(Programs, ProfilesStepsAfterTheWarmUp) {
   expect_failure("kernelbench --profile", 2, "--profile needs one --model");
 }
 
-TEST_F(Programs, QuickstartLearns) {
+TEST_F(Programs, QuickstartReducesTheLoss) {
   const Result result = run("quickstart");
   EXPECT_EQ(result.code, 0) << result.output;
   double first = 0, last = 0;

@@ -214,7 +214,7 @@ TEST_F(Segment, ReusesOnlyValidPreprocessedFiles) {
   fs::remove(stored / "c-label.npy");
   expect_restored("2 written, 0 reused");
   bytes = files["b-image.npy"];
-  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // another shape with as many voxels
+  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // a different shape with as many voxels
   std::ofstream(stored / "b-image.npy", std::ios::binary) << bytes;
   expect_restored("1 written, 1 reused");
   fs::remove(stored / "contents.txt");
@@ -244,7 +244,7 @@ TEST_F(Segment, SegmentsTheBrain) {
   const Result result =
       run("segment --device cpu --steps 1 --spacing 8 --patch 16 --channels 2 --network resenc-m --out out");
   ASSERT_EQ(result.code, 0) << result.output;
-  // The mean Dice of the baseline, which predicts the labels of the left half for the mirrored right half.
+  // 0.810 is the mean Dice of the baseline, which predicts the labels of the left half for the mirrored right half.
   EXPECT_NE(result.output.find("| 0.810 |"), std::string::npos) << result.output;
   // The program trains on the left half, except for the slices that it uses for validation.
   EXPECT_NE(result.output.find(kBrainSlab), std::string::npos) << result.output;

@@ -1,4 +1,5 @@
-// Tests of the validation splits of the segmentation example: nnU-Net's fold 0 and slices of a single case.
+// Tests of the validation splits of the segmentation example: nnU-Net's fold 0, and a slab (a range of neighboring
+// slices) of a single case.
 #include "examples/segment/split.h"
 
 #include <gtest/gtest.h>

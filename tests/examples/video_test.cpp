@@ -15,7 +15,7 @@ double difference(const Tensor& a, const Tensor& b) {
   return vg::amax(vg::abs(a - b)).item() / std::max(1.0, vg::amax(vg::abs(b)).item());
 }
 
-TEST(VideoDecoder, MatchesPytorch) {
+TEST(VideoDecoder, MatchesPyTorch) {
   const vg::TensorMap data = vg::load_safetensors(TESTS_DIR "/examples/video_decoder.safetensors");
   Decoder decoder(2, 8, 3);
   vg::TensorMap state;
@@ -36,7 +36,7 @@ TEST(VideoDecoder, MatchesPytorch) {
     EXPECT_LT(difference(parameter.grad(), data.at("grad." + name)), 1e-5) << name;
 }
 
-// The frames 4 t - 3 to 4 t of the video are the first ones that depend on the latent frame t.
+// Latent frame t affects the frames of the video from number 4 t - 3 on.
 TEST(VideoDecoder, IsCausal) {
   vg::manual_seed(1);
   const Decoder decoder(2, 8, 3);

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Runs the fuzz targets of a build with -DVOXGRAD_FUZZ=ON, which build/fuzz is after ./run fuzz.
+"""Runs the fuzz targets of a build with -DVOXGRAD_FUZZ=ON. `./run fuzz` creates such a build in build/fuzz.
 
     tests/fuzz/fuzz.py [--build FOLDER] [SECONDS | --inputs N] [--jobs N] [--keep] [TARGET ...]
 
 Runs each TARGET (default: all) for SECONDS (default: 60) or on N inputs. Each run starts from tests/fuzz/corpus and
 from the inputs that earlier runs have found, which are in FOLDER/fuzz/corpus. Prints a line per target; the last column
-is the number of inputs of all runs in FOLDER. If a target finds a fault, prints the path of the input that reproduces
-the fault and the end of the log, and the exit status is 1. To reproduce the fault:
+is the number of inputs of all runs in FOLDER. The exit status is 1 if a target finds a fault. In this case, prints the
+path of the input that reproduces the fault and the end of the log. To reproduce the fault:
 
     FOLDER/tests/fuzz_targets/TARGET PATH
 
---keep replaces the found inputs in tests/fuzz/corpus by a sample of the inputs that together reach the same code.
+--keep replaces the inputs that earlier runs with --keep have added to tests/fuzz/corpus. libFuzzer merges all found
+inputs into a smaller set that reaches the same code, and --keep adds a sample of this set.
 """
 import argparse
 import concurrent.futures
@@ -27,9 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CORPUS = ROOT / "tests/fuzz/corpus"
 # Largest inputs in bytes. The JSON files and checkpoints of the corpus are larger than 4096 bytes.
 MAX_BYTES = {"checkpoint": 16384, "dataset_json": 16384, "plans_json": 16384, "pth": 16384}
-KEPT_BYTES, KEPT_FILES = 15_000, 40  # limits of the found inputs of a target that --keep keeps
-# An input may allocate at most 64 MB at once and 1 GB in total. The largest legal allocation is that of a .nii.gz file:
-# 4 KB, decompressed by a factor of at most 1032, with one byte per voxel that becomes an f32.
+KEPT_BYTES, KEPT_FILES = 15_000, 40  # limits per target of the inputs that --keep adds
+# An input may allocate at most 64 MB at once and 1 GB in total. The largest legal allocation is that of a .nii.gz file
+# of 4 KB: gzip expands the file by a factor of at most 1032, and each voxel grows from one byte to an f32.
 LIMITS = ["-malloc_limit_mb=64", "-rss_limit_mb=1024", "-timeout=30"]
 ENVIRONMENT = {"VOXGRAD_NUM_THREADS": "1", "ASAN_OPTIONS": "quarantine_size_mb=16"}
 

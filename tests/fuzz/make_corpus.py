@@ -3,8 +3,8 @@
 
     tests/fuzz/make_corpus.py [FOLDER]
 
-FOLDER is tests/fuzz/corpus by default. The files depend only on this script and on tests/examples/nnunet. Other files
-in FOLDER remain; tests/fuzz/fuzz.py --keep adds inputs that it has found.
+FOLDER is tests/fuzz/corpus by default. The files depend only on this script, tests/core/data and tests/examples/nnunet.
+Other files in FOLDER remain; tests/fuzz/fuzz.py --keep adds inputs that it has found.
 """
 import gzip
 import json
@@ -19,7 +19,7 @@ FORMATS = {"F32": "f", "F64": "d", "I64": "q", "I32": "i", "U8": "B", "BOOL": "?
 
 
 def safetensors(tensors, metadata=None):
-    """tensors: name -> (dtype, shape, list of elements)"""
+    """Returns a safetensors file. `tensors` maps each name to (dtype, shape, list of elements)."""
     header, data = {}, b""
     if metadata:
         header["__metadata__"] = metadata
@@ -104,7 +104,7 @@ def call(signature, description):
 
 
 def inputs():
-    """Returns target -> name -> bytes."""
+    """Returns a dict that maps each target to a dict from the names of its inputs to their bytes."""
     f32 = ("F32", [2, 3], [1, 2, 3, 4, 5, 6])
     floats = struct.pack("<6f", 1, 2, 3, 4, 5, 6)
     image = nifti([2, 3, 4], 4, 16, struct.pack("<24h", *range(24)))

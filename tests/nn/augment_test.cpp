@@ -24,7 +24,7 @@ using data::Sample;
 using Channel = AugmentParams::Channel;
 using Point = std::array<double, 3>;
 
-/// One channel or label map in double precision.
+/// One channel, or one label map, in double precision.
 struct Volume {
   Triple size;
   std::vector<double> values;
@@ -160,7 +160,7 @@ Point index(int64_t d, int64_t h, int64_t w) {
   return {static_cast<double>(d), static_cast<double>(h), static_cast<double>(w)};
 }
 
-TEST(Augmentation, RotatesAndScales) {
+TEST(Augmentation, RotationAndScalingMatchFormulas) {
   AugmentParams still = params_of(2), moved = params_of(2);
   moved.rotation = {12, -25, 31};
   moved.scaling = {0.8, 1.3, 1.1};
@@ -207,7 +207,7 @@ double spline(double x) {
   return a >= 1 ? std::pow(2 - a, 3) / 6 : (4 - 6 * a * a + 3 * a * a * a) / 6;
 }
 
-TEST(Augmentation, DeformsElastically) {
+TEST(Augmentation, ElasticDeformationMatchesFormula) {
   AugmentParams params = params_of(1);
   params.rotation = {0, 15, 0};
   params.elastic = 1.5;
@@ -358,7 +358,7 @@ TEST(Augmentation, ConstantImagesStayFinite) {
   }
 }
 
-TEST(Augmentation, AddsNoise) {
+TEST(Augmentation, AddsTheSameNoiseToAllChannels) {
   AugmentParams params = params_of(2);
   params.noise = 0.25;
   params.seed = 12;

@@ -113,7 +113,7 @@ TEST(Autocast, LeavesF64Unchanged) {
 }
 
 // The model is f16 and autocast is bf16. The gradient of the bias is converted through f32.
-TEST(Autocast, RunsF16ModelsUnderBf16) {
+TEST(Autocast, F16ModelsUnderBf16ApproximateF32Gradients) {
   manual_seed(4);
   for (const bool norm : {false, true}) {
     nn::Sequential model{nn::Conv3d{2, 8, 3}};

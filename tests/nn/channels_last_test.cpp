@@ -49,8 +49,8 @@ void expect_channels_last(const nn::Module& model) {
   }
 }
 
-/// Trains for three steps. From the second step on, when the optimizer has its state, no tensor may be copied to
-/// another layout.
+/// Trains for three steps. After the first step, which allocates the optimizer's state, no tensor may be copied to a
+/// different memory format.
 void expect_training_without_copies(UNet& model, const Tensor& x, const Tensor& target, std::optional<DType> low) {
   optim::SGD optimizer(model.parameters(), {.lr = 1e-3, .momentum = 0.9});
   optim::ExponentialMovingAverage average(model);
@@ -143,7 +143,7 @@ TEST(ChannelsLast, OperatorsKeepTheFormatWithoutCopies) {
   }
 }
 
-TEST(ChannelsLast, RecordsLayoutCopies) {
+TEST(ChannelsLast, TheProfilerRecordsLayoutCopies) {
   const Tensor x = randn({2, 8, 4, 4, 4}).requires_grad_();
   profiler::Session profile;
   sum(exp(x).contiguous(MemoryFormat::channels_last)).backward();

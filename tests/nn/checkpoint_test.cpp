@@ -31,7 +31,7 @@ const data::Dataset& samples() {
   return dataset;
 }
 
-/// A training run with all parts that a checkpoint can hold.
+/// A training run with all objects whose state a checkpoint can hold.
 struct Training {
   explicit Training(Device on, MemoryFormat format = MemoryFormat::contiguous) : device(on) {
     model.to(device);

@@ -28,7 +28,8 @@ TEST(ConvPadding, PadsAccordingToTheMode) {
   const Tensor x = reshape(tensor({1, 2, 3, 4}), {1, 1, 4});
   struct Case {
     PadMode mode;
-    Values three, two;  // sums of windows of three and of two elements
+    Values three;  // sums of windows of three elements
+    Values two;    // sums of windows of two elements
   };
   for (const Case& c :
        {Case{PadMode::zeros, {3, 6, 9, 7}, {3, 5, 7, 4}}, Case{PadMode::reflect, {5, 6, 9, 10}, {3, 5, 7, 7}},
@@ -66,7 +67,7 @@ TEST(ConvPadding, SameKeepsTheSizesOfVolumes) {
   }
 }
 
-TEST(ConvPadding, WorksInFusedAndWrappedLayersAndChannelsLast) {
+TEST(ConvPadding, FusedAndChannelsLastLayersMatchSeparateLayers) {
   for (const PadMode mode : {PadMode::zeros, PadMode::circular}) {
     nn::Sequential model{nn::Conv3d(2, 4, 2, 1, "same", 1, 1, true, mode), nn::ReLU(), nn::GroupNorm(2, 4)};
     const Tensor x = randn({1, 2, 4, 4, 4});

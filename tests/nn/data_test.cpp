@@ -90,7 +90,7 @@ TEST(Sampler, RanksSplitTheSamplesOfEachStep) {
   EXPECT_ERROR(data::DistributedSampler(nullptr, {}), "needs a sampler that is not distributed, got nullptr");
 }
 
-TEST(Loader, ResumesOnAnotherNumberOfRanks) {
+TEST(Loader, ResumesOnADifferentNumberOfRanks) {
   const FunctionDataset dataset(19, [](int64_t index, Generator& random) {
     return Sample{full({1}, static_cast<double>(index)), rand({1}, {}, &random)};
   });
@@ -324,7 +324,7 @@ TEST(Loader, ContinuesAfterAFailedBatch) {
   }
 }
 
-TEST(Loader, SetEpochWorksInsideALoop) {
+TEST(Loader, SetEpochInsideALoopSelectsTheNextEpoch) {
   const data::TensorDataset dataset(arange(0, 4));
   Loader loader(dataset, {});
   for (auto [x, y] : loader)
@@ -397,7 +397,7 @@ class EvenSampler : public data::Sampler {
   int64_t size_;
 };
 
-TEST(Loader, RejectsAStateOfAnotherOrder) {
+TEST(Loader, RejectsAStateOfADifferentOrder) {
   const data::TensorDataset dataset(arange(0, 10));
   const auto even = std::make_shared<EvenSampler>(5);
   Loader shuffled(dataset, {.shuffle = true}), sequential(dataset), dropping(dataset, {.drop_last = true}),

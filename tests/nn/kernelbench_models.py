@@ -26,7 +26,7 @@ UP = {"kernel_size": 3, "stride": 2, "padding": 1}
 
 
 class Model(nn.Module):
-    """A transposed convolution followed by then(self, x). `parts` are named layers and shapes of named parameters."""
+    """A transposed convolution followed by the function `then`. `parts` are named layers and shapes of parameters."""
 
     def __init__(self, conv, then, **parts):
         super().__init__()

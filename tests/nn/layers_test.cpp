@@ -124,7 +124,7 @@ std::map<std::string, MakeLayer> layers() {
   };
 }
 
-/// Returns f64 elements function(i * step + phase), as pattern() in layers_reference.py.
+/// Returns an f64 tensor whose element i is function(i * step + phase). Equals pattern() in layers_reference.py.
 template <class F>
 Tensor pattern(const Shape& shape, double step, double phase, F function) {
   std::vector<double> values(static_cast<size_t>(numel(shape)));
@@ -328,7 +328,7 @@ TEST(Layers, RMSNormAppliesItsWeight) {
   EXPECT_ERROR(nn::RMSNorm(2, {.eps = -1}), "RMSNorm: eps must be finite and not negative, got -1");
 }
 
-TEST(Layers, PoolingRejectsBadOptions) {
+TEST(Layers, PoolingAndPaddingCheckOptionsAndShapes) {
   using namespace nn;
   EXPECT_ERROR(MaxPool3d({.kernel_size = -1}), "MaxPool3d: kernel_size must lie in [1, 2^31), got [-1, -1, -1]");
   EXPECT_ERROR(MaxPool3d({.kernel_size = 2, .stride = -1}), "MaxPool3d: stride must lie in [1, 2^31)");

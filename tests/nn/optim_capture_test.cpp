@@ -99,7 +99,7 @@ TEST(OptimizerCapture, RejectsReplaysAfterTheOptimizerChanged) {
   EXPECT_ERROR(other.replay(), "Adam: the optimizer was destroyed after its step was captured");
 }
 
-TEST(OptimizerCapture, RejectsCapturingTheFirstStepInAnotherMemoryFormat) {
+TEST(OptimizerCapture, RejectsCapturingTheFirstStepAfterAFormatChange) {
   nn::Conv3d conv{{.in_channels = 2, .out_channels = 3, .kernel_size = 2}};
   for (const Tensor& p : conv.parameters()) p.set_grad(ones(p.shape()));
   optim::Adam adam(conv.parameters(), {.lr = 0.1});

@@ -2,8 +2,9 @@
 
     python3 optim_reference.py > optim_reference.inc
 
-The parameters are five float64 numbers. gradient() computes their gradients from their values and the step number;
-optim_test.cpp repeats this formula.
+PyTorch has no optimizer Lion, so this script implements it. The parameters are five numbers, float32 for GradScaler and
+float64 otherwise. gradient() computes their gradients from their values and the step number; optim_test.cpp and
+grad_scaler_test.cpp repeat this formula.
 """
 import math
 
@@ -11,7 +12,6 @@ import torch
 
 STEPS = 20
 START = [0.5, -1.25, 2.0, 0.0, -0.75]
-
 
 
 class Lion(torch.optim.Optimizer):

@@ -362,7 +362,7 @@ TEST(Clip, ClipsByTheNormOfAllGradients) {
   EXPECT_EQ(optim::clip_grad_norm_({}, 1).item(), 0);
 }
 
-TEST(Clip, RejectsNonfiniteNormsWithTheOption) {
+TEST(Clip, ErrorIfNonfiniteRejectsNonfiniteNorms) {
   const Tensor a = zeros({2});
   a.set_grad(tensor({1, INFINITY}));
   EXPECT_ERROR(optim::clip_grad_norm_({a}, 1, {.error_if_nonfinite = true}), "the norm of the gradients is inf");

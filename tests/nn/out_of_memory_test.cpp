@@ -12,7 +12,7 @@ namespace {
 
 using OutOfMemoryInState = FileTest;
 
-TEST_F(OutOfMemoryInState, SavesAndLoadsCheckpoints) {
+TEST_F(OutOfMemoryInState, CheckpointsSaveAndLoadAfterFailures) {
   nn::Linear model(2, 3);
   optim::AdamW optimizer(model.parameters(), {});
   const CheckpointParts parts{.model = &model, .optimizer = &optimizer};

@@ -180,7 +180,7 @@ TEST(Recompute, UpdatesRunningStatisticsOnce) {
   EXPECT_EQ(run([&](const Tensor& t) { return nn::recompute(recomputed, t); }), plain);  // nested
 }
 
-TEST(Recompute, TwoThreadsRunOneRetainedGraph) {
+TEST(Recompute, TwoThreadsGetEqualGradientsFromOneGraph) {
   const nn::Sequential model = block();
   const Tensor x = randn({1, 3, 4, 4, 4}).requires_grad_();
   const Tensor y = sum(nn::recompute(model, x));

@@ -1,4 +1,5 @@
-// Helpers for tests that operators reject invalid calls. Each test has a table of calls and expected messages.
+// Helpers for tests that expect operators to reject invalid calls. Each test has a table of calls and expected
+// messages.
 #pragma once
 #include <functional>
 

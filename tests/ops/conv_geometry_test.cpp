@@ -1,4 +1,6 @@
-// Tests that the gather form of a convolution matches its definition: i + padding = o * stride + k * dilation.
+// Tests ops/detail/conv_geometry.h, which defines the phases and the gather form of a convolution. The gather form must
+// contain the same products as the definition: position i of x, position o of y and tap k form a product if
+// i + padding = o * stride + k * dilation. Also tests the output sizes.
 #include "ops/detail/conv_geometry.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +54,7 @@ Products products_of_phases(const ConvGather& gather, bool transposed) {
   return found;
 }
 
-TEST(ConvGeometry, GatherMatchesDefinition) {
+TEST(ConvGeometry, GatherFormHasTheProductsOfTheDefinition) {
   for (int64_t stride = 1; stride <= 5; ++stride)
     for (int64_t dilation = 1; dilation <= 6; ++dilation)
       for (int64_t kernel = 1; kernel <= 4; ++kernel)
@@ -89,7 +91,7 @@ TEST(ConvGeometry, HugeStrideHasFewPhases) {
   const int64_t stride = int64_t{1} << 30;
   const ConvGather gather = gather_transposed({4 * stride, 4, 3, stride, 1, 5});
   ASSERT_EQ(gather.phases.size(), 3U);
-  EXPECT_EQ(gather.phases[0].first, 4);  // tap k of input 0 writes output 5 k - 1
+  EXPECT_EQ(gather.phases[0].first, 4);  // tap k adds input 0 to output 5 k - 1
   EXPECT_EQ(gather.phases[1].first, 9);
   EXPECT_EQ(gather.phases[2].first, stride - 1);
   EXPECT_EQ(gather.phases[2].count, 4);
@@ -97,7 +99,7 @@ TEST(ConvGeometry, HugeStrideHasFewPhases) {
   EXPECT_FALSE(gather.covers_all());
 }
 
-TEST(ConvGeometry, PhasesAreUnitStrideConvolutions) {
+TEST(ConvGeometry, PhasesAreConvolutionsWithStrideOne) {
   const ConvGather gather = gather_transposed({100, 30, 6, 6, 5, 4});  // g = gcd(stride, dilation) = 2
   EXPECT_EQ(gather.in_step, 1);
   EXPECT_EQ(gather.out_step, 6);
@@ -121,7 +123,7 @@ TEST(ConvGeometry, ComputesOutputSizes) {
   EXPECT_EQ(conv_transpose_output_size(1, 1, 1, 3, 0, 1), -5);
 }
 
-TEST(ConvGeometry, RejectsSizesBeyond64Bits) {
+TEST(ConvGeometry, ThrowsOnlyIfTheOutputSizeExceeds64Bits) {
   const int64_t huge = int64_t{1} << 62;
   EXPECT_THROW(conv_transpose_output_size(huge, 3, 4, 0, 0, 1), Error);
   EXPECT_THROW(conv_output_size(huge, 1, 1, huge, 1), Error);

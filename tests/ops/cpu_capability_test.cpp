@@ -1,4 +1,5 @@
-// Tests the choice of the CPU kernels for the processor, and compares the kernels of all CPU capabilities.
+// Tests the choice of the CPU kernels for the processor, and compares the kernels of all CPU capabilities. A capability
+// is a set of instructions, such as "avx2", for which the kernels are compiled.
 #include "ops/cpu_capability.h"
 
 #include <cstdlib>
@@ -22,13 +23,15 @@ std::vector<const char*> capabilities() {
   return result;
 }
 
+/// Operands of a convolution (x, w and y), and of a matrix product (a and b).
 struct Problem {
   Tensor x = randn({2, 24, 9, 10, 11}), w = randn({40, 24, 3, 3, 3}), y = randn({2, 40, 9, 10, 11});
   Tensor a = randn({1, 67, 130}), b = randn({1, 130, 45});
   ConvGeometry geometry{.padding = 1};
 };
 
-/// Runs kernels that use vector instructions and returns their results.
+/// Runs convolutions, a matrix product, tanh, a sum and a softmax with the kernels of the capability. Returns their
+/// results.
 Tensors run(const char* capability, const Problem& p) {
   const Kernels& k = cpu_kernels_for(capability);
   Tensors results{zeros_like(p.y), zeros_like(p.x),   zeros_like(p.w), zeros({1, 67, 45}),

@@ -1,4 +1,5 @@
-// Compares the CPU convolutions with a scatter loop in double that follows the definition of a convolution.
+// Tests the CPU kernels of convolutions. The expected results come from a loop in double over all products in the
+// definition of a convolution.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -90,8 +91,11 @@ struct Block {
 
 /// The shapes and the geometry of y = conv(x, w).
 struct Case {
-  int64_t batch = 1, x_channels = 1, y_channels = 1;
-  Triple x_size{1}, kernel{1};
+  int64_t batch = 1;
+  int64_t x_channels = 1;
+  int64_t y_channels = 1;
+  Triple x_size{1};
+  Triple kernel{1};
   ConvGeometry geometry;
   Triple y_size{0};
 
@@ -190,7 +194,7 @@ class ConvCheck {
     return view;
   }
 
-  /// Computes the expected results.
+  /// Computes the expected results: adds each product of the convolution to the three sums that contain it.
   void scatter() {
     for (Block<double>* block : {&expected_x_, &expected_y_, &expected_w_})
       block->each([](auto&, double& v) { v = 0; });
@@ -345,7 +349,7 @@ TEST_F(CpuConv, HandlesRandomShapes) {
   }
 }
 
-// These cases need several tiles, several ranges of channels, and more weights than the kernel packs at once.
+// Some cases need several tiles, some several ranges of channels, and some more weights than the kernel packs at once.
 TEST_F(CpuConv, HandlesManyTiles) {
   for (const Case& c :
        {convolution(1, 3, 2, {20, 70, 90}, 3, {.padding = 1}), transposed(1, 700, 3, {2, 3, 5}, 3, {.stride = 2}),
@@ -367,7 +371,7 @@ TEST_F(CpuConv, HandlesFewVoxelsWithManyChannels) {
   }
 }
 
-// The packed weights and tiles of these kernels exceed the usual limits of the workspace.
+// The convolution kernels are so long that packed weights and tiles exceed the usual limits of the workspace.
 TEST_F(CpuConv, HandlesLongKernels) {
   for (const Case& c :
        {convolution(1, 3, 2, {1, 1, 40000}, {1, 1, 40000}, {.padding = {0, 0, 2}}),
@@ -406,7 +410,8 @@ TEST_F(CpuConv, IsBitwiseIndependentOfThreadCount) {
   }
 }
 
-// Expects <conv(x, w), y> = <x, conv_backward_data(y, w)> = <w, conv_backward_weight(x, y)> for random doubles.
+// Expects <conv(x, w), y> = <x, conv_backward_data(y, w)> = <w, conv_backward_weight(x, y)> for random doubles, where
+// <a, b> is the sum of the products of all elements.
 TEST_F(CpuConv, KernelsAreAdjoint) {
   std::mt19937 random(6);
   std::normal_distribution<double> normal;

@@ -1,5 +1,5 @@
-// Compares optimizer steps with PyTorch's definitions in double, and tests that results do not depend on the number of
-// threads.
+// Compares the CPU kernels of optimizer steps with PyTorch's formulas in double. Also tests that the results of CPU
+// kernels do not depend on the number of threads.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -15,8 +15,9 @@ using namespace kerneltest;
 constexpr int64_t kCount = 1031;
 constexpr int kSteps = 5;
 
-/// Runs kSteps steps of a kernel on arrays of T, and of a reference in double with the same gradients. Compares all
-/// arrays afterwards. Array 0 is the parameter, array 1 is the gradient, and the others are the state, initially zero.
+/// Runs kSteps optimizer steps twice with the same gradients: with `kernel` on arrays of T, and with `reference` in
+/// double. Then compares all arrays. Array 0 is the parameter, array 1 is the gradient, and the others are the state,
+/// which is initially zero.
 template <class T, size_t states, class Kernel, class Reference>
 void compare_steps(Kernel kernel, Reference reference) {
   std::vector<Array<T>> arrays(states + 2, Array<T>({kCount}));
@@ -38,7 +39,7 @@ void compare_steps(Kernel kernel, Reference reference) {
         arrays[k], [&](const Dims& i) { return values[k][static_cast<size_t>(i[0])]; }, sizeof(T) == 4 ? 5e-6 : 1e-13);
 }
 
-/// Returns a list with the views of one parameter, its gradient and its state.
+/// Returns a list with one entry: the views of a parameter, its gradient and its state.
 template <class T>
 std::vector<StepViews> step_list(const std::vector<Array<T>>& a) {
   StepViews views{a[0].view, a[1].view, {}};
@@ -46,7 +47,7 @@ std::vector<StepViews> step_list(const std::vector<Array<T>>& a) {
   return {views};
 }
 
-TEST(CpuKernels, SgdStepsMatchPyTorch) {
+TEST(CpuKernels, SgdStepsMatchFormulas) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
       SgdStep o{.lr = 0.1,
@@ -74,7 +75,7 @@ TEST(CpuKernels, SgdStepsMatchPyTorch) {
   });
 }
 
-TEST(CpuKernels, AdamStepsMatchPyTorch) {
+TEST(CpuKernels, AdamStepsMatchFormulas) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
       AdamStep o{.lr = 0.01,
@@ -108,7 +109,7 @@ TEST(CpuKernels, AdamStepsMatchPyTorch) {
   });
 }
 
-TEST(CpuKernels, RmspropStepsMatchPyTorch) {
+TEST(CpuKernels, RmspropStepsMatchFormulas) {
   for_floats([]<class T>() {
     for (int variant = 0; variant < 16; ++variant) {
       const RmspropStep o{.lr = 0.01,
@@ -175,7 +176,7 @@ TEST(CpuKernels, HalfPrecisionStepsRoundOnceAndKeepFloatState) {
   all(Float16());
 }
 
-/// Runs the kernels whose results could depend on the number of threads, and returns all bytes that they write.
+/// Runs multithreaded kernels, and returns the bytes of the arrays that they write.
 std::vector<char> kernel_outputs() {
   std::vector<char> bytes;
   const auto keep = [&](auto& a) { bytes.insert(bytes.end(), a.bytes.begin(), a.bytes.end()); };

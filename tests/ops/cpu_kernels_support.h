@@ -1,5 +1,5 @@
-// Helpers for tests that call kernels of the device table directly: strided arrays surrounded by guard memory, and the
-// comparison of arrays with loops in double.
+// Helpers for tests that call the CPU kernels directly: strided arrays surrounded by guard memory, and the comparison
+// of arrays with expected values in double.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ inline constexpr Layout kOutputLayouts[] = {Layout::contiguous, Layout::reversed
 inline constexpr Layout kInputLayouts[] = {Layout::contiguous, Layout::reversed, Layout::stepped, Layout::flipped,
                                            Layout::expanded};
 
-/// A strided view with its own memory. All elements, inside and outside the view, start as poison(), a value that no
-/// result has.
+/// A strided view with its own memory. All elements, inside and outside the view, start as poison(). The tests do not
+/// expect this value as a result, except for bool, where it is true.
 template <class T>
 struct Array {
   std::vector<char> bytes;

@@ -1,4 +1,5 @@
-// Tests the elementwise CPU kernels, copies and random number generation.
+// Tests the CPU kernels that compute each element independently: elementwise operators, copies, fill, arange and random
+// numbers. Also tests empty views and unsupported dtypes.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -181,7 +182,7 @@ void for_types(F f) {
   f.template operator()<bool>();
 }
 
-TEST(CpuKernels, CopyConvertsBetweenAllTypes) {
+TEST(CpuKernels, CopyConvertsBetweenAllDtypes) {
   for_types([]<class From>() {
     for_types([]<class To>() {
       for (Layout layout : {Layout::contiguous, Layout::reversed, Layout::flipped, Layout::expanded}) {
@@ -214,7 +215,7 @@ TEST(CpuKernels, CopyTransposesAxes) {
   });
 }
 
-TEST(CpuKernels, FillsRangesAndAcceptsEmptyViews) {
+TEST(CpuKernels, FillArangeAndEmptyViewsMatchReference) {
   Array<uint8_t> filled({3, 5}, Layout::stepped);
   cpu_table.fill(filled.view, 9);
   expect_close<uint8_t>(

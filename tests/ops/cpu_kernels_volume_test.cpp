@@ -20,7 +20,7 @@ Dims clipped(Dims index, const Shape& shape) {
   return index;
 }
 
-/// Reduces `in` to `shape` in double. Reduced axes have size 1.
+/// Reduces `in` to `shape` in double. The reduced axes have size 1 in `shape`.
 template <class T>
 Array<double> reduce_in_double(const Array<T>& in, const Shape& shape, ReduceOp op) {
   Array<double> totals(shape);
@@ -230,7 +230,8 @@ double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
 /// A resampling map along one axis, and the sizes of its input and output.
 struct ResampleCase {
   Resample map;
-  int64_t inputs, outputs;
+  int64_t inputs;
+  int64_t outputs;
 };
 
 std::vector<ResampleCase> resample_cases() {
@@ -306,7 +307,7 @@ TEST(CpuKernels, ResampleAndTransposeMatchReference) {
 }
 
 // The CUDA kernels allocate a buffer for max_terms() terms per output, so no output may have more terms.
-TEST(Resample, StaysWithinMaxTerms) {
+TEST(Resample, OutputsHaveAtMostMaxTerms) {
   std::vector<ResampleCase> cases = resample_cases();
   for (const auto mode : {Resample::Mode::nearest, Resample::Mode::nearest_exact, Resample::Mode::linear,
                           Resample::Mode::cubic, Resample::Mode::adaptive, Resample::Mode::box})

@@ -1,5 +1,6 @@
-// Tests elementwise operators on inputs that the operator table does not cover: zero, NaN, the range limits of exp, and
-// scalar operands. The expected gradients are PyTorch's unless a comment states a difference.
+// Tests properties of elementwise operators that the operator table does not cover: zero, NaN, overflow, scalar
+// operands, dtype promotion, and in-place operators such as +=. The expected gradients are PyTorch's unless a comment
+// states a difference.
 #include "ops/elementwise.h"
 
 #include <cmath>
@@ -30,7 +31,7 @@ void expect_equal(const Tensor& got, const std::vector<double>& expected, const 
 
 Tensor leaf(const NestedList& values, Device device) { return tensor(values, {f64, device, true}); }
 
-TEST(Elementwise, ExpUnderflowsToZero) {
+TEST(Elementwise, ExpHandlesUnderflowInfinityAndNaN) {
   for (const Device device : devices()) {
     const Tensor x = tensor({-kInf, -2000, -745.2, kInf, kNaN}, {f64, device});
     expect_equal(exp(x), {0, 0, 0, kInf, kNaN}, "f64");
@@ -154,7 +155,7 @@ TEST(Elementwise, DtypesPromoteAsInPyTorch) {
   EXPECT_EQ(y.grad().dtype(), f32);
 }
 
-TEST(Elementwise, SupportsOperatorSyntax) {
+TEST(Elementwise, OperatorsAndScalarsGiveExpectedValues) {
   const Tensor x = tensor({{1, -2, 3}, {4, 5, -6}});
   EXPECT_EQ((x > 0).to_vector(), (std::vector<double>{1, 0, 1, 1, 1, 0}));
   EXPECT_EQ((x <= -x).to_vector(), (std::vector<double>{0, 1, 0, 0, 0, 1}));

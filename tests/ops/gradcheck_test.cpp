@@ -1,4 +1,5 @@
-// Tests that gradcheck and gradgradcheck find wrong gradients and report their positions.
+// Tests that gradcheck and gradgradcheck find wrong gradients, report their positions, and skip kinks, which are points
+// where the function has no derivative.
 #include "ops/gradcheck.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ Tensor input(const Shape& shape, Device device = Device::cpu()) {
   return randn(shape, {f64, device}, &generator).requires_grad_();
 }
 
-/// Returns x^3 with a custom gradient: 3 x^2, multiplied by factor at the elements with index >= from.
+/// Returns x^3 with a custom gradient: 3 x^2, multiplied by `factor` at the elements whose index is at least `from`.
 Tensor cube(const Tensor& x, double factor, int64_t from) {
   Tensor wrong = ones_like(x);
   wrong.slice(0, from, wrong.size(0)).fill_(factor);

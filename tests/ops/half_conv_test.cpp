@@ -34,7 +34,8 @@ const Case kCases[] = {
     {"transposed_wide", true, {3, 40, 4, 5, 6}, {40, 33, 3, 4, 3}, {2, 2, 3}, {1}},
     {"phases_without_taps", true, {1, 3, 3, 2, 4}, {3, 4, 1, 2, 1}, {3, 4, 2}, {0}, {1}, 1, {2, 0, 1}},
     {"depthwise", true, {1, 6, 6, 6, 6}, {6, 1, 3, 3, 3}, {2}, {1}, {1}, 6},
-    // The strides lead to more phases or residues than the tensor-core kernels support.
+    // Stride 10 divides the outputs into ten phases, or the inputs into ten residues, by their position modulo 10. The
+    // tensor-core kernels support at most eight per axis.
     {"ten_phases", true, {1, 3, 3, 2, 3}, {3, 5, 10, 1, 10}, {10, 1, 10}, {2, 0, 3}},
     {"ten_residues", false, {1, 3, 30, 4, 40}, {5, 3, 10, 1, 10}, {10, 1, 10}},
 };

@@ -1,5 +1,5 @@
-// Tests composed operators on bf16 and f16 tensors. Intermediate values of these operators exceed the range of f16, or
-// their sums need more digits than bf16 and f16 have.
+// Tests operators on bf16 and f16 tensors. In most tests, intermediate values exceed the range of f16, or sums need
+// more digits than bf16 and f16 have.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -56,7 +56,7 @@ TEST_P(HalfOps, LossesAndGradientsKeepInputDtype) {
   }
 }
 
-TEST_P(HalfOps, SoftmaxGradientSumsInFloat32) {
+TEST_P(HalfOps, LogSoftmaxGradientSumsInFloat32) {
   const Tensor x = zeros({1, 2048}, like(f16)).requires_grad_();
   const Tensor dx = grad({log_softmax(x, 1)}, {x}, {full({1, 2048}, 100, like(f16))})[0];
   EXPECT_LT(amax(abs(dx)).item(), 0.1);  // each gradient is 100 - 204800 / 2048 = 0; 204800 exceeds the range of f16
@@ -90,7 +90,7 @@ TEST_P(HalfOps, DropoutKeepsExpectedShareAndRoundsOnce) {
   }
 }
 
-TEST_P(HalfOps, LinearAndMatmulRoundOnce) {
+TEST_P(HalfOps, LinearRoundsOnce) {
   const Tensor x = ones({8, 3000}, like(bf16)), w = ones({4, 3000}, like(bf16));
   EXPECT_EQ(linear(x, w, zeros({4}, like(bf16))).at({7, 3}), 3008);  // 3000 rounded to bf16
 }

@@ -1,5 +1,5 @@
-// Tests the classification losses with many voxels and classes. The fused kernels, which take class indices, must agree
-// with composed operators, which take one-hot probabilities. Invalid options must be rejected.
+// Tests the classification losses: large inputs, ignored voxels and invalid options. For large inputs, the fused
+// kernels, which take class indices, must agree with composed operators, which take one-hot probabilities.
 #include "ops/loss.h"
 
 #include <gtest/gtest.h>
@@ -97,8 +97,9 @@ TEST(ClassLosses, SkipIgnoredVoxels) {
     }
 }
 
-// Without labeled voxels, cross_entropy returns NaN as in PyTorch. The compound losses return 0 as in nnU-Net.
-TEST(ClassLosses, CompoundLossesAreZeroWithoutLabeledVoxels) {
+// If all voxels are ignored or have a class of weight 0, cross_entropy returns NaN, as in PyTorch. The cross-entropy
+// term of dice_ce_loss is 0 instead, as in nnU-Net. This also holds for each level of deep_supervision_loss.
+TEST(ClassLosses, DiceCEIsFiniteWithoutLabeledVoxels) {
   for (const Device device : devices())
     for (const int64_t classes : {3, 14}) {
       const Tensor x = randn({2, classes, 4, 6}).to(device), none = full({2, 4, 6}, 200, {u8, device});

@@ -18,7 +18,7 @@ namespace {
 using Doubles = std::vector<double>;
 using Integers = std::vector<int64_t>;
 
-TEST(Methods, SaturatesFloatsOutsideTheIntegerRange) {
+TEST(Methods, ToIntegerSaturatesFloatsOutOfRange) {
   const Doubles values{NAN, INFINITY, -INFINITY, 1e30,    -1e30, -1,     -0.75,   -0.0,   0.75,   255.75,
                        256, -1048576, 0x1p31,    -0x1p31, 65504, 0x1p63, -0x1p63, 0x1p62, -0x1p40};
   const auto expected = [](double value, DType to) -> int64_t {
@@ -42,7 +42,7 @@ TEST(Methods, SaturatesFloatsOutsideTheIntegerRange) {
     }
 }
 
-TEST(Methods, TruncatesIntegersToTheirLowBits) {
+TEST(Methods, ToSmallerIntegerKeepsLowBits) {
   const Integers values{-1, 256, 0x1'8000'0001, -129, INT64_MIN, INT64_MAX};
   for (const Device device : devices()) {
     const Tensor x = from_span<int64_t>(values, {6}, device);
@@ -51,7 +51,8 @@ TEST(Methods, TruncatesIntegersToTheirLowBits) {
   }
 }
 
-/// A buffer with the numbers 0, 1, ... The tensors that at() returns have separate storages that point into the buffer.
+/// A buffer with the numbers 0, 1, ... Each call of at() returns a tensor with a new storage, but all these storages
+/// use the memory of the buffer and may overlap.
 struct SharedBuffer {
   std::vector<float> buffer;
 

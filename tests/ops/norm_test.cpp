@@ -1,5 +1,5 @@
-// Tests normalization: the CPU kernels in all floating-point dtypes, half-precision inputs with f32 parameters, and
-// batch and RMS normalization.
+// Tests normalization: the CPU kernels of group normalization in all floating-point dtypes, half-precision inputs with
+// f32 parameters, and batch and RMS normalization.
 #include <array>
 #include <cmath>
 #include <vector>
@@ -38,7 +38,8 @@ double channel_sum(const View& view, int64_t channel, const F& f) {
 
 constexpr double kEps = 1e-5;
 
-/// Returns the tolerance for a few roundings in compute_t<T> and one rounding to Stored.
+/// Returns the tolerance for a few roundings in compute_t<T>, the type in which kernels compute, and one rounding to
+/// Stored.
 template <class T, class Stored = T>
 double norm_tolerance() {
   const double half = std::is_same_v<Stored, BFloat16> ? 0x1p-8 : std::is_same_v<Stored, Float16> ? 0x1p-11 : 0;
@@ -146,7 +147,7 @@ bool close(const Tensor& a, const Tensor& b, double relative, double absolute) {
   return amax(abs(a.to(f64) - b) - relative * abs(b)).item() <= absolute;
 }
 
-// Tests the fused backward kernel, and the gradient composed of operators, which create_graph = true selects.
+// Tests both forms of the gradient: the fused kernel, and the composed operators, which create_graph = true selects.
 TEST(GroupNorm, AcceptsFloatParametersForHalfPrecisionInputs) {
   for (const Device device : devices())
     for (const DType dtype : {bf16, f16}) {
@@ -261,8 +262,9 @@ TEST(RMSNorm, DefaultEpsilonDependsOnDtype) {
     }
 }
 
-// Training updates the running mean and the running unbiased variance in place. Evaluation does not change them.
-TEST(BatchNorm, UpdatesRunningStatistics) {
+// Training updates the running mean and the running unbiased variance in place. Evaluation, an empty batch and invalid
+// calls do not change them.
+TEST(BatchNorm, OnlyTrainingUpdatesRunningStatistics) {
   for (const Device device : devices()) {
     const Tensor x = (randn({3, 4, 50}) * 2.0 + 100.0).to(device);
     const Tensor running_mean = full({4}, 5, {f32, device}), running_var = full({4}, 7, {f32, device});

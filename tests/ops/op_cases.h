@@ -48,9 +48,9 @@ struct OpCase {
   std::vector<std::vector<Shape>> edges{};
   bool differentiable = true;
   bool once_differentiable = false;  ///< the gradients cannot be differentiated again
-  double tolerance = 1e-5;           ///< f32 error, relative to the largest expected value
-  int roundings = 1;                 ///< roundings to half precision: the result, and each intermediate tensor
-  bool exact = false;                ///< results must equal the reference (integers)
+  double tolerance = 1e-5;           ///< allowed f32 error, relative to max(1, largest expected value)
+  int roundings = 1;                 ///< 1 plus the number of intermediate tensors rounded to half precision
+  bool exact = false;                ///< the results must equal the reference, for example because they are integers
   bool keeps_layout = false;         ///< channels-last inputs give a channels-last output
 };
 

@@ -1,4 +1,5 @@
-// Cases of convolutions, one geometry per line. Axis sizes differ where possible, so that exchanged axes are detected.
+// Cases of convolutions, and of convolutions with fused ReLU and GroupNorm. Axis sizes differ where possible, so that
+// exchanged axes are detected.
 #include "ops/fused.h"
 #include "tests/ops/op_cases.h"
 
@@ -17,7 +18,9 @@ struct Geometry {
   std::optional<Triple> output_size = {};
 };
 
-// Weights are (Co, Ci / groups, k...) for conv and (Ci, Co / groups, k...) for conv_transpose.
+// With Ci input channels, Co output channels and kernel size k..., the weight has the shape (Co, Ci / groups, k...) for
+// conv and (Ci, Co / groups, k...) for conv_transpose. In the names, k is the kernel size, s the stride, p the padding
+// and op the output_padding.
 // Columns: name, x, w, bias, stride, padding, dilation, groups, output_padding, output_size.
 const Geometry kConv[] = {
     {"k1", {2, 3, 2, 3, 1}, {2, 3, 1, 1, 1}},
@@ -222,7 +225,7 @@ void add_chains(std::vector<OpCase>& cases) {
                       {2, 2, 2, 1, 3},
                       {2, 2, 1, 2, 1},
                       true,
-                      {2, 3, 2}};  // outputs in the gaps have no taps and are equal to the bias
+                      {2, 3, 2}};  // outputs in the gaps have no taps and equal the bias
   for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
 
   const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};

@@ -12,8 +12,9 @@
 namespace voxgrad::optest {
 namespace {
 
-/// Edge shapes for functions of one tensor, and of two tensors that broadcast.
+/// Edge shapes for functions of one tensor.
 const std::vector<std::vector<Shape>> kUnaryEdges{{Shape{}}, {{0}}, {{1}}, {{2, 0, 3}}, {{1, 1, 1}}};
+/// Edge shapes for functions of two tensors that broadcast.
 const std::vector<std::vector<Shape>> kBinaryEdges{{Shape{}, Shape{}}, {{0}, {1}},        {{2, 0}, {2, 1}},
                                                    {{1}, {3, 1}},      {{2, 3}, Shape{}}, {{1, 1}, {1}}};
 
@@ -90,7 +91,7 @@ void add_functions(std::vector<OpCase>& cases) {
       {"pow_3", [](const Tensor& x) { return pow(x, 3); }, [](double x) { return x * x * x; }},
       {"pow_0", [](const Tensor& x) { return pow(x, 0); }, [](double) { return 1.0; }},
       {"pow_1", [](const Tensor& x) { return pow(x, 1); }, [](double x) { return x; }},
-      {"pow_half", [](const Tensor& x) { return pow(x, -0.5); }, [](double x) { return 1 / std::sqrt(x); },
+      {"pow_minus_half", [](const Tensor& x) { return pow(x, -0.5); }, [](double x) { return 1 / std::sqrt(x); },
        Domain::positive},
   };
   add_unary(cases, table);
@@ -153,7 +154,7 @@ void add_binary(std::vector<OpCase>& cases) {
       {"pow_pair", pow, [](double x, double y) { return std::pow(x, y); }, Domain::positive, Domain::any},
       {"add_method", [](const Tensor& x, const Tensor& y) { return x.add(y); },
        [](double x, double y) { return x + y; }},
-      // operands differ by at least 0.25, so that no finite difference crosses a tie
+      // The operands differ by at least 0.25, so that no finite difference crosses a tie.
       {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y + 0.25); },
        [](double x, double y) { return std::fmax(x, y + 0.25); }, Domain::integers, Domain::integers},
       {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(x, y + 0.25); },

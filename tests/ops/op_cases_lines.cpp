@@ -1,4 +1,4 @@
-// Cases of cumulative sums, sorting and argmax along an axis, and of prelu.
+// Cases of operators along an axis (cumulative sums, sort, topk, max, min, argmax and argmin), and of prelu.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -13,7 +13,7 @@ namespace {
 
 using List = std::vector<double>;
 
-/// Applies f to each line of elements along `axis`. The result of f replaces the line and may have another length.
+/// Applies f to each line of elements along `axis`. The result of f replaces the line and may have a different length.
 Array along(const Array& x, int64_t axis, const std::function<List(const List&)>& f) {
   axis = normalize_axis(axis, x.shape.size(), "along");
   Shape shape = x.shape;
@@ -42,7 +42,7 @@ List take(const List& line, List indices) {
   for (double& index : indices) index = line[static_cast<size_t>(index)];
   return indices;
 }
-/// Returns the first `count` elements.
+/// Returns the first `count` elements of `list`.
 List prefix(List list, size_t count) {
   list.resize(count);
   return list;

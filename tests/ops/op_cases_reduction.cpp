@@ -194,7 +194,8 @@ void add_linalg(std::vector<OpCase>& cases) {
       {"linear_batched", [](const Tensors& t) { return linear(t[0], t[1]); }, {{{2, 2, 3}}, {{4, 3}}}, with_bias});
 }
 
-/// Computes attention by its definition. visible(index of a score) returns false for masked keys. `bias` may be null.
+/// Computes attention by its definition. `visible` takes the index of a score and returns false if its key is masked.
+/// `bias` may be null.
 Array attention(const Array& q, const Array& k, const Array& v, double scale, const Array* bias,
                 const std::function<bool(const Dims& score)>& visible) {
   const int64_t last = k.shape.size() - 1;

@@ -1,4 +1,5 @@
-// Cases of pooling and interpolation of signals and images, adaptive pooling, padding, grid sampling and pixel shuffle.
+// Cases of pooling and interpolation with one or two spatial axes, adaptive pooling, padding, grid sampling and pixel
+// shuffle. Names with "signal" have one spatial axis, names with "image" have two.
 #include <algorithm>
 #include <cmath>
 

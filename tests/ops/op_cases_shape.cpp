@@ -1,4 +1,4 @@
-// Cases of views, rearrangements and indexing. Each reference computes the input position of an output element.
+// Cases of views, rearrangements and indexing. Most references compute the input position of each output element.
 #include "ops/elementwise.h"
 #include "ops/pixel_shuffle.h"
 #include "ops/shape.h"
@@ -137,7 +137,7 @@ void add_rolls(std::vector<OpCase>& cases) {
     const char* name;
     Axes shifts;
     Axes axes;
-    int64_t total_shift[3];  // per axis
+    int64_t total_shift[3];  // sum of the shifts of each axis
   } table[] = {{"roll", {1}, {1}, {0, 1, 0}},
                {"roll_axes", {-1, 7, 1}, {0, -1, -2}, {-1, 1, 7}},
                {"roll_one_axis_twice", {1, 3}, {2, 2}, {0, 0, 4}},
@@ -232,7 +232,7 @@ void add_pixel_unshuffles(std::vector<OpCase>& cases) {
 }
 
 void add_splits(std::vector<OpCase>& cases) {
-  // The parts are concatenated in another order, so that a misplaced part changes the result.
+  // The parts are concatenated in a different order, so that a misplaced part changes the result.
   cases.push_back(element_case(
       "split_in_sizes",
       [](const Tensors& t) {

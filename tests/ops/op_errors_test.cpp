@@ -1,4 +1,4 @@
-// Tests that operators except convolutions reject invalid calls.
+// Tests that operators other than convolutions reject invalid calls.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -170,7 +170,7 @@ TEST_P(OpTable, PassesGradgradcheck) {
   EXPECT_TRUE(report.passed) << report.message;
 }
 
-TEST_P(OpTable, AcceptsEveryMemoryLayout) {
+TEST_P(OpTable, AcceptsStridedAndChannelsLastInputs) {
   const Tensors plain = inputs(f64);
   const Array expected = reference::array_of(op().function(plain));
   Arrays expected_grads;

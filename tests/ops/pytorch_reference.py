@@ -4,7 +4,7 @@
 
 Element i of each float64 input is 2 cos(0.23 i). The projection of a tensor r is the sum of r[i] cos(0.11 i). The file
 contains the shape of each result, the projection p of the result, and the projection of the gradient of p with respect
-to the input. pytorch_test.cpp computes the same numbers.
+to the input. pytorch_test.cpp computes the same numbers with voxgrad and compares them.
 """
 import torch
 import torch.nn.functional as F

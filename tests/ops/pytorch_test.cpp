@@ -1,4 +1,5 @@
-// Compares values and gradients with results of PyTorch, for functions whose conventions do not follow from a formula.
+// Compares values and gradients of functions with results of PyTorch, which pytorch_reference.py wrote. Also tests
+// grid_sample and binary_cross_entropy_with_logits on extreme inputs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -163,7 +164,8 @@ std::vector<Function> functions() {
   };
 }
 
-/// Returns the functions for pooling and interpolation with fewer axes, for padding, and for grid sampling.
+/// Returns the functions for pooling and interpolation with one or two spatial axes, adaptive pooling, padding, pixel
+/// shuffle and grid sampling.
 std::vector<Function> sampling_functions() {
   const Shape volume{2, 4, 5, 6, 7}, image{2, 4, 5, 6}, signal{2, 4, 7}, grid_shape{2, 3, 2, 4, 3};
   using enum InterpolateMode;

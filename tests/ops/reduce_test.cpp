@@ -1,5 +1,5 @@
-// Tests reductions and selections on inputs that the operator table does not cover: infinities, zeros, ties, NaN, long
-// axes and negative axes.
+// Tests reductions, sorting, prelu, split and one_hot on inputs that the operator table does not cover: infinities,
+// zeros, ties, NaN and long axes. Also tests negative axes of all operators that take an axis.
 #include "ops/reduce.h"
 
 #include <gtest/gtest.h>
@@ -195,7 +195,7 @@ TEST(Max, SendsGradientToSelectedElementOnly) {
   EXPECT_EQ(grad({sum(x.amax(1))}, {x})[0].to_vector(), (Doubles{0, 0.5, 0.5, 0.5, 0.5, 0}));
 }
 
-TEST(Prelu, TreatsFeaturesAsChannels) {
+TEST(Prelu, TreatsAxisOneOfMatricesAsChannels) {
   for (const Device device : devices()) {
     const Tensor w = tensor({0.5, 0.25}, {f32, device}).requires_grad_();
     const Tensor x = tensor({{-2, -8}, {3, -4}, {-6, 1}}, {f32, device}).requires_grad_(), y = prelu(x, w);
@@ -215,7 +215,7 @@ TEST(Prelu, WeightGradientIgnoresPositiveInputs) {
   EXPECT_EQ(grads[1].to_vector(), Doubles{-2});
 }
 
-TEST(Split, ReturnsViewsAsInPyTorch) {
+TEST(Split, ReturnsViewsWithTheSizesOfPyTorch) {
   const Tensor x = zeros({7, 0, 2});
   const auto sizes = [](const Tensors& parts, int64_t axis) {
     Integers all;

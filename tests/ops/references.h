@@ -1,5 +1,6 @@
-// Reference implementations of the operators. They are simple loops in double that follow the definitions, not the
-// algorithms of the kernels. For example, conv_transpose scatters, but the kernels gather.
+// Reference implementations of operators. They are simple loops in double that follow the definitions, not the
+// algorithms of the kernels. For example, conv_transpose adds each input to its outputs, but the kernels compute each
+// output from its inputs.
 #pragma once
 
 #include <functional>
@@ -27,11 +28,11 @@ using Arrays = std::vector<Array>;
 
 /// Copies a tensor to an array.
 Array array_of(const Tensor& tensor);
-/// Returns the array with the elements element(index). Calls element in row-major order.
+/// Returns an array whose element at `index` is element(index). Calls `element` in row-major order.
 Array build(const Shape& shape, const std::function<double(const Dims& index)>& element);
 /// Returns the same elements in another shape.
 Array reshaped(const Array& x, const Shape& shape);
-/// Returns the element at `index` of `x` after broadcasting.
+/// Returns the element at `index` of `x` after broadcasting x to a larger shape.
 double broadcast(const Array& x, const Dims& index);
 /// Applies f to all elements.
 Array map(const Array& x, double (*f)(double));
@@ -57,6 +58,7 @@ Array layer_norm(const Array& x, int64_t axes, const Array* weight, const Array*
 
 /// max_pool returns the maxima, or their row-major positions within (D, H, W) if `indices` is true.
 Array max_pool(const Array& x, const MaxPoolOptions<3>& options, bool indices);
+
 Array avg_pool(const Array& x, const AvgPoolOptions<3>& options);
 Array interpolate(const Array& x, const InterpolateOptions& options);
 

@@ -20,7 +20,7 @@ def channels_last(axes):
 
 
 def in_form(t, form):
-    """Returns a tensor with the size of t in another memory layout. "expanded" also changes the values."""
+    """Returns a tensor with the size of t in the memory layout `form`. "expanded" also changes the values."""
     if form == "channels_last" and t.dim() in (4, 5):
         return t.contiguous(memory_format=channels_last(t.dim() - 2))
     if form.startswith("half of") and t.dim() > 1:  # like the gradient of an operand of a concatenation
@@ -55,7 +55,7 @@ def same_bits(a, b):
 
 
 def run_python(code, *options, **environment):
-    """Runs code in another Python process and returns its output. Fails if the process fails."""
+    """Runs code in a new Python process and returns its output. Fails if the process fails."""
     result = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=120,
                             env={**os.environ, **environment}, check=False)
     assert result.returncode == 0, result.stderr

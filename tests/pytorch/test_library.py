@@ -138,7 +138,7 @@ def test_allow_tf32_is_read_at_every_call():
 
 
 def test_library_uses_as_many_threads_as_torch():
-    """The library starts as many threads as PyTorch has, and the results do not depend on their number."""
+    """The library computes with as many threads as PyTorch, and the results do not depend on this number."""
     code = """
 import os, torch, voxgrad_torch as vt
 torch.set_num_threads(1)
@@ -311,7 +311,7 @@ def test_calls_run_on_the_current_stream():
 @needs_gpu
 @pytest.mark.parametrize("autocast", [False, True])
 def test_replays_of_a_cuda_graph_equal_eager_calls(autocast):
-    """Captures a forward and a backward pass, and replays them with other inputs."""
+    """Captures a forward and a backward pass, and replays them with different inputs."""
     model = network("cuda")
     static = torch.randn(2, 2, 6, 5, 4, device="cuda")
 

@@ -302,7 +302,7 @@ def test_compiled_networks_support_dynamic_sizes(device):
         x = torch.randn(size, device=device)
         assert_equal_results(results_of(compiled, x), results_of(model, x))
         counts.add(counter.frame_count)
-    assert len(counts) == 1, "another size compiled the model again"
+    assert len(counts) == 1, "a new size compiled the model again"
 
 
 def test_compiled_functions_equal_eager_functions(device):

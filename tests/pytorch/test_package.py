@@ -75,7 +75,7 @@ def test_library_needs_only_glibc():
 
 
 @pytest.mark.parametrize("first", ["import torch", LOAD], ids=["torch", "voxgrad"])
-def test_works_in_both_orders_of_import(first):
+def test_torch_and_voxgrad_can_be_imported_in_either_order(first):
     text = run_python(first + "\n" + USE)
     assert "must have 1 or 5 axes, got 2" in text, text
     assert "(19) must match the existing size (17)" in text, text

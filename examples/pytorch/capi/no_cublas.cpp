@@ -1,6 +1,6 @@
 // Definitions of the cuBLAS functions that voxgrad's matrix product calls. The C interface has no matrix product. With
-// these definitions, its library does not depend on libcublas, whose version may differ from that of the framework
-// beside it.
+// these definitions, the library of the C interface does not depend on libcublas, whose version may differ from the
+// version that a framework in the same process uses.
 #include <cublas_v2.h>
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t*) { return CUBLAS_STATUS_NOT_SUPPORTED; }

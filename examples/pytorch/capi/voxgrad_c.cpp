@@ -1,4 +1,4 @@
-// The C interface: converts layouts to views, checks them, and calls the kernels of their device.
+// Implements the C interface: converts layouts to views, checks the views, and calls the kernels of their device.
 #include "voxgrad_c.h"
 
 #include <algorithm>
@@ -80,7 +80,8 @@ std::string size_text(const vg::View& view) {
   return text + "]";
 }
 
-/// Applies a context to this thread as long as the object exists.
+/// Applies a context. The stream and the allocator apply to this thread during the lifetime of the object. The number
+/// of CPU threads and the float32 precision stay set afterwards.
 class Scope {
  public:
   Scope(const char* op, const voxgrad_context* context, int device) {
@@ -141,7 +142,8 @@ vg::ConvGeometry geometry_of(const char* op, const voxgrad_conv* conv) {
   return geometry;
 }
 
-/// Checks the operands. `bias` has `bias_channels` elements, unless its layout is null.
+/// Checks the operands of a convolution from x to y or, if `transposed` is true, of a transposed convolution from y to
+/// x. Unless the address of `bias` is null, `bias` must have one element per channel of the result.
 Operands operands_of(const char* op, const voxgrad_conv* conv, const Argument& x, const Argument& weight,
                      const Argument& y, const Argument& bias, bool transposed) {
   Operands o{view_of(op, x), view_of(op, weight), view_of(op, y), {}, geometry_of(op, conv)};
@@ -169,7 +171,7 @@ Operands operands_of(const char* op, const voxgrad_conv* conv, const Argument& x
   o.bias = view_of(op, bias);
   check_same_kind(op, bias, *o.bias, o.x);
   const int64_t channels = transposed ? o.x.size[1] : o.y.size[1];
-  vg::check(o.bias->rank == 1 && o.bias->size[0] == channels, op, "bias must have ", channels, " elements, got ",
+  vg::check(o.bias->rank == 1 && o.bias->size[0] == channels, op, "bias must have size [", channels, "], got ",
             size_text(*o.bias));
   return o;
 }
@@ -229,8 +231,9 @@ std::optional<vg::View> channel_vector(const char* op, const Argument& argument,
   const bool half = x.dtype == vg::DType::bf16 || x.dtype == vg::DType::f16;
   vg::check(view.dtype == x.dtype || (half && view.dtype == vg::DType::f32), op, argument.name, " is ", view.dtype,
             ", x is ", x.dtype);
-  vg::check(view.rank == 1 && view.size[0] == x.size[1] && view.device == x.device, op, argument.name, " must have ",
-            x.size[1], " elements on the device of x, got ", size_text(view), " on ", device_of(view));
+  vg::check(view.rank == 1 && view.size[0] == x.size[1] && view.device == x.device, op, argument.name,
+            " must have size [", x.size[1], "] and be on the device of x, got ", size_text(view), " on ",
+            device_of(view));
   return view;
 }
 

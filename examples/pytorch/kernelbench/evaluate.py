@@ -35,7 +35,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Record:
-    """A stand-in for the classes of packages that are not installed. Keeps its arguments as members."""
+    """A stand-in for the classes of packages that are not installed. Stores its keyword arguments as members."""
 
     def __init__(self, *_, **members):
         self.__dict__.update(members)
@@ -118,7 +118,7 @@ def errors(problem):
 
 
 def time_backward(timing, module, inputs, trials):
-    """Returns the mean time in ms of a forward and a backward pass for all parameters and inputs."""
+    """Returns the mean time in ms of a forward and a backward pass, with gradients of all parameters and inputs."""
     inputs = [x.requires_grad_() for x in inputs]
     gradient = torch.ones_like(module(*inputs))
 
@@ -168,12 +168,12 @@ def format_row(level, number, row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernelbench", help="folder of KernelBench")
+    parser.add_argument("kernelbench", help="folder of the checkout of KernelBench")
     parser.add_argument("--problems", nargs="*", default=[], help="level/number, such as 2/61 (default: all)")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"])
-    parser.add_argument("--no-tf32", action="store_true", help="turn TF32 off on both sides")
-    parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--correct-trials", type=int, default=5)
+    parser.add_argument("--no-tf32", action="store_true", help="turn TF32 off for the model and the reference")
+    parser.add_argument("--trials", type=int, default=100, help="timed runs")
+    parser.add_argument("--correct-trials", type=int, default=5, help="runs that check the result")
     parser.add_argument("--no-compile", action="store_true", help="do not compile the reference")
     parser.add_argument("--no-backward", action="store_true", help="do not time the backward pass")
     parser.add_argument("--json", help="also write the results to this file")

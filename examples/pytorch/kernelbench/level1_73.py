@@ -1,6 +1,6 @@
 """KernelBench level 1, problem 73: ConvTranspose3d, cubic kernel with stride and padding.
 
-The reference ignores its argument output_padding. The problem passes the number of groups in this place, so that the
+The reference ignores its argument output_padding. The problem passes the number of groups as this argument, so the
 layer has one group and no output padding.
 """
 

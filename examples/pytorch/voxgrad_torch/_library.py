@@ -82,7 +82,7 @@ _state = _ThreadState()
 
 
 def make_layout(tensor, device):
-    """Returns the Layout of a tensor with 1 or 5 axes. `device` is the device of a result whose `tensor` is on meta."""
+    """Returns the Layout of a tensor with 1 or 5 axes. If `tensor` is a meta tensor, the layout is for `device`."""
     device = device if tensor.is_meta else tensor.device
     if tensor.dtype not in _DTYPES:
         raise RuntimeError(f"voxgrad_torch: expected float32, float64, bfloat16 or float16, got {tensor.dtype}")
@@ -119,7 +119,7 @@ def context(device):
 
 
 def call(function, *arguments):
-    """Calls a function of the library. Raises the exception that PyTorch would raise if it fails."""
+    """Calls a function of the library. If the function fails, raises the exception that PyTorch would raise."""
     code = function(*arguments)
     if code:
         _raise(code)

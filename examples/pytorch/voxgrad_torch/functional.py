@@ -1,4 +1,4 @@
-"""Functions with the arguments and the meaning of torch.nn.functional."""
+"""Functions with the arguments and the meaning of torch.nn.functional, and conv_norm_activation()."""
 
 import math
 
@@ -29,7 +29,7 @@ def _triple(values, fill):
 
 
 def _cast(device, *tensors):
-    """Converts the operands to the dtype of autocast."""
+    """Converts the operands, except float64 tensors, to the dtype of autocast."""
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
@@ -173,7 +173,7 @@ def activation_of(module):
 
 
 def conv_norm_activation(input, conv, norm, activation=None, activation_first=False):
-    """Computes activation(norm(conv(input))), or norm(activation(conv(input))) if activation_first.
+    """Computes activation(norm(conv(input))) or, if activation_first is true, norm(activation(conv(input))).
 
     conv, norm and activation are modules: Conv2d, Conv3d, ConvTranspose2d or ConvTranspose3d, GroupNorm or
     InstanceNorm, and ReLU, LeakyReLU, GELU, SiLU or None. The values and gradients are those of the separate modules up

@@ -101,7 +101,10 @@ def _is_norm(module):
 
 
 def _fusible(modules):
-    """Returns (number of modules, norm, activation, activation_first) of the longest run that can be fused, or None."""
+    """Returns (number of modules, norm, activation, activation_first) of the modules to fuse, or None.
+
+    These modules are the longest sequence at the start of `modules` that can be fused.
+    """
     if not isinstance(modules[0], _CONVS) or any(map(_has_hooks, modules[:2])):
         return None
     after = modules[1:3]

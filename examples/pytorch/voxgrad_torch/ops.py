@@ -187,7 +187,7 @@ def _conv_bias(y):
 
 
 class NormPlan(Plan):
-    """A norm of a dense tensor. The parameters after `bias` are those of the operator norm."""
+    """A norm of a dense tensor. The parameters after `bias` are those of the operator `norm`."""
 
     def __init__(self, x, weight, bias, groups, eps, before, before_slope, after, after_slope):
         v = norm_volume(x)
@@ -343,7 +343,7 @@ def _norm_gradient(ctx, dy, _):
 
 
 class _PlannedConv(torch.autograd.Function):
-    """Records a convolution of ordinary tensors. Faster than the operator."""
+    """Records a convolution of ordinary tensors. This function is faster than the operator."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, plan):
@@ -370,7 +370,7 @@ class _PlannedConv(torch.autograd.Function):
 
 
 class _PlannedNorm(torch.autograd.Function):
-    """Records a norm of ordinary tensors. Faster than the operator."""
+    """Records a norm of ordinary tensors. This function is faster than the operator."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, added, plan):
@@ -400,7 +400,7 @@ def _activation(kind, slope, x):
 
 
 def _composed_norm(x, weight, bias, added, groups, eps, before, before_slope, after, after_slope):
-    """Computes the norm with operators of PyTorch. Used to differentiate norm_backward."""
+    """Computes the norm with operators of PyTorch. _norm_backward_gradient differentiates this function twice."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     per_channel = lambda t: t.to(wide).reshape(1, -1, *[1] * (x.dim() - 2))
     v = x.to(wide)
@@ -474,7 +474,7 @@ def _register(name, schema, kernel, result, backward, save):
     def front(x, *arguments):
         if not is_plain(x, *arguments[:tensors - 1]):
             if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
-                # Throws if an operand has a tangent, which the operator would ignore.
+                # apply() raises an error if an operand has a tangent. The operator would ignore the tangent.
                 return function.apply(x, *arguments)
             return operator(x, *arguments)  # the dispatcher also replaces negative views by their values
         if torch.is_grad_enabled():

@@ -17,11 +17,12 @@ _RELATED = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._NormBase,
 class Report:
     """The result of replace_modules(). Both members map the name of a module to a text."""
 
-    replaced: dict  # the class that computes the module now
-    left: dict  # the reason why a convolution or a norm was not replaced
+    replaced: dict  # name of the module -> name of the class that computes the module now
+    left: dict  # name of a convolution or norm that was not replaced -> the reason
 
     def __str__(self):
-        lines = [f"replaced {len(self.replaced)} modules, left {len(self.left)}"]
+        count = len(self.replaced)
+        lines = [f"replaced {count} {'module' if count == 1 else 'modules'}, left {len(self.left)}"]
         lines += [f"  {name}: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
 
