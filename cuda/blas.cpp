@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <type_traits>
@@ -33,29 +32,18 @@ void check_blas(cublasStatus_t status, const char* what) {
         cublasGetStatusString(status), ")");
 }
 
-class Handle {
- public:
-  Handle() { check_blas(cublasCreate(&handle_), "cublasCreate"); }
-  ~Handle() { cublasDestroy(handle_); }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  cublasHandle_t get() const { return handle_; }
-
-  /// Callers hold this mutex from setting the stream and the workspace until the product is queued.
-  std::mutex mutex;
-
- private:
-  cublasHandle_t handle_ = nullptr;
+/// A cuBLAS handle. It is never destroyed, because CUDA may be shut down first at the end of the process.
+struct Handle {
+  Handle() { check_blas(cublasCreate(&blas), "cublasCreate"); }
+  cublasHandle_t blas = nullptr;
+  std::mutex mutex;  ///< held from setting the stream and the workspace until the product is queued
 };
 
 Handle& handle_of(const Launch& launch) {
   static auto* mutex = new std::mutex;
-  // Never destroyed, because CUDA may be shut down first at the end of the process.
-  static auto* handles = new std::map<int, std::unique_ptr<Handle>>;
+  static auto* handles = new std::map<int, Handle>;
   const std::lock_guard lock(*mutex);
-  auto& handle = (*handles)[launch.device];
-  if (!handle) handle = std::make_unique<Handle>();
-  return *handle;
+  return (*handles)[launch.device];
 }
 
 /// A batch of matrices as an operand of multiply(). cuBLAS uses column-major order, so multiply() computes the
@@ -120,12 +108,12 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   Handle& handle = handle_of(launch);
   const Workspace workspace(launch, kWorkspaceBytes);
   const std::lock_guard lock(handle.mutex);
-  check_blas(cublasSetStream(handle.get(), launch.stream), "cublasSetStream");
-  check_blas(cublasSetWorkspace(handle.get(), workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
+  check_blas(cublasSetStream(handle.blas, launch.stream), "cublasSetStream");
+  check_blas(cublasSetWorkspace(handle.blas, workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
   const bool high = float32_precision() == Float32Precision::high;  // affects float32 only
   const auto mode = (high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
                     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // affects halves only
-  check_blas(cublasSetMathMode(handle.get(), static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  check_blas(cublasSetMathMode(handle.blas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
   const compute_t<T> one = 1, zero = 0;
   const auto compute = std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
   const int64_t rows = c.size[1], columns = c.size[2];
@@ -134,7 +122,7 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
     const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
     // cuBLAS interprets a row-major buffer as the transposed matrix, so compute c^T = b^T a^T.
     check_blas(
-        cublasGemmStridedBatchedEx_64(handle.get(), b.op, a.op, columns, rows, depth, &one,
+        cublasGemmStridedBatchedEx_64(handle.blas, b.op, a.op, columns, rows, depth, &one,
                                       static_cast<const T*>(b.data) + start * b.batch_stride, kDataType<T>, b.leading,
                                       b.batch_stride, static_cast<const T*>(a.data) + start * a.batch_stride,
                                       kDataType<T>, a.leading, a.batch_stride, &zero, c.as<T>() + start * c.stride[0],

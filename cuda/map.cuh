@@ -92,7 +92,7 @@ struct Rows {
   Rows(const Nest<N>& nest, int width)
       : length(static_cast<uint32_t>(nest.size[0])),
         slots((nest.size[0] + width - 2) / width + 1),
-        starts(nest.outer()) {
+        starts(nest.without(0)) {
     for (size_t k = 0; k < N; ++k) one_element[k] = nest.stride[0][k] == 0;
   }
   /// Returns whether map_rows supports the views of a nest.

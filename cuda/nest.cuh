@@ -42,12 +42,14 @@ struct Nest {
       if (size[axis] != 1 && stride[axis][view] % width != 0) return false;
     return true;
   }
-  /// Returns the nest without its innermost axis. The result may have no axes.
-  Nest outer() const {
-    Nest rest = *this;
-    std::copy(size + 1, size + rank, rest.size);
-    for (int axis = 1; axis < rank; ++axis) std::copy_n(stride[axis], N, rest.stride[axis - 1]);
-    rest.rank = rank - 1;
+  /// Returns the nest without one axis. The result may have no axes.
+  Nest without(int axis) const {
+    Nest rest;
+    for (int other = 0; other < rank; ++other) {
+      if (other == axis) continue;
+      rest.size[rest.rank] = size[other];
+      std::copy_n(stride[other], N, rest.stride[rest.rank++]);
+    }
     return rest;
   }
   /// Returns the offset in `view` of element `index` of the nest that consists of the axes first, first + 1 and so on.

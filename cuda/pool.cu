@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
     p.locate(number, width, at);
-    const T* volume = element<const T>(p.in, {at[0], at[1]});
+    const T* volume = element<const T>(p.in, at[0], at[1]);
     Unsigned start[3];
     for (int i = 0; i < 3; ++i)
       start[i] = static_cast<Unsigned>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
         for (int kh = 0; kh < g.kernel_size.values[1]; ++kh)
           for (int kw = 0; kw < g.kernel_size.values[2]; ++kw) offer(fetch(kd, kh, kw, loaded), loaded);
     }
-    store_best(best, element<T>(p.out, at), element<Index>(p.indices, at));
+    store_best(best, element<T>(p.out, at[0], at[1], at[2], at[3], at[4]),
+               element<Index>(p.indices, at[0], at[1], at[2], at[3], at[4]));
   }
 }
 
@@ -110,9 +111,8 @@ __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_
     compute_t<T> sum[width] = {};
     for (int64_t od = d.begin; od < d.end; ++od)
       for (int64_t oh = h.begin; oh < h.end; ++oh) {
-        const int64_t row[5] = {at[0], at[1], od, oh, w.begin};
-        const Index* indices = element<const Index>(p.indices, row);
-        const T* gradients = element<const T>(p.in, row);
+        const Index* indices = element<const Index>(p.indices, at[0], at[1], od, oh, w.begin);
+        const T* gradients = element<const T>(p.in, at[0], at[1], od, oh, w.begin);
         for (int left = static_cast<int>(w.end - w.begin); left > 0; --left) {
           Index maximum[width];
           T gradient[width];
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_
           gradients += p.in.stride[4];
         }
       }
-    store_values<width>(element<T>(p.out, at), sum);
+    store_values<width>(element<T>(p.out, at[0], at[1], at[2], at[3], at[4]), sum);
   }
 }
 

@@ -105,11 +105,4 @@ struct PoolProblem : PoolViews {
   }
 };
 
-/// Returns the address of the element of `view` at position `at`.
-template <class T>
-__device__ T* element(const View& view, const int64_t (&at)[5]) {
-  const int64_t(&s)[kMaxRank] = view.stride;
-  return static_cast<T*>(view.data) + at[0] * s[0] + at[1] * s[1] + at[2] * s[2] + at[3] * s[3] + at[4] * s[4];
-}
-
 }  // namespace voxgrad::cuda

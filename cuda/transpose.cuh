@@ -239,23 +239,12 @@ std::array<int64_t, 2> choose_transpose_tile(const Nest<2>& nest, int axis) {
   return {tile_a, tile_length(b, elements / tile_a, width)};
 }
 
-/// Returns the axes of the nest other than axis 0 and `axis`.
-inline Nest<2> outer_axes(const Nest<2>& nest, int axis) {
-  Nest<2> outer;
-  for (int other = 1; other < nest.rank; ++other) {
-    if (other == axis) continue;
-    outer.size[outer.rank] = nest.size[other];
-    std::copy_n(nest.stride[other], 2, outer.stride[outer.rank++]);
-  }
-  return outer;
-}
-
 /// Launches transpose_kernel for a nest of fewer than 2^31 elements.
 template <class To, class From, class Map>
 void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, const Map& map, cudaStream_t stream) {
   constexpr int64_t item = std::min(sizeof(To), sizeof(From));  // bytes of an element in shared memory
   constexpr int64_t width = 16 / item;
-  const Nest<2> outer = outer_axes(nest, axis);
+  const Nest<2> outer = nest.without(axis).without(0);
   const auto tile = choose_transpose_tile<To, From>(nest, axis);
   const int64_t size[] = {nest.size[0], nest.size[axis]};
 

@@ -1,8 +1,8 @@
 // The operators that convert their operands under autocast, and the conversion.
 #include "ops/detail/autocast.h"
 
+#include <algorithm>
 #include <string_view>
-#include <unordered_map>
 
 #include "core/autocast.h"
 #include "core/autograd.h"
@@ -53,18 +53,6 @@ constexpr std::string_view kFloat32[] = {
 //   of norms, softplus and resampling to float32.
 // - cross_entropy and dice_loss read bf16 and f16 directly and return float32.
 
-enum class Cast : uint8_t { low, float32 };
-
-const std::unordered_map<std::string_view, Cast>& casts() {
-  static const auto table = [] {
-    std::unordered_map<std::string_view, Cast> map;
-    for (const std::string_view op : kLow) map.emplace(op, Cast::low);
-    for (const std::string_view op : kFloat32) map.emplace(op, Cast::float32);
-    return map;
-  }();
-  return table;
-}
-
 /// Returns the values of a leaf tensor, converted to another dtype. The converted copy is cached until the elements of
 /// the leaf change. While a CUDA graph is captured, the graph gets a separate copy, and every replay of the graph
 /// repeats the conversion.
@@ -89,9 +77,10 @@ Tensor converted_leaf(const Tensor& x, DType dtype) {
 Tensor autocasted(const char* op, const Tensor& x) {
   const auto low = autocast::dtype();
   if (!low || !x.defined() || !is_floating(x.dtype()) || x.dtype() == f64) return x;
-  const auto cast = casts().find(op);
-  if (cast == casts().end()) return x;
-  const DType dtype = cast->second == Cast::low ? *low : f32;
+  const auto is_in = [op](const auto& list) { return std::ranges::find(list, op) != std::end(list); };
+  const bool is_low = is_in(kLow);
+  if (!is_low && !is_in(kFloat32)) return x;
+  const DType dtype = is_low ? *low : f32;
   if (x.dtype() == dtype || x.dtype() != f32 || !x.is_leaf() || !x.requires_grad()) return x.to(dtype);
   return record("to", converted_leaf(x, dtype).detach(), {x}, [](const Tensor& g) { return Tensors{g.to(f32)}; });
 }

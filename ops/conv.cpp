@@ -37,48 +37,35 @@ Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, co
 
 Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, all_but_channels(grad)); }
 
-Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
+Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, FusedEpilogue epilogue) {
-  Tensor y = empty_result(x, weight, weight.size(0), size);
+  const Tensor out = empty_result(in, weight, transposed ? weight.size(1) * geometry.groups : weight.size(0), size);
   const auto bias_view = optional_view(bias);
-  kernels(x.device())
-      .conv_forward(y.view_out(), x.view_in(), weight.view_in(), {pointer(bias_view), epilogue.relu}, geometry);
-  const bool dx = needs_gradient(x), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
-  return record("conv", y, {x, weight, epilogue.bias_recorded ? bias : Tensor()},
-                [=, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), x_size = spatial_size(x),
+  const Kernels& k = kernels(in.device());
+  (transposed ? k.conv_backward_data : k.conv_forward)(out.view_out(), in.view_in(), weight.view_in(),
+                                                       {pointer(bias_view), epilogue.relu}, geometry);
+  const bool dx = needs_gradient(in), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
+  return record(transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor()},
+                [=, in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight), in_size = spatial_size(in),
                  w_form = form_of(weight)](const Tensor& grad) {
-                  return Tensors{dx ? convolve_transposed(grad, w_saved(), {}, x_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(x_saved(), grad, w_form, geometry) : Tensor(),
+                  return Tensors{dx ? convolve(!transposed, grad, w_saved(), {}, in_size, geometry) : Tensor(),
+                                 dw ? convolve_weight(transposed, in_saved(), grad, w_form, geometry) : Tensor(),
                                  db ? sum_over_voxels(grad) : Tensor()};
                 });
 }
 
-Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, FusedEpilogue epilogue) {
-  Tensor x = empty_result(y, weight, weight.size(1) * geometry.groups, size);
-  const auto bias_view = optional_view(bias);
-  kernels(y.device())
-      .conv_backward_data(x.view_out(), y.view_in(), weight.view_in(), {pointer(bias_view), epilogue.relu}, geometry);
-  const bool dy = needs_gradient(y), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
-  return record("conv_transpose", x, {y, weight, epilogue.bias_recorded ? bias : Tensor()},
-                [=, y_saved = saved_if(dw, y), w_saved = saved_if(dy, weight), y_size = spatial_size(y),
-                 w_form = form_of(weight)](const Tensor& grad) {
-                  return Tensors{dy ? convolve(grad, w_saved(), {}, y_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(grad, y_saved(), w_form, geometry) : Tensor(),
-                                 db ? sum_over_voxels(grad) : Tensor()};
-                });
-}
-
-Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry) {
+Tensor convolve_weight(bool transposed, const Tensor& in, const Tensor& out_grad, const WeightForm& form,
+                       const ConvGeometry& geometry) {
+  const Tensor &x = transposed ? out_grad : in, &y = transposed ? in : out_grad;
   const Triple& size = form.size;
   Tensor weight = empty({y.size(1), x.size(1) / geometry.groups, size[0], size[1], size[2]}, x.options(), form.format);
   kernels(x.device()).conv_backward_weight(weight.view_out(), x.view_in(), y.view_in(), geometry);
-  const bool dx = needs_gradient(x), dy = needs_gradient(y);
-  return record("conv_weight", weight, {x, y},
-                [=, x_saved = saved_if(dy, x), y_saved = saved_if(dx, y), x_size = spatial_size(x),
-                 y_size = spatial_size(y)](const Tensor& grad) {
-                  return Tensors{dx ? convolve_transposed(y_saved(), grad, {}, x_size, geometry) : Tensor(),
-                                 dy ? convolve(x_saved(), grad, {}, y_size, geometry) : Tensor()};
+  const bool d_in = needs_gradient(in), d_out = needs_gradient(out_grad);
+  return record("conv_weight", weight, {in, out_grad},
+                [=, in_saved = saved_if(d_out, in), out_saved = saved_if(d_in, out_grad), in_size = spatial_size(in),
+                 out_size = spatial_size(out_grad)](const Tensor& grad) {
+                  return Tensors{d_in ? convolve(!transposed, out_saved(), grad, {}, in_size, geometry) : Tensor(),
+                                 d_out ? convolve(transposed, in_saved(), grad, {}, out_size, geometry) : Tensor()};
                 });
 }
 
@@ -223,10 +210,9 @@ Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weig
                bias = autocasted(r.op, given_bias);
   const Call call = make_call(r, input, weight, bias);
   distributed::Communicator* const group = r.axes() == 3 ? distributed::spatial_group() : nullptr;
-  const auto map = r.transposed ? convolve_transposed : convolve;
   const Tensor y =
       group ? convolve_slab(r.op, *group, r.transposed, call.x, call.weight, bias, call.size, call.geometry, epilogue)
-            : map(call.x, call.weight, bias, call.size, call.geometry, epilogue);
+            : convolve(r.transposed, call.x, call.weight, bias, call.size, call.geometry, epilogue);
   return from_volume(y, r.axes(), input.dim() == r.axes() + 2);
 }
 
@@ -298,17 +284,6 @@ std::string explain(const Request& r, const Shape& input, const Shape& weight, c
   return text.str();
 }
 
-template <int N>
-const char* op_name(const ConvOptions<N>&) {
-  constexpr const char* kNames[] = {"conv1d", "conv2d", "conv3d"};
-  return kNames[N - 1];
-}
-template <int N>
-const char* op_name(const ConvTransposeOptions<N>&) {
-  constexpr const char* kNames[] = {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"};
-  return kNames[N - 1];
-}
-
 template <class Options>
 Request request(const char* op, const Options& o) {
   Request r{op, Dims(o.stride.values), Dims(o.padding.values), Dims(o.dilation.values), o.groups};
@@ -331,17 +306,23 @@ void ConvTransposeOptions<N>::validate(const char* op) const {
   check_options(request(op, *this));
 }
 
+/// The name of the operator with these options. VG_DEFINE specializes the variable.
+template <class Options>
+static constexpr const char* kName = nullptr;
+
 template <class Options>
 Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {
-  return run(request(op_name(options), options), x, weight, bias);
+  return run(request(kName<Options>, options), x, weight, bias);
 }
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu) {
-  return run(request(op_name(options), options), x, weight, bias, {relu, false});
+  return run(request(kName<Options>, options), x, weight, bias, {relu, false});
 }
 
 /// Defines function() and instantiates the templates for one type of options.
 #define VG_DEFINE(function, Options)                                                                   \
+  template <>                                                                                          \
+  constexpr const char* kName<Options> = #function;                                                    \
   template struct Options;                                                                             \
   template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&);                   \
   template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const Options&, bool);  \

@@ -83,20 +83,22 @@ ConvGather gather_transposed(const ConvAxis& axis) {
   return gather;
 }
 
-int64_t conv_product_count(const ConvAxis& axis) {
-  int64_t count = 0;
-  for (int64_t k = 0; k < axis.kernel; ++k) {
-    const ConvRange range = steps_inside(axis.stride, k * axis.dilation - axis.padding, axis.x_size, axis.y_size);
-    count += range.end - range.begin;
-  }
-  return count;
+ConvAxis conv_axis(const View& x, const View& w, const View& y, const ConvGeometry& g, int axis) {
+  const int i = axis + 2;
+  return {x.size[i], y.size[i], w.size[i], g.stride[axis], g.padding[axis], g.dilation[axis]};
 }
 
-double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry& g) {
+double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry& geometry) {
   double flop = 2.0 * static_cast<double>(x.size[0]) * static_cast<double>(y.size[1] * w.size[1]);
-  for (int a = 0; a < 3; ++a)
-    flop *= static_cast<double>(
-        conv_product_count({x.size[a + 2], y.size[a + 2], w.size[a + 2], g.stride[a], g.padding[a], g.dilation[a]}));
+  for (int i = 0; i < 3; ++i) {
+    const ConvAxis axis = conv_axis(x, w, y, geometry, i);
+    int64_t products = 0;  // triples (i, o, k) that satisfy the formula of conv_geometry.h
+    for (int64_t k = 0; k < axis.kernel; ++k) {
+      const ConvRange range = steps_inside(axis.stride, k * axis.dilation - axis.padding, axis.x_size, axis.y_size);
+      products += range.end - range.begin;
+    }
+    flop *= static_cast<double>(products);
+  }
   return flop;
 }
 

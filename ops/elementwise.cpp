@@ -9,7 +9,7 @@
 #include "ops/detail/checks.h"
 #include "ops/detail/halves.h"
 #include "ops/detail/kernels.h"
-#include "ops/detail/scalar_ops.h"
+#include "ops/detail/norm_activations.h"
 #include "ops/detail/unrecorded.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -236,15 +236,31 @@ Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
 
 }  // namespace
 
+// ---- functions that only apply an operator
+
+// clang-format off
+#define VG_UNARY_FUNCTIONS(ROW) \
+  ROW(neg) ROW(abs) ROW(sign) ROW(exp) ROW(log) ROW(sqrt) ROW(rsqrt) ROW(reciprocal) ROW(sin) ROW(cos) ROW(erf) \
+  ROW(isfinite) ROW(logical_not) \
+  ROW(relu) ROW(sigmoid) ROW(tanh) ROW(gelu) ROW(silu) ROW(mish) ROW(hardsigmoid) ROW(hardswish)
+// Functions of two tensors, and of a tensor and a tensor or number.
+#define VG_BINARY_FUNCTIONS(ROW) ROW(add) ROW(sub) ROW(mul) ROW(div) ROW(pow)
+#define VG_MIXED_FUNCTIONS(ROW) ROW(maximum) ROW(minimum) ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge)
+// clang-format on
+
+#define VG_UNARY(name) \
+  Tensor name(const Tensor& x) { return unary<UnaryOp::name>(x); }
+#define VG_BINARY(name) \
+  Tensor name(const Tensor& x, const Tensor& y) { return binary<BinaryOp::name>(x, y); }
+#define VG_WITH_SCALAR(name) \
+  Tensor name(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::name>(x, y); }
+VG_UNARY_FUNCTIONS(VG_UNARY)
+VG_BINARY_FUNCTIONS(VG_BINARY)
+VG_MIXED_FUNCTIONS(VG_BINARY)
+VG_MIXED_FUNCTIONS(VG_WITH_SCALAR)
+
 // ---- arithmetic
 
-Tensor add(const Tensor& x, const Tensor& y) { return binary<BinaryOp::add>(x, y); }
-Tensor sub(const Tensor& x, const Tensor& y) { return binary<BinaryOp::sub>(x, y); }
-Tensor mul(const Tensor& x, const Tensor& y) { return binary<BinaryOp::mul>(x, y); }
-Tensor div(const Tensor& x, const Tensor& y) { return binary<BinaryOp::div>(x, y); }
-Tensor pow(const Tensor& x, const Tensor& y) { return binary<BinaryOp::pow>(x, y); }
-Tensor maximum(const Tensor& x, const Tensor& y) { return binary<BinaryOp::maximum>(x, y); }
-Tensor minimum(const Tensor& x, const Tensor& y) { return binary<BinaryOp::minimum>(x, y); }
 Tensor pow(const Tensor& x, double exponent) {
   check_finite("pow", "exponent", exponent);
   return unary<UnaryOp::pow>(x, exponent);
@@ -260,8 +276,6 @@ Tensor operator+(const Tensor& x, const Tensor& y) { return add(x, y); }
 Tensor operator-(const Tensor& x, const Tensor& y) { return sub(x, y); }
 Tensor operator*(const Tensor& x, const Tensor& y) { return mul(x, y); }
 Tensor operator/(const Tensor& x, const Tensor& y) { return div(x, y); }
-Tensor maximum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::maximum>(x, y); }
-Tensor minimum(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::minimum>(x, y); }
 Tensor operator+(const Tensor& x, Scalar y) {
   const Tensor converted = promoted_for("add", x, y);
   return converted.dtype() == b8 ? add(converted, scalar_for(converted, y)) : affine(converted, 1, y.value);
@@ -330,35 +344,8 @@ Tensor where(const Tensor& condition, Scalar x, const Tensor& y) {
   return where(condition, scalar_for(converted, x), converted);
 }
 
-Tensor eq(const Tensor& x, const Tensor& y) { return binary<BinaryOp::eq>(x, y); }
-Tensor ne(const Tensor& x, const Tensor& y) { return binary<BinaryOp::ne>(x, y); }
-Tensor lt(const Tensor& x, const Tensor& y) { return binary<BinaryOp::lt>(x, y); }
-Tensor le(const Tensor& x, const Tensor& y) { return binary<BinaryOp::le>(x, y); }
-Tensor gt(const Tensor& x, const Tensor& y) { return binary<BinaryOp::gt>(x, y); }
-Tensor ge(const Tensor& x, const Tensor& y) { return binary<BinaryOp::ge>(x, y); }
-
-Tensor eq(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::eq>(x, y); }
-Tensor ne(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::ne>(x, y); }
-Tensor lt(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::lt>(x, y); }
-Tensor le(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::le>(x, y); }
-Tensor gt(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::gt>(x, y); }
-Tensor ge(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::ge>(x, y); }
-Tensor logical_not(const Tensor& x) { return unary<UnaryOp::logical_not>(x); }
-Tensor isfinite(const Tensor& x) { return unary<UnaryOp::isfinite>(x); }
-
 // ---- functions of one tensor
 
-Tensor neg(const Tensor& x) { return unary<UnaryOp::neg>(x); }
-Tensor abs(const Tensor& x) { return unary<UnaryOp::abs>(x); }
-Tensor exp(const Tensor& x) { return unary<UnaryOp::exp>(x); }
-Tensor log(const Tensor& x) { return unary<UnaryOp::log>(x); }
-Tensor sqrt(const Tensor& x) { return unary<UnaryOp::sqrt>(x); }
-Tensor rsqrt(const Tensor& x) { return unary<UnaryOp::rsqrt>(x); }
-Tensor reciprocal(const Tensor& x) { return unary<UnaryOp::reciprocal>(x); }
-Tensor sin(const Tensor& x) { return unary<UnaryOp::sin>(x); }
-Tensor cos(const Tensor& x) { return unary<UnaryOp::cos>(x); }
-Tensor erf(const Tensor& x) { return unary<UnaryOp::erf>(x); }
-Tensor sign(const Tensor& x) { return unary<UnaryOp::sign>(x); }
 Tensor clamp(const Tensor& x, double low, double high) {
   check(!std::isnan(low) && !std::isnan(high) && low <= high, "clamp", "needs low <= high, got ", low, " and ", high);
   check_defined("clamp", "input", x);
@@ -370,7 +357,6 @@ Tensor clamp(const Tensor& x, double low, double high) {
 Tensor clamp_min(const Tensor& x, double low) { return clamp(x, low, std::numeric_limits<double>::infinity()); }
 Tensor clamp_max(const Tensor& x, double high) { return clamp(x, -std::numeric_limits<double>::infinity(), high); }
 
-Tensor relu(const Tensor& x) { return unary<UnaryOp::relu>(x); }
 Tensor leaky_relu(const Tensor& x, double negative_slope) {
   check_finite("leaky_relu", "negative_slope", negative_slope);
   // The gradient of UnaryOp::leaky_relu uses the sign of the result, which equals the sign of x only if the slope is
@@ -378,13 +364,6 @@ Tensor leaky_relu(const Tensor& x, double negative_slope) {
   if (negative_slope < 0) return where(gt(x, 0), x, x * negative_slope);
   return unary<UnaryOp::leaky_relu>(x, negative_slope);
 }
-Tensor sigmoid(const Tensor& x) { return unary<UnaryOp::sigmoid>(x); }
-Tensor tanh(const Tensor& x) { return unary<UnaryOp::tanh>(x); }
-Tensor gelu(const Tensor& x) { return unary<UnaryOp::gelu>(x); }
-Tensor silu(const Tensor& x) { return unary<UnaryOp::silu>(x); }
-Tensor mish(const Tensor& x) { return unary<UnaryOp::mish>(x); }
-Tensor hardsigmoid(const Tensor& x) { return unary<UnaryOp::hardsigmoid>(x); }
-Tensor hardswish(const Tensor& x) { return unary<UnaryOp::hardswish>(x); }
 Tensor elu(const Tensor& x, double alpha) {
   check_finite("elu", "alpha", alpha);
   return unary<UnaryOp::elu>(x, alpha, 1);
@@ -400,34 +379,11 @@ Tensor softplus(const Tensor& x, double beta, double threshold) {
 }
 
 Tensor activation(const ActivationArguments& a, const Tensor& x) {
-  switch (a.kind) {
-    case ActivationKind::relu:
-      return relu(x);
-    case ActivationKind::leaky_relu:
-      return leaky_relu(x, a.negative_slope);
-    case ActivationKind::gelu:
-      return gelu(x);
-    case ActivationKind::silu:
-      return silu(x);
-    case ActivationKind::none:
-      break;
-  }
-  return x;
+  if (a.kind == ActivationKind::leaky_relu) return leaky_relu(x, a.negative_slope);
+  return with_operators(a.kind, x, [&]<UnaryOp op, BinaryOp>() { return unary<op>(x); });
 }
 Tensor activation_gradient(const ActivationArguments& a, const Tensor& g, const Tensor& x) {
-  switch (a.kind) {
-    case ActivationKind::relu:
-      return call<BinaryOp::relu_grad>(g, x);
-    case ActivationKind::leaky_relu:
-      return call<BinaryOp::leaky_relu_grad>(g, x, a.negative_slope);
-    case ActivationKind::gelu:
-      return call<BinaryOp::gelu_grad>(g, x);
-    case ActivationKind::silu:
-      return call<BinaryOp::silu_grad>(g, x);
-    case ActivationKind::none:
-      break;
-  }
-  return g;
+  return with_operators(a.kind, g, [&]<UnaryOp, BinaryOp op>() { return call<op>(g, x, a.negative_slope); });
 }
 
 Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {

@@ -72,14 +72,131 @@ struct Quotients {
 /// One run of gradcheck. The inputs from index `count` on are grad_outputs.
 class Check {
  public:
-  Check(const char* op, const Function& function, const Tensors& inputs, const GradcheckOptions& options, size_t count);
-  GradcheckReport run();
+  Check(const char* op, const Function& function, const Tensors& inputs, const GradcheckOptions& options, size_t count)
+      : op_(op), function_(function), options_(options), count_(count) {
+    check(static_cast<bool>(function), op, "the function is empty");
+    check(std::isfinite(options.eps) && options.eps > 0, op, "eps must be finite and positive, got ", options.eps);
+    check(options.atol >= 0 && options.rtol >= 0, op, "tolerances must not be negative, got atol ", options.atol,
+          " and rtol ", options.rtol);
+    check(options.projections >= 0, op, "projections must not be negative, got ", options.projections);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor& input = inputs[i];
+      check(!input.defined() || !is_floating(input.dtype()) || input.dtype() == f64, op, name(i), " must be f64, got ",
+            describe(input));
+      inputs_.push_back(input.defined() ? input.detach().clone().requires_grad_(input.requires_grad()) : input);
+    }
+    active_ = active_inputs(op, inputs);
+  }
+
+  GradcheckReport run() {
+    Generator generator(options_.seed);
+    Tensors inputs, outputs;
+    {
+      const GradModeGuard recording(true);
+      outputs = floating(function_(inputs_));
+      check(!outputs.empty(), op_, "the function returned no floating-point tensor");
+      for (size_t k = 0; k < outputs.size(); ++k) {
+        check(outputs[k].dtype() == f64, op_, "output ", k, " must be f64, got ", describe(outputs[k]));
+        const Tensor weight = draw(outputs[k], generator);
+        weights_.push_back(weight + sign(weight) * 0.5);  // no weight is close to 0
+      }
+      outputs = {projection(inputs_)};
+    }
+    center_ = measure_at({}, 0);
+    const double again = measure_at({}, 0);
+    check(center_ == again || (std::isnan(center_) && std::isnan(again)), op_,
+          "the outputs changed between two identical calls: a linear combination of their elements was ", center_,
+          ", then ", again);
+    for (size_t i : active_) inputs.push_back(inputs_[i]);
+    if (!outputs[0].requires_grad()) outputs.clear();
+    gradients_ = defined_grad(outputs, inputs, {}, false);
+    for (size_t a = 0; options_.projections == 0 && a < active_.size(); ++a)
+      for (int64_t i = 0; i < inputs[a].numel(); ++i) {
+        const Dims index = unravel(i, inputs[a].shape());
+        Tensors unit(active_.size());
+        unit[a] = zeros_like(inputs[a]);
+        unit[a].set(index, 1);
+        compare(unit, concat(name(active_[a]), " at ", index));
+      }
+    for (int k = 0; k < options_.projections; ++k) {
+      Tensors directions;
+      for (const Tensor& input : inputs) directions.push_back(draw(input, generator));
+      compare(directions, concat("projection ", k, " of all inputs and outputs"));
+    }
+    if (report_.passed && report_.checked == 0 && report_.kinks > 0) {
+      report_.passed = false;
+      report_.message = concat(op_, ": all ", report_.kinks, " derivatives were skipped as kinks; nothing was checked");
+    }
+    if (failures_ > 0) report_.message += concat(" (", failures_, " of ", report_.checked, " derivatives differ)");
+    return report_;
+  }
 
  private:
-  std::string name(size_t input) const;
-  Tensor projection(const Tensors& inputs) const;
-  double measure_at(const Tensors& directions, double step) const;
-  void compare(const Tensors& directions, const std::string& place);
+  std::string name(size_t input) const {
+    return input < count_ ? concat("input ", input) : concat("grad_output ", input - count_);
+  }
+
+  /// Returns the sum of all elements of the outputs, multiplied by their weights.
+  Tensor projection(const Tensors& inputs) const {
+    const Tensors outputs = floating(function_(inputs));
+    Tensor total = zeros({}, {.dtype = f64});
+    for (size_t k = 0; k < weights_.size(); ++k) {
+      check(k < outputs.size() && outputs[k].shape() == weights_[k].shape(), op_,
+            "the function's outputs changed in size between two identical calls");
+      total = total + sum(outputs[k] * weights_[k]).to(total.device());
+    }
+    return total;
+  }
+
+  /// Returns the projection after a step from the inputs. An input whose direction is undefined stays unchanged.
+  double measure_at(const Tensors& directions, double step) const {
+    const NoGradGuard no_grad;
+    Tensors points;
+    for (const Tensor& input : inputs_) points.push_back(input.defined() ? input.detach().clone() : input);
+    for (size_t a = 0; a < directions.size(); ++a)
+      if (directions[a].defined()) points[active_[a]].add_(directions[a], step);
+    return projection(points).item();
+  }
+
+  /// Normalizes the direction to length 1, compares the derivative along it with central differences, and updates the
+  /// report. `place` names the derivative in the message, which describes the largest failure so far.
+  void compare(const Tensors& directions, const std::string& place) {
+    double square = 0, analytic = 0;
+    for (size_t a = 0; a < directions.size(); ++a)
+      if (directions[a].defined()) {
+        square += sum(directions[a] * directions[a]).item();
+        analytic += sum(directions[a] * gradients_[a]).item();
+      }
+    const double length = square > 0 ? std::sqrt(square) : 1;
+    analytic /= length;
+    const auto quotients = [&](double eps) {
+      return Quotients{(center_ - measure_at(directions, -eps / length)) / eps,
+                       (measure_at(directions, eps / length) - center_) / eps};
+    };
+    Quotients found = quotients(options_.eps);
+    if (options_.skip_kinks && found.jump() > options_.atol + options_.rtol * std::abs(found.central())) {
+      // If the one-sided quotients differ because of curvature, a smaller step reduces the difference. At a kink, the
+      // difference stays.
+      const Quotients closer = quotients(options_.eps / 4);
+      if (closer.jump() > 0.5 * found.jump()) {
+        ++report_.kinks;
+        return;
+      }
+      found = closer;
+    }
+    const double numeric = found.central(), error = std::abs(analytic - numeric);
+    const double excess = error / (options_.atol + options_.rtol * std::abs(numeric));
+    ++report_.checked;
+    if (!(error <= report_.max_error)) report_.max_error = error;
+    if (error == 0 || excess <= 1) return;
+    report_.passed = false;
+    if (++failures_ > 1 && !(excess > max_excess_)) return;
+    max_excess_ = excess;
+    std::ostringstream out;
+    out.precision(10);
+    out << op_ << ": " << place << ": analytic " << analytic << ", numeric " << numeric;
+    report_.message = out.str();
+  }
 
   const char* op_;
   const Function& function_;
@@ -94,132 +211,6 @@ class Check {
   double max_excess_ = 0;
   int64_t failures_ = 0;
 };
-
-Check::Check(const char* op, const Function& function, const Tensors& inputs, const GradcheckOptions& options,
-             size_t count)
-    : op_(op), function_(function), options_(options), count_(count) {
-  check(static_cast<bool>(function), op, "the function is empty");
-  check(std::isfinite(options.eps) && options.eps > 0, op, "eps must be finite and positive, got ", options.eps);
-  check(options.atol >= 0 && options.rtol >= 0, op, "tolerances must not be negative, got atol ", options.atol,
-        " and rtol ", options.rtol);
-  check(options.projections >= 0, op, "projections must not be negative, got ", options.projections);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor& input = inputs[i];
-    check(!input.defined() || !is_floating(input.dtype()) || input.dtype() == f64, op, name(i), " must be f64, got ",
-          describe(input));
-    inputs_.push_back(input.defined() ? input.detach().clone().requires_grad_(input.requires_grad()) : input);
-  }
-  active_ = active_inputs(op, inputs);
-}
-
-std::string Check::name(size_t input) const {
-  return input < count_ ? concat("input ", input) : concat("grad_output ", input - count_);
-}
-
-/// Returns the sum of all elements of the outputs, multiplied by their weights.
-Tensor Check::projection(const Tensors& inputs) const {
-  const Tensors outputs = floating(function_(inputs));
-  Tensor total = zeros({}, {.dtype = f64});
-  for (size_t k = 0; k < weights_.size(); ++k) {
-    check(k < outputs.size() && outputs[k].shape() == weights_[k].shape(), op_,
-          "the function's outputs changed in size between two identical calls");
-    total = total + sum(outputs[k] * weights_[k]).to(total.device());
-  }
-  return total;
-}
-
-/// Returns the projection after a step from the inputs. An input whose direction is undefined stays unchanged.
-double Check::measure_at(const Tensors& directions, double step) const {
-  const NoGradGuard no_grad;
-  Tensors points;
-  for (const Tensor& input : inputs_) points.push_back(input.defined() ? input.detach().clone() : input);
-  for (size_t a = 0; a < directions.size(); ++a)
-    if (directions[a].defined()) points[active_[a]].add_(directions[a], step);
-  return projection(points).item();
-}
-
-GradcheckReport Check::run() {
-  Generator generator(options_.seed);
-  Tensors inputs, outputs;
-  {
-    const GradModeGuard recording(true);
-    outputs = floating(function_(inputs_));
-    check(!outputs.empty(), op_, "the function returned no floating-point tensor");
-    for (size_t k = 0; k < outputs.size(); ++k) {
-      check(outputs[k].dtype() == f64, op_, "output ", k, " must be f64, got ", describe(outputs[k]));
-      const Tensor weight = draw(outputs[k], generator);
-      weights_.push_back(weight + sign(weight) * 0.5);  // no weight is close to 0
-    }
-    outputs = {projection(inputs_)};
-  }
-  center_ = measure_at({}, 0);
-  const double again = measure_at({}, 0);
-  check(center_ == again || (std::isnan(center_) && std::isnan(again)), op_,
-        "the outputs changed between two identical calls: a linear combination of their elements was ", center_,
-        ", then ", again);
-  for (size_t i : active_) inputs.push_back(inputs_[i]);
-  if (!outputs[0].requires_grad()) outputs.clear();
-  gradients_ = defined_grad(outputs, inputs, {}, false);
-  for (size_t a = 0; options_.projections == 0 && a < active_.size(); ++a)
-    for (int64_t i = 0; i < inputs[a].numel(); ++i) {
-      const Dims index = unravel(i, inputs[a].shape());
-      Tensors unit(active_.size());
-      unit[a] = zeros_like(inputs[a]);
-      unit[a].set(index, 1);
-      compare(unit, concat(name(active_[a]), " at ", index));
-    }
-  for (int k = 0; k < options_.projections; ++k) {
-    Tensors directions;
-    for (const Tensor& input : inputs) directions.push_back(draw(input, generator));
-    compare(directions, concat("projection ", k, " of all inputs and outputs"));
-  }
-  if (report_.passed && report_.checked == 0 && report_.kinks > 0) {
-    report_.passed = false;
-    report_.message = concat(op_, ": all ", report_.kinks, " derivatives were skipped as kinks; nothing was checked");
-  }
-  if (failures_ > 0) report_.message += concat(" (", failures_, " of ", report_.checked, " derivatives differ)");
-  return report_;
-}
-
-/// Normalizes the direction to length 1, compares the derivative along it with central differences, and updates the
-/// report. `place` names the derivative in the message, which describes the largest failure so far.
-void Check::compare(const Tensors& directions, const std::string& place) {
-  double square = 0, analytic = 0;
-  for (size_t a = 0; a < directions.size(); ++a)
-    if (directions[a].defined()) {
-      square += sum(directions[a] * directions[a]).item();
-      analytic += sum(directions[a] * gradients_[a]).item();
-    }
-  const double length = square > 0 ? std::sqrt(square) : 1;
-  analytic /= length;
-  const auto quotients = [&](double eps) {
-    return Quotients{(center_ - measure_at(directions, -eps / length)) / eps,
-                     (measure_at(directions, eps / length) - center_) / eps};
-  };
-  Quotients found = quotients(options_.eps);
-  if (options_.skip_kinks && found.jump() > options_.atol + options_.rtol * std::abs(found.central())) {
-    // If the one-sided quotients differ because of curvature, a smaller step reduces the difference. At a kink, the
-    // difference stays.
-    const Quotients closer = quotients(options_.eps / 4);
-    if (closer.jump() > 0.5 * found.jump()) {
-      ++report_.kinks;
-      return;
-    }
-    found = closer;
-  }
-  const double numeric = found.central(), error = std::abs(analytic - numeric);
-  const double excess = error / (options_.atol + options_.rtol * std::abs(numeric));
-  ++report_.checked;
-  if (!(error <= report_.max_error)) report_.max_error = error;
-  if (error == 0 || excess <= 1) return;
-  report_.passed = false;
-  if (++failures_ > 1 && !(excess > max_excess_)) return;
-  max_excess_ = excess;
-  std::ostringstream out;
-  out.precision(10);
-  out << op_ << ": " << place << ": analytic " << analytic << ", numeric " << numeric;
-  report_.message = out.str();
-}
 
 }  // namespace
 

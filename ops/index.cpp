@@ -17,10 +17,9 @@ namespace {
 int64_t check_index(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
   check_defined(op, "input", x);
   check_defined(op, "index", index);
-  check(x.dim() > 0, op, "the tensor has no axes");
   check(index.dtype() == i64, op, "index must be i64, got ", describe(index));
   check_same_device(op, {"input", x}, {"index", index});
-  return normalize_axis(axis, x.dim(), op);
+  return checked_axis(op, x, axis);
 }
 
 void check_outside_axis(const char* op, const Shape& shape, const Shape& index, int64_t axis) {

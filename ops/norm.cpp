@@ -1,7 +1,10 @@
 // Normalization. One kernel, over groups of a tensor (N, C, L), computes group, instance, layer and batch norm. Another
-// kernel computes the gradients. If the gradients are differentiated again, they are composed of differentiable
-// operators instead, by the same formula.
+// kernel computes the gradients. If the gradients are differentiated again, they are instead the gradients of a
+// normalization that is composed of operators.
 #include "ops/norm.h"
+
+#include <algorithm>
+#include <iterator>
 
 #include "core/autograd.h"
 #include "ops/create.h"
@@ -40,37 +43,32 @@ Tensor record_added(const Tensor& x, const Tensor& added) {
                 });
 }
 
-/// Computes the gradients with differentiable operators. Let v = before(x) and n = (v - mean) * rstd. Let g be the
-/// gradient of n * weight + bias, and let h = g * weight. Then dbias = sum(g), dweight = sum(g * n) and
-/// dv = rstd * (h - mean(h) - n * mean(h * n)), where the means are over each group.
+/// Returns the gradients of the inputs that require grad. The gradients are differentiable.
+Tensors recorded_gradients(const Tensor& output, const Tensors& inputs, const Tensor& grad_output) {
+  Tensors active, grads(inputs.size());
+  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(active), needs_gradient);
+  const Tensors found = grad({output}, active, {grad_output}, false, true, true);
+  for (size_t i = 0, k = 0; i < inputs.size(); ++i)
+    if (needs_gradient(inputs[i])) grads[i] = found[k++];
+  return grads;
+}
+
+/// Computes the gradients by differentiating the normalization composed of operators.
 Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor& weight, const Tensor& bias,
                            const Tensor& added, const GradientRequest& r) {
   const int64_t n = saved.size(0), c = saved.size(1);
   const DType dtype = widened(saved.dtype());
-  const Shape rows{n, c, saved.numel() / (n * c)}, in_groups{n, r.groups[1], saved.numel() / (n * r.groups[1])};
   const Dims axes = r.groups[0] == n ? Dims{2} : Dims{0, 2};
   const auto per_channel = [&](const Tensor& t) { return reshape(t.to(dtype), {c, 1}); };
-  const Tensor x = reshape(record_added(saved, added).to(dtype), rows);
-  const Tensor values = reshape(activation(r.activations.before, x), in_groups);
+  const Tensor x = activation(r.activations.before, record_added(saved, added).to(dtype));
+  const Tensor values = reshape(x, {n, r.groups[1], saved.numel() / (n * r.groups[1])});
   const Tensor centered = values - mean(values, axes, true);
-  const Tensor rstd = rsqrt(mean(centered * centered, axes, true) + r.eps);
-  const Tensor normal = centered * rstd;
-  Tensor u = reshape(normal, rows);
+  const Tensor normal = centered * rsqrt(mean(centered * centered, axes, true) + r.eps);
+  Tensor u = reshape(normal, {n, c, saved.numel() / (n * c)});
   if (weight.defined()) u = u * per_channel(weight);
   if (bias.defined()) u = u + per_channel(bias);
-  const Tensor g = activation_gradient(r.activations.after, reshape(grad.to(dtype), rows), u);
-
-  Tensors grads(4);
-  if (r.x || r.added) {
-    const Tensor h = reshape(weight.defined() ? g * per_channel(weight) : g, in_groups);
-    const Tensor dv = rstd * (h - mean(h, axes, true) - normal * mean(h * normal, axes, true));
-    const Tensor dx = activation_gradient(r.activations.before, reshape(dv, rows), x);
-    if (r.x) grads[0] = reshape(dx, saved.shape()).to(saved.dtype());
-    if (r.added) grads[3] = sum(dx, {0, 2}).to(*r.added);
-  }
-  if (r.weight) grads[1] = sum(g * reshape(normal, rows), {0, 2}).to(*r.weight);
-  if (r.bias) grads[2] = sum(g, {0, 2}).to(*r.bias);
-  return grads;
+  const Tensor y = reshape(activation(r.activations.after, u), saved.shape()).to(saved.dtype());
+  return recorded_gradients(y, {saved, weight, bias, added}, grad);
 }
 
 /// Two values per group, gathered from all ranks, and the number of elements of a group on each rank. The dtype is f64.

@@ -135,7 +135,7 @@ template <int N>
 Tensor avg_pool(const char* op, const Tensor& x, const AvgPoolOptions<N>& o) {
   const Windows w = windows_of(o);
   const std::optional<int64_t> divisor = o.divisor_override;
-  check(!divisor || *divisor != 0, op, "divisor_override must not be zero");
+  o.validate(op);
   const Triple size = pooled_size(op, w, x);
   ResampleMaps maps;
   for (int64_t i = 0; i < N; ++i) {

@@ -180,9 +180,7 @@ Tensor expand(const Tensor& x, const Shape& shape) {
 }
 
 Tensor narrow(const Tensor& x, int64_t axis, int64_t start, int64_t length) {
-  check_defined("narrow", "input", x);
-  check(x.dim() > 0, "narrow", "the tensor has no axes");
-  axis = normalize_axis(axis, x.dim(), "narrow");
+  axis = checked_axis("narrow", x, axis);
   const int64_t size = x.shape()[axis];
   if (start < 0) start += size;
   check(start >= 0 && length >= 0 && start <= size - length, "narrow", "start ", start, " and length ", length,
@@ -191,10 +189,8 @@ Tensor narrow(const Tensor& x, int64_t axis, int64_t start, int64_t length) {
 }
 
 Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t step) {
-  check_defined("slice", "input", x);
-  check(x.dim() > 0, "slice", "the tensor has no axes");
+  axis = checked_axis("slice", x, axis);
   check(step > 0, "slice", "step must be positive, got ", step);
-  axis = normalize_axis(axis, x.dim(), "slice");
   const int64_t size = x.shape()[axis];
   step = std::min(step, std::max<int64_t>(1, size));  // a larger step selects the same elements
   start = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
@@ -210,9 +206,7 @@ Tensor slice(const Tensor& x, int64_t axis, int64_t start, int64_t stop, int64_t
 }
 
 Tensor select(const Tensor& x, int64_t axis, int64_t index) {
-  check_defined("select", "input", x);
-  check(x.dim() > 0, "select", "the tensor has no axes");
-  axis = normalize_axis(axis, x.dim(), "select");
+  axis = checked_axis("select", x, axis);
   const int64_t size = x.shape()[axis];
   check(index >= -size && index < size, "select", "index ", index, " is out of range for axis ", axis, " of ",
         x.shape());
@@ -243,9 +237,7 @@ Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
 }
 
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t axis) {
-  check_defined("split", "input", x);
-  check(x.dim() > 0, "split", "the tensor has no axes");
-  axis = normalize_axis(axis, x.dim(), "split");
+  axis = checked_axis("split", x, axis);
   int64_t left = x.shape()[axis];
   for (int64_t size : sizes) {
     check(size >= 0, "split", "sizes must not be negative, got ", size);

@@ -70,66 +70,13 @@ void check_slab(const char* op, bool transposed, const Axis& a, const Sides& sid
         "; share the volume among fewer ranks");
 }
 
-/// A convolution or transposed convolution of slabs.
-struct SlabMap {
-  bool transposed;
-  ConvGeometry geometry;
-  Sides sides;
-  Triple x_size;  // spatial size of the input
-  Triple size;    // spatial size of the result
-
-  Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias, const Triple& to, const ConvGeometry& g,
-                 FusedEpilogue epilogue = {}) const {
-    return (transposed ? convolve_transposed : convolve)(x, w, bias, to, g, epilogue);
-  }
-  Tensor gradient(const Tensor& grad, const Tensor& w, const Triple& to, const ConvGeometry& g) const {
-    return (transposed ? convolve : convolve_transposed)(grad, w, {}, to, g, {});
-  }
-  Tensor weight_gradient(const Tensor& x, const Tensor& grad, const WeightForm& form, const ConvGeometry& g) const {
-    return transposed ? convolve_weight(grad, x, form, g) : convolve_weight(x, grad, form, g);
-  }
-
-  /// Returns the geometry of the convolution from a halo to the planes that depend on it.
-  ConvGeometry geometry_of(const Side& side) const {
-    ConvGeometry g = geometry;
-    g.padding[0] = side.padding;
-    return g;
-  }
-  static Triple with_depth(Triple size, int64_t depth) {
-    size[0] = depth;
-    return size;
-  }
-  static Tensor planes_of(const Tensor& result, const Side& side) { return narrow(result, 2, side.start, side.planes); }
-
-  /// Returns the number of planes that this rank receives from the previous and the next rank.
-  std::array<int64_t, 2> received() const { return {sides[0].halo, sides[1].halo}; }
-  /// Returns the number of planes that this rank sends to the previous and the next rank.
-  std::array<int64_t, 2> sent() const { return {sides[1].halo, sides[0].halo}; }
-
-  /// Returns the gradient of the input slab, including the contributions of the neighbors' results. `halos`: the planes
-  /// received in the forward pass; a halo is undefined if there is no neighbor.
-  Tensor input_gradient(distributed::Communicator& group, const PlaneForm& form, const Tensor& grad, const Tensor& w,
-                        const Planes& halos) const {
-    Planes halo_gradients;
-    for (size_t i = 0; i < 2; ++i)
-      if (const Side& side = sides[i]; halos[i].defined())
-        halo_gradients[i] = gradient(planes_of(grad, side), w, with_depth(x_size, side.halo), geometry_of(side));
-    PlaneExchange exchange(group, form, halo_gradients, sent());
-    const Tensor dx = gradient(grad, w, x_size, geometry);
-    const Planes& added = exchange.wait();
-    for (size_t i = 0; i < 2; ++i)
-      if (added[i].defined()) narrow(dx, 2, i == 0 ? 0 : x_size[0] - sent()[1], sent()[i]).add_(added[i]);
-    return dx;
-  }
-  /// Returns this rank's gradient of the weight, from its slab and halos.
-  Tensor whole_weight_gradient(const Tensor& x, const Planes& halos, const Tensor& grad, const WeightForm& form) const {
-    const Tensor dw = weight_gradient(x, grad, form, geometry);
-    for (size_t i = 0; i < 2; ++i)
-      if (const Side& side = sides[i]; halos[i].defined())
-        dw.add_(weight_gradient(halos[i], planes_of(grad, side), form, geometry_of(side)));
-    return dw;
-  }
-};
+/// Returns the geometry of the convolution from a halo to the planes that depend on it.
+ConvGeometry geometry_of(const Side& side, ConvGeometry geometry) {
+  geometry.padding[0] = side.padding;
+  return geometry;
+}
+/// Returns the planes of the result that depend on a halo.
+Tensor planes_of(const Tensor& result, const Side& side) { return narrow(result, 2, side.start, side.planes); }
 
 }  // namespace
 
@@ -137,42 +84,45 @@ Tensor convolve_slab(const char* op, distributed::Communicator& group, bool tran
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
                      FusedEpilogue epilogue) {
   const Axis axis{x.size(2), size[0], weight.size(2), geometry.stride[0], geometry.padding[0], geometry.dilation[0]};
-  const SlabMap map{transposed, geometry, transposed ? transposed_sides(axis) : forward_sides(axis), spatial_size(x),
-                    size};
-  check_slab(op, transposed, axis, map.sides);
-  const auto received = map.received(), sent = map.sent();
-  if (received[0] == 0 && received[1] == 0) return map.forward(x, weight, bias, size, geometry, epilogue);
+  const Sides sides = transposed ? transposed_sides(axis) : forward_sides(axis);
+  check_slab(op, transposed, axis, sides);
+  const int64_t front = sides[0].halo, back = sides[1].halo;  // planes received from the previous and the next rank
+  if (front == 0 && back == 0) return convolve(transposed, x, weight, bias, size, geometry, epilogue);
 
   const PlaneForm form(x);
   Tensor y;
   Planes halos;
   {
     const NoGradGuard no_grad;
-    PlaneExchange exchange(group, form,
-                           {sent[0] > 0 ? narrow(x, 2, 0, sent[0]) : Tensor(),
-                            sent[1] > 0 ? narrow(x, 2, axis.in - sent[1], sent[1]) : Tensor()},
-                           received);
-    y = map.forward(x, weight, bias, size, geometry);
+    PlaneExchange exchange(
+        group, form,
+        {back > 0 ? narrow(x, 2, 0, back) : Tensor(), front > 0 ? narrow(x, 2, axis.in - front, front) : Tensor()},
+        {front, back});
+    y = convolve(transposed, x, weight, bias, size, geometry);
     halos = exchange.wait();
     for (size_t i = 0; i < 2; ++i)
-      if (const Side& side = map.sides[i]; halos[i].defined())
-        SlabMap::planes_of(y, side).add_(
-            map.forward(halos[i], weight, {}, SlabMap::with_depth(size, side.planes), map.geometry_of(side)));
+      if (const Side& side = sides[i]; halos[i].defined())
+        planes_of(y, side).add_(
+            convolve(transposed, halos[i], weight, {}, {side.planes, size[1], size[2]}, geometry_of(side, geometry)));
     if (epilogue.relu) y.copy_(relu(y));
   }
   const bool dx = needs_gradient(x), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   // A missing halo is saved as an empty tensor, so that all ranks save the same number of tensors.
   const auto kept = [&](const Tensor& halo) { return Saved(halo.defined() ? halo : empty({0}, form.options)); };
   return record(op, y, {x, weight, epilogue.bias_recorded ? bias : Tensor()},
-                [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), front = kept(halos[0]),
-                 back = kept(halos[1]), w_form = form_of(weight)](const Tensor& grad) {
+                [=, &group, x_saved = saved_if(dw, x), w_saved = saved_if(dx, weight), front_saved = kept(halos[0]),
+                 back_saved = kept(halos[1]), x_size = spatial_size(x), w_form = form_of(weight)](const Tensor& grad) {
                   autograd::once_differentiable(op);
-                  Planes kept_halos{front(), back()};
-                  for (Tensor& planes : kept_halos)
-                    if (planes.dim() == 1) planes = {};
+                  const Planes planes{front_saved(), back_saved()};
                   Tensors grads(3);
-                  if (dx) grads[0] = map.input_gradient(group, form, grad, w_saved(), kept_halos);
-                  if (dw) grads[1] = map.whole_weight_gradient(x_saved(), kept_halos, grad, w_form);
+                  // The gradient of the input is a convolution in the other direction, which exchanges planes of
+                  // `grad`.
+                  if (dx) grads[0] = convolve_slab(op, group, !transposed, grad, w_saved(), {}, x_size, geometry, {});
+                  if (dw) grads[1] = convolve_weight(transposed, x_saved(), grad, w_form, geometry);
+                  for (size_t i = 0; i < 2; ++i)
+                    if (const Side& side = sides[i]; dw && planes[i].dim() == 5)
+                      grads[1].add_(convolve_weight(transposed, planes[i], planes_of(grad, side), w_form,
+                                                    geometry_of(side, geometry)));
                   if (db) grads[2] = sum_over_voxels(grad);
                   return grads;
                 });

@@ -93,7 +93,7 @@ def copy_pages(site):
     """Copies the Markdown pages and their pictures. The index is README.md with navigation.md."""
     navigation = (SITE / "navigation.md").read_text(encoding="utf-8")
     others = ""
-    for page in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]:
+    for page in [path for folder in ("", "docs/", "docs/decisions/") for path in sorted(ROOT.glob(f"{folder}*.md"))]:
         name = page.relative_to(ROOT).as_posix()
         text = links_for_site(site, name, page.read_text(encoding="utf-8"))
         if name == "README.md":

@@ -94,7 +94,8 @@ def collect_names(app, env):
         TARGETS.setdefault(name, (page, anchor))
         if kind != "enumerator":
             found.add(name.rsplit("::", 1)[-1])
-    # A test checks that the headers declare all names of docs/ops.md. A name without an entry is a fault of reference.py.
+    # A test checks that the headers declare all names of docs/ops.md. A name without an entry is a fault of
+    # reference.py.
     entries = re.findall(r"^- ((?:`[^`]*`,? ?)+)", (ROOT / "docs/ops.md").read_text(encoding="utf-8"), re.MULTILINE)
     names = [name for entry in entries for name in re.findall(r"`(?:\w+::)*(\w+)`", entry)]
     if missing := [name for name in names if name not in found and name != "VG_MODULE"]:
@@ -120,8 +121,8 @@ def link_names(app, doctree, docname):
 
     def is_linkable(node):
         while node := node.parent:
-            if isinstance(node, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, addnodes.desc_signature,
-                                 addnodes.toctree, nodes.comment)):
+            if isinstance(node, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.comment,
+                                 addnodes.desc_signature, addnodes.toctree)):
                 return False
         return True
 

@@ -519,7 +519,7 @@ def write(site, root, xml):
         raise SystemExit(f"docs/site/reference.py: these examples belong to no declaration: {', '.join(unused)}")
 
 
-OVERVIEW = """This reference lists the declarations of the public headers. ``#include <voxgrad.h>`` includes all of
-these headers. All names are in the namespace ``voxgrad``.
+OVERVIEW = """This reference lists the declarations of the public headers. ``#include <voxgrad.h>`` includes all
+of these headers. All names are in the namespace ``voxgrad``.
 
 """

@@ -90,13 +90,6 @@ struct RowProduct {
   bool relu = false;
 };
 
-template <class T, int bytes>
-[[gnu::always_inline]] inline typename VectorOf<T, bytes>::Type load(const T* from) {
-  typename VectorOf<T, bytes>::Type vector;
-  std::memcpy(&vector, from, bytes);
-  return vector;
-}
-
 /// Copies `count` elements, fewer than n. Calls no function such as memcpy, which would take longer.
 template <class T, int n>
 [[gnu::always_inline]] inline void copy_fewer(const T* from, int64_t count, T* to) {
@@ -306,8 +299,7 @@ void add_run(const RunProduct<T>& p) {
   };
   auto add_rows = [&]<int now>(std::integral_constant<int, now>, int64_t row) {
     unrolled<now>([&](auto r) {
-      Vector y;
-      std::memcpy(&y, p.y + (row + r) * p.y_pitch, bytes);
+      const Vector y = load<T, bytes>(p.y + (row + r) * p.y_pitch);
       load_x(row + r + taps - 1, r + taps - 1);
       unrolled<taps>([&](auto k) { sums[r * taps + k] += x[r + k] * y; });
     });
@@ -319,8 +311,7 @@ void add_run(const RunProduct<T>& p) {
   for (; row < p.rows; ++row) add_rows(std::integral_constant<int, 1>(), row);
   unrolled<taps>([&](auto k) {
     T* const to = p.sums + k * DepthwiseTile<T>::kLanes;
-    Vector total;
-    std::memcpy(&total, to, bytes);
+    Vector total = load<T, bytes>(to);
     unrolled<step>([&](auto r) { total += sums[r * taps + k]; });
     std::memcpy(to, &total, bytes);
   });
@@ -355,8 +346,7 @@ void depthwise_weight_gradient(const View& w, const View& x_view, const View& y_
   Gather3 gather, gather_y;
   for (int i = 0; i < 3; ++i) {
     const size_t axis = static_cast<size_t>(i);
-    gather[axis] = gather_forward(
-        {x.size[i], y.size[i], kernel[i], geometry.stride[i], geometry.padding[i], geometry.dilation[i]});
+    gather[axis] = gather_forward(conv_axis(x_view, w, y_view, geometry, i));
     gather_y[axis] = gather_forward({y.size[i], y.size[i], 1, 1, 0, 1});
   }
   const int64_t limit = kTileBytes / static_cast<int64_t>(sizeof(T));

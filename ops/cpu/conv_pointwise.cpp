@@ -97,19 +97,16 @@ void add_products(const ChannelProduct<T>& p) {
   Vector sums[kRows * columns] = {};
   for (int64_t i = 0; i < p.count; i += lanes) {
     Vector x[columns];
-    unrolled<columns>([&](auto c) { std::memcpy(&x[c], p.x + c * p.pitch + i, kVectorBytes); });
+    unrolled<columns>([&](auto c) { x[c] = load<T, kVectorBytes>(p.x + c * p.pitch + i); });
     unrolled<kRows>([&](auto r) {
-      Vector y;
-      std::memcpy(&y, p.y + r * p.pitch + i, kVectorBytes);
+      const Vector y = load<T, kVectorBytes>(p.y + r * p.pitch + i);
       unrolled<columns>([&](auto c) { sums[r * columns + c] += y * x[c]; });
     });
   }
   unrolled<kRows>([&](auto r) {
     unrolled<columns>([&](auto c) {
       T* const to = p.sums + r * p.row + c * lanes;
-      Vector total;
-      std::memcpy(&total, to, kVectorBytes);
-      total += sums[r * columns + c];
+      const Vector total = load<T, kVectorBytes>(to) + sums[r * columns + c];
       std::memcpy(to, &total, kVectorBytes);
     });
   });

@@ -76,8 +76,7 @@ class WeightGradient {
       : w_(w), groups_(geometry.groups), kernel_(w.size[2], w.size[3], w.size[4]), x_(x), y_(y) {
     for (int axis = 0; axis < 3; ++axis) {
       const size_t i = static_cast<size_t>(axis);
-      x_.gather[i] = gather_forward({x.size[axis + 2], y.size[axis + 2], kernel_[axis], geometry.stride[axis],
-                                     geometry.padding[axis], geometry.dilation[axis]});
+      x_.gather[i] = gather_forward(conv_axis(x, w, y, geometry, axis));
       y_.gather[i] = gather_forward({y.size[axis + 2], y.size[axis + 2], 1, 1, 0, 1});
     }
     x_.weight_stride = w.stride[1];

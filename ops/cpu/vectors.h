@@ -39,6 +39,13 @@ struct VectorOf {
   typedef T Type __attribute__((vector_size(bytes)));
 };
 
+template <class T, int bytes>
+[[gnu::always_inline]] inline typename VectorOf<T, bytes>::Type load(const T* from) {
+  typename VectorOf<T, bytes>::Type vector;
+  std::memcpy(&vector, from, bytes);
+  return vector;
+}
+
 /// Transposes a square: loads n vectors of n elements from from(0), from(1), ..., and stores element j of all vectors
 /// to to(j).
 template <class T, int n, class From, class To>

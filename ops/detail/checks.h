@@ -79,6 +79,13 @@ inline int64_t checked_product(const char* op, int64_t a, int64_t b) {
   return product;
 }
 
+/// Requires a defined tensor with axes. Returns the axis as a nonnegative number.
+inline int64_t checked_axis(const char* op, const Tensor& tensor, int64_t axis) {
+  check_defined(op, "input", tensor);
+  check(tensor.dim() > 0, op, "the tensor has no axes");
+  return normalize_axis(axis, tensor.dim(), op);
+}
+
 /// Requires a finite value.
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);

@@ -72,11 +72,11 @@ ConvGather gather_forward(const ConvAxis& axis);
 /// out_step = stride.
 ConvGather gather_transposed(const ConvAxis& axis);
 
-/// Returns the number of triples (i, o, k) that satisfy the formula above. Each triple is one product.
-int64_t conv_product_count(const ConvAxis& axis);
-
 struct View;
 struct ConvGeometry;
+/// Returns spatial axis 0, 1 or 2 of a convolution of x with the weight `w` that gives y.
+ConvAxis conv_axis(const View& x, const View& w, const View& y, const ConvGeometry& geometry, int axis);
+
 /// Returns the floating-point operations of a convolution or of either of its gradients: two for each product. Products
 /// with padding are not counted.
 double conv_flop(const View& x, const View& w, const View& y, const ConvGeometry& geometry);

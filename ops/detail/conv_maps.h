@@ -23,22 +23,22 @@ struct FusedEpilogue {
   bool bias_recorded = true;  ///< records the bias as an input of the autograd node (ops/detail/unrecorded.h)
 };
 
-/// Returns the convolution (N, Cout, size...) of x with the weight (Cout, Cin / groups, kD, kH, kW).
-Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const Triple& size,
+/// Returns the convolution (N, Cout, size...) of `in` with the weight (Cout, Cin / groups, kD, kH, kW), plus the bias.
+/// With `transposed`, returns the transposed convolution (N, Cin, size...) of `in` (N, Cout, D, H, W), plus the bias.
+/// Without a bias, it is the gradient of the input of a convolution, where `in` is the gradient of the result.
+Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, FusedEpilogue epilogue = {});
-/// Returns the transposed convolution of y: the gradient (N, Cin, size...) of the input of convolve, plus the bias.
-Tensor convolve_transposed(const Tensor& y, const Tensor& weight, const Tensor& bias, const Triple& size,
-                           const ConvGeometry& geometry, FusedEpilogue epilogue = {});
-/// Returns the gradient of the weight of convolve, where y is the gradient of its result. The shape is (y's channels,
-/// x's channels / groups, form.size...).
-Tensor convolve_weight(const Tensor& x, const Tensor& y, const WeightForm& form, const ConvGeometry& geometry);
+/// Returns the gradient of the weight of convolve, where `out_grad` is the gradient of its result. The size of the
+/// result is form.size.
+Tensor convolve_weight(bool transposed, const Tensor& in, const Tensor& out_grad, const WeightForm& form,
+                       const ConvGeometry& geometry);
 /// Returns the gradient of the bias (C) from the gradient (N, C, D, H, W) of the result.
 Tensor sum_over_voxels(const Tensor& grad);
 
 /// Saves t for the backward pass if `needed`.
 inline Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
-/// Computes convolve or convolve_transposed of a volume that the ranks of `group` share. x and the result are this
+/// Computes convolve of a volume that the ranks of `group` share. x and the result are this
 /// rank's slabs. Throws Error unless a convolution divides the depth of the volume by exactly the stride, or a
 /// transposed convolution multiplies the depth by exactly the stride (ops/spatial.h).
 Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,

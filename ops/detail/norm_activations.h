@@ -41,6 +41,25 @@ struct Piecewise {
   }
 };
 
+/// Returns f.operator()<op, gradient>(), where `op` is the operator of an activation and `gradient` the operator of its
+/// gradient. Returns `none` for ActivationKind::none.
+template <class Result, class F>
+VG_HOST_DEVICE Result with_operators(ActivationKind kind, const Result& none, const F& f) {
+  switch (kind) {
+    case ActivationKind::relu:
+      return f.template operator()<UnaryOp::relu, BinaryOp::relu_grad>();
+    case ActivationKind::leaky_relu:
+      return f.template operator()<UnaryOp::leaky_relu, BinaryOp::leaky_relu_grad>();
+    case ActivationKind::gelu:
+      return f.template operator()<UnaryOp::gelu, BinaryOp::gelu_grad>();
+    case ActivationKind::silu:
+      return f.template operator()<UnaryOp::silu, BinaryOp::silu_grad>();
+    case ActivationKind::none:
+      break;
+  }
+  return none;
+}
+
 /// Any activation, selected at run time for each element.
 struct AnyActivation {
   ActivationArguments a;
@@ -48,37 +67,13 @@ struct AnyActivation {
   explicit AnyActivation(const ActivationArguments& given) : a(given) {}
   template <class T>
   VG_HOST_DEVICE T value(T x) const {
-    const T slope = static_cast<T>(a.negative_slope), zero(0);
-    switch (a.kind) {
-      case ActivationKind::relu:
-        return apply<UnaryOp::relu>(x, zero, zero);
-      case ActivationKind::leaky_relu:
-        return apply<UnaryOp::leaky_relu>(x, slope, zero);
-      case ActivationKind::gelu:
-        return apply<UnaryOp::gelu>(x, zero, zero);
-      case ActivationKind::silu:
-        return apply<UnaryOp::silu>(x, zero, zero);
-      case ActivationKind::none:
-        break;
-    }
-    return x;
+    const T slope = static_cast<T>(a.negative_slope);
+    return with_operators(a.kind, x, [=]<UnaryOp op, BinaryOp>() { return apply<op>(x, slope, T(0)); });
   }
   template <class T>
   VG_HOST_DEVICE T gradient(T g, T x) const {
-    const T slope = static_cast<T>(a.negative_slope), zero(0);
-    switch (a.kind) {
-      case ActivationKind::relu:
-        return apply<BinaryOp::relu_grad>(g, x, zero, zero);
-      case ActivationKind::leaky_relu:
-        return apply<BinaryOp::leaky_relu_grad>(g, x, slope, zero);
-      case ActivationKind::gelu:
-        return apply<BinaryOp::gelu_grad>(g, x, zero, zero);
-      case ActivationKind::silu:
-        return apply<BinaryOp::silu_grad>(g, x, zero, zero);
-      case ActivationKind::none:
-        break;
-    }
-    return g;
+    const T slope = static_cast<T>(a.negative_slope);
+    return with_operators(a.kind, g, [=]<UnaryOp, BinaryOp op>() { return apply<op>(g, x, slope, T(0)); });
   }
 };
 

@@ -11,7 +11,8 @@
 // ops/detail/scalar_ops.h, helpers of the gradients in ops/elementwise.cpp.
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
-// These operators are linear in x, so that the same operator computes the gradient of x.
+// These operators are linear in x, so that the same operator computes the gradient of x. VG_GRADIENT_ROW fills in this
+// gradient. Its arguments after the formula are for y.
 #pragma once
 
 #include <cmath>
@@ -51,6 +52,8 @@
   ROW(logical_not, Anything, x == T(0), nothing, Tensor()) \
   ROW(isfinite,    Floats,   x - x == T(0), nothing, Tensor())
 
+#define VG_GRADIENT_ROW(ROW, name, formula, kept_y, derivative_y) \
+  ROW(name, Floats, formula, y, call<BinaryOp::name>(g, y, a, b), kept_y, derivative_y)
 #define VG_BINARY_OPERATORS(ROW) \
   ROW(add,              Anything, static_cast<T>(wrapping(x) + wrapping(y)), nothing, g, nothing, g) \
   ROW(sub,              Numbers,  static_cast<T>(wrapping(x) - wrapping(y)), nothing, g, nothing, neg(g)) \
@@ -62,29 +65,19 @@
   ROW(div,              Floats,   x / y, y, g / y, both, -(g * (x / y / y))) \
   ROW(pow,              Floats,   std::pow(x, y), \
                                 both, g * pow_slope_in_base(x, y), both, g * pow_slope_in_exponent(x, y)) \
-  ROW(relu_grad,        Floats,   y <= T(0) ? T(0) : x, y, call<BinaryOp::relu_grad>(g, y), nothing, Tensor()) \
-  ROW(leaky_relu_grad,  Floats,   y > T(0) ? x : a * x, \
-                                y, call<BinaryOp::leaky_relu_grad>(g, y, a), nothing, Tensor()) \
-  ROW(clamp_grad,       Floats,   y >= a && y <= b ? x : T(0), \
-                                y, call<BinaryOp::clamp_grad>(g, y, a, b), nothing, Tensor()) \
-  ROW(sigmoid_grad,     Floats,   x * y * (T(1) - y), \
-                                y, call<BinaryOp::sigmoid_grad>(g, y), both, g * x * affine(y, -2, 1)) \
-  ROW(tanh_grad,        Floats,   x * (T(1) - y * y), \
-                                y, call<BinaryOp::tanh_grad>(g, y), both, g * x * affine(y, -2, 0)) \
-  ROW(gelu_grad,        Floats,   x * gelu_slope(y), \
-                                y, call<BinaryOp::gelu_grad>(g, y), both, g * x * gelu_curvature(y)) \
-  ROW(silu_grad,        Floats,   x * silu_slope(y), \
-                                y, call<BinaryOp::silu_grad>(g, y), both, g * x * silu_curvature(y)) \
-  ROW(mish_grad,        Floats,   x * mish_slope(y), \
-                                y, call<BinaryOp::mish_grad>(g, y), both, g * x * mish_curvature(y)) \
-  ROW(softplus_grad,    Floats,   a * y > b ? x : x * sigmoid_of(a * y), \
-                                y, call<BinaryOp::softplus_grad>(g, y, a, b), both, g * x * softplus_curvature(y, a, b)) \
-  ROW(elu_grad,         Floats,   y > T(0) ? b * x : x * b * a * std::exp(y), \
-                                y, call<BinaryOp::elu_grad>(g, y, a, b), both, g * x * elu_curvature(y, a, b)) \
-  ROW(hardsigmoid_grad, Floats,   y > T(-3) && y < T(3) ? x / T(6) : T(0), \
-                                y, call<BinaryOp::hardsigmoid_grad>(g, y), nothing, Tensor()) \
-  ROW(hardswish_grad,   Floats,   y < T(-3) ? T(0) : y <= T(3) ? x * (y / T(3) + T(0.5)) : x, \
-                                y, call<BinaryOp::hardswish_grad>(g, y), both, g * x * hardswish_curvature(y)) \
+  VG_GRADIENT_ROW(ROW, relu_grad,        y <= T(0) ? T(0) : x, nothing, Tensor()) \
+  VG_GRADIENT_ROW(ROW, leaky_relu_grad,  y > T(0) ? x : a * x, nothing, Tensor()) \
+  VG_GRADIENT_ROW(ROW, clamp_grad,       y >= a && y <= b ? x : T(0), nothing, Tensor()) \
+  VG_GRADIENT_ROW(ROW, sigmoid_grad,     x * y * (T(1) - y), both, g * x * affine(y, -2, 1)) \
+  VG_GRADIENT_ROW(ROW, tanh_grad,        x * (T(1) - y * y), both, g * x * affine(y, -2, 0)) \
+  VG_GRADIENT_ROW(ROW, gelu_grad,        x * gelu_slope(y), both, g * x * gelu_curvature(y)) \
+  VG_GRADIENT_ROW(ROW, silu_grad,        x * silu_slope(y), both, g * x * silu_curvature(y)) \
+  VG_GRADIENT_ROW(ROW, mish_grad,        x * mish_slope(y), both, g * x * mish_curvature(y)) \
+  VG_GRADIENT_ROW(ROW, softplus_grad, a * y > b ? x : x * sigmoid_of(a * y), both, g * x * softplus_curvature(y, a, b)) \
+  VG_GRADIENT_ROW(ROW, elu_grad, y > T(0) ? b * x : x * b * a * std::exp(y), both, g * x * elu_curvature(y, a, b)) \
+  VG_GRADIENT_ROW(ROW, hardsigmoid_grad, y > T(-3) && y < T(3) ? x / T(6) : T(0), nothing, Tensor()) \
+  VG_GRADIENT_ROW(ROW, hardswish_grad,   y < T(-3) ? T(0) : y <= T(3) ? x * (y / T(3) + T(0.5)) : x, \
+                                         both, g * x * hardswish_curvature(y)) \
   ROW(eq,               Anything, x == y, nothing, Tensor(), nothing, Tensor()) \
   ROW(ne,               Anything, x != y, nothing, Tensor(), nothing, Tensor()) \
   ROW(lt,               Anything, x < y, nothing, Tensor(), nothing, Tensor()) \

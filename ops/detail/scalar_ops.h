@@ -113,24 +113,6 @@ VG_UNARY_OPERATORS(VG_ROW)
 VG_BINARY_OPERATORS(VG_ROW)
 #undef VG_ROW
 
-#define VG_ROW(name, types, ...) \
-  case UnaryOp::name:            \
-    return has(types(), dtype);
-/// Returns true if an operator supports elements of `dtype`.
-constexpr bool supports(UnaryOp op, DType dtype) {
-  switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
-  return false;
-}
-#undef VG_ROW
-#define VG_ROW(name, types, ...) \
-  case BinaryOp::name:           \
-    return has(types(), dtype);
-constexpr bool supports(BinaryOp op, DType dtype) {
-  switch (op) { VG_BINARY_OPERATORS(VG_ROW) }
-  return false;
-}
-#undef VG_ROW
-
 /// Computes op(x..., a, b). All arguments have the same type, compute_t of the elements.
 template <auto op, class T, class... Ts>
 VG_HOST_DEVICE auto apply(T x, Ts... rest) {

@@ -185,6 +185,24 @@ TEST_F(CudaKernels, ArangeIsBitEqual) {
 DType result_of(UnaryOp op, DType dtype) { return op == UnaryOp::logical_not || op == UnaryOp::isfinite ? b8 : dtype; }
 DType result_of(BinaryOp op, DType dtype) { return op >= BinaryOp::eq ? b8 : dtype; }
 
+#define VG_ROW(name, types, ...) \
+  case UnaryOp::name:            \
+    return has(types(), dtype);
+/// Returns true if an operator supports elements of `dtype`.
+constexpr bool supports(UnaryOp op, DType dtype) {
+  switch (op) { VG_UNARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+#define VG_ROW(name, types, ...) \
+  case BinaryOp::name:           \
+    return has(types(), dtype);
+constexpr bool supports(BinaryOp op, DType dtype) {
+  switch (op) { VG_BINARY_OPERATORS(VG_ROW) }
+  return false;
+}
+#undef VG_ROW
+
 TEST_F(CudaKernels, UnaryMatchesCpu) {
   for (const Geometry& g : kGeometries)
     for (size_t i = 0; i < std::size(kUnaryNames); ++i)

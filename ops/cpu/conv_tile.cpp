@@ -1,15 +1,15 @@
-// The templates of the register tiles in conv_tile.h. Each element type is compiled in its own file.
-#pragma once
+// The register tiles for f32 and f64.
+#include "ops/cpu/conv_tile.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/detail/divide.h"
-#include "ops/cpu/conv_tile.h"
 #include "ops/cpu/vectors.h"
 
 namespace voxgrad::cpu {
+namespace {
 
 /// Returns the number of rows of a tile whose columns fill `vectors` vectors. Three quarters of the registers hold
 /// sums, and the others hold operands.
@@ -47,6 +47,8 @@ const TileFamily<T>* tile_family() {
   return &family;
 }
 
+}  // namespace
+
 // Columns are counted in units of half a vector. If the number of units is odd, the first block has three vectors of
 // half width, or one if there is only one unit. All other blocks have two whole vectors. If the number of vectors in
 // these blocks is odd, one block has three vectors, or one if only one remains.
@@ -77,5 +79,7 @@ std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
   for (; vectors >= 2; vectors -= 2) add(tile_family<T, kVectorBytes, 2>());
   return blocks;
 }
+template std::vector<ColumnBlock<float>> column_blocks(int64_t channels);
+template std::vector<ColumnBlock<double>> column_blocks(int64_t channels);
 
 }  // namespace voxgrad::cpu
