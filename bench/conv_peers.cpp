@@ -83,11 +83,12 @@ extern "C" {
 
 /// Overrides the planner's choices for all later convolutions. The arguments are the members of cuda::ConvChoice.
 void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit, int k_blocks, int m_tiles, int pairs,
-                        int width, int slide) {
+                        int width, int slide, int multistage) {
   cuda::force_conv_choice({.plain = plain != 0,
                            .mma_sync = mma_sync != 0,
                            .small_channel = small_channel != 0,
                            .unsplit = unsplit != 0,
+                           .multistage = multistage != 0,
                            .slide = static_cast<uint8_t>(slide & 3),
                            .k_blocks = static_cast<int8_t>(k_blocks),
                            .m_tiles = static_cast<int8_t>(m_tiles),

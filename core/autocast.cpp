@@ -13,7 +13,7 @@ std::optional<DType> checked(DType dtype, bool enabled) {
 }
 }  // namespace
 
-autocast::autocast(DType dtype, bool enabled) : dtype_(newest, checked(dtype, enabled)) {}
+autocast::autocast(DType dtype, bool enabled) : ScopedValue(newest, checked(dtype, enabled)) {}
 std::optional<DType> autocast::dtype() { return newest ? newest->value() : std::nullopt; }
 
 }  // namespace voxgrad

@@ -21,16 +21,13 @@ namespace voxgrad {
 /// mutable_data() returned before the conversion are not detected; call mutable_data() again before such a write.
 ///
 /// Throws Error if `dtype` is neither bf16 nor f16 and `enabled` is true.
-class [[nodiscard]] autocast {
+class [[nodiscard]] autocast : ScopedValue<std::optional<DType>> {
  public:
   [[nodiscard]] explicit autocast(DType dtype, bool enabled = true);
 
   /// Returns the dtype of the newest guard of this thread; returns nullopt if there is no guard or if the guard is not
   /// enabled.
   static std::optional<DType> dtype();
-
- private:
-  ScopedValue<std::optional<DType>> dtype_;
 };
 
 }  // namespace voxgrad

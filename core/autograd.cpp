@@ -10,20 +10,6 @@ namespace voxgrad {
 namespace {
 
 thread_local ScopedValue<bool>* grad_mode = nullptr;
-
-/// Sets a variable to a value. The destructor restores the previous value.
-template <class T>
-class Restore {
- public:
-  [[nodiscard]] Restore(T& variable, T value) : variable_(variable), previous_(std::exchange(variable, value)) {}
-  ~Restore() { variable_ = previous_; }
-  Restore(const Restore&) = delete;
-  Restore& operator=(const Restore&) = delete;
-
- private:
-  T& variable_;
-  T previous_;
-};
 std::atomic<uint64_t> next_sequence{1};
 
 AutogradData& data_of(const Tensor& tensor) {
@@ -42,8 +28,7 @@ const AutogradData* find_data(const Tensor& tensor) {
 void attach(const Tensor& tensor, Edge source) {
   AutogradData& data = data_of(tensor);
   data.requires_grad = true;
-  data.grad_fn = std::move(source.node);
-  data.output = source.output;
+  data.source = std::move(source);
 }
 
 }  // namespace
@@ -73,7 +58,7 @@ std::shared_ptr<Node> Node::make(std::string name) {
 Edge autograd::edge_to(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.requires_grad()) return {};
   AutogradData& data = data_of(tensor);
-  if (data.grad_fn) return {data.grad_fn, data.output};
+  if (data.source.node) return data.source;
   const std::lock_guard lock(data.mutex);
   std::shared_ptr<Node> node = data.accumulator.lock();
   if (!node) {
@@ -86,7 +71,7 @@ Edge autograd::edge_to(const Tensor& tensor) {
 }
 
 bool grad_enabled() { return grad_mode == nullptr || grad_mode->value(); }
-GradModeGuard::GradModeGuard(bool enabled) : enabled_(grad_mode, enabled) {}
+GradModeGuard::GradModeGuard(bool enabled) : ScopedValue(grad_mode, enabled) {}
 
 bool needs_grad(const Tensors& inputs) {
   if (!grad_enabled()) return false;
@@ -154,12 +139,11 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
       return nullptr;
     }
     const AutogradData* data = find_data(tensor);
-    const auto entry = std::make_shared<Saved::Recomputed>(
-        Saved::Recomputed{.call = call->shared_from_this(),
-                          .source = data ? Edge{data->grad_fn, data->output} : Edge(),
-                          .shape = tensor.shape(),
-                          .strides = tensor.strides(),
-                          .options = tensor.options()});
+    const auto entry = std::make_shared<Saved::Recomputed>(Saved::Recomputed{.call = call->shared_from_this(),
+                                                                             .source = data ? data->source : Edge(),
+                                                                             .shape = tensor.shape(),
+                                                                             .strides = tensor.strides(),
+                                                                             .options = tensor.options()});
     call->saved_.push_back(entry);
     return entry;
   }
@@ -241,7 +225,7 @@ Tensors autograd::recompute(std::function<Tensors(const Tensors&)> function, con
 }
 
 autograd::SavedOutput::SavedOutput(const Tensor& output)
-    : detached_(output.detach()), node_(output.grad_fn()), output_(data_of(output).output) {}
+    : detached_(output.detach()), node_(output.grad_fn()), output_(data_of(output).source.output) {}
 
 Tensor autograd::SavedOutput::operator()() const {
   Tensor tensor = detached_().detach();
@@ -320,7 +304,7 @@ void Tensor::set_grad(const Tensor& grad) const {
 
 std::shared_ptr<Node> Tensor::grad_fn() const {
   const AutogradData* data = find_data(*this);
-  return data ? data->grad_fn : nullptr;
+  return data ? data->source.node : nullptr;
 }
 
 Tensor Tensor::detach() const { return as_strided(*this, shape(), strides(), storage_offset()); }
@@ -337,7 +321,8 @@ HookHandle Tensor::register_hook(Hook hook) const {
   check(requires_grad(), "register_hook", "the tensor does not require grad");
   check(static_cast<bool>(hook), "register_hook", "the hook is empty");
   AutogradData& data = data_of(*this);
-  return add_hook(data.grad_fn ? data.grad_fn->outputs[data.output].hooks : data.hooks, std::move(hook));
+  const auto& [node, output] = data.source;
+  return add_hook(node ? node->outputs[output].hooks : data.hooks, std::move(hook));
 }
 
 HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
@@ -350,8 +335,8 @@ HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const T
 
 void Tensor::retain_grad() const {
   check(requires_grad(), "retain_grad", "the tensor does not require grad");
-  AutogradData& data = data_of(*this);
-  if (data.grad_fn) data.grad_fn->outputs[data.output].retained = body_;
+  const auto& [node, output] = data_of(*this).source;
+  if (node) node->outputs[output].retained = body_;
 }
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph, bool create_graph) const {

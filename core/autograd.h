@@ -66,10 +66,9 @@ class Node {
 /// The autograd data of a tensor. Allocated when first needed.
 struct AutogradData {
   bool requires_grad = false;
-  std::shared_ptr<Node> grad_fn;
-  size_t output = 0;  ///< the number of this tensor among the outputs of grad_fn
-  Hooks hooks;        ///< for leaves; the hooks of a non-leaf are stored in its grad_fn
-  Hooks post_hooks;   ///< for leaves; called with the tensor after its gradient was accumulated, results are ignored
+  Edge source;       ///< the recorded operation that made this tensor; empty for leaves
+  Hooks hooks;       ///< for leaves; the hooks of a non-leaf are stored in its source
+  Hooks post_hooks;  ///< for leaves; called with the tensor after its gradient was accumulated, results are ignored
 
   std::mutex mutex;  ///< guards the members below, which concurrent backward passes modify
   Tensor grad;
@@ -90,19 +89,16 @@ struct TensorBody {
   Shape shape;
   Strides strides;
   DType dtype = DType::f32;
-  std::unique_ptr<AutogradData> autograd;
+  std::unique_ptr<AutogradData> autograd{};
 };
 
 /// Returns whether operations on this thread are recorded.
 bool grad_enabled();
 
 /// Switches recording on this thread on or off during its lifetime.
-class [[nodiscard]] GradModeGuard {
+class [[nodiscard]] GradModeGuard : ScopedValue<bool> {
  public:
   [[nodiscard]] explicit GradModeGuard(bool enabled);
-
- private:
-  ScopedValue<bool> enabled_;
 };
 
 /// Switches recording on this thread off during its lifetime: `NoGradGuard no_grad;`

@@ -11,7 +11,6 @@ std::atomic<uint64_t> next_id{1};
 
 Capture::Capture() noexcept : id_(next_id++) {}
 Capture* Capture::current() noexcept { return current_capture; }
-Capture::Scope::Scope(Capture* capture) noexcept { current_capture = capture; }
-Capture::Scope::~Scope() { current_capture = nullptr; }
+Restore<Capture*> Capture::make_current() noexcept { return {current_capture, this}; }
 
 }  // namespace voxgrad

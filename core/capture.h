@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include "scoped_value.h"
 #include "storage.h"
 
 namespace voxgrad {
@@ -31,14 +32,8 @@ class Capture {
  protected:
   Capture() noexcept;
   ~Capture() = default;
-  /// Makes `capture` the graph of this thread during its lifetime.
-  class Scope {
-   public:
-    [[nodiscard]] explicit Scope(Capture* capture) noexcept;
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-  };
+  /// Makes this graph current() during the lifetime of the result.
+  Restore<Capture*> make_current() noexcept;
 
  private:
   uint64_t id_;

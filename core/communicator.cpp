@@ -46,13 +46,6 @@ std::string to_text(const Shape& shape) {
   return text + ']';
 }
 
-/// Returns (ranks, shape...).
-Shape stacked(int ranks, const Shape& shape) {
-  Shape all{ranks};
-  for (const int64_t length : shape) all.push_back(length);
-  return all;
-}
-
 }  // namespace
 
 Tensors Collective::tensors() const {
@@ -164,7 +157,10 @@ std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message
 Tensor Communicator::all_gather(const Tensor& tensor) {
   constexpr const char* kOp = "all_gather";
   check_tensor(*this, kOp, tensor);
-  const Tensor own = tensor.detach().to(device_).contiguous(), all = empty(stacked(size_, own.shape()), own.options());
+  const Tensor own = tensor.detach().to(device_).contiguous();
+  Shape shape = own.shape();
+  shape.insert(0, size_);
+  const Tensor all = empty(shape, own.options());
   start({.kind = Kind::all_gather, .name = kOp, .in = own, .out = all})->wait();
   return all.to(tensor.device());
 }
@@ -176,6 +172,6 @@ void Communicator::barrier() {
 }
 
 Communicator* spatial_group() { return newest_group ? newest_group->value() : nullptr; }
-SpatialGroupGuard::SpatialGroupGuard(Communicator* group) : group_(newest_group, group) {}
+SpatialGroupGuard::SpatialGroupGuard(Communicator* group) : ScopedValue(newest_group, group) {}
 
 }  // namespace voxgrad::distributed

@@ -151,12 +151,9 @@ class Communicator {
 /// Returns the group of ranks over which this thread's operators divide volumes (ops/spatial.h), or null.
 Communicator* spatial_group();
 /// Sets spatial_group() during its lifetime. `group` must outlive the guard and may be null.
-class [[nodiscard]] SpatialGroupGuard {
+class [[nodiscard]] SpatialGroupGuard : ScopedValue<Communicator*> {
  public:
   [[nodiscard]] explicit SpatialGroupGuard(Communicator* group);
-
- private:
-  ScopedValue<Communicator*> group_;
 };
 
 }  // namespace voxgrad::distributed

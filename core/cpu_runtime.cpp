@@ -150,21 +150,18 @@ CpuAllocator& cpu_allocator() {
   return *allocator;
 }
 
-void cpu_copy(void* to, Device, const void* from, Device, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
-
-void cpu_require(int index) { check(index == 0, "device", "the CPU has only index 0, got ", index); }
-
 }  // namespace
 
 const Runtime& cpu_runtime() {
   static constexpr Runtime table{
       .device_count = [] { return 1; },
-      .require = cpu_require,
+      .require = [](int index) { check(index == 0, "device", "the CPU has only index 0, got ", index); },
       .allocate = [](size_t bytes, int) { return cpu_allocator().allocate(bytes); },
       .deallocate = [](void* data, size_t bytes, int) noexcept { cpu_allocator().deallocate(data, bytes); },
-      .copy = cpu_copy,
+      .copy =
+          [](void* to, Device, const void* from, Device, size_t bytes) {
+            if (bytes > 0) std::memcpy(to, from, bytes);
+          },
       .synchronize = [](int) {},
       .stats = [](int) { return cpu_allocator().stats(); },
       .reset_peak = [](int) { cpu_allocator().reset_peak(); },

@@ -1,7 +1,6 @@
 // Element types, and the dispatch from a run-time dtype to a compile-time type.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <ostream>

@@ -22,21 +22,11 @@ const char* why_no_graph(const Tensor& tensor) {
          "or it was computed under a NoGradGuard, or it comes from detach()";
 }
 
-Edge root_of(const Tensor& tensor, const char* op) {
-  check(tensor.defined(), op, "the tensor is undefined");
-  check(tensor.requires_grad(), op, "the tensor does not require grad and has no graph: ", describe(tensor),
-        why_no_graph(tensor));
-  return autograd::edge_to(tensor);
-}
-
 /// A running backward pass: its roots, which reached_leaves() uses, and its queued callbacks. `current` is the
 /// innermost backward pass of the thread.
 class Run {
  public:
-  explicit Run(const std::vector<Edge>& from) : roots(from), outer_(std::exchange(current, this)) {}
-  ~Run() { current = outer_; }
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
+  explicit Run(const std::vector<Edge>& from) : roots(from), restore_(current, this) {}
 
   void call() const {
     for (size_t i = 0; i < queued.size(); ++i) {  // a callback may queue more callbacks
@@ -50,7 +40,7 @@ class Run {
   std::vector<std::function<void()>> queued{};
 
  private:
-  Run* outer_;
+  Restore<Run*> restore_;
 };
 thread_local Run* Run::current = nullptr;
 
@@ -231,7 +221,12 @@ class Engine {
 
 std::vector<Edge> roots_of(const Tensors& outputs, const char* op) {
   std::vector<Edge> roots;
-  for (const Tensor& output : outputs) roots.push_back(root_of(output, op));
+  for (const Tensor& output : outputs) {
+    check(output.defined(), op, "the tensor is undefined");
+    check(output.requires_grad(), op, "the tensor does not require grad and has no graph: ", describe(output),
+          why_no_graph(output));
+    roots.push_back(autograd::edge_to(output));
+  }
   return roots;
 }
 

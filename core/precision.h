@@ -1,6 +1,8 @@
 // The precision of float32 convolutions and matrix products on GPUs.
 #pragma once
 
+#include <atomic>
+
 namespace voxgrad {
 
 /// The precision of float32 convolutions and matrix products, with the names that torch.set_float32_matmul_precision
@@ -11,10 +13,16 @@ namespace voxgrad {
 /// The precision affects neither f64 nor the CPU.
 enum class Float32Precision : unsigned char { highest, high };
 
+namespace detail {
+inline std::atomic<Float32Precision> current_precision{Float32Precision::highest};
+}  // namespace detail
+
 /// Sets the precision for all threads. The default is highest. A backward pass uses the value that is set when the pass
 /// runs.
-void set_float32_precision(Float32Precision precision);
+inline void set_float32_precision(Float32Precision precision) {
+  detail::current_precision.store(precision, std::memory_order_relaxed);
+}
 /// Returns the precision.
-Float32Precision float32_precision();
+inline Float32Precision float32_precision() { return detail::current_precision.load(std::memory_order_relaxed); }
 
 }  // namespace voxgrad

@@ -176,10 +176,11 @@ std::string Session::trace() const {
   std::vector<std::string> all{metadata("process_name", 0, 0, "host")};
   std::map<std::pair<int, void*>, int> tracks;                             // (process, stream) or (-1 - thread, null)
   std::vector<std::pair<std::pair<int64_t, int64_t>, std::string>> spans;  // sorted by (begin, -end)
-  const auto add_span = [&](Members about, int64_t begin, int64_t end, int process, int thread) {
-    about.emplace_back("ph", to_json("X"));
+  // Phase X: a span. Phase C: the value of a counter at the time `begin`.
+  const auto add_event = [&](char phase, Members about, int64_t begin, int64_t end, int process, int thread) {
+    about.emplace_back("ph", to_json(std::string_view(&phase, 1)));
     about.emplace_back("ts", to_json(ms(begin_, begin) * 1e3));
-    about.emplace_back("dur", to_json(ms(begin, end) * 1e3));
+    if (phase == 'X') about.emplace_back("dur", to_json(ms(begin, end) * 1e3));
     about.emplace_back("pid", to_json(process));
     about.emplace_back("tid", to_json(thread));
     spans.emplace_back(std::pair(begin, -end), json_object(about));
@@ -187,20 +188,15 @@ std::string Session::trace() const {
   constexpr const char* kKinds[] = {"op", "backward", "module", "range", "memory", "layout copy"};
   for (const Event& e : events()) {
     if (e.kind == Kind::memory) {
-      spans.emplace_back(std::pair(e.begin, -e.end),
-                         json_object({{"ph", to_json("C")},
-                                      {"name", to_json(concat("memory of ", e.device))},
-                                      {"pid", "0"},
-                                      {"tid", "0"},
-                                      {"ts", to_json(ms(begin_, e.begin) * 1e3)},
-                                      {"args", json_object({{"bytes", to_json(e.memory)}})}}));
+      const std::string bytes = json_object({{"bytes", to_json(e.memory)}});
+      add_event('C', {{"name", to_json(concat("memory of ", e.device))}, {"args", bytes}}, e.begin, e.end, 0, 0);
       continue;
     }
     const Members about{
         {"name", to_json(*e.name)}, {"cat", to_json(kKinds[static_cast<size_t>(e.kind)])}, {"args", arguments(e)}};
     if (tracks.try_emplace({-1 - e.thread, nullptr}, e.thread).second)
       all.push_back(metadata("thread_name", 0, e.thread, concat("thread ", e.thread)));
-    add_span(about, e.begin, e.end, 0, e.thread);
+    add_event('X', about, e.begin, e.end, 0, e.thread);
     if (e.device_end == 0) continue;
     const int process = 1 + e.device.index;
     const auto [stream, fresh] = tracks.try_emplace({process, e.stream}, static_cast<int>(tracks.size()));
@@ -208,7 +204,7 @@ std::string Session::trace() const {
       all.push_back(metadata("process_name", process, 0, concat(e.device)));
       all.push_back(metadata("thread_name", process, stream->second, concat("stream ", e.stream)));
     }
-    add_span(about, e.device_begin, e.device_end, process, stream->second);
+    add_event('X', about, e.device_begin, e.device_end, process, stream->second);
   }
   std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [time, event] : spans) all.push_back(std::move(event));

@@ -41,7 +41,7 @@ Generator& default_generator() {
   return own_generator ? *own_generator->value() : generator;
 }
 
-GeneratorGuard::GeneratorGuard(Generator& generator) : generator_(own_generator, &generator) {}
+GeneratorGuard::GeneratorGuard(Generator& generator) : ScopedValue(own_generator, &generator) {}
 
 void manual_seed(uint64_t seed) { default_generator().manual_seed(seed); }
 

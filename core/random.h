@@ -40,12 +40,9 @@ Generator& default_generator();
 void manual_seed(uint64_t seed);
 
 /// Makes `generator` this thread's default generator during its lifetime.
-class [[nodiscard]] GeneratorGuard {
+class [[nodiscard]] GeneratorGuard : ScopedValue<Generator*> {
  public:
   [[nodiscard]] explicit GeneratorGuard(Generator& generator);
-
- private:
-  ScopedValue<Generator*> generator_;
 };
 
 }  // namespace voxgrad

@@ -1,4 +1,4 @@
-// ScopedValue: the base of guards that change a setting of a thread.
+// ScopedValue and Restore: the bases of guards that change a setting of a thread.
 #pragma once
 
 #include <utility>
@@ -29,6 +29,20 @@ class ScopedValue {
   ScopedValue*& newest_;
   ScopedValue* older_;
   T value_;
+};
+
+/// Sets a variable to a value. The destructor restores the previous value.
+template <class T>
+class [[nodiscard]] Restore {
+ public:
+  [[nodiscard]] Restore(T& variable, T value) : variable_(variable), previous_(std::exchange(variable, value)) {}
+  ~Restore() { variable_ = previous_; }
+  Restore(const Restore&) = delete;
+  Restore& operator=(const Restore&) = delete;
+
+ private:
+  T& variable_;
+  T previous_;
 };
 
 }  // namespace voxgrad

@@ -213,8 +213,7 @@ Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions o
   check(low == 0, "empty", "strides must not be negative, got ", strides);
   auto storage =
       std::make_shared<Storage>(static_cast<size_t>(bytes_for(high, options.dtype, "empty")), options.device);
-  Tensor tensor(
-      std::make_shared<TensorBody>(TensorBody{std::move(storage), 0, shape, strides, options.dtype, nullptr}));
+  Tensor tensor(std::make_shared<TensorBody>(TensorBody{std::move(storage), 0, shape, strides, options.dtype}));
   if (options.requires_grad) tensor.requires_grad_();
   return tensor;
 }
@@ -241,8 +240,8 @@ Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strid
   const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;
   check(inside, "as_strided", "shape ", shape, " with strides ", strides, " and offset ", storage_offset,
         " reaches outside a storage of ", available, " elements");
-  return Tensor(std::make_shared<TensorBody>(
-      TensorBody{tensor.storage(), storage_offset, shape, strides, tensor.dtype(), nullptr}));
+  return Tensor(
+      std::make_shared<TensorBody>(TensorBody{tensor.storage(), storage_offset, shape, strides, tensor.dtype()}));
 }
 
 Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void(void*)> release) {
@@ -255,8 +254,7 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::fun
   check(!options.requires_grad || is_floating(options.dtype), "from_blob",
         "only floating-point tensors have gradients, got ", shape, ' ', options.dtype);
   if (!release) release = [](void*) {};
-  auto body =
-      std::make_shared<TensorBody>(TensorBody{nullptr, 0, shape, contiguous_strides(shape), options.dtype, nullptr});
+  auto body = std::make_shared<TensorBody>(TensorBody{nullptr, 0, shape, contiguous_strides(shape), options.dtype});
   if (options.requires_grad) {
     body->autograd = std::make_unique<AutogradData>();
     body->autograd->requires_grad = true;

@@ -103,7 +103,7 @@ std::atomic<int>& thread_count() {
 
 }  // namespace
 
-SerialGuard::SerialGuard() : serial_(inside_loop, true) {}
+SerialGuard::SerialGuard() : ScopedValue(inside_loop, true) {}
 
 int num_threads() { return thread_count(); }
 

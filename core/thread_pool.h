@@ -22,12 +22,9 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
 
 /// During its lifetime, parallel_for runs on the calling thread only. Use it in programs that already run one thread
 /// per core.
-class [[nodiscard]] SerialGuard {
+class [[nodiscard]] SerialGuard : ScopedValue<bool> {
  public:
   [[nodiscard]] SerialGuard();
-
- private:
-  ScopedValue<bool> serial_;
 };
 
 }  // namespace voxgrad

@@ -25,9 +25,6 @@ constexpr const char* kOp = "CUDAGraph";
 
 std::array<std::atomic<int>, kMaxDevices> captures{};  // number of running captures of each device
 
-/// Sets a flag to false when it goes out of scope.
-using FlagReset = std::unique_ptr<bool, decltype([](bool* flag) { *flag = false; })>;
-
 }  // namespace
 
 /// A captured graph, its memory and the optimizer steps in it.
@@ -83,8 +80,7 @@ class GraphRecording final : public Capture {
       own_.insert(storage);
   }
   void optimizer_step(std::function<void(bool)> step) override {
-    stepping_ = true;
-    const FlagReset done(&stepping_);
+    const Restore stepping(stepping_, true);
     step(false);
     steps_.push_back(std::move(step));
   }
@@ -114,7 +110,7 @@ class GraphRecording final : public Capture {
     try {
       // Relaxed mode allows allocations, and unrelated work of other threads.
       check_cuda(cudaStreamBeginCapture(handle(), cudaStreamCaptureModeRelaxed), "CUDAGraph::capture");
-      const Scope scope(this);
+      const auto current = make_current();
       function();
     } catch (...) {
       cudaStreamEndCapture(handle(), &graph);
@@ -133,9 +129,8 @@ class GraphRecording final : public Capture {
   void refresh() {
     if (steps_.empty()) return;
     next_number_ = 0;
-    refreshing_ = true;
-    const FlagReset done(&refreshing_);
-    const Scope scope(this);
+    const Restore refreshing(refreshing_, true);
+    const auto current = make_current();
     for (const auto& step : steps_) step(true);
   }
 

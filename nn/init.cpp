@@ -50,7 +50,7 @@ const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* genera
 
 }  // namespace
 
-SkipInit::SkipInit() : skip_(skipping, true) {}
+SkipInit::SkipInit() : ScopedValue(skipping, true) {}
 
 Fans calculate_fans(const Tensor& tensor) {
   check(tensor.dim() >= 2, "calculate_fans", "needs at least two axes, got ", describe(tensor));

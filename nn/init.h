@@ -49,12 +49,9 @@ const Tensor& xavier_normal_(const Tensor& tensor, double gain = 1, Generator* g
 /// During its lifetime, the random functions of this file leave tensors unchanged on this thread. The functions still
 /// advance the generator as usual. Avoids the cost of initial values that the program overwrites, like
 /// torch.nn.utils.skip_init.
-class [[nodiscard]] SkipInit {
+class [[nodiscard]] SkipInit : ScopedValue<bool> {
  public:
   [[nodiscard]] SkipInit();
-
- private:
-  ScopedValue<bool> skip_;
 };
 
 /// Draws from the uniform distribution on [low, high). Throws Error unless both bounds are finite and low <= high.

@@ -36,6 +36,12 @@ void add_address(const Module* module, const Tensor* tensor);
 /// Removes the record of an address. Thread-safe.
 void remove_address(const void* address);
 
+/// Converts a tensor to another device, dtype or memory format. Returns the same tensor if nothing changes.
+using Conversion = std::function<Tensor(const Tensor&)>;
+/// Converts a leaf and its gradient in place, so that all existing handles refer to the converted elements. A graph
+/// that saved the old elements throws in its backward pass. `name` identifies the leaf in error messages.
+void convert(const std::string& name, const Tensor& tensor, const Conversion& conversion);
+
 /// Second base class of Parameter and Buffer, besides Tensor. Records the address of each object of class T.
 template <class T>
 struct Addressed {
@@ -60,16 +66,6 @@ struct Parameter : Tensor, detail::Addressed<Parameter> {
   Parameter() = default;
   Parameter(const Tensor& tensor);
 };
-
-namespace detail {
-
-/// Converts a tensor to another device, dtype or memory format. Returns the same tensor if nothing changes.
-using Conversion = std::function<Tensor(const Tensor&)>;
-/// Converts a leaf and its gradient in place, so that all existing handles refer to the converted elements. A graph
-/// that saved the old elements throws in its backward pass. `name` identifies the leaf in error messages.
-void convert(const std::string& name, const Tensor& tensor, const Conversion& conversion);
-
-}  // namespace detail
 
 /// A named member of a module: a child if `module` is set, otherwise a parameter or a buffer.
 struct Member {
@@ -206,29 +202,6 @@ inline profiler::Scope module_scope(const Module& module) {
   return {profiler::Kind::module, [&] { return module_path(module); }};
 }
 
-}  // namespace detail
-
-/// A string literal as a template argument. Layer templates such as Activation use it as their class name.
-struct LayerName {
-  constexpr LayerName(const char* name) {
-    for (int i = 0; name[i]; ++i) text[i] = name[i];
-  }
-  char text[24] = {};
-};
-
-/// Base class of modules that map one tensor to one tensor.
-class Layer : public Module {
- public:
-  virtual Tensor forward(const Tensor& x) const = 0;
-  /// Calls forward(). A running profiler records the call.
-  Tensor operator()(const Tensor& x) const {
-    const auto scope = detail::module_scope(*this);
-    return forward(x);
-  }
-};
-
-namespace detail {
-
 /// Throws unless `tensor` requires grad, or required grad before it was frozen.
 void check_parameter(const std::string& name, const Tensor& tensor);
 
@@ -302,6 +275,26 @@ decltype(auto) forward(M& module, Args&&... args) {
 }
 
 }  // namespace detail
+
+/// A string literal as a template argument. Layer templates such as Activation use it as their class name.
+struct LayerName {
+  constexpr LayerName(const char* name) {
+    for (int i = 0; name[i]; ++i) text[i] = name[i];
+  }
+  char text[24] = {};
+};
+
+/// Base class of modules that map one tensor to one tensor.
+class Layer : public Module {
+ public:
+  virtual Tensor forward(const Tensor& x) const = 0;
+  /// Calls forward(). A running profiler records the call.
+  Tensor operator()(const Tensor& x) const {
+    const auto scope = detail::module_scope(*this);
+    return forward(x);
+  }
+};
+
 }  // namespace voxgrad::nn
 
 /// Lists the members of a class derived from nn::Module, in order, and makes model(x, ...) call model.forward(x, ...).

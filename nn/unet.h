@@ -6,7 +6,6 @@
 // (docs/nnunet-weights.md).
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <optional>

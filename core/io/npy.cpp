@@ -23,7 +23,7 @@ constexpr uint32_t kMaxHeader = 65'535;
 constexpr char kNativeOrder = std::endian::native == std::endian::little ? '<' : '>';
 
 struct TypeCode {
-  const char* code;
+  std::string_view code;
   DType dtype;
 };
 constexpr TypeCode kTypeCodes[] = {{"f4", f32}, {"f8", f64}, {"f2", f16}, {"i8", i64},
@@ -109,8 +109,7 @@ ElementType parse_type(const InputFile& file, const std::string& descr) {
   file.check(descr.find('O') == std::string::npos,
              "object arrays contain pickled Python objects, which are not supported");
   const std::string_view code = std::string_view(descr).substr(std::min<size_t>(descr.size(), 1));
-  const auto* known =
-      std::find_if(std::begin(kTypeCodes), std::end(kTypeCodes), [&](auto& entry) { return entry.code == code; });
+  const auto* known = std::ranges::find(kTypeCodes, code, &TypeCode::code);
   file.check(known != std::end(kTypeCodes), "dtype ", in_quotes(descr),
              " is not supported; the supported dtypes are f2, f4, f8, i4, i8, u1 and b1");
   const bool one_byte = item_size(known->dtype) == 1;
@@ -120,9 +119,8 @@ ElementType parse_type(const InputFile& file, const std::string& descr) {
   return {known->dtype, !one_byte && order != '=' && order != kNativeOrder};
 }
 
-const char* type_code(DType dtype) {
-  const auto* known =
-      std::find_if(std::begin(kTypeCodes), std::end(kTypeCodes), [&](auto& entry) { return entry.dtype == dtype; });
+std::string_view type_code(DType dtype) {
+  const auto* known = std::ranges::find(kTypeCodes, dtype, &TypeCode::dtype);
   check(known != std::end(kTypeCodes), "save_npy", "NumPy has no ", dtype, "; convert the tensor to f32 first");
   return known->code;
 }
@@ -182,13 +180,6 @@ void for_each_run(Shape shape, Dims start, Shape size, Run run) {
   }
 }
 
-/// Returns a contiguous copy with the axes in reverse order.
-Tensor reversed(const Tensor& tensor) {
-  Dims order;
-  for (int64_t axis = tensor.dim(); axis-- > 0;) order.push_back(axis);
-  return tensor.permute(order).contiguous();
-}
-
 Tensor OpenNpy::read(const Dims& start, const Shape& size, bool maps) const {
   const DType dtype = layout.type.dtype;
   const int64_t item = item_size(dtype);
@@ -209,7 +200,10 @@ Tensor OpenNpy::read(const Dims& start, const Shape& size, bool maps) const {
     if (layout.type.swapped) swap_bytes(data, item, tensor.numel());
   }
   if (dtype == b8) check_bools(file, "", tensor);
-  return layout.fortran_order ? reversed(tensor) : tensor;
+  if (!layout.fortran_order) return tensor;
+  Dims order;
+  for (int64_t axis = tensor.dim(); axis-- > 0;) order.push_back(axis);
+  return tensor.permute(order).contiguous();
 }
 
 }  // namespace

@@ -70,8 +70,8 @@ struct PtFile {
     const PickledStorage& storage = graph.storages[index];
     const std::lock_guard lock(mutex);
     if (auto memory = loaded[index].lock())
-      return Tensor(std::make_shared<TensorBody>(
-          TensorBody{std::move(memory), 0, {storage.numel}, {1}, *storage.dtype, nullptr}));
+      return Tensor(
+          std::make_shared<TensorBody>(TensorBody{std::move(memory), 0, {storage.numel}, {1}, *storage.dtype}));
     const Tensor tensor = empty({storage.numel}, {.dtype = *storage.dtype});
     file.read_at(storage.range.position, tensor.mutable_raw_data(), static_cast<size_t>(storage.range.size));
     if (storage.dtype == b8) check_bools(file, concat("storage ", in_quotes(storage.key), ": "), tensor);

@@ -127,8 +127,8 @@ class Unpickler {
   }
   /// Returns a class or function. PyTorch's dtypes are represented as texts.
   uint32_t make_global(std::string_view module, std::string_view name) {
-    const bool is_dtype = module == "torch" && std::any_of(std::begin(kDtypePrefixes), std::end(kDtypePrefixes),
-                                                           [&](auto prefix) { return name.starts_with(prefix); });
+    const bool is_dtype =
+        module == "torch" && std::ranges::any_of(kDtypePrefixes, [&](auto prefix) { return name.starts_with(prefix); });
     const std::string full = std::string(module).append(".").append(name);
     return is_dtype ? make_text(Kind::text, full) : make_text(Kind::object, full, Role::global);
   }
@@ -436,8 +436,7 @@ PickledGraph Unpickler::run() {
   for (;;) {
     const auto code = static_cast<uint8_t>(take_unsigned(1));
     if (code == '.') break;
-    const auto* known = std::find_if(std::begin(kInstructions), std::end(kInstructions),
-                                     [&](const Instruction& instruction) { return instruction.code == code; });
+    const auto* known = std::ranges::find(kInstructions, code, &Instruction::code);
     check(known != std::end(kInstructions), "unknown instruction ", int{code});
     (this->*known->run)(known->argument);
   }

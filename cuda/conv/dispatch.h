@@ -29,6 +29,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChann
               const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgradPlan& plan, const Launch& launch);
+void run_plan(const ConvCall& call, const ConvProblem& problem, const MultistageWgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, std::monostate, const Launch& launch);
 
 /// Launch the plain kernels, which support every problem of f32 and f64.

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 
 #include "../../core/random.h"
 #include "../../core/tensor.h"

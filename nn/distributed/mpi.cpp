@@ -96,22 +96,103 @@ struct Operation {
 
 class MpiCommunicator : public Communicator {
  public:
-  MpiCommunicator();
+  MpiCommunicator() : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
+    for (MPI_Comm* comm : {&comm_, &calls_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+    using enum ReduceOp;
+    const auto make = [](MPI_User_function* function) {
+      MPI_Op op = MPI_OP_NULL;
+      check_mpi(MPI_Op_create(function, 1, &op), "MPI_Op_create");
+      return op;
+    };
+    halves_ops_ = {
+        {{make(reduce_halves<BFloat16, sum>), make(reduce_halves<BFloat16, max>), make(reduce_halves<BFloat16, min>)},
+         {make(reduce_halves<Float16, sum>), make(reduce_halves<Float16, max>), make(reduce_halves<Float16, min>)}}};
+  }
+
   /// Must be called after finish() has returned.
-  ~MpiCommunicator() override;
+  ~MpiCommunicator() override {
+    for (auto& ops : halves_ops_)
+      for (MPI_Op& op : ops) MPI_Op_free(&op);
+    for (MPI_Comm* comm : {&calls_, &comm_}) MPI_Comm_free(comm);
+  }
 
   std::unique_ptr<Work> start(const Collective& collective) override;
   void abort(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
+
   /// Makes progress without blocking. Returns true once the operation has completed and the calls of all ranks agree.
-  bool advance(Operation& operation);
-  void wait(Operation& operation);
+  bool advance(Operation& operation) {
+    compare_calls();
+    int over = 0;
+    const int code =
+        MPI_Testall(static_cast<int>(operation.requests.size()), operation.requests.data(), &over, MPI_STATUSES_IGNORE);
+    // If the ranks' calls differ, MPI may also report an error ("message truncated"). The comparison of the calls then
+    // throws a clearer error.
+    if (code != MPI_SUCCESS)
+      for (const auto end = Clock::now() + std::chrono::seconds(1); !operation.is_compared && Clock::now() < end;)
+        compare_calls();
+    check_mpi(code, operation.name, &failure_);
+    operation.is_over = over && operation.is_compared;
+    if (operation.is_over) operation.tensors.clear();
+    return operation.is_over;
+  }
+
+  void wait(Operation& operation) {
+    const Clock::time_point start = Clock::now();
+    Clock::time_point next_check = start + std::chrono::milliseconds(50);
+    while (!advance(operation)) {
+      std::this_thread::yield();
+      const Clock::time_point now = Clock::now();
+      if (now < next_check) continue;
+      next_check = now + std::chrono::milliseconds(50);
+      if (now - start > std::chrono::duration<double>(timeout())) give_up(operation);
+    }
+  }
+
   /// Waits for all operations, including those whose Work was destroyed.
-  void finish();
+  void finish() {
+    check(failure_.empty(), "distributed::mpi_finalize", "the group failed earlier: ", failure_);
+    for (const auto& operation : operations_)
+      if (!operation->is_over) wait(*operation);
+    operations_.clear();
+  }
 
  private:
-  MPI_Op reduction(ReduceOp op, DType dtype) const;
-  void compare_calls();
-  [[noreturn]] void give_up(const Operation& operation);
+  MPI_Op reduction(ReduceOp op, DType dtype) const {
+    const auto number = static_cast<size_t>(op);
+    if (dtype == bf16 || dtype == f16) return halves_ops_[dtype == f16][number];
+    return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
+  }
+
+  /// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
+  void compare_calls() {
+    for (const auto& operation : operations_) {
+      if (operation->is_compared) continue;
+      int over = 0;
+      check_mpi(MPI_Testall(static_cast<int>(operation->comparison.size()), operation->comparison.data(), &over,
+                            MPI_STATUSES_IGNORE),
+                operation->name, &failure_);
+      if (!over) return;
+      std::vector<Call> calls;
+      for (const FixedCall& call : operation->calls) calls.push_back({call.signature, call.text.data()});
+      if (const std::string difference = describe_disagreement(calls); !difference.empty()) {
+        failure_ = concat(operation->name, ": ", difference);
+        throw CollectiveError(0, failure_);
+      }
+      operation->is_compared = true;
+    }
+  }
+
+  /// Throws an error that names the ranks whose calls have not arrived.
+  [[noreturn]] void give_up(const Operation& operation) {
+    std::vector<int> missing, waiting;
+    for (int other = 0; other < size(); ++other)
+      (operation.calls[static_cast<size_t>(other)].text[0] == '\0' ? missing : waiting).push_back(other);
+    failure_ = concat(operation.name, ": ",
+                      missing.empty() ? "all ranks joined, but the collective did not complete"
+                                      : list_ranks(missing) + " did not join",
+                      " within ", timeout(), " s");
+    throw CollectiveError(waiting[0], failure_);
+  }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Comm calls_ = MPI_COMM_NULL;  // for comparisons, which must work even if the calls on comm_ differ
@@ -135,98 +216,6 @@ class MpiWork : public Work {
   MpiCommunicator& group_;
   std::shared_ptr<Operation> operation_;
 };
-
-MpiCommunicator::MpiCommunicator()
-    : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
-  for (MPI_Comm* comm : {&comm_, &calls_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
-  using enum ReduceOp;
-  const auto make = [](MPI_User_function* function) {
-    MPI_Op op = MPI_OP_NULL;
-    check_mpi(MPI_Op_create(function, 1, &op), "MPI_Op_create");
-    return op;
-  };
-  halves_ops_ = {
-      {{make(reduce_halves<BFloat16, sum>), make(reduce_halves<BFloat16, max>), make(reduce_halves<BFloat16, min>)},
-       {make(reduce_halves<Float16, sum>), make(reduce_halves<Float16, max>), make(reduce_halves<Float16, min>)}}};
-}
-
-MpiCommunicator::~MpiCommunicator() {
-  for (auto& ops : halves_ops_)
-    for (MPI_Op& op : ops) MPI_Op_free(&op);
-  for (MPI_Comm* comm : {&calls_, &comm_}) MPI_Comm_free(comm);
-}
-
-bool MpiCommunicator::advance(Operation& operation) {
-  compare_calls();
-  int over = 0;
-  const int code =
-      MPI_Testall(static_cast<int>(operation.requests.size()), operation.requests.data(), &over, MPI_STATUSES_IGNORE);
-  // If the ranks' calls differ, MPI may also report an error ("message truncated"). The comparison of the calls then
-  // throws a clearer error.
-  if (code != MPI_SUCCESS)
-    for (const auto end = Clock::now() + std::chrono::seconds(1); !operation.is_compared && Clock::now() < end;)
-      compare_calls();
-  check_mpi(code, operation.name, &failure_);
-  operation.is_over = over && operation.is_compared;
-  if (operation.is_over) operation.tensors.clear();
-  return operation.is_over;
-}
-
-void MpiCommunicator::wait(Operation& operation) {
-  const Clock::time_point start = Clock::now();
-  Clock::time_point next_check = start + std::chrono::milliseconds(50);
-  while (!advance(operation)) {
-    std::this_thread::yield();
-    const Clock::time_point now = Clock::now();
-    if (now < next_check) continue;
-    next_check = now + std::chrono::milliseconds(50);
-    if (now - start > std::chrono::duration<double>(timeout())) give_up(operation);
-  }
-}
-
-void MpiCommunicator::finish() {
-  check(failure_.empty(), "distributed::mpi_finalize", "the group failed earlier: ", failure_);
-  for (const auto& operation : operations_)
-    if (!operation->is_over) wait(*operation);
-  operations_.clear();
-}
-
-/// Makes progress with the comparisons, in order, so that all ranks detect the same difference.
-void MpiCommunicator::compare_calls() {
-  for (const auto& operation : operations_) {
-    if (operation->is_compared) continue;
-    int over = 0;
-    check_mpi(MPI_Testall(static_cast<int>(operation->comparison.size()), operation->comparison.data(), &over,
-                          MPI_STATUSES_IGNORE),
-              operation->name, &failure_);
-    if (!over) return;
-    std::vector<Call> calls;
-    for (const FixedCall& call : operation->calls) calls.push_back({call.signature, call.text.data()});
-    if (const std::string difference = describe_disagreement(calls); !difference.empty()) {
-      failure_ = concat(operation->name, ": ", difference);
-      throw CollectiveError(0, failure_);
-    }
-    operation->is_compared = true;
-  }
-}
-
-MPI_Op MpiCommunicator::reduction(ReduceOp op, DType dtype) const {
-  const auto number = static_cast<size_t>(op);
-  if (dtype == bf16 || dtype == f16) return halves_ops_[dtype == f16][number];
-  return std::array{MPI_SUM, MPI_MAX, MPI_MIN}[number];
-}
-
-/// Throws an error that names the ranks whose calls have not arrived.
-void MpiCommunicator::give_up(const Operation& operation) {
-  std::vector<int> missing, waiting;
-  for (int other = 0; other < size(); ++other)
-    (operation.calls[static_cast<size_t>(other)].text[0] == '\0' ? missing : waiting).push_back(other);
-  failure_ = concat(
-      operation.name, ": ",
-      missing.empty() ? "all ranks joined, but the collective did not complete" : list_ranks(missing) + " did not join",
-      " within ", timeout(), " s");
-  throw CollectiveError(waiting[0], failure_);
-}
 
 std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   using enum Collective::Kind;

@@ -49,8 +49,28 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_s
 class NcclCommunicator : public Communicator {
  public:
   /// The message of `rendezvous` is the NCCL id of the group. `rendezvous` is null for a single rank.
-  NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous);
-  ~NcclCommunicator() override;
+  NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous)
+      : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
+    cuda_runtime().require(device);
+    const DeviceGuard guard(device);
+    stream_.emplace(device);
+    ncclUniqueId id;
+    if (rendezvous_)
+      rendezvous_->message().copy(id.internal, sizeof id.internal);
+    else
+      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    check_nccl(ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
+    if (rendezvous_) rendezvous_->watch([this] { return progress(); });
+  }
+
+  ~NcclCommunicator() override {
+    try {
+      barrier();
+    } catch (const Error&) {  // the device is lost
+    }
+    rendezvous_.reset();
+    ncclCommDestroy(comm_);
+  }
 
   std::unique_ptr<Work> start(const Collective& collective) override;
   void abort(int code) override {
@@ -67,9 +87,50 @@ class NcclCommunicator : public Communicator {
     std::shared_ptr<Event> over;  // recorded after the collective
     Clock::time_point begun;      // when the host queued it
   };
+
   /// Queues a collective on `stream`. Returns the status of NCCL.
-  ncclResult_t queue(const Collective& c, cudaStream_t stream) const;
-  Progress progress();
+  ncclResult_t queue(const Collective& c, cudaStream_t stream) const {
+    using enum Collective::Kind;
+    if (c.kind == send_receive) {
+      ncclResult_t result = ncclGroupStart();
+      const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
+      for (const auto& [tensor, peer] : c.sends)
+        keep(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+      for (const auto& [tensor, peer] : c.receives)
+        keep(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+      keep(ncclGroupEnd());
+      return result;
+    }
+    const void* const in = c.in.raw_data();
+    void* const out = c.out.mutable_raw_data();
+    switch (c.kind) {
+      case all_reduce:
+        return ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()), operation(c.op),
+                             comm_, stream);
+      case broadcast:
+        return ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
+      default:
+        return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
+    }
+  }
+
+  /// Returns the state of this rank's collectives. Called by the monitoring thread.
+  Progress progress() {
+    const std::lock_guard lock(mutex_);
+    try {
+      while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
+    } catch (const Error&) {  // the device is lost; the thread that uses it reports the error
+    }
+    Progress result;
+    if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout())) {
+      result.late = concat(pending_.front().op, " within ", timeout(), " s");
+      result.late_call = pending_.front().number;
+    }
+    ncclResult_t error = ncclSuccess;
+    if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
+      result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
+    return result;
+  }
 
   ncclComm_t comm_ = nullptr;
   std::optional<cuda::Stream> stream_;
@@ -103,48 +164,6 @@ class NcclCommunicator::NcclWork : public Work {
   Tensors tensors_;
 };
 
-NcclCommunicator::NcclCommunicator(int rank, int size, int local_rank, int device,
-                                   std::unique_ptr<Rendezvous> rendezvous)
-    : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
-  cuda_runtime().require(device);
-  const DeviceGuard guard(device);
-  stream_.emplace(device);
-  ncclUniqueId id;
-  if (rendezvous_)
-    rendezvous_->message().copy(id.internal, sizeof id.internal);
-  else
-    check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-  check_nccl(ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
-  if (rendezvous_) rendezvous_->watch([this] { return progress(); });
-}
-
-NcclCommunicator::~NcclCommunicator() {
-  try {
-    barrier();
-  } catch (const Error&) {  // the device is lost
-  }
-  rendezvous_.reset();
-  ncclCommDestroy(comm_);
-}
-
-/// Returns the state of this rank's collectives. Called by the monitoring thread.
-Progress NcclCommunicator::progress() {
-  const std::lock_guard lock(mutex_);
-  try {
-    while (!pending_.empty() && pending_.front().over->query()) pending_.pop_front();
-  } catch (const Error&) {  // the device is lost; the thread that uses it reports the error
-  }
-  Progress result;
-  if (!pending_.empty() && Clock::now() - pending_.front().begun > std::chrono::duration<double>(timeout())) {
-    result.late = concat(pending_.front().op, " within ", timeout(), " s");
-    result.late_call = pending_.front().number;
-  }
-  ncclResult_t error = ncclSuccess;
-  if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
-    result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
-  return result;
-}
-
 std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   // Record the call before NCCL is called, because NCCL may not return if the ranks' calls differ.
   ++calls_;
@@ -166,31 +185,6 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   const std::lock_guard lock(mutex_);
   if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, calls_, over, Clock::now()});
   return std::make_unique<NcclWork>(over, tensors);
-}
-
-ncclResult_t NcclCommunicator::queue(const Collective& c, cudaStream_t stream) const {
-  using enum Collective::Kind;
-  if (c.kind == send_receive) {
-    ncclResult_t result = ncclGroupStart();
-    const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
-    for (const auto& [tensor, peer] : c.sends)
-      keep(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
-    for (const auto& [tensor, peer] : c.receives)
-      keep(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
-    keep(ncclGroupEnd());
-    return result;
-  }
-  const void* const in = c.in.raw_data();
-  void* const out = c.out.mutable_raw_data();
-  switch (c.kind) {
-    case all_reduce:
-      return ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()), operation(c.op),
-                           comm_, stream);
-    case broadcast:
-      return ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
-    default:
-      return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
-  }
 }
 
 /// Returns a new NCCL id as bytes.

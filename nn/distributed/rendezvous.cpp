@@ -244,12 +244,14 @@ void Rendezvous::flush(double seconds) {
     poll_connections(connections(), {}, end);
 }
 
-/// Waits for frames and handles them. Ends all processes if a peer has disappeared.
+/// Waits for frames and handles them. Ends all processes if a peer has disappeared. If the peer is rank 0, rank 1
+/// prints the cause.
 void Rendezvous::receive(Deadline deadline) {
   poll_connections(connections(), {}, deadline);
   for (size_t i = 0; i < peers_.size(); ++i) {
     while (const auto frame = peers_[i].connection.next()) handle(peers_[i], *frame);
-    if (peers_[i].is_present && !peers_[i].connection.is_open()) end_without(i);
+    if (!peers_[i].is_present || peers_[i].connection.is_open()) continue;
+    end(rank_ <= 1 ? concat("rank ", i, ": its process ended") : "");  // on other ranks, the only peer is rank 0
   }
 }
 
@@ -334,12 +336,6 @@ void Rendezvous::end(const std::string& what) {
   send_to_all({FrameKind::end});
   flush(kFarewellSeconds);
   std::_Exit(1);
-}
-
-/// Ends all processes because a peer has disappeared. If the peer is rank 0, rank 1 prints the cause.
-void Rendezvous::end_without(size_t peer) {
-  if (rank_ == 0) end(concat("rank ", peer, ": its process ended"));
-  end(rank_ == 1 ? "rank 0: its process ended" : "");
 }
 
 void Rendezvous::end_others() {

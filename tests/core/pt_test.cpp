@@ -266,7 +266,8 @@ TEST_F(PtTest, RejectsTensorsOutsideTheirStorage) {
   constexpr int64_t kMax = INT64_MAX;
   struct Case {
     int64_t offset;
-    std::vector<int64_t> shape, strides;
+    std::vector<int64_t> shape;
+    std::vector<int64_t> strides;
   };
   const Case cases[] = {{6, {1}, {1}},
                         {0, {7}, {1}},

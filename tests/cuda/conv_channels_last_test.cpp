@@ -19,8 +19,15 @@ namespace {
 /// small integers, so results are exact.
 struct Operands {
   const Problem& p;
-  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
-  bool biased;
+  RandomView x;       // input of conv_forward and conv_backward_weight
+  RandomView y;       // gradient of the output: an input of conv_backward_data and conv_backward_weight
+  RandomView w;       // weight of conv_forward and conv_backward_data
+  RandomView x_bias;  // bias that conv_backward_data adds
+  RandomView y_bias;  // bias that conv_forward adds
+  RandomView out;     // result of conv_forward
+  RandomView dx;      // result of conv_backward_data
+  RandomView dw;      // result of conv_backward_weight
+  bool biased;        // true if the kernels add the biases and conv_forward applies ReLU
 
   /// Results with Layout::channels_last may start at any element; dense_channels_last results are aligned.
   Operands(const Problem& problem, DType dtype, Random& random, Layout inputs = Layout::dense_channels_last,
@@ -111,6 +118,10 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                        .k_blocks = static_cast<int8_t>(tile.chunk),
                        .m_tiles = static_cast<int8_t>(tile.m_tiles),
                        .width = static_cast<int16_t>(tile.columns)});
+  for (const cuda::MultistageWgradTile& tile : cuda::multistage_wgrad_tiles(mode.arithmetic()))
+    choices.push_back({.multistage = true,
+                       .m_tiles = static_cast<int8_t>(tile.rows / 64),
+                       .width = static_cast<int16_t>(tile.columns)});
   std::vector<int64_t> before;
   for (const cuda::ConvInstance* instance : cuda::conv_instances()) before.push_back(instance->launches);
   Random random(kFirstSeed);
@@ -127,9 +138,11 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
       if (HasFailure()) return;
     }
   }
-  for (size_t i = 0; i < before.size() && cuda::has_wgmma(0); ++i) {
+  for (size_t i = 0; i < before.size(); ++i) {
     const cuda::ConvInstance& instance = *cuda::conv_instances()[i];
-    if (instance.kernel < cuda::ConvKernel::fprop_dgrad || instance.arithmetic != mode.arithmetic()) continue;
+    const bool tested = instance.kernel == cuda::ConvKernel::multistage_wgrad ||
+                        (instance.kernel >= cuda::ConvKernel::fprop_dgrad && cuda::has_wgmma(0));
+    if (!tested || instance.arithmetic != mode.arithmetic()) continue;
     EXPECT_GT(instance.launches, before[i]) << "never launched: " << instance.width << " columns, " << instance.rows
                                             << " row tiles, blocks " << instance.blocks;
   }
@@ -147,7 +160,8 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     const auto [input, result] = kLayouts[random.integer(0, 5)];
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
     // With two warpgroups per tile forced, the planner selects these kernels for more problems.
-    const ScopedSetting setting(mode.precision, {.pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
+    const ScopedSetting setting(mode.precision,
+                                {.multistage = seed % 3 == 1, .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
     Operands(problem, mode.dtype, random, input, result).check();
   }
 }

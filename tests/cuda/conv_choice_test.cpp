@@ -90,6 +90,39 @@ TEST(ConvPlan, SelectsFirstFamilyThatSupportsTheProblem) {
   EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
 }
 
+TEST(ConvPlan, DoesNotCopyOperandsOfMemoryBoundWeightGradients) {
+  ConvProblem p = plain_problem(ConvPass::wgrad, f32);
+  p.precision = Float32Precision::high;
+  p.in_channels = p.out_channels = 64;
+  p.in_channels_last = p.out_channels_last = true;
+  p.in_size = p.out_size = {64};
+  EXPECT_TRUE(std::holds_alternative<WgradPlan>(choose(p)->family));  // the products of 3^3 taps take longer
+  p.kernel = {1};
+  p.geometry.padding = {0};
+  EXPECT_TRUE(std::holds_alternative<MultistageWgradPlan>(choose(p)->family));
+  p.dtype = bf16;
+  EXPECT_TRUE(std::holds_alternative<WgradPlan>(choose(p)->family));
+}
+
+TEST(ConvPlan, MultistageWgradRequiresVectorsOfChannels) {
+  ConvProblem p = plain_problem(ConvPass::wgrad, f32);
+  p.choice.multistage = true;
+  p.in_channels = p.out_channels = 12;
+  p.in_channels_last = p.out_channels_last = true;
+  ASSERT_TRUE(plan_multistage_wgrad(p));
+  for (const auto change :
+       {+[](ConvProblem& q) { q.dtype = f16; }, +[](ConvProblem& q) { q.in_channels = 10; },
+        +[](ConvProblem& q) { q.out_channels = 10; }, +[](ConvProblem& q) { q.in_channels_last = false; },
+        +[](ConvProblem& q) { q.out_aligned = false; }, +[](ConvProblem& q) { q.batch = 0; },
+        +[](ConvProblem& q) {
+          q.in_stride = {int64_t{1} << 30, 1, 1};
+        }}) {
+    ConvProblem changed = p;
+    change(changed);
+    EXPECT_FALSE(plan_multistage_wgrad(changed));
+  }
+}
+
 TEST(ConvPlan, TreatsStridedWidthAsChannels) {
   ConvProblem p = plain_problem(ConvPass::dgrad, bf16);
   p.kernel = p.geometry.stride = {2};
@@ -183,6 +216,8 @@ TEST(ConvPlan, ListsEveryCompiledTile) {
       expected.insert({ConvPass::fprop, ConvKernel::mma_sync, arithmetic, width, 0, 0});
     for (const int width : mma_sync_wgrad_widths())
       expected.insert({ConvPass::wgrad, ConvKernel::mma_sync, arithmetic, width, 0, 0});
+    for (const auto& [rows, columns] : multistage_wgrad_tiles(arithmetic))
+      expected.insert({ConvPass::wgrad, ConvKernel::multistage_wgrad, arithmetic, columns, rows, 0});
     const bool tf32x3 = arithmetic == ConvArithmetic::tf32x3;
     for (const int columns : {8, 16, 32})
       for (const int row_tiles : {1, 2})

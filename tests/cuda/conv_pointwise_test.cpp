@@ -116,8 +116,16 @@ TEST(ConvPointwisePlan, RequiresDenseVoxels) {
 /// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
 /// small integers: every sum is exact in any order, and half-precision results are rounded once.
 struct Operands {
-  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
-  bool biased, relu;
+  RandomView x;       // input of conv_forward and conv_backward_weight
+  RandomView y;       // gradient of the output: an input of conv_backward_data and conv_backward_weight
+  RandomView w;       // weight of conv_forward and conv_backward_data
+  RandomView x_bias;  // bias that conv_backward_data adds
+  RandomView y_bias;  // bias that conv_forward adds
+  RandomView out;     // result of conv_forward
+  RandomView dx;      // result of conv_backward_data
+  RandomView dw;      // result of conv_backward_weight
+  bool biased;        // true if the kernels add the biases
+  bool relu;          // true if conv_forward and conv_backward_data apply ReLU to their results
 
   /// `narrow` is the layout of the tensor with fewer channels.
   Operands(const Problem& p, DType dtype, Layout narrow, Random& random)

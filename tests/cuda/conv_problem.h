@@ -11,8 +11,12 @@ namespace voxgrad::cudatest {
 /// `in` and `out` are the channels of one group. Tables of problems have the columns
 /// {batch, in, out, x_size, kernel, {stride, padding, dilation, groups}}.
 struct Problem {
-  int64_t batch, in, out;
-  Triple x_size, kernel, y_size{1};
+  int64_t batch;
+  int64_t in;
+  int64_t out;
+  Triple x_size;
+  Triple kernel;
+  Triple y_size{1};
   ConvGeometry geometry;
 
   Problem(int64_t batch_, int64_t in_, int64_t out_, Triple x, Triple k, ConvGeometry g)

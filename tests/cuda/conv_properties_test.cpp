@@ -82,7 +82,9 @@ TEST_F(CudaConv, IsBitwiseReproducible) {
 TEST_F(CudaConv, SupportsConcurrentLaunchesFromTwoThreads) {
   const ScopedSetting setting(Float32Precision::high);
   struct Work {
-    Tensor x, w, y;
+    Tensor x;
+    Tensor w;
+    Tensor y;  // gradient of the output
     explicit Work(int64_t width) {
       const TensorOptions options{.device = Device::cuda()};
       x = randn({1, 64, 12, 12, width}, options);
@@ -95,7 +97,7 @@ TEST_F(CudaConv, SupportsConcurrentLaunchesFromTwoThreads) {
       const auto chosen = std::get<cuda::WgradPlan>(cuda::choose(problem)->family);
       return {chosen.cta.chunk, chosen.cta.columns, chosen.cta.m_tiles, chosen.stages * chosen.stage_bytes()};
     }
-    /// Returns true if 100 runs give the same result.
+    /// Returns true if 100 weight gradients have the same sums over the channels.
     bool is_reproducible() const {
       NoGradGuard no_grad;
       std::vector<float> first;

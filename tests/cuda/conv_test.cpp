@@ -28,8 +28,15 @@ void poison_free_memory() {
 /// small integers: every sum is exact in any order, and half-precision results are rounded once.
 struct Comparison {
   const Problem& p;
-  RandomView x, y, w, x_bias, y_bias, out, dx, dw;
-  bool biased;
+  RandomView x;       // input of conv_forward and conv_backward_weight
+  RandomView y;       // gradient of the output: an input of conv_backward_data and conv_backward_weight
+  RandomView w;       // weight of conv_forward and conv_backward_data
+  RandomView x_bias;  // bias that conv_backward_data adds
+  RandomView y_bias;  // bias that conv_forward adds
+  RandomView out;     // result of conv_forward
+  RandomView dx;      // result of conv_backward_data
+  RandomView dw;      // result of conv_backward_weight
+  bool biased;        // true if the kernels add the biases
 
   /// Uses random layouts unless `layout` is given.
   Comparison(const Problem& problem, DType dtype, Random& random, std::optional<Layout> layout = {})

@@ -76,7 +76,9 @@ struct Training {
       nn::GroupNorm{2, 8},
       nn::ConvTranspose3d{{.in_channels = 8, .out_channels = 2, .kernel_size = 3, .stride = 2, .padding = 1}}};
   std::unique_ptr<optim::Optimizer> optimizer;
-  Tensor x, target, loss;
+  Tensor x;
+  Tensor target;
+  Tensor loss;
   bool clips = true;
 };
 

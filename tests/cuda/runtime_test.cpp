@@ -210,7 +210,8 @@ TEST_F(CudaAllocator, RecoversFromFailingHostAllocations) {
 struct PoolAllocator {
   Tensor pool = bytes_on_gpu(64 * kMiB);
   size_t used = 512;
-  int allocated = 0, freed = 0;
+  int allocated = 0;
+  int freed = 0;
   std::vector<void*> streams;
   cuda::ExternalAllocator functions{[this](size_t bytes, int, void* stream) -> void* {
                                       char* const data = reinterpret_cast<char*>(pool.mutable_data<uint8_t>()) + used;

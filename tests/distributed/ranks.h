@@ -44,7 +44,8 @@ class Ranks : public testing::Test {
   }
 
   distributed::Communicator* world_ = nullptr;
-  int rank_ = 0, size_ = 1;
+  int rank_ = 0;
+  int size_ = 1;  // number of ranks
 };
 
 }  // namespace voxgrad

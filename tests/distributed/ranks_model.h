@@ -11,7 +11,10 @@ namespace voxgrad {
 /// A model of two linear layers. forward() uses `spare` only if with_spare is true, and never uses `never` and
 /// `frozen`.
 struct Model : nn::Module {
-  nn::Linear first{6, 5}, second{5, 3}, spare{6, 3}, never{6, 3};
+  nn::Linear first{6, 5};
+  nn::Linear second{5, 3};
+  nn::Linear spare{6, 3};
+  nn::Linear never{6, 3};
   nn::Parameter frozen{ones({2})};
   nn::Buffer buffer{zeros({2})};
   VG_MODULE(first, second, spare, never, frozen, buffer)

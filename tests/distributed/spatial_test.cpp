@@ -123,7 +123,11 @@ TEST_F(SpatialRanks, GatherReassemblesTheSlabs) {
 }
 
 struct ConvCase {
-  int64_t kernel, stride, padding, dilation, groups;
+  int64_t kernel;
+  int64_t stride;
+  int64_t padding;
+  int64_t dilation;
+  int64_t groups;
   int64_t output_padding = 0;
 };
 
@@ -142,7 +146,8 @@ TEST_F(SpatialRanks, ConvolutionsExchangeHalos) {
       const Tensor x = whole_numbers({2, 8, 8 * size_, 5, 6}, 1);
       const Tensors parameters{whole_numbers({4, 8 / groups, kernel, kernel, kernel}, 2), whole_numbers({4}, 3)};
       const ConvOptions<3> options{.stride = stride, .padding = padding, .dilation = dilation, .groups = groups};
-      const std::string context = concat("conv3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
+      const std::string context = concat("conv3d, kernel ", kernel, ", stride ", stride, ", padding ", padding,
+                                         ", dilation ", dilation, ", groups ", groups);
       expect_slabs_match_whole([&](const Tensors& t) { return conv3d(t[0], t[1], t[2], options); }, x, parameters, 0,
                                format, context);
       expect_slabs_match_whole(
@@ -172,8 +177,8 @@ TEST_F(SpatialRanks, TransposedConvolutionsExchangeHalos) {
                                             .output_padding = output_padding,
                                             .groups = groups,
                                             .dilation = dilation};
-      const std::string context =
-          concat("conv_transpose3d k", kernel, " s", stride, " p", padding, " d", dilation, " g", groups);
+      const std::string context = concat("conv_transpose3d, kernel ", kernel, ", stride ", stride, ", padding ",
+                                         padding, ", dilation ", dilation, ", groups ", groups);
       expect_slabs_match_whole([&](const Tensors& t) { return conv_transpose3d(t[0], t[1], t[2], options); }, x,
                                parameters, 0, format, context);
     }

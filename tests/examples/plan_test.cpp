@@ -14,8 +14,9 @@ using namespace voxgrad;
 struct PlanReference {
   Triple patch_size;
   std::array<double, 3> spacing;
-  std::vector<Triple> kernel_sizes, strides;
-  Triple padded;
+  std::vector<Triple> kernel_sizes;
+  std::vector<Triple> strides;
+  Triple padded;  // `patch_size`, rounded up to multiples of the product of all strides
 };
 #include "tests/examples/nnunet_plans.inc"
 

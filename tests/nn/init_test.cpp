@@ -13,7 +13,9 @@ namespace voxgrad {
 namespace {
 
 struct Moments {
-  double mean = 0, std = 0, largest = 0;
+  double mean = 0;
+  double std = 0;      // standard deviation
+  double largest = 0;  // largest absolute value
 };
 
 Moments moments(const Tensor& tensor) {

@@ -83,7 +83,8 @@ TEST(Module, MovingAModuleMovesItsMembers) {
 }
 
 struct Tied : nn::Module {
-  nn::Linear a{3, 3}, b{3, 3};
+  nn::Linear a{3, 3};
+  nn::Linear b{3, 3};
   VG_MODULE(a, b)
 };
 

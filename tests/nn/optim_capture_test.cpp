@@ -22,7 +22,7 @@ class Recorder final : public Capture {
   void optimizer_step(std::function<void(bool)> step) override { steps_.push_back(std::move(step)); }
 
   void record(const std::function<void()>& function) {
-    const Scope scope(this);
+    const auto current = make_current();
     function();
   }
   void replay() {

@@ -144,7 +144,9 @@ TEST(Plateau, AgreesWithPyTorchAndResumes) {
 TEST(Plateau, RelativeThresholdScalesWithTheBestMetric) {
   struct Case {
     PlateauMode mode;
-    double best, worse, better;
+    double best;
+    double worse;   // not better than `best` by more than the threshold
+    double better;  // better than `best` by more than the threshold
   };
   for (const Case& c : {Case{PlateauMode::min, -10, -10.5, -11.5}, Case{PlateauMode::min, 10, 9.5, 8.5},
                         Case{PlateauMode::max, -10, -9.5, -8.5}, Case{PlateauMode::max, 10, 10.5, 11.5},

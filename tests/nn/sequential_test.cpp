@@ -133,8 +133,9 @@ const std::vector<ChainCase>& chains() {
 }
 
 struct Results {
-  Tensor y, dx;
-  Tensors grads;
+  Tensor y;
+  Tensor dx;      // gradient of the input
+  Tensors grads;  // gradients of the parameters
 };
 
 Results results(const nn::Module& model, const std::function<Tensor(const Tensor&)>& function, const Tensor& input) {

@@ -62,8 +62,9 @@ TEST(ConvGeometry, GatherFormHasTheProductsOfTheDefinition) {
           for (int64_t size : {1, 2, 7, 12}) {
             ConvAxis axis{size, 0, kernel, stride, padding, dilation};
             axis.y_size = conv_output_size(size, kernel, stride, padding, dilation);
-            SCOPED_TRACE(testing::Message() << "x " << size << ", y " << axis.y_size << ", k " << kernel << ", s "
-                                            << stride << ", p " << padding << ", dil " << dilation);
+            SCOPED_TRACE(testing::Message()
+                         << "x " << size << ", y " << axis.y_size << ", kernel " << kernel << ", stride " << stride
+                         << ", padding " << padding << ", dilation " << dilation);
             const Products expected = products_by_definition(axis);
             EXPECT_EQ(products_of_phases(gather_forward(axis), false), expected);
             EXPECT_EQ(products_of_phases(gather_transposed(axis), true), expected);

@@ -100,9 +100,9 @@ struct Case {
   Triple y_size{0};
 
   friend std::ostream& operator<<(std::ostream& out, const Case& c) {
-    return out << "n " << c.batch << ", channels " << c.x_channels << " -> " << c.y_channels << ", x " << c.x_size
-               << ", y " << c.y_size << ", k " << c.kernel << ", s " << c.geometry.stride << ", p "
-               << c.geometry.padding << ", dil " << c.geometry.dilation << ", g " << c.geometry.groups;
+    return out << "batch " << c.batch << ", channels " << c.x_channels << " -> " << c.y_channels << ", x " << c.x_size
+               << ", y " << c.y_size << ", kernel " << c.kernel << ", stride " << c.geometry.stride << ", padding "
+               << c.geometry.padding << ", dilation " << c.geometry.dilation << ", groups " << c.geometry.groups;
   }
 };
 
@@ -231,11 +231,14 @@ class ConvCheck {
   }
 
   Case c_;
-  Block<T> x_, y_, w_;
+  Block<T> x_;
+  Block<T> y_;
+  Block<T> w_;
   Block<double> expected_x_{shape_x(), Layout::contiguous};
   Block<double> expected_y_{shape_y(), Layout::contiguous};
   Block<double> expected_w_{shape_w(), Layout::contiguous};
-  std::vector<T> bias_x_, bias_y_;
+  std::vector<T> bias_x_;
+  std::vector<T> bias_y_;
 };
 
 /// Returns a case of conv3d. The size of y follows from the size of x.

@@ -19,8 +19,11 @@ namespace {
 struct Case {
   const char* name;
   bool transposed;
-  Shape x, w;
-  Triple stride{1}, padding{0}, dilation{1};
+  Shape x;
+  Shape w;
+  Triple stride{1};
+  Triple padding{0};
+  Triple dilation{1};
   int64_t groups = 1;
   Triple output_padding{0};
 };

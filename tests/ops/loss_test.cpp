@@ -26,8 +26,10 @@ Tensor one_hot(const Tensor& target, int64_t classes, DType dtype) {
 }
 
 struct Result {
-  Tensor loss, dx;
+  Tensor loss;
+  Tensor dx;
 };
+
 /// Returns loss(x) and its gradient with respect to x for the upstream gradient 2.
 template <class F>
 Result with_gradient(const Tensor& x, const F& loss) {

@@ -10,9 +10,12 @@ const Triple kOne(1), kZero(0);
 
 struct Geometry {
   const char* name;
-  Shape x, w;
+  Shape x;
+  Shape w;
   bool bias = true;
-  Triple stride = kOne, padding = kZero, dilation = kOne;
+  Triple stride = kOne;
+  Triple padding = kZero;
+  Triple dilation = kOne;
   int64_t groups = 1;
   Triple output_padding = kZero;
   std::optional<Triple> output_size = {};

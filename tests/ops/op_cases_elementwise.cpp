@@ -136,7 +136,8 @@ struct Binary {
   const char* name;
   Tensor (*function)(const Tensor&, const Tensor&);
   double (*formula)(double, double);
-  Domain x = Domain::any, y = Domain::any;
+  Domain x = Domain::any;
+  Domain y = Domain::any;
   bool differentiable = true;
 };
 

@@ -153,7 +153,8 @@ void add_softmax(std::vector<OpCase>& cases) {
 void add_linalg(std::vector<OpCase>& cases) {
   struct Product {
     const char* name;
-    Shape a, b;
+    Shape a;
+    Shape b;
   };
   const Product table[] = {
       {"matmul_matrices", {3, 4}, {4, 2}},
@@ -270,7 +271,8 @@ void add_losses(std::vector<OpCase>& cases) {
     const char* name;
     Tensor (*function)(const Tensor&, const Tensor&, Reduction);
     double (*formula)(double, double);
-    Domain input = Domain::any, target = Domain::any;
+    Domain input = Domain::any;
+    Domain target = Domain::any;
   };
   const Loss table[] = {
       {"mse_loss", mse_loss, [](double x, double t) { return (x - t) * (x - t); }},

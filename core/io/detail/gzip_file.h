@@ -4,7 +4,6 @@
 #include <zlib.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 
 #include "input_file.h"

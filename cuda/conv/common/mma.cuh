@@ -39,8 +39,11 @@ __device__ inline uint32_t round_tf32(float value) {
 /// Rounds like round_tf32, but leaves the lower 13 bits undefined, which tensor cores ignore. Takes two instructions. A
 /// NaN whose only mantissa bits are these 13 bits becomes infinity, but arithmetic does not produce such NaNs.
 __device__ inline uint32_t round_for_tensor_cores(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  return fabsf(value) < INFINITY ? bits + 0x1000u : bits;
+  uint32_t bits = __float_as_uint(value);
+  asm("{ .reg .pred finite; setp.lt.f32 finite, %1, 0f7f800000; @finite add.u32 %0, %0, 0x1000; }"
+      : "+r"(bits)
+      : "f"(fabsf(value)));
+  return bits;
 }
 
 __device__ inline void mma_tf32(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -76,8 +79,8 @@ struct Tf32 {
   static constexpr bool kRounds = true;  // words are rounded when they are staged
   using Element = float;
   static constexpr int kElements = 1, kParts = 1;
-  __device__ static uint32_t word(const float (&x)[1]) { return round_tf32(x[0]); }
-  __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = round_tf32(x[0]); }
+  __device__ static uint32_t word(const float (&x)[1]) { return round_for_tensor_cores(x[0]); }
+  __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = word(x); }
   /// Converts staged words to the operand B of multiply().
   template <int kN>
   __device__ static void split_words(uint32_t (&parts)[kN][2], const uint32_t (&b)[kN][2]) {
@@ -201,6 +204,12 @@ __device__ inline void store_shared(uint32_t address, uint32_t word) {
 /// Copies 16 bytes from global to shared memory asynchronously.
 __device__ inline void cp_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+/// Copies 16 bytes asynchronously if `really`; otherwise writes zeros.
+__device__ inline void cp_async(void* shared, const void* global, bool really) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(really ? 16 : 0)
+               : "memory");
 }
 /// Copies 4 bytes asynchronously if `really`; otherwise writes zeros.
 __device__ inline void cp_async_word(uint32_t shared, const void* global, bool really) {

@@ -25,6 +25,25 @@ FamilyPlan try_wgrad_without_copies(const ConvProblem& p) {
   return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? try_plan<plan_wgrad>(p) : FamilyPlan();
 }
 
+/// Returns the estimated clocks of the scaled copies that sm90/wgrad makes of float32 operands: both operands are read
+/// twice, and their copies are written. The kernels move 2350 bytes per clock; four launches take 35,000 clocks.
+double wgrad_copy_cycles(const ConvProblem& p) {
+  const double elements = static_cast<double>(p.batch * sample_bytes(p)) / sizeof(float);
+  return (8 + 2.0 * parts(p)) * elements / 2350 + 35000;
+}
+
+/// Plans sm80/multistage_wgrad if it is forced, or if each group has several channels and the estimated time is less
+/// than that of sm90/wgrad with its copies.
+FamilyPlan try_multistage_wgrad(const ConvProblem& p) {
+  const auto multistage = plan_multistage_wgrad(p);
+  if (!multistage) return {};
+  if (p.choice.multistage) return *multistage;
+  if (p.choice != ConvChoice{} || std::min(p.in_channels, p.out_channels) < 16 || plan_pointwise(p)) return {};
+  const auto wgmma = plan_wgrad(p);
+  if (wgmma && multistage->cycles > wgmma->cycles + wgrad_copy_cycles(p)) return {};
+  return *multistage;
+}
+
 /// Plans direct/small_channel unless sm90/fprop_dgrad is faster. For channels-last tensors, this is always the case.
 /// Other tensors must be copied, and the estimated time with the copy must be less. The factor 1.5 corrects the model
 /// of sm90/fprop_dgrad, which underestimates the cost of strided results and small tiles.
@@ -56,6 +75,7 @@ constexpr Candidate kFpropDgrad[] = {
     {ConvRewrite::none, try_plan<plan_mma_sync_fprop_dgrad>},
 };
 constexpr Candidate kWgrad[] = {
+    {ConvRewrite::none, try_multistage_wgrad},
     {ConvRewrite::width_as_channels, try_plan<plan_wgrad>},
     {ConvRewrite::none, try_plan<plan_depthwise>},
     {ConvRewrite::merged_groups, try_plan<plan_wgrad>},

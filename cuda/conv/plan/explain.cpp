@@ -49,6 +49,13 @@ std::string describe(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
                 " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
+std::string describe(const ConvProblem& p, const MultistageWgradPlan& plan) {
+  const int64_t ctas = int64_t{plan.ranges} * p.groups * plan.row_tiles * plan.column_tiles;
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync, channels-last: CTA tile of ", plan.cta.rows,
+                " channels x ", plan.cta.columns, " (tap, channel), split-K of ", plan.ranges, " ranges of ",
+                plan.voxels_of_range, " voxels, ", ctas, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
+}
+
 std::string describe(const ConvProblem& p, const SmallChannelPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), ", small channels: sliding tiles of ", volume(plan.tile),
                 " results, input planes of ", plan.halo.lines, " x ", plan.halo.positions, ", ", plan.halo.stages,

@@ -23,7 +23,8 @@ struct ConvInstance {
   /// fprop_dgrad and wgrad: columns of the product. mma_sync for the weight gradient: rows of the tile. Otherwise
   /// columns of the tile.
   int width;
-  /// fprop_dgrad and wgrad: m64 tiles of a warpgroup. small_channel for fprop and dgrad: rows of the tile. Otherwise 0.
+  /// fprop_dgrad and wgrad: m64 tiles of a warpgroup. multistage_wgrad, and small_channel for fprop and dgrad: rows of
+  /// the tile. Otherwise 0.
   int rows;
   /// fprop_dgrad: bytes of a row in shared memory. wgrad: input channels of a row of x. small_channel for fprop and
   /// dgrad: CTAs per SM. Otherwise 0.
@@ -43,6 +44,13 @@ constexpr ConvArithmetic arithmetic_kind() {
 template <class Tile, ConvPass kPass, int kWidth>
 inline ConvInstance mma_sync_instance{
     kPass, ConvKernel::mma_sync, arithmetic_kind<typename Tile::Arithmetic>(), kWidth, 0, 0};
+template <class Cta>
+inline ConvInstance multistage_instance{ConvPass::wgrad,
+                                        ConvKernel::multistage_wgrad,
+                                        arithmetic_kind<typename Cta::Arithmetic>(),
+                                        Cta::kColumns,
+                                        Cta::kRows,
+                                        0};
 template <class Tile, ConvPass kPass>
 inline ConvInstance small_channel_instance{
     kPass, ConvKernel::small_channel, Tile::kArithmetic, Tile::kColumns, Tile::kRows, Tile::kBlocks};

@@ -16,8 +16,9 @@ enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 /// Returns the name of an arithmetic, for messages.
 const char* name(ConvArithmetic arithmetic);
 
-/// The families of tensor core kernels: mma_sync is in sm80/, small_channel in direct/, the others in sm90/.
-enum class ConvKernel : uint8_t { mma_sync, small_channel, fprop_dgrad, wgrad };
+/// The families of tensor core kernels: mma_sync and multistage_wgrad are in sm80/, small_channel is in direct/, the
+/// others are in sm90/.
+enum class ConvKernel : uint8_t { mma_sync, multistage_wgrad, small_channel, fprop_dgrad, wgrad };
 
 /// Overrides of the planners' choices, for tests. A zero leaves the choice to the planner. The alignment equals the
 /// size, because Clang would otherwise call a library for std::atomic<ConvChoice>.
@@ -26,9 +27,10 @@ struct alignas(8) ConvChoice {
   bool mma_sync : 1 = false;       ///< do not use wgmma
   bool small_channel : 1 = false;  ///< use direct/small_channel wherever it supports the problem
   bool unsplit : 1 = false;        ///< fprop_dgrad: no split-K
+  bool multistage : 1 = false;     ///< wgrad: use sm80/multistage_wgrad wherever it supports the problem
   uint8_t slide : 2 = 0;           ///< 1: no tiles that slide along depth; 2: only such tiles
   int8_t k_blocks = 0;             ///< fprop_dgrad: bytes of a row / 32; wgrad: channels of a row
-  int8_t m_tiles = 0;              ///< m64 tiles of a warpgroup
+  int8_t m_tiles = 0;              ///< m64 tiles of a warpgroup; multistage_wgrad: rows of a tile / 64
   int8_t pairs = 0;                ///< fprop_dgrad: 1: the warpgroups compute tiles in turn; 2: they share a tile
   int16_t width = 0;               ///< columns of a tile; rows for small_channel and the weight gradient of mma_sync
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;

@@ -115,7 +115,6 @@ class Rendezvous {
   void report_late(const Frame& frame);
   [[noreturn]] void end_late();
   [[noreturn]] void end(const std::string& what);
-  [[noreturn]] void end_without(size_t peer);
 
   const int rank_;
   const int size_;

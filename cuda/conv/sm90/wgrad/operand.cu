@@ -4,6 +4,7 @@
 #include <cooperative_groups.h>
 
 #include "cuda/conv/common/tensor_map.h"
+#include "cuda/conv/common/wgrad_splits.h"
 #include "cuda/conv/plan/common.h"
 #include "cuda/conv/sm90/wgmma.cuh"
 #include "cuda/detail/divisor.h"

@@ -57,11 +57,4 @@ class Scales {
   std::optional<Workspace> maxima_;
 };
 
-#ifdef __CUDACC__
-/// Returns the exponent of the scale factor of a channel with this maximum (the bits of a float).
-__device__ inline int scale_exponent(uint32_t maximum) {
-  return maximum == 0 ? 0 : min(max(14 + 127 - static_cast<int>(maximum >> 23), -126), 126);
-}
-#endif
-
 }  // namespace voxgrad::cuda::implicit_wgrad

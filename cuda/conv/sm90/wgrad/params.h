@@ -81,28 +81,6 @@ struct Params {
   TapSet set[WgradPlan::kMaxSets];
 };
 
-/// The parameters of the kernels that add the splits and store the weights in their layout.
-struct ReduceParams {
-  const float* partial;
-  int64_t split_stride;
-  int splits;
-  int slices;  ///< slices of the splits, each added by one warp
-  int taps;
-  int taps_of_block;
-  int in_channels;
-  Divisor out_channels;      ///< per group
-  const uint32_t* x_maxima;  ///< maxima of scaled channels (operand.h), or null
-  const uint32_t* y_maxima;
-  void* weight;
-  int64_t out_stride;
-  int64_t in_stride;
-  int kernel[3];
-  int64_t tap_stride[3];
-  Divisor channel_tiles;
-  Divisor tap_tiles;
-  bool by_taps;  ///< taps are closer in memory than channels
-};
-
 /// Launches the kernel of a CTA tile. kPromotes selects tf32x3.
 template <class Element, bool kPromotes>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream);

@@ -1,104 +1,16 @@
-// Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
+// Host side of kernel.cuh: tensor maps, the table of taps, and launches.
 #include "cuda/conv/common/tensor_map.h"
+#include "cuda/conv/common/wgrad_splits.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan/common.h"
 #include "cuda/conv/sm90/wgrad/operand.h"
 #include "cuda/conv/sm90/wgrad/params.h"
-#include "cuda/vector.cuh"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
 
 using namespace implicit_wgrad;
-
-constexpr int kLanes = 32, kWarps = 8;
-
-/// Divides a sum by the scales of its channels of x and y.
-__device__ float unscaled(const ReduceParams& p, float sum, int x_channel, int y_channel) {
-  return ldexpf(sum, -scale_exponent(p.x_maxima[x_channel]) - scale_exponent(p.y_maxima[y_channel]));
-}
-
-/// Adds the partial sums of weights that have the layout of the partial sums. A warp adds 32 vectors of 4 elements. If
-/// `slices` is more than 1, this number of warps shares the splits of the same vectors.
-template <class T>
-__global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_constant__ ReduceParams p) {
-  __shared__ float of_slice[kWarps][4][kLanes];
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int slice = warp % p.slices, at_once = kWarps / p.slices;
-  const int64_t first = ((int64_t{blockIdx.x} * at_once + warp / p.slices) * kLanes + lane) * 4;
-  const int begin = p.splits * slice / p.slices, end = p.splits * (slice + 1) / p.slices;
-  float sum[4] = {};
-  if (first < p.split_stride)
-#pragma unroll 8
-    for (int split = begin; split < end; ++split) {
-      float x[4];
-      load_values<4>(p.partial + split * p.split_stride + first, x);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] += x[i];
-    }
-  if (p.slices > 1) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) of_slice[warp][i][lane] = sum[i];
-    __syncthreads();
-    for (int other = 1; slice == 0 && other < p.slices; ++other)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] += of_slice[warp + other][i][lane];
-  }
-  if (slice > 0 || first >= p.split_stride) return;
-  if (p.x_maxima) {
-    const int channel = static_cast<int>(first % p.in_channels);
-    const int of_y = static_cast<int>(first / (int64_t{p.taps} * p.in_channels));
-    const int of_x = p.out_channels.divide(of_y) * p.in_channels + channel;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = unscaled(p, sum[i], of_x + i, of_y);
-  }
-  store_values<4>(static_cast<T*>(p.weight) + first, sum);
-}
-
-/// Adds the partial sums of weights in any layout. A CTA adds several taps of 32 input channels for one output
-/// channel. `slices` warps share the splits of a tap.
-template <class T>
-__global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ ReduceParams p) {
-  extern __shared__ float sums[];  // [channel][tap], with an odd pitch to avoid bank conflicts
-  __shared__ float of_slice[kWarps][kLanes];
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
-  int block = static_cast<int>(blockIdx.x);
-  const int first_channel = p.channel_tiles.take_digit(block) * kLanes,
-            first_tap = p.tap_tiles.take_digit(block) * p.taps_of_block;
-  const int channels = min(p.in_channels - first_channel, kLanes), taps = min(p.taps - first_tap, p.taps_of_block);
-  const float* const from = p.partial + (int64_t{block} * p.taps + first_tap) * p.in_channels + first_channel + lane;
-  const int slice = warp % p.slices, at_once = kWarps / p.slices, pitch = p.taps_of_block | 1;
-  const int begin = p.splits * slice / p.slices, end = p.splits * (slice + 1) / p.slices;
-  for (int tap = warp / p.slices; tap - warp / p.slices < taps; tap += at_once) {
-    float sum = 0;
-    if (tap < taps && lane < channels)
-#pragma unroll 8
-      for (int split = begin; split < end; ++split) sum += from[split * p.split_stride + int64_t{tap} * p.in_channels];
-    if (p.slices > 1) {
-      of_slice[warp][lane] = sum;
-      __syncthreads();
-      if (slice == 0)
-        for (int i = 1; i < p.slices; ++i) sum += of_slice[warp + i][lane];
-      __syncthreads();
-    }
-    if (slice == 0 && tap < taps) sums[lane * pitch + tap] = sum;
-  }
-  __syncthreads();
-  const int x_channel = p.out_channels.divide(block) * p.in_channels + first_channel;
-  T* const out = static_cast<T*>(p.weight) + block * p.out_stride + first_channel * p.in_stride;
-  for (int i = static_cast<int>(threadIdx.x); i < channels * taps; i += kLanes * kWarps) {
-    const int channel = p.by_taps ? i / taps : i % channels, tap = p.by_taps ? i % taps : i / channels;
-    int left = first_tap + tap;
-    int64_t offset = channel * p.in_stride;
-    for (int a = 2; a >= 0; --a) {
-      offset += left % p.kernel[a] * p.tap_stride[a];
-      left /= p.kernel[a];
-    }
-    const float sum = sums[channel * pitch + tap];
-    out[offset] = T(p.x_maxima ? unscaled(p, sum, x_channel + channel, block) : sum);
-  }
-}
 
 /// Fills in the sets of taps: the offset of each box, and the start of each m64 tile.
 void list_sets(Params& p, const WgradPlan& plan) {
@@ -217,59 +129,6 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
   return splits;
 }
 
-/// Returns true if the input channels are innermost, followed by the taps.
-bool is_dense_channels_last(const View& w) {
-  int64_t stride = 1;
-  for (const int axis : {1, 4, 3, 2}) {
-    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
-    stride *= w.size[axis];
-  }
-  return true;
-}
-
-/// Adds the partial sums of all splits and stores the weight gradient.
-void reduce(const View& w, const Params& p, const float* partial, int splits, const Operand& x, const Operand& y,
-            cudaStream_t stream) {
-  ReduceParams r{};
-  r.partial = partial;
-  r.out_channels = Divisor(p.out_channels);
-  r.x_maxima = x.maxima();
-  r.y_maxima = y.maxima();
-  r.split_stride = p.split_stride;
-  r.splits = splits;
-  r.slices = splits >= 32 ? 8 : splits >= 16 ? 4 : splits >= 8 ? 2 : 1;
-  r.taps = p.taps;
-  r.in_channels = p.in_channels;
-  r.weight = w.data;
-  r.out_stride = w.stride[0];
-  r.in_stride = w.stride[1];
-  for (int a = 0; a < 3; ++a) {
-    r.kernel[a] = static_cast<int>(w.size[a + 2]);
-    r.tap_stride[a] = w.stride[a + 2];
-  }
-  r.by_taps = w.stride[1] != 1;
-  const auto with_type = [&](const auto& f) {
-    w.dtype == DType::f32 ? f(float()) : w.dtype == DType::bf16 ? f(BFloat16()) : f(Float16());
-  };
-  if (is_dense_channels_last(w) && w.stride[0] == p.out_stride && p.in_channels % 4 == 0 && is_tma_tensor(w)) {
-    const int64_t of_block = 4 * kLanes * (kWarps / r.slices);
-    with_type([&](auto type) {
-      reduce_in_order<decltype(type)>
-          <<<static_cast<unsigned>(divide_up(r.split_stride, of_block)), kLanes * kWarps, 0, stream>>>(r);
-    });
-    return check_launch("conv weight gradient: sum of splits");
-  }
-  const int channel_tiles = divide_up(p.in_channels, kLanes);
-  const int64_t enough = 4 * kMultiprocessors / std::max<int64_t>(w.size[0] * channel_tiles, 1);
-  r.taps_of_block = static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps)));
-  r.channel_tiles = Divisor(channel_tiles);
-  r.tap_tiles = Divisor(divide_up(p.taps, r.taps_of_block));
-  const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * r.tap_tiles.value());
-  const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(r.taps_of_block | 1);
-  with_type([&](auto type) { reduce_splits<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(r); });
-  check_launch("conv weight gradient: sum of splits");
-}
-
 /// Returns x without the positions after the last position that a tap reads. An infinity there could reach the result.
 View read_part(View x, const ConvProblem& problem) {
   for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
@@ -308,7 +167,16 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
     p.partial += more * p.split_stride;
     splits += more;
   }
-  if (!direct) reduce(w, p, partial.as<float>(), splits, input, gradient, launch.stream);
+  if (direct) return;
+  reduce_wgrad_splits(w,
+                      {.partial = partial.as<float>(),
+                       .split_stride = p.split_stride,
+                       .splits = splits,
+                       .in_channels = p.in_channels,
+                       .out_channels = p.out_channels,
+                       .x_maxima = input.maxima(),
+                       .y_maxima = gradient.maxima()},
+                      launch.stream);
 }
 
 }  // namespace voxgrad::cuda
