@@ -45,9 +45,6 @@ constexpr int64_t kPackedChannels = 16;
 // Minimum length of a tile along w. A tile is not shortened further to hold more channels.
 constexpr int64_t kMinRow = 32;
 
-/// A step of 1, as a constant for the compiler.
-using One = std::integral_constant<int64_t, 1>;
-
 /// One phase of each axis.
 using Phase3 = std::array<const ConvPhase*, 3>;
 
@@ -285,9 +282,9 @@ class Convolution {
             voxels.family->products[next - n - 1](
                 {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
             if (out_step == 1)
-              store(unit, {n, next}, sums, One(), width, voxels.count, out + voxels.first, One());
+              store_vectors(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first);
             else
-              store(unit, {n, next}, sums, int64_t{1}, width, voxels.count, out + voxels.first * out_step, out_step);
+              store(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first * out_step, out_step);
           }
         }
       return;
@@ -302,7 +299,7 @@ class Convolution {
       }
       const TileProduct<T> product{a + m, layout_.channel, b, family.columns, task.segments, unit.channels, sums};
       multiply_inside(family, product, now, q[2] + m, *phase[2]);
-      store(unit, {0, unit.block.count}, sums, int64_t{family.columns}, 1, now, out + m * out_step, out_step);
+      store(unit, {0, unit.block.count}, {sums, family.columns, 1}, now, out + m * out_step, out_step);
     }
   }
 
@@ -365,29 +362,58 @@ class Convolution {
     }
   }
 
-  /// Stores the sums of channels [channels.begin, channels.end) of a unit to the `rows` outputs from `out` on. The sum
-  /// of output m and channel n is sums[m * sums_step + n * sums_channel]. The unit with the first input channels
-  /// overwrites the outputs; later units add to the outputs. `Step` is int64_t, or One if both steps are 1.
-  template <class Step>
-  [[gnu::noinline]] void store(const ConvUnit<T>& unit, const ConvRange& channels, const T* sums, Step sums_step,
-                               int64_t sums_channel, int64_t rows, T* out, Step out_step) const {
-    const int64_t channel_stride = p_.out.channel_stride;
-    const int64_t first = unit.group * p_.out_channels() + unit.block.first;
+  /// Sums of one register tile. The sum of output m and channel n is data[m * row + n * channel].
+  struct Sums {
+    const T* data;
+    int64_t row, channel;
+  };
+
+  /// Stores the sums of channels [channels.begin, channels.end) of a unit to the `rows` outputs from `out` on. The unit
+  /// with the first input channels overwrites the outputs; later units add to the outputs.
+  void store(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums, int64_t rows, T* out,
+             int64_t out_step) const {
+    const int64_t channel_stride = p_.out.channel_stride, count = channels.end - channels.begin;
     const bool adds = unit.first_channel > 0;
     const bool relu = p_.relu && unit.first_channel + unit.channels == p_.in_channels();
-    const auto store_block = [&](const ConvRange& block, int64_t row, int64_t count) {
-      for (int64_t n = block.begin; n < block.end; ++n) {
-        T* const to = out + n * channel_stride;
-        const T* const from = sums + (n - channels.begin) * sums_channel;
-        const T start = p_.bias ? p_.bias[(first + n) * p_.bias_stride] : T(0);
-        for (int64_t m = row; m < row + count; ++m) {
-          const T sum = from[m * sums_step] + (adds ? to[m * out_step] : start);
-          to[m * out_step] = relu && sum < T(0) ? T(0) : sum;  // keeps NaN
+    const auto finished = [relu](T value) { return relu && value < T(0) ? T(0) : value; };
+    const int64_t first = unit.group * p_.out_channels() + unit.block.first + channels.begin;
+    const T* bias = p_.bias ? p_.bias + first * p_.bias_stride : nullptr;
+    out += channels.begin * channel_stride;
+    if (channel_stride < out_step) {
+      for (int64_t m = 0; m < rows; ++m)
+        for (int64_t n = 0; n < count; ++n) {
+          T& to = out[m * out_step + n * channel_stride];
+          const T start = adds ? to : bias ? bias[n * p_.bias_stride] : T(0);
+          to = finished(sums.data[m * sums.row + n * sums.channel] + start);
         }
+      return;
+    }
+    for (int64_t n = 0; n < count; ++n) {
+      T* to = out + n * channel_stride;
+      const T* from = sums.data + n * sums.channel;
+      const T start = bias ? bias[n * p_.bias_stride] : T(0);
+      if (adds) {
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(to[m * out_step] + from[m * sums.row]);
+      } else {
+        for (int64_t m = 0; m < rows; ++m) to[m * out_step] = finished(start + from[m * sums.row]);
       }
-    };
-    if (channel_stride >= out_step) return store_block(channels, 0, rows);
-    for (int64_t m = 0; m < rows; ++m) store_block(channels, m, 1);
+    }
+  }
+
+  /// Does the same as store() if the voxels are contiguous in `sums` and in the output.
+  [[gnu::noinline]] void store_vectors(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums,
+                                       int64_t count, T* out) const {
+    for (int64_t n = channels.begin; n < channels.end; ++n) {
+      T* const to = out + n * p_.out.channel_stride;
+      const T* const from = sums.data + (n - channels.begin) * sums.channel;
+      const int64_t channel = unit.group * p_.out_channels() + unit.block.first + n;
+      const T start = p_.bias ? p_.bias[channel * p_.bias_stride] : T(0);
+      const bool relu = p_.relu && unit.first_channel + unit.channels == p_.in_channels();
+      for (int64_t m = 0; m < count; ++m) {
+        const T sum = from[m] + (unit.first_channel > 0 ? to[m] : start);
+        to[m] = relu && sum < T(0) ? T(0) : sum;
+      }
+    }
   }
 
   const ConvProblem<T>& p_;
