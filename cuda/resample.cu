@@ -90,8 +90,8 @@ struct ResampleProblem {
   View in;
   AxisTerms<C> terms[3];
   Divisor channels;  ///< channels, or vectors of channels
-  Divisor height;
-  Divisor depth;
+  Divisor height;    ///< height of the output
+  Divisor depth;     ///< depth of the output
 
   // For resample_runs:
   uint32_t length;      ///< positions of a run; a run lies along the width
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
 
 /// Number of rows for which a thread of resample_rows computes outputs together.
 constexpr int kRows = 8;
-constexpr int kMaxTileRows = 128;
+constexpr int kMaxTileRows = 128;       // maximum number of rows of a tile of resample_rows
 constexpr int kMaxSumBytes = 32 << 10;  // maximum bytes of sums per CTA of resample_rows
 
 /// Resamples tiles of rows. Reads rows of the input in vectors of `width` elements and stores vectors of `out_width`
@@ -301,7 +301,7 @@ void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   p.row_vectors = Divisor(in_width / (vectors ? width : 1));
   p.out_vectors = Divisor(out_width / (pairs ? pair : 1));
   p.in_width = static_cast<uint32_t>(in_width);
-  // Use the fewest rows that give every thread work in the last phase, if their sums fit.
+  // Use the fewest rows that give every thread work in the step along the width, if their sums fit.
   const int64_t fitting = kMaxSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
   const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.value());
   const int64_t wanted = std::min({fitting, busy, int64_t{kMaxTileRows}}) / kRows * kRows;
