@@ -64,8 +64,8 @@ class Allocator {
     bool free;
     Block* previous;  ///< previous block of the segment, or null
     Block* next;      ///< next block of the segment, or null
-    FreeBlocks::node_type
-        entry;  ///< the block's node of free_, kept while the block is live, so that freeing cannot fail
+    /// The block's node of free_, kept while the block is live, so that freeing cannot fail.
+    FreeBlocks::node_type entry;
   };
 
   explicit Allocator(int device) : device_(device) {}
