@@ -15,10 +15,12 @@ namespace {
 constexpr int kRows = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
 struct DepthwiseWgradParams {
-  CUtensorMap x, y;
+  CUtensorMap x;
+  CUtensorMap y;
   DepthwiseTiles tiles;
   float* partial;  ///< [CTA tile][tap][channel]
-  int x_depth, y_depth;
+  int x_depth;
+  int y_depth;
   int channels;
   int padding[3] = {};
   int y_stages = 0;
@@ -64,8 +66,10 @@ template <int S>
 struct WgradLoader {
   const DepthwiseWgradParams& p;
   const DepthwiseTile& tile;
-  uint32_t x_stages, y_stages, full;  ///< addresses
-  int y_planes;
+  uint32_t x_stages;  ///< address of the first stage of x
+  uint32_t y_stages;  ///< address of the first stage of y
+  uint32_t full;      ///< address of the first barrier that counts the copied bytes of a stage
+  int y_planes;       ///< planes of y in the CTA tile
 
   __device__ void load(int plane) const {
     const auto stage = static_cast<uint32_t>(plane % p.tiles.stages);
@@ -161,8 +165,10 @@ struct DepthwiseReduction {
   const float* partial;
   void* weight;
   int64_t stride[4];  ///< along channel, depth, height and width
-  int64_t channels, kernel;
-  int64_t elements, ranges;
+  int64_t channels;
+  int64_t kernel;
+  int64_t elements;
+  int64_t ranges;
 
   __device__ int64_t offset(int64_t element) const {
     const int64_t channel = take_digit(element, channels), kx = take_digit(element, kernel),

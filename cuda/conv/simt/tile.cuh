@@ -4,7 +4,7 @@
 //
 // The position of an element of A in the volume is the sum of two terms. One term depends on m and is kept by a thread
 // (a Site). The other term depends on k and is stored in a table in shared memory (a Row). In fprop and dgrad, m is an
-// output voxel and k is a (channel, tap). In wgrad, m is a (channel, tap) and k is a voxel. The three kernels differ
+// output voxel and k is a (channel, tap). In wgrad, m is a (channel, tap) and k is a voxel. The three passes differ
 // only in their sites and rows. Addresses are 64-bit sums, positions are 32-bit sums.
 #pragma once
 
@@ -102,7 +102,8 @@ struct TileOperands {
   const T* b;
   int64_t b_stride;  // elements between the columns of B
   int size[3];
-  int n_count, k_count;
+  int n_count;  // columns of B
+  int k_count;  // rows of B
 };
 
 /// Adds the products of one staged k-block to `sum`.
