@@ -12,18 +12,18 @@ namespace {
 /// The parameters of the kernels. `sums` has the order of axes of WgradSplits.
 struct Params {
   WgradSplits sums;
-  int slices;  ///< slices of the splits, each added by one warp
-  int taps;
-  int taps_of_block;
+  int slices;            ///< slices of the splits, each added by one warp
+  int taps;              ///< taps of the kernel
+  int taps_of_block;     ///< taps that a CTA of reduce_splits() adds
   Divisor out_channels;  ///< per group
   void* weight;
   int64_t out_stride;
   int64_t in_stride;
   int kernel[3];
   int64_t tap_stride[3];
-  Divisor channel_tiles;
-  Divisor tap_tiles;
-  bool by_taps;  ///< taps are closer in memory than channels
+  Divisor channel_tiles;  ///< tiles of kLanes input channels
+  Divisor tap_tiles;      ///< tiles of taps_of_block taps
+  bool by_taps;           ///< taps are closer in memory than channels
 };
 
 constexpr int kLanes = 32, kWarps = 8;
