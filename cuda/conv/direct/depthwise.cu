@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kPatch = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
+/// The parameters of depthwise().
 struct DepthwiseParams {
   CUtensorMap in;
   CUtensorMap out;
@@ -210,8 +211,8 @@ struct Occupancy {
   static constexpr int ctas = registers > 170 ? 2 : registers > 135 ? 3 : 4;
 };
 
-/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic shared memory: the
-/// stages, the weights in float, and the output planes of two steps.
+/// Computes fprop or dgrad. Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic
+/// shared memory: the stages, the weights in float, and the output planes of two steps.
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {

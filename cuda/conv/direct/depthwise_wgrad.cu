@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kRows = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
+/// The parameters of depthwise_wgrad().
 struct DepthwiseWgradParams {
   CUtensorMap x;
   CUtensorMap y;
@@ -104,8 +105,8 @@ __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& t
     partial[int64_t{i} * p.channels] = shared[i * kChannels + lane];
 }
 
-/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, K warps per patch. Dynamic shared memory: the
-/// stages of x and y; later the sums of all taps.
+/// Computes partial sums of the weight gradient. Launch: one CTA per CTA tile and 32 channels in a 1-D grid, K warps
+/// per patch. Dynamic shared memory: the stages of x and y; later the sums of all taps.
 template <class T, int K, int S>
 __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
     depthwise_wgrad(const __grid_constant__ DepthwiseWgradParams p) {

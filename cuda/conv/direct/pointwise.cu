@@ -19,6 +19,7 @@ constexpr int kVoxels = kPointwiseVoxels, kDepth = kVoxels / kRows;
 constexpr int kWgradThreads = 32 * kPointwiseWgradWarps;
 static_assert(kDepth == kLanes, "reduce_scatter() leaves one voxel to each lane");
 
+/// The parameters of pointwise_to_narrow() and pointwise_to_wide().
 struct PointwiseParams {
   const void* in;
   const void* weight;
@@ -209,6 +210,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
   }
 }
 
+/// The parameters of pointwise_wgrad().
 struct PointwiseWgradParams {
   const void* narrow;
   const void* wide;

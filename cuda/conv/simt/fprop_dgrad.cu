@@ -74,6 +74,7 @@ __device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t pha
   return lattice;
 }
 
+/// The parameters of simt_fprop_dgrad_kernel.
 template <class T>
 struct FpropDgradParams {
   const T* in;

@@ -13,6 +13,7 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// The parameters of simt_wgrad_kernel.
 template <class T>
 struct WgradParams {
   const T* x;

@@ -24,6 +24,7 @@ namespace {
 constexpr int kStages = MultistageWgradPlan::kStages, kVoxels = MultistageWgradPlan::kVoxels,
               kPadding = MultistageWgradPlan::kPadding;
 
+/// The parameters of multistage_wgrad.
 struct MultistageWgradParams {
   const float* x;
   const float* y;
@@ -208,7 +209,8 @@ __device__ void store_sums(const MultistageWgradParams& p, const CtaCoord<Cta>& 
     }
 }
 
-/// Launch: one CTA per CtaCoord in a 1-D grid. Dynamic shared memory: a SharedStorage.
+/// Computes partial sums of the weight gradient. Launch: one CTA per CtaCoord in a 1-D grid. Dynamic shared memory: a
+/// SharedStorage.
 template <class Cta>
 __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
     multistage_wgrad(const __grid_constant__ MultistageWgradParams p) {

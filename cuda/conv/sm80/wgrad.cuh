@@ -303,8 +303,8 @@ __device__ void store_sums(const MmaSyncWgradParams& p, const WgradCtaTile<Tile>
     }
 }
 
-/// Launch: one CTA per WgradCtaTile in a 1-D grid. Dynamic shared memory: one or two stages, each with a k-tile of y
-/// and its halo of x.
+/// Computes partial sums of the weight gradient. Launch: one CTA per WgradCtaTile in a 1-D grid. Dynamic shared memory:
+/// one or two stages, each with a k-tile of y and its halo of x.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid_constant__ MmaSyncWgradParams p) {
   extern __shared__ uint4 dynamic_shared[];
