@@ -29,13 +29,13 @@ void check_options(const std::string& layer, const Options& options) {
   const char* op = layer.c_str();
   const int64_t in = options.in_channels, out = options.out_channels, groups = options.groups;
   check(in > 0 && out > 0, op, "in_channels and out_channels must be positive, got ", in, " and ", out);
-  check(groups > 0 && in % groups == 0 && out % groups == 0, op, "groups = ", groups, " does not divide ", in,
-        " input and ", out, " output channels");
+  check(groups > 0 && in % groups == 0 && out % groups == 0, op, "groups = ", groups,
+        " must be positive and divide in_channels = ", in, " and out_channels = ", out);
   for (int64_t size : options.kernel_size.values)
     check(size > 0, op, "kernel_size must be positive, got ", options.kernel_size);
   function_options<N>(options).validate(op);
   if constexpr (requires { options.padding.same; })
-    check(!options.padding.same || options.stride == Extent<N>(1), op, "padding 'same' needs stride 1, got ",
+    check(!options.padding.same || options.stride == Extent<N>(1), op, "padding 'same' needs stride 1, got stride ",
           options.stride);
 }
 
@@ -87,7 +87,7 @@ Tensor Conv<N>::prepare_input(const Tensor& x, ConvOptions<N>& options) const {
   const Tensor input = in_memory_format(x, N + 2);
   if (options_.padding_mode == PadMode::zeros && !options_.padding.same) return input;
   std::vector<int64_t> amounts;
-  bool symmetric = true;  // the same padding at the beginning and at the end of each axis
+  bool symmetric = true;  // whether each axis has equal padding at its beginning and at its end
   for (int axis = N - 1; axis >= 0; --axis) {
     const int64_t same = options.dilation[axis] * (options_.kernel_size[axis] - 1);
     const int64_t total = options_.padding.same ? same : 2 * options.padding[axis];

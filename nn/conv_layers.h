@@ -1,4 +1,6 @@
-// Convolution layers. The names, shapes and initial distributions of their parameters are those of PyTorch.
+// Convolution layers. The names, shapes and initial distributions of their parameters are those of PyTorch. In the
+// shapes below, "spatial..." stands for the sizes of all spatial axes, for example D, H, W, and "kernel..." stands for
+// the sizes of the kernel along these axes. U(-b, b) is the uniform distribution on [-b, b).
 //
 // If an option's name is misspelled, as in `Conv3d conv{{.kernel = 3}}`, compilers only report that no constructor
 // matches. If the type is written out, as in `Conv3d conv{Conv3d::Options{.kernel = 3}}`, compilers name the unknown
@@ -39,8 +41,8 @@ struct ConvPadding : Extent<N> {
 /// Convolution (cross-correlation) over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
 /// spatial...); see voxgrad::conv3d. The batch axis may be omitted. The parameters are weight (out_channels,
 /// in_channels / groups, kernel...) and bias (out_channels). Weight and bias start from U(-b, b) with b = 1 /
-/// sqrt(in_channels / groups * kernel elements). The constructor throws Error if a size is not positive, if groups does
-/// not divide the channels, or if an option is invalid.
+/// sqrt(in_channels / groups * K), where K is the number of elements of a kernel. The constructor throws Error if a
+/// size is not positive, if groups does not divide the channels, or if an option is invalid.
 template <int N>
 class Conv : public Layer {
  public:
@@ -65,12 +67,13 @@ class Conv : public Layer {
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
   /// Computes the convolution, followed by a normalization and an activation, in one operation (ops/fused.h).
   Tensor forward(const Tensor& x, const NormActivation& epilogue) const { return forward_with(x, weight, epilogue); }
-  /// Does the same with `other_weight` instead of the layer's weight.
+  /// Computes forward(x, epilogue) with `other_weight` instead of the layer's weight.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight, const NormActivation& epilogue = {}) const;
 
   std::string extra_repr() const override;
   const Options& options() const { return options_; }
-  Tensor weight, bias;
+  Tensor weight;
+  Tensor bias;
   VG_MODULE(weight, bias)
 
  private:
@@ -84,7 +87,8 @@ class Conv : public Layer {
 /// Transposed convolution over N spatial axes, from (batch, in_channels, spatial...) to (batch, out_channels,
 /// spatial...); see voxgrad::conv_transpose3d. The parameters are weight (in_channels, out_channels / groups,
 /// kernel...) and bias (out_channels). Weight and bias start from U(-b, b) with b = 1 / sqrt(out_channels / groups *
-/// kernel elements). The constructor throws Error under the same conditions as that of Conv.
+/// K), where K is the number of elements of a kernel. The constructor throws Error under the same conditions as the
+/// constructor of Conv.
 template <int N>
 class ConvTranspose : public Layer {
  public:
@@ -111,12 +115,13 @@ class ConvTranspose : public Layer {
   Tensor forward(const Tensor& x, const Extent<N>& output_size) const;
   /// Computes the transposed convolution, followed by a normalization and an activation, in one operation.
   Tensor forward(const Tensor& x, const NormActivation& epilogue) const { return forward_with(x, weight, epilogue); }
-  /// Does the same with `other_weight` instead of the layer's weight.
+  /// Computes forward(x, epilogue) with `other_weight` instead of the layer's weight.
   Tensor forward_with(const Tensor& x, const Tensor& other_weight, const NormActivation& epilogue = {}) const;
 
   std::string extra_repr() const override;
   const Options& options() const { return options_; }
-  Tensor weight, bias;
+  Tensor weight;
+  Tensor bias;
   VG_MODULE(weight, bias)
   /// Calls forward(x, output_size).
   Tensor operator()(const Tensor& x, const Extent<N>& output_size) const { return forward(x, output_size); }

@@ -45,9 +45,9 @@ class Stateful {
   virtual TensorMap state_dict() const = 0;
   /// Throws the Error that load_state_dict(state) would throw. Changes nothing.
   void check_state_dict(const TensorMap& state) const { const_cast<Stateful*>(this)->read_state(state, false); }
-  /// Restores a state. Throws Error, before anything is changed, if entries are missing, unexpected or of the wrong
-  /// shape or dtype, or if an option or a count is out of range. The values of tensors with several elements are not
-  /// checked.
+  /// Restores a state. Throws Error, before anything is changed, if an entry is missing or has the wrong shape or
+  /// dtype, or if an option or a count is out of range. Optimizers, schedules, averages and scalers also reject
+  /// unexpected entries. The values of tensors with several elements are not checked.
   void load_state_dict(const TensorMap& state) { read_state(state, true); }
 
  protected:

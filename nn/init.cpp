@@ -16,7 +16,8 @@ thread_local ScopedValue<bool>* skipping = nullptr;
 DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
 
 void require_floating(const Tensor& tensor, const char* op) {
-  check(tensor.defined() && is_floating(tensor.dtype()), op, "needs a floating-point tensor, got ", describe(tensor));
+  check(tensor.defined() && is_floating(tensor.dtype()), op, "the tensor must be floating-point, got ",
+        describe(tensor));
 }
 
 double kaiming_std(const Tensor& tensor, const KaimingOptions& options) {
@@ -53,7 +54,7 @@ const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* genera
 SkipInit::SkipInit() : ScopedValue(skipping, true) {}
 
 Fans calculate_fans(const Tensor& tensor) {
-  check(tensor.dim() >= 2, "calculate_fans", "needs at least two axes, got ", describe(tensor));
+  check(tensor.dim() >= 2, "calculate_fans", "the tensor must have at least two axes, got ", describe(tensor));
   int64_t receptive_field = 1;
   for (int64_t axis = 2; axis < tensor.dim(); ++axis) receptive_field *= tensor.size(axis);
   return {tensor.size(1) * receptive_field, tensor.size(0) * receptive_field};

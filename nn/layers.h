@@ -18,8 +18,8 @@ struct LinearOptions {
 };
 
 /// A linear map from (..., in_features) to (..., out_features): y = x weight^T + bias. The parameters are weight
-/// (out_features, in_features) and bias (out_features). Weight and bias start from U(-b, b) with b = 1 /
-/// sqrt(in_features), as in PyTorch. The constructor throws Error if a size is not positive.
+/// (out_features, in_features) and bias (out_features). Weight and bias start from the uniform distribution on [-b, b)
+/// with b = 1 / sqrt(in_features), as in PyTorch. The constructor throws Error if a size is not positive.
 class Linear : public Layer {
  public:
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
@@ -30,7 +30,8 @@ class Linear : public Layer {
     return concat("in_features=", in_features_, ", out_features=", out_features_, bias.defined() ? "" : ", bias=false");
   }
 
-  Tensor weight, bias;
+  Tensor weight;
+  Tensor bias;
   VG_MODULE(weight, bias)
 
  private:
@@ -125,7 +126,8 @@ class Softplus : public Layer {
   std::string extra_repr() const override { return concat("beta=", beta_, ", threshold=", threshold_); }
 
  private:
-  double beta_, threshold_;
+  double beta_;
+  double threshold_;
 };
 
 /// In training, zeroes each element with probability p and multiplies the other elements by 1 / (1 - p). Uses the
@@ -148,8 +150,8 @@ class Dropout3d : public Dropout {
   Tensor forward(const Tensor& x) const override { return dropout3d(x, p_, is_training()); }
 };
 
-/// Merges the axes start_axis to end_axis, inclusive, into one. By default merges all axes but the batch: (N, ...)
-/// becomes (N, features).
+/// Merges the axes start_axis to end_axis, inclusive, into one. By default, merges all axes except the batch axis: (N,
+/// ...) becomes (N, features).
 class Flatten : public Layer {
  public:
   explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1);
@@ -157,7 +159,8 @@ class Flatten : public Layer {
   std::string extra_repr() const override { return concat("start_dim=", start_axis_, ", end_dim=", end_axis_); }
 
  private:
-  int64_t start_axis_, end_axis_;
+  int64_t start_axis_;
+  int64_t end_axis_;
 };
 
 }  // namespace voxgrad::nn

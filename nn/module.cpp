@@ -202,7 +202,9 @@ std::ostream& operator<<(std::ostream& out, const Module& module) {
     all += parameter.numel();
     if (parameter.requires_grad()) trained += parameter.numel();
   }
-  return out << '\n' << all << " parameters" << (trained < all ? concat(", ", trained, " of them trained") : "");
+  return out << '\n'
+             << all << (all == 1 ? " parameter" : " parameters")
+             << (trained < all ? concat(", ", trained, " of them trained") : "");
 }
 
 void detail::check_parameter(const std::string& name, const Tensor& tensor) {

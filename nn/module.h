@@ -1,9 +1,9 @@
 // Modules: objects with named parameters, buffers and children.
 //
-// A module lists its members through the virtual function members(), which VG_MODULE overrides. A constructor does not
-// register the new object with its parent, so moving a module leaves no dangling pointer. The constructor only
-// records the address of the object. VG_MODULE uses the recorded addresses to detect members that its list does not
-// contain.
+// A module lists its members through the virtual function members(), which VG_MODULE overrides. The constructor
+// of a module does not register the module with its parent, so moving a module leaves no dangling pointer. The
+// constructors of modules, parameters and buffers only record the address of the new object. VG_MODULE uses the
+// recorded addresses to detect members that its list does not contain.
 #pragma once
 
 #include <cstddef>
@@ -138,13 +138,13 @@ class Module {
   /// Otherwise copies the entries that fit and returns the differences.
   LoadReport load_state_dict(const TensorMap& state, bool strict = true);
 
-  /// Sets training mode (the default) or evaluation mode, here and in all modules below. The mode affects layers such
-  /// as Dropout and BatchNorm.
+  /// Sets training mode (the default) or evaluation mode, in this module and in all modules below it. The mode affects
+  /// layers such as Dropout and BatchNorm.
   void train(bool on = true);
   /// Sets evaluation mode: train(false).
   void eval() { train(false); }
   bool is_training() const { return training_; }
-  /// Returns whether forward() depends on is_training(), as in Dropout.
+  /// Returns whether forward() depends on is_training(). Dropout, for example, returns true.
   virtual bool depends_on_training() const { return false; }
   /// Returns the class name for printing, without namespaces and template arguments. A single digit as the template
   /// argument is the number of axes and becomes a suffix: "Conv3d" for Conv<3>.
@@ -168,12 +168,12 @@ class Module {
   void zero_grad() const;
   /// Sets requires_grad of all parameters. false freezes the parameters.
   void requires_grad_(bool value = true) const;
-  /// Calls `function` on all modules below and on this module. Children precede their parents.
+  /// Calls `function` on this module and on all modules below it. Children precede their parents.
   void apply(const std::function<void(Module&)>& function);
 
  protected:
-  /// Returns x in the format that was given to to(MemoryFormat). Returns x itself if to(MemoryFormat) was not called,
-  /// or if x does not have `axes` axes, for example because it has no batch axis.
+  /// Returns x in the format of the last call of to(MemoryFormat). Returns x itself if to(MemoryFormat) was not called,
+  /// or if the number of axes of x is not `axes`, for example because x has no batch axis.
   Tensor in_memory_format(const Tensor& x, int64_t axes) const {
     return memory_format_ && x.defined() && x.dim() == axes ? x.contiguous(*memory_format_) : x;
   }
@@ -188,7 +188,8 @@ class Module {
 };
 
 /// Prints the module and all modules below it, one per line, with their options and the shapes of their parameters and
-/// buffers. The last line is the total number of elements of the parameters; shared parameters count once.
+/// buffers. The last line is the total number of elements of the parameters, and the number of trained elements if some
+/// parameters are frozen. Shared parameters count once.
 std::ostream& operator<<(std::ostream& out, const Module& module);
 
 namespace detail {
@@ -208,7 +209,7 @@ void check_parameter(const std::string& name, const Tensor& tensor);
 /// A range of memory.
 struct Bytes {
   const void* begin;
-  size_t size;
+  size_t size;  ///< in bytes
   bool contains(const void* address) const {
     return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin) < size;
   }
@@ -219,7 +220,7 @@ struct Bytes {
 void check_listed(const Module& module, const Bytes& object, std::initializer_list<Bytes> listed,
                   const Members& members);
 
-/// Deduces the class that declares members(). Not defined.
+/// Deduces the class that declares members(). The function has no definition, because only its type is used.
 template <class C>
 C* declaring_class(Members (C::*)());
 
@@ -305,11 +306,11 @@ class Layer : public Module {
 /// there.
 ///
 /// parameters(), state_dict(), to() and all other functions that visit the members throw Error if the list lacks a
-/// Parameter, a Buffer, or a Module that has tensors or depends_on_training(). Such a member would be neither trained
-/// nor saved nor moved. The check compares the addresses of the class's members. The check cannot detect plain Tensors,
-/// objects in vectors, or objects behind pointers. To omit a module on purpose, store it in a std::unique_ptr. The
-/// check also skips classes that define members() without the macro, and the outermost module if its class has no
-/// VG_MODULE.
+/// Parameter, a Buffer, or a Module that has tensors or whose depends_on_training() returns true. Otherwise, such a
+/// member would be neither trained nor saved nor moved. The check compares the addresses of the class's members. The
+/// check cannot detect plain Tensors, objects in vectors, or objects behind pointers. To omit a module on purpose,
+/// store it in a std::unique_ptr. The check also skips classes that define members() without the macro, and the
+/// outermost module if its class has no VG_MODULE.
 #define VG_MODULE(...)                                                                          \
   ::voxgrad::nn::Members members() override {                                                   \
     return ::voxgrad::nn::detail::list_members(*this, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \

@@ -1,6 +1,6 @@
-// Normalization layers. weight starts at 1 and bias at 0. Constructors throw Error if a size is not positive, if eps is
-// negative or not finite, or if momentum lies outside [0, 1]. forward() throws the errors of the functions in
-// ops/norm.h.
+// Normalization layers. The parameter weight starts at 1, and the parameter bias at 0. Constructors throw Error if a
+// size is not positive, if eps is negative or not finite, or if momentum lies outside [0, 1]. forward() throws the
+// errors of the functions in ops/norm.h.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@
 
 namespace voxgrad::nn {
 
-/// Base class of the norms with one weight and one bias per channel. Input and result: (N, C, spatial...). Parameters
-/// if affine: weight and bias (C).
+/// Base class of the norms that have one weight and one bias per channel. The input and the result have the shape
+/// (N, C, ...). If `affine` is true, the parameters are weight (C) and bias (C).
 class ChannelNorm : public Layer {
  public:
   Tensor forward(const Tensor& x) const override;
@@ -27,15 +27,17 @@ class ChannelNorm : public Layer {
   /// Counts a batch in norms that keep running statistics. forward() calls count_batch().
   virtual void count_batch() const {}
 
-  Tensor weight, bias;
+  Tensor weight;
+  Tensor bias;
   VG_MODULE(weight, bias)
 
  protected:
   /// The name of a norm, and the form of its inputs.
   struct Form {
     const char* name;
-    const char* axes;  ///< names of the axes after (N, C, for messages
-    int64_t min_axes, max_axes;
+    const char* axes;  ///< names of the axes after N and C, for error messages
+    int64_t min_axes;  ///< minimum number of axes, including N and C
+    int64_t max_axes;  ///< maximum number of axes
   };
   ChannelNorm(const Form& form, int64_t channels, double eps, bool affine);
 
@@ -79,11 +81,12 @@ class InstanceNorm3d : public ChannelNorm {
 
 /// Normalizes each channel over the batch and the spatial axes. The input has N spatial axes: (batch, num_features,
 /// spatial...); BatchNorm1d also accepts (batch, num_features). In training, uses the statistics of the batch; in
-/// evaluation, uses the running statistics, or those of the batch if track_running_stats is false.
+/// evaluation, uses the running statistics, or the statistics of the batch if track_running_stats is false.
 ///
-/// Buffers if track_running_stats: running_mean and running_var (num_features), and num_batches_tracked, an i64 scalar.
-/// If momentum is std::nullopt, the running statistics are the means over all batches, and forward() in training waits
-/// for the GPU. In training, forward() changes the buffers, so only one thread may call forward() at a time.
+/// If track_running_stats is true, the buffers are running_mean (num_features), running_var (num_features) and
+/// num_batches_tracked, an i64 scalar. If momentum is std::nullopt, the running statistics are the means over all
+/// batches, and forward() in training waits for the GPU. In training, forward() changes the buffers, so only one thread
+/// may call forward() at a time.
 template <int N>
 class BatchNorm : public ChannelNorm {
  public:
@@ -102,7 +105,9 @@ class BatchNorm : public ChannelNorm {
   /// outlive the layer.
   void set_process_group(distributed::Communicator* group) { process_group_ = group; }
 
-  Buffer running_mean, running_var, num_batches_tracked;
+  Buffer running_mean;
+  Buffer running_var;
+  Buffer num_batches_tracked;
   VG_MODULE(weight, bias, running_mean, running_var, num_batches_tracked)
 
  private:
@@ -163,7 +168,8 @@ class LayerNorm : public Layer {
     return concat(normalized_shape_, ", eps=", options_.eps,
                   options_.elementwise_affine ? "" : ", elementwise_affine=false", options_.bias ? "" : ", bias=false");
   }
-  Tensor weight, bias;
+  Tensor weight;
+  Tensor bias;
   VG_MODULE(weight, bias)
 
  private:

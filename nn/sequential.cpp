@@ -10,8 +10,8 @@
 namespace voxgrad::nn {
 namespace {
 
-/// Casts `module` to Base. Returns null unless its class is one of Classes, because forward() of a derived class may
-/// differ.
+/// Casts `module` to Base. Returns null unless the class of `module` is one of Classes, because forward() of a derived
+/// class may differ.
 template <class Base, class... Classes>
 const Base* one_of(const Module* module) {
   return module && ((typeid(*module) == typeid(Classes)) || ...) ? static_cast<const Base*>(module) : nullptr;
@@ -39,7 +39,7 @@ struct FusionMatch {
   ActivationArguments activation{};
   bool activation_first = false;
 
-  /// Returns the number of modules that the operation replaces. 0: nothing to fuse.
+  /// Returns the number of modules that the operation replaces, or 0 if there is nothing to fuse.
   size_t count() const { return size_t{norm != nullptr} + size_t{activation.kind != ActivationKind::none}; }
   /// Calls function(operation) and counts the batch.
   template <class F>
@@ -98,7 +98,7 @@ Tensor run_fused(const Modules& module, size_t& i, const Tensor& x) {
 }  // namespace
 
 Module& Sequential::operator[](size_t index) const {
-  check(index < size(), "Sequential", "module index ", index, " is out of range for ", size(), " modules");
+  check(index < size(), "Sequential", "module index ", index, " is out of range: size() is ", size());
   return *steps_[index].module;
 }
 

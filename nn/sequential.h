@@ -16,11 +16,11 @@ namespace voxgrad::nn {
 /// Tensor forward(const Tensor&), by value or as a shared_ptr. Parameters are named "0.weight", "2.bias" and so on. An
 /// empty Sequential returns its input.
 ///
-/// Runs an adjacent norm and activation, in either order, as one operation. A convolution directly before them becomes
-/// part of this operation (ops/fused.h). Fusion needs fewer passes over memory. Results and gradients equal those of
-/// the separate modules up to rounding. Fused norms: GroupNorm, InstanceNorm3d and, in training, BatchNorm1d to
-/// BatchNorm3d. Fused activations: ReLU, LeakyReLU, GELU and SiLU. Without one of these norms, a convolution is fused
-/// only with a ReLU. Classes derived from these layers are not fused.
+/// Runs a norm and an activation that are adjacent, in either order, as one operation. A convolution directly before
+/// them becomes part of this operation (ops/fused.h). Fused operations need fewer passes over memory. Results and
+/// gradients equal those of the separate modules up to rounding. Fused norms: GroupNorm, InstanceNorm3d and, in
+/// training, BatchNorm1d to BatchNorm3d. Fused activations: ReLU, LeakyReLU, GELU and SiLU. Without one of these norms,
+/// a convolution is fused only with a ReLU. Classes derived from these layers are not fused.
 class Sequential : public Layer {
  public:
   template <class... Modules>

@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kOp = "sliding_window_inference";
 
-/// The position of a window: its sample, and its first voxel along D, H, W.
+/// The position of a window: the index of its sample, and the indices of its first voxel along D, H, W.
 using Place = std::array<int64_t, 4>;
 
 /// Returns the first voxel of each window along an axis.
@@ -114,8 +114,8 @@ class Sums {
       total_ = zeros({shape_[2], shape_[3], shape_[4]}, kind);
       weights_ = weights_of(options_, kind);
     }
-    check(predictions.size(1) == shape_[1], kOp, "the model returned ", shape_[1],
-          " channels for the first windows, but now ", describe(predictions));
+    check(predictions.size(1) == shape_[1], kOp, "the number of channels of the predictions must not change: expected ",
+          shape_[1], ", got ", describe(predictions));
     for (size_t i = 0; i < places.size(); ++i) {
       const Tensor sum = part(select(sum_, 0, places[i][0]), places[i], options_.window);
       const Tensor prediction = select(predictions, 0, static_cast<int64_t>(i));
@@ -204,13 +204,13 @@ void validate(const Tensor& volume, const WindowModel& model, const SlidingWindo
   check(static_cast<bool>(model), kOp, "the model is empty");
   check_extent(kOp, "window", o.window.values, 1);
   check(o.overlap >= 0 && o.overlap < 1, kOp, "overlap must lie in [0, 1), got ", o.overlap);
-  check(o.sigma >= 0 && std::isfinite(o.sigma), kOp, "sigma must not be negative, got ", o.sigma);
+  check(o.sigma >= 0 && std::isfinite(o.sigma), kOp, "sigma must be finite and not negative, got ", o.sigma);
   check(o.sum_dtype == f32 || o.sum_dtype == f16, kOp, "sum_dtype must be f32 or f16, got ", o.sum_dtype);
   check(o.batch_size > 0, kOp, "batch_size must be positive, got ", o.batch_size);
   bool seen[3] = {};
   for (const int64_t axis : o.mirror_axes)
-    check(!std::exchange(seen[normalize_axis(axis, 3, kOp)], true), kOp, "mirror_axes ", o.mirror_axes,
-          " contain an axis twice");
+    check(!std::exchange(seen[normalize_axis(axis, 3, kOp)], true), kOp,
+          "mirror_axes must not contain an axis twice, got ", o.mirror_axes);
 }
 
 }  // namespace

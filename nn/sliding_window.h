@@ -32,15 +32,16 @@ struct SlidingWindowOptions {
   std::function<bool(int64_t done, int64_t total)> progress{};
 };
 
-/// The model: a function that maps windows (B, C, window...) to predictions (B, K, window...) of a floating-point
-/// dtype, for any K. If the model is a module, call eval() of the module first.
+/// The model: a function that maps a batch of B windows (B, C, D, H, W) to predictions (B, K, D, H, W) of a
+/// floating-point dtype. D, H, W is the size of a window, and K may be any number. If the model is a module, call
+/// eval() of the module first.
 using WindowModel = std::function<Tensor(const Tensor& windows)>;
 
 /// Returns the model's predictions for `volume` (N, C, D, H, W): (N, K, D, H, W) of dtype sum_dtype, or f64 if
-/// the predictions are f64 and sum_dtype is f32. Overlapping predictions are averaged with the weights of `sigma`. As
-/// in nnU-Net, windows are placed at equal distances, rounded to whole voxels, from one end of each axis to the other.
-/// A volume smaller than the window is padded with zeros on both sides (Isensee et al., "nnU-Net", Nature Methods 18,
-/// 2021).
+/// the predictions are f64 and sum_dtype is f32. Overlapping predictions are averaged with the weights that `sigma`
+/// defines. As in nnU-Net, windows are placed at equal distances, rounded to whole voxels, from one end of each axis to
+/// the other. A volume smaller than the window is padded with zeros on both sides (Isensee et al., "nnU-Net", Nature
+/// Methods 18, 2021).
 ///
 /// Autograd does not record the predictions. Windows are added one at a time in a fixed order, so batch_size affects
 /// the result only if it affects the model's predictions. A volume on the CPU is copied to the model's device one batch

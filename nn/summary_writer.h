@@ -40,9 +40,9 @@ class SummaryWriter {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  /// Writes an event with one field, given by its number and bytes.
+  /// Writes an event with one field. `field` is the number of the field, and `bytes` is its content.
   void write_event(int field, const std::string& bytes, int64_t step);
-  /// Writes a summary with one value, given by the bytes of its fields.
+  /// Writes a summary with one value. `fields` contains the encoded fields of the value except the tag.
   void write_value(const std::string& tag, const std::string& fields, int64_t step);
   [[noreturn]] void fail_with(int error) const;
 

@@ -19,10 +19,10 @@ namespace voxgrad::nn {
 /// Options of one resolution of a U-Net.
 struct UNetStage {
   int64_t features = 32;      ///< number of channels
-  Triple kernel_size = 3;     ///< odd, along D, H, W
-  Triple stride = 1;          ///< stride of the stage's first convolution; a transposed convolution reverses it
-  int64_t convs = 2;          ///< convolutions in the encoder, or residual blocks of two convolutions each
-  int64_t decoder_convs = 2;  ///< convolutions in the decoder; ignored in the last stage
+  Triple kernel_size = 3;     ///< sizes along D, H, W; must be odd
+  Triple stride = 1;          ///< stride of the stage's first convolution; the decoder enlarges by the same factors
+  int64_t convs = 2;          ///< number of convolutions in the encoder, or of residual blocks if `residual` is true
+  int64_t decoder_convs = 2;  ///< number of convolutions in the decoder; ignored in the last stage
 };
 
 /// The normalization after each convolution of a U-Net.
@@ -92,7 +92,7 @@ class UNet : public Layer {
   Tensor run(std::function<Tensor(Tensors)> stage, Tensors inputs) const;
 
   Options options_;
-  std::shared_ptr<Layer> stem_;  // the first convolution of a residual encoder; otherwise null
+  std::shared_ptr<Layer> stem_;  // the first convolution if the encoder is residual; otherwise null
   std::vector<std::shared_ptr<Layer>> encoder_;
   std::vector<Level> decoder_;  // from the lowest resolution
 };

@@ -84,8 +84,8 @@ struct SpectralNormOptions {
 
 /// Divides the weight by its largest singular value (Miyato et al., "Spectral normalization", ICLR 2018). In training,
 /// forward() first improves the singular vectors u and v by power iteration, so only one thread may call forward() at a
-/// time. Parameter: parametrizations.weight.original. Buffers: parametrizations.weight.0._u and _v. The constructor
-/// throws Error for invalid options.
+/// time. The parameter parametrizations.weight.original replaces the layer's weight. The buffers are
+/// parametrizations.weight.0._u and parametrizations.weight.0._v. The constructor throws Error for invalid options.
 template <class L>
 class SpectralNorm : public Layer {
  public:

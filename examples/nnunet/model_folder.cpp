@@ -202,7 +202,7 @@ Network Checkpoint::network(const ModelPlan& plan) const {
   std::string text;
   for (size_t i = 0; i < std::min(differences.size(), kShown); ++i) text += (i > 0 ? ", " : "") + differences[i];
   check(differences.empty(), "nnU-Net", "'", path_.string(),
-        "' belongs to another network than plans.json describes: ", text,
+        "' does not fit the network that plans.json describes: ", text,
         differences.size() > kShown ? concat(" and ", differences.size() - kShown, " more") : std::string());
   network.module->load_state_dict(state);
   return network;

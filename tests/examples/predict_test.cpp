@@ -116,7 +116,7 @@ TEST_F(Predict, RejectsDamagedModels) {
   const fs::path file = model / "fold_0/checkpoint_final.pth";
   fs::copy_file(kCases / "aniso_ct/model/fold_0/checkpoint_final.pth", file, fs::copy_options::overwrite_existing);
   expect_error("model" + input,
-               "belongs to another network than plans.json describes: decoder.seg_layers.0.weight has shape [4, 12");
+               "does not fit the network that plans.json describes: decoder.seg_layers.0.weight has shape [4, 12");
   model = copy_model("iso_plain");
   fs::resize_file(file, 100'000);
   expect_error("model" + input, "checkpoint_final.pth");

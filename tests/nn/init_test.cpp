@@ -122,7 +122,7 @@ TEST(Init, CalculatesGains) {
 
 TEST(Init, RejectsInvalidTensorsAndParameters) {
   using namespace nn::init;
-  EXPECT_ERROR(kaiming_uniform_(empty({3})), "calculate_fans: needs at least two axes");
+  EXPECT_ERROR(kaiming_uniform_(empty({3})), "calculate_fans: the tensor must have at least two axes");
   EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: the interval [2, 1) is empty");
   EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: mean and std must be finite");
   EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: needs a floating-point tensor, got [3] i64 on cpu");

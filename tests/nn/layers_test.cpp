@@ -257,7 +257,7 @@ TEST(Sequential, AcceptsAnyModuleWithForward) {
   EXPECT_EQ(model(ones({1})).item(), 4);
   EXPECT_EQ(model.named_parameters()[1].first, "1.factor");
   EXPECT_EQ(nn::Sequential()(ones({1})).item(), 1);
-  EXPECT_ERROR(model[3], "Sequential: module index 3 is out of range for 3 modules");
+  EXPECT_ERROR(model[3], "Sequential: module index 3 is out of range: size() is 3");
   EXPECT_ERROR(model.push_back(std::shared_ptr<Twice>()), "Sequential: module 3 is null");
 }
 
@@ -283,7 +283,7 @@ TEST(Layers, RejectBadOptions) {
   EXPECT_ERROR(Conv3d({.in_channels = 0, .out_channels = 1, .kernel_size = 1}),
                "Conv3d: in_channels and out_channels must be positive, got 0 and 1");
   EXPECT_ERROR(Conv2d({.in_channels = 4, .out_channels = 6, .kernel_size = 1, .groups = 4}),
-               "Conv2d: groups = 4 does not divide 4 input and 6 output channels");
+               "Conv2d: groups = 4 must be positive and divide in_channels = 4 and out_channels = 6");
   EXPECT_ERROR(Conv3d({.in_channels = 1, .out_channels = 1}), "Conv3d: kernel_size must be positive, got [0, 0, 0]");
   EXPECT_ERROR(Conv1d({.in_channels = 1, .out_channels = 1, .kernel_size = 1, .stride = 0}),
                "Conv1d: stride must lie in [1, 2^31), got [0]");

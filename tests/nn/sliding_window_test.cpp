@@ -289,7 +289,7 @@ TEST(SlidingWindow, RejectsInvalidOptionsAndModels) {
   EXPECT_ERROR(infer([&](const Tensor& w) {
                  return ++calls == 1 ? w : cat({w, w}, 1);
                }),
-               "the model returned 1 channels for the first windows");
+               "the number of channels of the predictions must not change: expected 1, got ");
 }
 
 }  // namespace
