@@ -1,15 +1,15 @@
-// Sums, extrema and positions of extrema, over any axes.
+// Sums, means, extrema and positions of extrema, over any axes.
 //
 // The host sorts the kept and the reduced axes by stride and merges them. If the reduced axes are innermost in memory,
 // neighboring threads read neighboring elements of one output. Otherwise, neighboring threads read elements of
 // neighboring outputs. In both cases, contiguous elements are read in vectors of 16 bytes.
 //
-// A long reduction with few outputs is split into ranges, and a second kernel combines the results of the ranges. The
-// number of ranges depends on the shape alone, and the order of operations is fixed, so that results are bitwise
+// A long reduction with few outputs is split into ranges, and the results of the ranges are reduced in the same way.
+// The number of ranges depends on the shape alone, and the order of operations is fixed, so that results are bitwise
 // reproducible. Sums are accumulated in double or int64. Halves (bf16, f16) are first added in float, a few at a time.
 //
-// Outline: the operations (Sum, Extremum, ExtremumPosition), Fold, the kernels reduce_rows, reduce_strided and
-// join_ranges, the choice of kernel and layout on the host, and the table entries.
+// Outline: the operations (Sum, Extremum, ExtremumPosition), Fold, the kernels reduce_rows and reduce_strided, the
+// choice of kernel and layout on the host, and the table entries.
 #include <cmath>
 #include <limits>
 
@@ -99,7 +99,10 @@ struct ExtremumPosition {
   }
   template <class Accumulator, class In>
   __device__ static Accumulator element(In x, int64_t position) {
-    return {position, convert<decltype(Accumulator::value)>(x)};
+    if constexpr (std::is_same_v<In, Accumulator>)
+      return x;
+    else
+      return {position, convert<decltype(Accumulator::value)>(x)};
   }
   template <class Accumulator>
   __device__ static Accumulator combine(const Accumulator& x, const Accumulator& y, bool largest) {
@@ -140,14 +143,14 @@ struct ReduceProblem {
   const void* in;
   void* out;
   void* partial;    ///< results of the ranges, (ranges, outputs); null if there is one range
-  Nest<2> kept;     ///< the axes of the outputs: in, out
+  Nest<2> kept;     ///< the axes of the outputs, with the strides of `in` and `out`
   Nest<1> reduced;  ///< the reduced axes of `in`
   int64_t outputs;  ///< number of outputs
   int64_t length;   ///< reduced elements of an output
   int64_t ranges;   ///< number of ranges of the reduced elements
   int64_t range;    ///< elements of a range
   BlockLayout layout;
-  bool largest;
+  bool largest;  ///< true for maxima, false for minima; sums do not use the value
   double scale;  ///< factor of sums
 
   int64_t output_tiles(int width) const {
@@ -183,10 +186,13 @@ inline constexpr int kRowUnroll = 4;
 inline constexpr int kStridedUnroll = 8;
 
 /// Returns the neutral element of an operation: an element that does not change the result.
-template <class Operation, class In>
+template <class Operation, class In, class Accumulator>
 __device__ In neutral_element(bool largest) {
   using Values = std::conditional_t<Operation::kUsesPosition, Extremum, Operation>;
-  return convert<In>(Values::template identity<compute_t<In>>(largest));
+  if constexpr (std::is_same_v<In, Accumulator>)
+    return Operation::template identity<In>(largest);
+  else
+    return convert<In>(Values::template identity<compute_t<In>>(largest));
 }
 
 /// Reduces elements that lie in contiguous runs along the innermost reduced axis. Each run is read in vectors. Launch:
@@ -198,7 +204,7 @@ __global__ void __launch_bounds__(kBlock, 4)
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
   const int64_t run_length = problem.reduced.size[0];
-  const In neutral = neutral_element<Operation, In>(problem.largest);
+  const In neutral = neutral_element<Operation, In, Accumulator>(problem.largest);
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t output_tile = quotient(tile, problem.ranges), range = tile - output_tile * problem.ranges;
     const int64_t output = output_tile * layout.columns + layout.column();
@@ -222,16 +228,16 @@ __global__ void __launch_bounds__(kBlock, 4)
   }
 }
 
-/// Reduces elements of any strides. A thread handles `width` neighboring outputs, whose elements are aligned vectors.
-/// Launch: one CTA per (tile of layout.columns * width outputs, range) in a 1-D grid-stride loop, kBlock threads per
-/// CTA. Static shared memory: kBlock * width accumulators.
+/// Reduces elements of any strides, or accumulators (the results of ranges). A thread handles `width` neighboring
+/// outputs, whose elements are aligned vectors. Launch: one CTA per (tile of layout.columns * width outputs, range) in
+/// a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock * width accumulators.
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
     reduce_strided(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
   using Values = Vector<Accumulator, width>;
   __shared__ Values shared[kBlock];
   const BlockLayout layout = problem.layout;
-  const In neutral = neutral_element<Operation, In>(problem.largest);
+  const In neutral = neutral_element<Operation, In, Accumulator>(problem.largest);
   for (int64_t tile = blockIdx.x; tile < output_tiles * problem.ranges; tile += gridDim.x) {
     const int64_t range = quotient(tile, output_tiles);
     const int64_t output = ((tile - range * output_tiles) * layout.columns + layout.column()) * width;
@@ -269,28 +275,6 @@ __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
     });
     if (output < problem.outputs && layout.reducer() == 0)
       store_results<Operation, Out>(problem, output, range, values);
-  }
-}
-
-/// Combines the results of the ranges, `from` (ranges, outputs). Launch: one CTA per tile of layout.columns outputs in
-/// a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock accumulators.
-template <class Operation, class Accumulator, class Out>
-__global__ void __launch_bounds__(kBlock)
-    join_ranges(const __grid_constant__ ReduceProblem problem, const Accumulator* from, int64_t output_tiles) {
-  __shared__ Accumulator shared[kBlock];
-  const BlockLayout layout = problem.layout;
-  const auto combine = [&](Accumulator x, Accumulator y) { return Operation::combine(x, y, problem.largest); };
-  for (int64_t tile = blockIdx.x; tile < output_tiles; tile += gridDim.x) {
-    const int64_t output = tile * layout.columns + layout.column();
-    Accumulator value = Operation::template identity<Accumulator>(problem.largest);
-    if (output < problem.outputs) {
-#pragma unroll 8
-      for (int64_t range = layout.reducer(); range < problem.ranges; range += layout.reducers)
-        value = combine(value, from[range * problem.outputs + output]);
-    }
-    value = combine_reducers(value, layout, shared, combine);
-    if (output < problem.outputs && layout.reducer() == 0)
-      store_results<Operation, Out, Accumulator, 1>(problem, output, 0, {value});
   }
 }
 
@@ -359,6 +343,21 @@ void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t threa
   problem.ranges = divide_up(problem.length, problem.range);
 }
 
+/// Returns the problem of reducing the results of the ranges of a problem, a tensor (ranges, outputs).
+ReduceProblem join_problem(const ReduceProblem& problem) {
+  ReduceProblem join = problem;
+  join.in = problem.partial;
+  join.partial = nullptr;
+  int64_t step = 1;
+  for (int axis = 0; axis < join.kept.rank; step *= join.kept.size[axis++]) join.kept.stride[axis][0] = step;
+  join.reduced.rank = 1;
+  join.reduced.size[0] = join.length = join.range = problem.ranges;
+  join.reduced.stride[0][0] = problem.outputs;
+  join.ranges = 1;
+  join.layout = problem.ranges > 64 ? BlockLayout{1, kBlock, false} : BlockLayout{32, 8, true};
+  return join;
+}
+
 /// Reduces `in` to `out`, with the kernel that suits their layout.
 template <class Operation, class In, class Accumulator, class Out>
 void reduce_as(const View& out, const View& in, bool mean, bool largest, const Launch& launch) {
@@ -395,12 +394,10 @@ void reduce_as(const View& out, const View& in, bool mean, bool largest, const L
   kernel<<<grid_size(tiles * problem.ranges, 1), kBlock, 0, launch.stream>>>(problem, tiles);
   check_launch("reduce");
   if (!cut) return;
-
-  problem.partial = nullptr;
-  problem.layout = problem.ranges > 64 ? BlockLayout{1, kBlock, false} : BlockLayout{32, 8, true};
-  const int64_t join_tiles = problem.output_tiles(1);
-  join_ranges<Operation, Accumulator, Out>
-      <<<grid_size(join_tiles, 1), kBlock, 0, launch.stream>>>(problem, partial.as<const Accumulator>(), join_tiles);
+  const ReduceProblem join = join_problem(problem);
+  const int64_t join_tiles = join.output_tiles(1);
+  reduce_strided<Operation, Accumulator, Accumulator, Out, 1>
+      <<<grid_size(join_tiles, 1), kBlock, 0, launch.stream>>>(join, join_tiles);
   check_launch("reduce");
 }
 

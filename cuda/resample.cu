@@ -2,12 +2,9 @@
 // reads all inputs of its outputs, so that no atomic operations are needed.
 //
 // First, write_terms writes a table of terms for each axis: the inputs of every output position, and their weights
-// (ops/detail/resample_taps.h). Then one of two kernels runs:
-// - resample_rows, if the rows of the input and the whole output are contiguous: a CTA sums rows of the input over
-//   depth and height into shared memory, in vectors along the width. Then the CTA resamples these sums along the width.
-// - resample_runs, for all other layouts: a thread computes a vector of channels (or one element) at a few neighboring
-//   positions along the width. The thread keeps the last two sums over depth and height, because the next position may
-//   use the same sums.
+// (ops/detail/resample_taps.h). Then resample_runs computes a vector of channels (or one element) per thread, at a few
+// neighboring positions along the width. A thread keeps the last two sums over depth and height, because the next
+// position may use the same sums.
 //
 // Resampling by a factor of two has faster kernels without a table (cuda/resample_by_two.cuh).
 #include "core/detail/divide.h"
@@ -89,22 +86,13 @@ struct ResampleProblem {
   View out;
   View in;
   AxisTerms<C> terms[3];
-  Divisor channels;  ///< channels, or vectors of channels
-  Divisor height;
-  Divisor depth;
-
-  // For resample_runs:
+  Divisor channels;     ///< channels, or vectors of channels
+  Divisor height;       ///< height of the output
+  Divisor depth;        ///< depth of the output
   uint32_t length;      ///< positions of a run; a run lies along the width
   Divisor runs;         ///< runs of a row
   bool channels_inner;  ///< neighboring threads compute neighboring channels
   uint32_t items;       ///< total number of runs
-
-  // For resample_rows:
-  uint32_t rows;        ///< rows of the output
-  uint32_t tile_rows;   ///< rows of a tile, at most kMaxTileRows
-  uint32_t in_width;    ///< elements of a row of the input
-  Divisor row_vectors;  ///< vectors of a row of the input
-  Divisor out_vectors;  ///< vectors of a row of the output
 };
 
 /// Writes the tables of terms of all three axes. Launch: one thread per output position of the longest axis, in a 1-D
@@ -162,70 +150,6 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
   }
 }
 
-/// Number of rows for which a thread of resample_rows computes outputs together.
-constexpr int kRows = 8;
-constexpr int kMaxTileRows = 128;
-constexpr int kMaxSumBytes = 32 << 10;  // maximum bytes of sums per CTA of resample_rows
-
-/// Resamples tiles of rows. Reads rows of the input in vectors of `width` elements and stores vectors of `out_width`
-/// outputs. Launch: one CTA per tile in a 1-D grid-stride loop, kBlock threads per CTA. Dynamic shared memory: a row of
-/// sums in compute_t<T> for each row of the tile. Static shared memory: the input address and the position of each row.
-template <class T, int width, int out_width>
-__global__ void __launch_bounds__(kBlock) resample_rows(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
-  using C = compute_t<T>;
-  extern __shared__ uint4 shared[];  // aligned for vectors
-  C* const sums = reinterpret_cast<C*>(shared);
-  __shared__ const T* channel_data[kMaxTileRows];
-  __shared__ int2 position[kMaxTileRows];  // output positions along depth and height
-  const AxisTerms<C>& along = p.terms[2];
-  for (uint32_t first = blockIdx.x * p.tile_rows; first < p.rows; first += gridDim.x * p.tile_rows) {
-    const uint32_t rows = min(p.tile_rows, p.rows - first);
-    __syncthreads();  // all threads have read the previous tile
-
-    // Locate the rows of the tile.
-    for (uint32_t r = threadIdx.x; r < rows; r += kBlock) {
-      uint32_t number = first + r;
-      const auto h = static_cast<int>(p.height.take_digit(number)), d = static_cast<int>(p.depth.take_digit(number));
-      const uint32_t channel = p.channels.take_digit(number);
-      position[r] = {d, h};
-      channel_data[r] = static_cast<const T*>(p.in.data) + number * p.in.stride[0] + channel * p.in.stride[1];
-    }
-    __syncthreads();
-
-    // Sum over depth and height.
-    for (uint32_t item = threadIdx.x; item < rows * p.row_vectors.value(); item += kBlock) {
-      uint32_t r = item;
-      const uint32_t w = p.row_vectors.take_digit(r) * width;
-      C sum[width];
-      sum_column<T, width>(p.terms[0], p.terms[1], position[r].x, position[r].y, channel_data[r] + w, p.in.stride, sum);
-      store_values<width>(sums + r * p.in_width + w, sum);
-    }
-    __syncthreads();
-
-    // Resample along the width, kRows rows per thread.
-    const uint32_t groups = divide_up(rows, kRows);
-    for (uint32_t item = threadIdx.x; item < groups * p.out_vectors.value(); item += kBlock) {
-      uint32_t group = item;
-      const int ow = static_cast<int>(p.out_vectors.take_digit(group)) * out_width;
-      const C* from = sums + group * kRows * p.in_width;
-      C result[kRows][out_width] = {};
-#pragma unroll
-      for (int j = 0; j < out_width; ++j) {
-        const int count = along.count[ow + j];
-        for (int k = 0; k < count; ++k) {
-          const Term<C> term = along.get(ow + j, k);
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) result[r][j] += term.weight * from[r * p.in_width + term.position];
-        }
-      }
-      T* out = static_cast<T*>(p.out.data) + (first + group * kRows) * p.out.stride[3] + ow;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (group * kRows + r < rows) store_values<out_width>(out + r * p.out.stride[3], result[r]);
-    }
-  }
-}
-
 /// The arguments of a call of resample(), or of a part of its output.
 struct ResampleCall {
   View out;
@@ -278,41 +202,6 @@ void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   kernel<<<grid_size(p.items), kBlock, 0, stream>>>(p);
 }
 
-/// Returns whether resample_rows supports the call: input rows are contiguous, the output is contiguous, and kRows rows
-/// of sums fit into shared memory.
-template <class C>
-bool fits_rows(const ResampleCall& call) {
-  const View &out = call.out, &in = call.in;
-  bool contiguous = in.stride[4] == 1;
-  int64_t step = 1;
-  for (int axis = 4; axis >= 0; step *= out.size[axis--]) contiguous &= out.size[axis] == 1 || out.stride[axis] == step;
-  return contiguous && (in.size[4] + 8) * kRows * static_cast<int64_t>(sizeof(C)) <= kMaxSumBytes;
-}
-
-template <class T>
-void launch_rows(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cudaStream_t stream) {
-  using C = compute_t<T>;
-  constexpr int width = kVectorWidth<T>, pair = 2;
-  const int64_t in_width = call.in.size[4], out_width = call.out.size[4];
-  const bool vectors = has_vectors(call.in, 4, width), pairs = vectors && has_vectors(call.out, 4, pair);
-  p.rows = static_cast<uint32_t>(call.out.numel() / out_width);
-  p.out.stride[3] = out_width;  // an axis of size 1 may have any stride
-  p.channels = Divisor(call.out.size[1]);
-  p.row_vectors = Divisor(in_width / (vectors ? width : 1));
-  p.out_vectors = Divisor(out_width / (pairs ? pair : 1));
-  p.in_width = static_cast<uint32_t>(in_width);
-  // Use the fewest rows that give every thread work in the last phase, if their sums fit.
-  const int64_t fitting = kMaxSumBytes / (in_width * static_cast<int64_t>(sizeof(C)));
-  const int64_t busy = divide_up(kBlock * kRows, p.out_vectors.value());
-  const int64_t wanted = std::min({fitting, busy, int64_t{kMaxTileRows}}) / kRows * kRows;
-  p.tile_rows = static_cast<uint32_t>(std::max<int64_t>(wanted, kRows));
-  const auto kernel = pairs     ? resample_rows<T, width, pair>
-                      : vectors ? resample_rows<T, width, 1>
-                                : resample_rows<T, 1, 1>;
-  const size_t bytes = p.tile_rows * in_width * sizeof(C);
-  kernel<<<grid_size(p.rows, static_cast<int>(p.tile_rows)), kBlock, bytes, stream>>>(p);
-}
-
 /// Writes the tables of terms for one part of the result and launches its kernel.
 template <class T>
 void resample_part(const Launch& launch, const ResampleCall& call) {
@@ -337,10 +226,7 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
   check_launch("resample");
   p.depth = Divisor(call.out.size[2]);
   p.height = Divisor(call.out.size[3]);
-  if (fits_rows<C>(call))
-    launch_rows<T>(call, p, launch.stream);
-  else
-    launch_runs<T>(call, p, launch.stream);
+  launch_runs<T>(call, p, launch.stream);
   check_launch("resample");
 }
 

@@ -134,8 +134,10 @@ TEST_P(LargeTensors, SupportsMaxPool) {
   skip_if_out_of_memory([&] {
     // The window has two elements along the last axis, where x grows by 1.
     const Tensor x = volume(kEdge).requires_grad_();
-    const auto [y, indices] = max_pool3d_with_indices(x, {.kernel_size = {1, 1, 2}, .stride = Triple(1)});
+    const MaxPoolOptions<3> options{.kernel_size = {1, 1, 2}, .stride = Triple(1)};
+    const auto [y, indices] = max_pool3d_with_indices(x, options);
     expect_equal(y.detach(), narrow(x.detach(), 4, 0, kEdge - 1) + 1);
+    expect_equal(max_pool3d(x.detach(), options), y.detach());  // computes no indices
     EXPECT_EQ(indices.at<int64_t>({0, 0, kEdge - 1, kEdge - 1, kEdge - 2}), x.numel() - 1);
     EXPECT_EQ(indices.at<int64_t>({0, 0, kEdge - 1, 0, 0}), x.numel() - kEdge * kEdge + 1);
     const Tensor dx = grad({y}, {x}, {ones_like(y)})[0];
