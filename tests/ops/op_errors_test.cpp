@@ -85,7 +85,7 @@ TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
          amax(floats({0, 3}), {0});
        },
        "nothing to reduce"},
-      {[&] { var(floats({1})); }, "needs more than 1 elements"},
+      {[&] { var(floats({1})); }, "the number of reduced elements must exceed correction = 1, got 1"},
       {[&] { x.std({}, 6); }, "std: needs more than 6 elements"},
       {[&] { norm(x, 0); }, "norm: p must be positive, got 0"},
       {[&] {
