@@ -172,8 +172,19 @@ void add_convolutions(vg::Device device, bool transposed, std::span<const Convol
 }
 
 /// Registers convolutions of 12^3 voxels and 64 channels in channels-last format. The GPU computes such a convolution
-/// in less time than the host needs to queue it.
+/// in less time than the host needs to queue it. host/fill queues one launch of a small kernel, for comparison.
 void add_host_times(vg::Device device) {
+  add("host/fill", device,
+      [=] {
+        const vg::Tensor one = vg::empty({1}, {.device = device});
+        return Case{.flop = 0,
+                    .bytes = bytes_of({one}),
+                    .work = [=, &kernels = vg::kernels(device)] { kernels.fill(one.view_out(), 1); },
+                    .calls = 64,
+                    .host = true};
+      })
+      ->Iterations(100)
+      ->Unit(benchmark::kMicrosecond);
   static const Convolution kLayers[] = {{"conv3", 1, 64, 64, 12, 3, 1, 1, 0, 1, 1},
                                         {"strided", 1, 64, 64, 12, 3, 2, 1, 0, 1, 1},
                                         {"conv1", 1, 64, 64, 12, 1, 1, 0, 0, 1, 1},
@@ -183,19 +194,22 @@ void add_host_times(vg::Device device) {
   for (const Convolution& layer : kLayers)
     for (const auto& [pass, run] : passes)
       for (const Mode& mode : kModes)
-        add(std::string("host/") + layer.name + pass + '/' + mode.name, device, [=, &layer, &mode, run = run] {
-          const auto p = std::make_shared<Problem>(layer, false, device, mode.dtype);
-          for (vg::Tensor* t : {&p->x, &p->w, &p->y}) *t = t->contiguous(vg::MemoryFormat::channels_last);
-          return Case{.flop = 0,
-                      .bytes = bytes_of({p->x, p->w, p->y}),
-                      .work =
-                          [=, &mode, &kernels = vg::kernels(device)] {
-                            vg::set_float32_precision(mode.precision);
-                            run(*p, kernels);
-                          },
-                      .calls = 64,
-                      .host = true};
-        })->Iterations(100);
+        add(std::string("host/") + layer.name + pass + '/' + mode.name, device,
+            [=, &layer, &mode, run = run] {
+              const auto p = std::make_shared<Problem>(layer, false, device, mode.dtype);
+              for (vg::Tensor* t : {&p->x, &p->w, &p->y}) *t = t->contiguous(vg::MemoryFormat::channels_last);
+              return Case{.flop = 0,
+                          .bytes = bytes_of({p->x, p->w, p->y}),
+                          .work =
+                              [=, &mode, &kernels = vg::kernels(device)] {
+                                vg::set_float32_precision(mode.precision);
+                                run(*p, kernels);
+                              },
+                          .calls = 64,
+                          .host = true};
+            })
+            ->Iterations(100)
+            ->Unit(benchmark::kMicrosecond);
 }
 
 }  // namespace

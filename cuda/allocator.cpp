@@ -17,11 +17,11 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kGranule = 512;    // alignment of block sizes and addresses
-constexpr size_t kMaxSmall = kMiB;  // largest request that is served from a small segment
-constexpr size_t kSmallSegment = 2 * kMiB;
-constexpr size_t kMediumSegment = 20 * kMiB;
-constexpr size_t kLargeGranule = 2 * kMiB;
+constexpr size_t kGranule = 512;               // alignment of block sizes and addresses
+constexpr size_t kMaxSmall = kMiB;             // largest request that is served from a small segment
+constexpr size_t kSmallSegment = 2 * kMiB;     // size of a segment for small requests
+constexpr size_t kMediumSegment = 20 * kMiB;   // size of a segment for other requests below half of this size
+constexpr size_t kLargeGranule = 2 * kMiB;     // sizes of all larger segments are multiples of this size
 constexpr size_t kMaxBytes = size_t{1} << 62;  // largest request; rounding it up cannot overflow
 
 /// Returns the size of a new segment for a request of `bytes` bytes.
@@ -146,7 +146,7 @@ void Allocator::empty_cache() {
   release_cached();
 }
 
-/// Returns the smallest free block of at least `bytes` bytes, or null if there is none.
+/// Returns the smallest free block of `stream` with at least `bytes` bytes, or null if there is none.
 Allocator::Block* Allocator::find_free(size_t bytes, bool small, cudaStream_t stream) {
   Block wanted{};
   wanted.bytes = bytes;
@@ -224,7 +224,7 @@ Allocator::Block* Allocator::merge(Block* block, Block* next) {
   return block;
 }
 
-/// Returns all segments that consist of one free block to the driver, except those of CUDA graphs.
+/// Returns to the driver all segments that consist of a single free block, except segments of CUDA graphs.
 void Allocator::release_cached() {
   const DeviceGuard guard(device_);
   check_cuda(cudaDeviceSynchronize(), "empty_cache");  // queued work may still use the blocks

@@ -47,12 +47,12 @@ Handle& handle_of(const Launch& launch) {
 }
 
 /// A batch of matrices as an operand of multiply(). cuBLAS uses column-major order, so multiply() computes the
-/// transposed product. `op` is N if the elements of a row are contiguous, and T if the elements of a column are
-/// contiguous.
+/// transposed product. `op` is CUBLAS_OP_N if the elements of a row are contiguous, and CUBLAS_OP_T if the elements of
+/// a column are contiguous.
 struct Operand {
   const void* data;
   cublasOperation_t op;
-  int64_t leading;  ///< elements from one row (N) or column (T) to the next
+  int64_t leading;  ///< elements from one row (CUBLAS_OP_N) or column (CUBLAS_OP_T) to the next
   int64_t batch_stride;
 };
 

@@ -37,8 +37,8 @@ class [[nodiscard]] DeviceGuard {
 /// thread. The current stream is CUDA's default stream, or the Stream of a StreamGuard.
 ///
 /// Work in two streams, including the default stream, is ordered only by an Event. Memory belongs to the stream that
-/// was current when it was allocated. Before you free a tensor that another stream used, make the other stream current,
-/// or make the owning stream wait for the other stream with an Event.
+/// was current when the memory was allocated. Before you free a tensor that another stream used, make the other stream
+/// current, or make the owning stream wait for the other stream with an Event.
 ///
 /// The CUDA stream of a destroyed Stream is reused by later Streams. The destructor does not wait for queued work,
 /// which still completes.
@@ -167,8 +167,8 @@ class CUDAGraph {
   /// empties its memory cache. Throws the exceptions of `function`, Error if the function cannot be captured, and
   /// OutOfMemoryError.
   void capture(const std::function<void()>& function);
-  /// Queues the recorded work on the current stream. Throws Error if no graph was captured, or if the optimizer of a
-  /// captured step no longer exists or its parameters or state were replaced.
+  /// Queues the recorded work on the current stream. Throws Error if no graph was captured, if the optimizer of a
+  /// captured step no longer exists, or if the parameters or the state of this optimizer were replaced.
   void replay();
   /// Waits for replays that are still running, deletes the recording and releases its memory. Tensors that the captured
   /// function created keep their memory.

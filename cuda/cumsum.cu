@@ -1,5 +1,5 @@
-// Cumulative sums along an axis, in a fixed order. Floating-point elements are summed in double, integers in uint64_t,
-// which wraps around.
+// Cumulative sums along an axis, in a fixed order. The elements along the axis at one position of the other axes are
+// called a line. Floating-point elements are summed in double, all other elements in uint64_t, which wraps around.
 #include "core/detail/divide.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/detail/launch.h"
@@ -9,7 +9,7 @@ namespace voxgrad::cuda::kernel {
 namespace {
 
 struct ScanProblem {
-  Nest<2> lines;     ///< input, output
+  Nest<2> lines;     ///< the axes other than the summed axis, with the strides of the input and the output
   int64_t count;     ///< number of lines
   int64_t length;    ///< elements of a line
   int64_t in_step;   ///< stride of the input along a line, negative if the order is reversed

@@ -47,7 +47,7 @@ struct Elementwise {
   }
 };
 
-/// T, once for each type of a parameter pack.
+/// Always T. Repeated<T, Views>... is one T for each type of the parameter pack Views.
 template <class T, class>
 using Repeated = T;
 

@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, c
 }
 
 /// Adds the elements of `in` to the elements of `out` that the index selects; sums are in compute_t. A thread handles
-/// one line along the axis. `offsets` are the offsets of the lines in out, in and index. Launch: one thread per line in
-/// a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
+/// one line along the axis. `offsets` are the offsets of the lines in `out`, `in` and `index`. Launch: one thread per
+/// line in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_lines(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,

@@ -146,7 +146,7 @@ class GraphRecording final : public Capture {
   std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that its kernels write
   std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
   std::vector<std::unique_ptr<Storage>> numbers_;            ///< memory for the numbers of these steps, in kernel order
-  size_t next_number_ = 0;                                   ///< index in numbers_ of the next kernel during a refresh
+  size_t next_number_ = 0;                                   ///< refresh(): index in numbers_ for the next kernel
   int64_t replays_ = 0;
   bool stepping_ = false;    ///< an optimizer step is being captured
   bool refreshing_ = false;  ///< see refreshing()

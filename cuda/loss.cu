@@ -12,8 +12,9 @@ namespace voxgrad::cuda {
 namespace {
 
 /// Computes the sums of class_sums() over each range of `range` positions of a sample, and writes them to `partial`
-/// (sample, range, class, kClassSums). x is the logits (N, C, L), target is the classes (N, L). Launch: one CTA per
-/// range in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock doubles.
+/// (sample, range, class, kClassSums). A sample has `ranges` ranges. `x` contains the logits (N, C, L), and `target`
+/// contains the class indices (N, L), where L is the number of voxels of a sample. Launch: one CTA per range in a 1-D
+/// grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock doubles.
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,

@@ -1,7 +1,7 @@
 // Elementwise kernels over views of one shape: out[i] = f(in[i]...).
 //
 // The host sorts and merges the axes (cuda/nest.cuh) and selects one of three kernels:
-// - map_contiguous: all views are one contiguous row, which is read and written in vectors of 16 bytes.
+// - map_contiguous: all views are one contiguous row, which is read and written in vectors of up to 16 bytes.
 // - map_rows: the output has contiguous rows of at least 32 elements. An input row is contiguous or a single broadcast
 //   element, such as a bias over a volume. Rows may begin at any address.
 // - map_strided: any strides, one element at a time.
@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kBlock)
     map_one<Out, In...>(f, p, i < head ? i : i + vector_elements, inputs);
 }
 
+/// Computes one element of views of any strides. offset[0] is its offset in the output, offset[k + 1] in input k.
 template <class F, class Out, class... In, size_t... k>
 __device__ void map_at(const F& f, const Pointers<sizeof...(In)>& p, const int64_t (&offset)[sizeof...(In) + 1],
                        std::index_sequence<k...>) {

@@ -8,11 +8,11 @@
 // formulae and a pairwise algorithm for computing sample variances", 1979). The update is computed in double and in a
 // fixed order.
 //
-// For halves, a thread sums at most 32 deviations in float before it adds this sum to its total in double. The relative
-// error of the sum of squares is at most 32 * 2^-24 and does not grow with the mean. The rounding of a half (2^-11 or
-// 2^-8) is far larger. Squares of bfloat16 deviations above 1e19 overflow in float; a thread with such sums reads its
-// elements again and adds them in double. Squares of deviations below 1e-19 underflow to 0, which is harmless, because
-// every useful eps is far larger.
+// For halves (bf16, f16), a thread sums at most 32 deviations in float before it adds this sum to its total in double.
+// The relative error of the sum of squares is at most 32 * 2^-24 and does not grow with the mean. The rounding of a
+// half (2^-11 or 2^-8) is far larger. Squares of bfloat16 deviations above 1e19 overflow in float; a thread with such
+// sums reads its elements again and adds them in double. Squares of deviations below 1e-19 underflow to 0, which is
+// harmless, because every useful eps is far larger.
 #include <cmath>
 
 #include "core/dtype.h"

@@ -1,10 +1,10 @@
-// The kernel that normalizations and prelu share. The kernel applies a formula to every element of
-// tensors (N, C, L), with constants for every (sample, channel). A formula may have results, which the kernel stores,
-// and sums over the positions of every (sample, channel).
+// The kernel that normalizations and prelu share. The kernel applies a formula to every element of tensors (N, C, L),
+// where L is the number of positions (voxels). The constants of the formula may differ for every (sample, channel). A
+// formula may have results, which the kernel stores, and sums over the positions of every (sample, channel).
 //
-// The kernel has three forms (Form). Vectors of 16 bytes are copied to shared memory with cp.async, several per thread
-// in flight, so that no registers hold data in flight. Each thread reads only the vectors that it copied itself, so
-// that no barrier is needed.
+// The kernel has three forms (Form). Two of them copy vectors of 16 bytes to shared memory with cp.async. A thread has
+// several such copies in flight, which occupy no registers. Each thread reads only the vectors that it copied itself,
+// so that no barrier is needed.
 //
 // Outline: views and shapes as kernels address them; Form and Tiling; the members of a formula; Lane, the work of one
 // thread; channels_kernel and its launch, apply_formula(); the gradients of parameters per channel.
@@ -104,7 +104,8 @@ struct Normalization {
 
   Groups shape;
   const double2* statistics;  ///< (mean, rstd) of each group
-  PerChannel gamma, beta;
+  PerChannel gamma;
+  PerChannel beta;
   Activations activations;
 
   /// Constants of u = (v - mean) * factor + term. The rounding error of the mean is part of the term, so that
@@ -135,8 +136,8 @@ struct Normalization {
 ///   steps through the positions.
 enum class Form { scalar, rows, columns };
 
-/// Returns whether the positions of every channel are contiguous in all views, and aligned to vectors at the same
-/// elements.
+/// Returns whether the positions of every channel are contiguous in all views, and whether vectors begin at the same
+/// elements of a channel in all views.
 template <class T, class... Views>
 bool are_rows(const Views&... views) {
   size_t misalignments = 0;
@@ -174,9 +175,9 @@ struct Tiling {
   int64_t length;        ///< positions of a line
   int64_t sample_lines;  ///< lines, or vectors of lines, of a sample
   int64_t lines;         ///< lines, or vectors of lines, of all samples
-  int64_t tiles;
-  int64_t ranges;
-  int64_t range;  ///< positions of a range
+  int64_t tiles;         ///< number of tiles
+  int64_t ranges;        ///< number of ranges
+  int64_t range;         ///< positions of a range
 
   Tiling(Form form, const View& x, int width)
       : length(x.size[2]), sample_lines(form == Form::columns ? x.size[1] / width : x.size[1]) {
@@ -200,7 +201,7 @@ struct Tiling {
   VG_HOST_DEVICE int64_t blocks() const { return tiles * ranges; }
 };
 
-/// Maximum number of elements that a thread adds to a Run before it adds the Run to its totals in double.
+/// Maximum number of elements that a thread adds to a Run (below) before it adds the Run to its totals in double.
 inline constexpr int kMaxRun = 32;
 
 /// Two sums of up to kMaxRun elements.
@@ -210,7 +211,7 @@ struct RunOf {
   Sum x = 0;
   Sum y = 0;
 };
-/// Halves are summed in float, because an SM converts only sixteen numbers to double per cycle.
+/// Halves (bf16, f16) are summed in float, because an SM converts only sixteen numbers to double per cycle.
 template <class T>
 using Run = RunOf<std::conditional_t<sizeof(T) == 2, float, double>>;
 
@@ -353,7 +354,7 @@ struct Lane {
   }
 
  private:
-  /// Adds the runs to the totals and clears them.
+  /// Adds the runs to the totals and clears the runs.
   template <class Sum>
   __device__ void end_runs(RunOf<Sum> (&run)[kChannels]) {
 #pragma unroll

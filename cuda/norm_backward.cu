@@ -34,9 +34,9 @@ struct GradientSums {
   }
 };
 
-/// Computes group_means[sample, group] = the means over the group of (h, h * xhat), with xhat = (v - mean) * rstd and
-/// h = gamma * g, from the sums of GradientSums. Launch: one CTA per layout.columns groups in a 1-D grid-stride loop,
-/// kBlock threads per CTA. Static shared memory: kBlock pairs of sums.
+/// Computes group_means[sample, group], the means of h and of h * xhat over the group, from `total`, the sums of
+/// GradientSums. Here, xhat = (v - mean) * rstd and h = gamma * g. Launch: one CTA per layout.columns groups in a 1-D
+/// grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock pairs of sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,
@@ -72,6 +72,7 @@ struct InputGradient {
   Norm norm;
   const double2* group_means;
 
+  /// Constants of the gradient of v, which is g * norm.factor + (v - norm.mean) * slope + offset.
   struct Channel {
     typename Norm::Channel norm;
     Wide slope;

@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kBlock)
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
-  // The state of bf16 and f16 parameters is in float. Parameters with state are read in vectors with as many elements
-  // as a vector of the state.
+  // The state of bf16 and f16 parameters is in float. All vectors of a parameter with state therefore have the
+  // number of elements of a state vector.
   constexpr int width = kStates > 0 ? kVectorWidth<compute_t<T>> : kVectorWidth<T>;
   for (int64_t piece = blockIdx.x; piece < table.first_piece[table.params]; piece += gridDim.x) {
     const int i = table.param_of(piece);
@@ -112,7 +112,8 @@ const Number* live_number(const Launch& launch, const Number& number, bool* refr
   return live;
 }
 
-/// Computes *update = the update for the step number minus *skipped, the number of skipped steps. Launch: one thread.
+/// Computes *update, the update for step number step.step - *skipped, where *skipped is the number of skipped steps and
+/// `step` is `*live` if `live` is not null, otherwise `given`. Launch: one thread.
 template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
   Step step = live ? *live : given;

@@ -22,8 +22,9 @@ int axis_to_split(const PoolViews& views) {
 }
 
 /// Computes max pooling with any windows. A thread handles `width` channels. For windows of 2 x 2 x 2 (`pairs`), a
-/// thread loads all taps before the first comparison, so that enough loads are in flight with 2 or 3 CTAs per SM.
-/// Launch: one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
+/// thread loads all elements of a window before the first comparison, so that enough loads are in flight with 2 or 3
+/// CTAs per SM. Launch: one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No
+/// shared memory.
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
@@ -40,8 +41,8 @@ __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     for (int i = 0; i < 3; ++i)
       start[i] = static_cast<Unsigned>((p.first[i] + at[i + 2]) * g.stride.values[i] - g.padding.values[i]);
     Best<C, Index> best[width];
-    // Loads a tap. Returns -1 if the tap is in the padding, otherwise its position in the volume. Without indices, the
-    // position is 0, because positions of 2^31 and more would not fit.
+    // Loads a tap (an element of the window). Returns -1 if the tap is in the padding, otherwise its position in the
+    // volume. Without indices, the position is 0, because positions of 2^31 and more would not fit.
     const auto fetch = [&](Unsigned kd, Unsigned kh, Unsigned kw, T(&loaded)[width]) -> Number {
       const Unsigned tap[3] = {kd, kh, kw};
       int64_t offset = 0;

@@ -8,8 +8,8 @@
 
 namespace voxgrad::cuda {
 
-/// Number of windows along the height per thread, if a thread handles `width` windows along the width or `width`
-/// channels.
+/// Number of windows along the height per thread (a run), if a thread handles `width` windows along the width or
+/// `width` channels.
 template <int width>
 inline constexpr int kRun = std::clamp(8 / width, 1, 4);
 
@@ -22,8 +22,8 @@ inline __device__ int offset_in(const View& view, const int64_t (&at)[5]) {
 }
 
 /// Computes max pooling with windows of 2 x 2 x 2 or 1 x 2 x 2 that are inside the input and tile its contiguous rows.
-/// A thread handles `width` windows along the width and kRun along the height; p.size[3] counts runs. Launch: one
-/// thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
+/// A thread handles `width` windows along the width and kRun along the height; p.size[3] is the number of runs. Launch:
+/// one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__ PoolProblem p, uint32_t count) {
   constexpr int run = kRun<width>;
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
 }
 
 /// Computes the gradient of max pooling with windows that do not overlap. Each voxel belongs to the cell of one window;
-/// a cell is as large as the stride. A thread fills the cells of `width` windows along `axis` and of kRun windows along
-/// the height. `axis` is the channels (1), or the width (4) if the cells are 2 wide and tile the width. p.size is the
-/// number of items along each axis. Launch: one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock
+/// a cell has the size of the stride. A thread fills the cells of `width` windows along `axis` and of kRun windows
+/// along the height. `axis` is the channels (1), or the width (4) if the cells are 2 wide and tile the width. p.size is
+/// the number of items along each axis. Launch: one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock
 /// threads per CTA. No shared memory.
 template <class T, class Index, int width, int axis>
 __global__ void __launch_bounds__(kBlock)

@@ -1,4 +1,4 @@
-// Sums, extrema and positions of extrema, over any axes.
+// Sums, means, extrema and positions of extrema, over any axes.
 //
 // The host sorts the kept and the reduced axes by stride and merges them. If the reduced axes are innermost in memory,
 // neighboring threads read neighboring elements of one output. Otherwise, neighboring threads read elements of
@@ -143,14 +143,14 @@ struct ReduceProblem {
   const void* in;
   void* out;
   void* partial;    ///< results of the ranges, (ranges, outputs); null if there is one range
-  Nest<2> kept;     ///< the axes of the outputs: in, out
+  Nest<2> kept;     ///< the axes of the outputs, with the strides of `in` and `out`
   Nest<1> reduced;  ///< the reduced axes of `in`
   int64_t outputs;  ///< number of outputs
   int64_t length;   ///< reduced elements of an output
   int64_t ranges;   ///< number of ranges of the reduced elements
   int64_t range;    ///< elements of a range
   BlockLayout layout;
-  bool largest;
+  bool largest;  ///< true for maxima, false for minima; sums do not use the value
   double scale;  ///< factor of sums
 
   int64_t output_tiles(int width) const {

@@ -86,9 +86,9 @@ struct ResampleProblem {
   View out;
   View in;
   AxisTerms<C> terms[3];
-  Divisor channels;  ///< channels, or vectors of channels
-  Divisor height;
-  Divisor depth;
+  Divisor channels;     ///< channels, or vectors of channels
+  Divisor height;       ///< height of the output
+  Divisor depth;        ///< depth of the output
   uint32_t length;      ///< positions of a run; a run lies along the width
   Divisor runs;         ///< runs of a row
   bool channels_inner;  ///< neighboring threads compute neighboring channels

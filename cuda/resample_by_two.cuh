@@ -1,5 +1,6 @@
 // Resampling by a factor of two along height, width and, optionally, depth: nearest and linear upsampling, average
-// pooling with a kernel of 2, and their gradients. Private to cuda/resample.cu.
+// pooling with a kernel of 2, and their gradients. Maps that are not linear, including average pooling, are called
+// nearest maps here. Private to cuda/resample.cu.
 //
 // The kernel computes the positions and weights of the inputs from the output position, whereas the general kernels of
 // cuda/resample.cu read positions and weights from a table. A thread steps along one axis: the width if the channels

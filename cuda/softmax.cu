@@ -1,4 +1,5 @@
-// softmax and log_softmax along one axis. One kernel computes the maximum, the sum of the exponentials and the result.
+// softmax and log_softmax along one axis. The elements along this axis at one position of the other axes are called a
+// row. One kernel computes the maximum, the sum of the exponentials and the result of every row.
 //
 // Threads keep their elements in registers, so that a row is read once. Elements are read in vectors along the
 // contiguous axis, which is the softmax axis or the axis of neighboring rows. Rows that are too long for the registers
@@ -20,7 +21,7 @@ namespace {
 struct SoftmaxProblem {
   const void* x;
   void* y;
-  Nest<2> rows;      ///< the axes other than the softmax axis: x, y
+  Nest<2> rows;      ///< the axes other than the softmax axis, with the strides of x and y
   int64_t count;     ///< number of rows
   int64_t length;    ///< elements of a row
   int64_t x_stride;  ///< stride of the softmax axis in x
@@ -51,9 +52,9 @@ __device__ void unrolled(const F& f) {
   for (int i = 0; i < n; ++i) f(i);
 }
 
-/// The elements of one thread: vectors reducer, reducer + reducers, ... of one row if `along`, otherwise of `width`
-/// neighboring rows. The thread holds up to `held` vectors in registers; if `held` is 0, every pass reads the vectors
-/// from memory.
+/// The elements of one thread: the vectors with indices `reducer`, `reducer + reducers`, ... of one row if `along`,
+/// otherwise of `width` neighboring rows. The thread holds up to `held` vectors in registers; if `held` is 0, every
+/// pass reads the vectors from memory.
 template <class T, int width, bool along, int held>
 struct SoftmaxSlice {
   using C = compute_t<T>;

@@ -1,5 +1,5 @@
-// Stable sort along an axis with CUB's radix sort. All lines are sorted at once: a first sort orders the positions of
-// all elements by value, and a second, stable sort orders these positions by line.
+// Stable sort along an axis with CUB's radix sort. All lines along the axis are sorted at once: a first sort orders the
+// positions of all elements by value, and a second, stable sort orders these positions by line.
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 

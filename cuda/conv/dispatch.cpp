@@ -29,7 +29,7 @@ void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& laun
   if (!epilogue.bias) return kernel::fill(out, 0);
   View values = *epilogue.bias;
   const Workspace rectified(launch, epilogue.relu ? sizeof(float) * static_cast<size_t>(values.size[0]) : 0);
-  if (epilogue.relu) {  // in float, because halves have no elementwise kernels
+  if (epilogue.relu) {  // applies ReLU to a float copy of the bias
     values.data = rectified.as<void>();
     values.dtype = DType::f32;
     values.stride[0] = 1;

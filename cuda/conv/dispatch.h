@@ -7,7 +7,8 @@
 
 namespace voxgrad::cuda {
 
-/// The arguments of a convolution. in and out are those of ConvProblem. fprop and dgrad write `out`; wgrad writes `w`.
+/// The arguments of a convolution. `in` and `out` are those of ConvProblem. fprop and dgrad write `out`; wgrad writes
+/// `w`.
 struct ConvCall {
   const char* op;
   ConvPass pass;
@@ -36,7 +37,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, std::monostate, 
 void simt_fprop_dgrad(const ConvCall& call, const Launch& launch);
 void simt_wgrad(const ConvCall& call, const Launch& launch);
 
-/// Sets out[n][c][...] to bias[c], or to relu(bias[c]): the value of results that no tap reaches.
+/// Sets out[n][c][...] to the value of results that no tap of the kernel reaches: bias[c], or relu(bias[c]) if
+/// epilogue.relu is true, or 0 without a bias.
 void fill_bias(const View& out, const ConvEpilogue& epilogue, const Launch& launch);
 
 }  // namespace voxgrad::cuda

@@ -10,8 +10,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Copies one channel. Along the width, the copy has the positions that taps read, from the first to the last, with
-/// zeros outside of the input.
+/// Copies `in`, which has one channel. Along the width, the copy has the positions that taps read, from the first to
+/// the last, with zeros outside of the input.
 View padded_width(const View& in, const View& w, const View& out, const ConvGeometry& g,
                   std::optional<Workspace>& memory, const Launch& launch) {
   View padded = in;
@@ -26,8 +26,9 @@ View padded_width(const View& in, const View& w, const View& out, const ConvGeom
   return padded;
 }
 
-/// Returns weights (out, in, taps) as a view (groups, merged, out, in, taps). The input channels of a group begin
-/// `in_step` after those of the previous group.
+/// Returns weights (output channels, input channels, taps) as a view (groups, merged, output channels, input channels,
+/// taps), where `merged` is the number of original groups in a merged group. The `in` input channels of an original
+/// group begin `in_step` channels after those of the previous original group.
 View by_groups(const View& w, int64_t groups, int64_t merged, int64_t in, int64_t in_step) {
   const int64_t out = w.size[0] / (groups * merged);
   View view = w;
@@ -93,7 +94,7 @@ MergedGroups::MergedGroups(const ConvCall& call, int64_t count, const Launch& la
   const int64_t groups = call.geometry.groups / count, in = call.w.size[1];
   View& w = call_.w;
   w.size[1] *= count;
-  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // for TF32, the axis of K
+  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // the contiguous axis; TF32 needs K
   const int64_t elements = implicit_gemm::lay_out(w, {inner, 4, 3, 2, 1 - inner});
   weights_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
   w.data = weights_->as<void>();

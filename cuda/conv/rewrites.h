@@ -19,8 +19,9 @@ class WidthAsChannels {
   void repeat_bias(const Launch& launch);
 
   ConvCall call_;
-  std::optional<Workspace> padded_, biases_;
-  View bias_;
+  std::optional<Workspace> padded_;  ///< the padded copy of the input
+  std::optional<Workspace> biases_;  ///< the repeated bias
+  View bias_;                        ///< view of biases_
 };
 
 /// A convolution with `count` groups merged into one. Owns the merged weights.
@@ -34,11 +35,11 @@ class MergedGroups {
  private:
   ConvCall call_;
   std::optional<Workspace> weights_;
-  View diagonal_;  ///< the original weights within the merged ones: (groups, merged, out, in, taps)
+  View diagonal_;  ///< the original weights within the merged weights: (groups, merged, out, in, taps)
   View original_;  ///< the weights of the original call, in the same shape
 };
 
-/// Returns the part of a call with samples [first, first + count). Not for weight gradients.
+/// Returns the part of a call with samples [first, first + count). Must not be called for weight gradients.
 ConvCall samples_of(ConvCall call, int64_t first, int64_t count);
 
 }  // namespace voxgrad::cuda

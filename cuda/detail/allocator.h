@@ -1,5 +1,5 @@
-// The caching allocator of GPU memory. cudaMalloc takes microseconds to milliseconds, and cudaFree waits for the whole
-// device; the allocator therefore keeps freed blocks and reuses them. Private to cuda/.
+// The caching allocator of GPU memory. cudaMalloc can take milliseconds, and cudaFree waits for the whole device. The
+// allocator therefore keeps freed blocks and reuses them. Private to cuda/.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ namespace voxgrad::cuda {
 /// tensor does not fragment a large block.
 class Allocator {
  public:
-  /// Returns the allocator of an existing GPU. It is never destroyed, because tensors may outlive main().
+  /// Returns the allocator of an existing GPU. The allocator is never destroyed, because tensors may outlive main().
   static Allocator& of(int device);
 
   /// Returns at least `bytes` bytes, aligned to 512 bytes, for use on `stream`; null for 0 bytes. If the driver has no
@@ -35,7 +35,7 @@ class Allocator {
   /// Keeps all blocks of `stream`, including free ones, for a CUDA graph: they are not returned to the driver until
   /// release().
   void keep(cudaStream_t stream);
-  /// Makes the blocks of `stream` ordinary blocks again.
+  /// Reverses keep(): free blocks of `stream` may again be returned to the driver.
   void release(cudaStream_t stream);
   /// Returns whether `data` is a live block.
   bool is_live(const void* data);
@@ -62,9 +62,10 @@ class Allocator {
     cudaStream_t stream;
     bool small;  ///< the block is in a segment for small requests
     bool free;
-    Block* previous;  ///< neighbors in the segment
-    Block* next;
-    FreeBlocks::node_type entry;  ///< node of free_, kept while the block is live, so that freeing cannot fail
+    Block* previous;  ///< previous block of the segment, or null
+    Block* next;      ///< next block of the segment, or null
+    /// The block's node of free_, kept while the block is live, so that freeing cannot fail.
+    FreeBlocks::node_type entry;
   };
 
   explicit Allocator(int device) : device_(device) {}
@@ -80,7 +81,7 @@ class Allocator {
   const int device_;
   std::mutex mutex_;
   FreeBlocks free_;
-  std::unordered_map<const void*, Block*> live_;  ///< by address
+  std::unordered_map<const void*, Block*> live_;  ///< the live blocks by address
   std::set<cudaStream_t> kept_;                   ///< streams of CUDA graphs
   MemoryStats stats_;
   cudaEvent_t event_ = nullptr;  ///< created and reused by make_wait()

@@ -35,8 +35,8 @@ class Divisor {
     return static_cast<T>((high + n) >> shift_);
   }
 
-  /// Returns number % value() and replaces `number` by number / value(): removes the last digit of `number` in a mixed
-  /// radix.
+  /// Returns number % value() and replaces `number` by number / value(). Calls with the sizes of several axes,
+  /// innermost axis first, split the index of an element into its positions along the axes.
   template <class T>
   VG_HOST_DEVICE T take_digit(T& number) const {
     const T quotient = divide(number);

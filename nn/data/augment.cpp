@@ -170,7 +170,7 @@ Tensor at_low_resolution(const Tensor& x, double scale, const std::array<bool, 3
 }
 
 Tensor with_gamma(const Tensor& x, double exponent) {
-  constexpr double kMinDivisor = 1e-7;  // replaces a range or deviation of 0
+  constexpr double kMinDivisor = 1e-7;  // lower bound of divisors, which are 0 in a constant channel
   const Tensor low = amin(x), range = amax(x) - low;
   const Tensor y = pow((x - low) / clamp_min(range, kMinDivisor), exponent) * range + low;
   const Tensor scale = std(x, {}, 0) / clamp_min(std(y, {}, 0), kMinDivisor);
@@ -265,7 +265,8 @@ void mirror(const Tensor& volume, const AugmentParams& p) {
 struct StepLimits {
   const char* name;
   AugmentStep AugmentOptions::*step;
-  double min, max;
+  double min;
+  double max;
 };
 constexpr double kMaxValue = 1e6;
 constexpr StepLimits kLimits[] = {
@@ -290,10 +291,10 @@ void check_input(const Tensor& x) {
 void check_batch(const Sample& batch, const std::vector<AugmentParams>& params, const Triple& size) {
   const Tensor &x = batch.input, &t = batch.target;
   for (const AugmentParams& p : params)
-    check(static_cast<int64_t>(p.channels.size()) == x.size(1), kOp, "the parameters are for ", p.channels.size(),
-          " channels, but the input is ", describe(x));
-  check(static_cast<int64_t>(params.size()) == x.size(0), kOp, "the parameters are for ", params.size(),
-        " samples, but the input is ", describe(x));
+    check(static_cast<int64_t>(p.channels.size()) == x.size(1), kOp, "the number of channels in params must be ",
+          x.size(1), ", got ", p.channels.size(), "; the input is ", describe(x));
+  check(static_cast<int64_t>(params.size()) == x.size(0), kOp, "the number of samples in params must be ", x.size(0),
+        ", got ", params.size(), "; the input is ", describe(x));
   for (int i = 0; i < 3; ++i)
     check(size[i] > 0 && size[i] <= x.size(i + 2), kOp, "size ", size, " must lie within the input, ", describe(x));
   if (!t.defined()) return;
@@ -322,7 +323,8 @@ Augmentation::Augmentation(const AugmentOptions& o) : options_(o) {
 }
 
 std::vector<AugmentParams> Augmentation::draw(int64_t samples, int64_t channels, Generator& random) const {
-  check(samples >= 0 && channels >= 0, kOp, "cannot draw for ", samples, " samples of ", channels, " channels");
+  check(samples >= 0 && channels >= 0, kOp, "samples and channels must not be negative, got ", samples, " and ",
+        channels);
   std::vector<AugmentParams> params;
   for (int64_t n = 0; n < samples; ++n) params.push_back(draw_sample(options_, channels, random));
   return params;

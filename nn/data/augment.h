@@ -14,8 +14,9 @@ namespace voxgrad::data {
 
 /// Options of one step of the augmentation. Random parameters of the step are drawn from [low, high].
 struct AugmentStep {
-  double p;  ///< probability that the step applies to a sample
-  double low, high;
+  double p;     ///< probability that the step applies to a sample
+  double low;   ///< lower bound of the random parameters
+  double high;  ///< upper bound of the random parameters
   /// Probability that a channel is changed if the step applies to the sample. Only the steps with parameters in
   /// AugmentParams::Channel use this probability.
   double channel_p = 1;
@@ -30,7 +31,7 @@ struct AugmentOptions {
   /// D, H, W of the result, by default those of the input. The result is taken from the center of the input. A larger
   /// input avoids empty corners after a rotation.
   std::optional<Triple> size{};
-  /// Selects the values outside of the image. Labels outside of the image are 0.
+  /// Selects the values outside of the input image. Labels outside of the image are 0.
   GridSampleOptions::Padding padding_mode = GridSampleOptions::Padding::zeros;
 
   /// Rotation about the center in degrees, drawn for each axis. The spacing of the voxels is ignored.
@@ -51,17 +52,18 @@ struct AugmentOptions {
   /// Sigma of a Gaussian blur in voxels, drawn for each channel and axis. The kernel is truncated at about three sigma,
   /// and the edges are reflected.
   AugmentStep blur{0.2, 0.5, 1, 0.5};
-  /// Factor that multiplies a channel. For brightness, contrast and gamma, values below and above 1 are equally likely.
+  /// Factor that multiplies a channel. For brightness, contrast and both gamma steps, values below and above 1 are
+  /// equally likely.
   AugmentStep brightness{0.15, 0.75, 1.25};
   /// Factor that multiplies a channel's differences from its mean. The result is clipped to the range of the channel.
   AugmentStep contrast{0.15, 0.75, 1.25};
-  /// Simulated low resolution: the number of voxels along an axis relative to the input, at least 0.001. A channel is
-  /// reduced by nearest-neighbor interpolation and enlarged by trilinear interpolation.
+  /// Simulated low resolution: the size of the reduced channel along an axis, as a fraction of the original size, at
+  /// least 0.001. A channel is reduced by nearest-neighbor interpolation and enlarged by trilinear interpolation.
   AugmentStep low_resolution{0.25, 0.5, 1, 0.5};
-  /// Exponent that is applied to a channel after scaling it to [0, 1]. The mean and standard deviation are then
-  /// restored. gamma_inverted applies to the negated image.
+  /// Exponent of the gamma step on the negated channel. The step scales the channel to [0, 1], raises it to the
+  /// exponent, and then restores the mean and the standard deviation.
   AugmentStep gamma_inverted{0.1, 0.7, 1.5};
-  /// The same as gamma_inverted, but without negation.
+  /// Exponent of the same step without the negation.
   AugmentStep gamma{0.3, 0.7, 1.5};
   /// Probability of mirroring along each of mirror_axes (D, H, W).
   double mirror_p = 0.5;

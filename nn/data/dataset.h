@@ -37,7 +37,8 @@ class TensorDataset : public Dataset {
   Sample get(int64_t index, Generator& random) const override;
 
  private:
-  Tensor inputs_, targets_;
+  Tensor inputs_;
+  Tensor targets_;
 };
 
 /// A dataset whose samples a function creates, for example random patches of a volume.

@@ -40,9 +40,10 @@ Tensor stack_samples(const Tensors& tensors, const char* name) {
 
 }  // namespace
 
-/// A running epoch. Workers claim batches in order and store them in slots; the consumer takes them from the slots in
-/// order. At most slots_.size() batches are claimed and not yet taken, so each claimed batch has its own slot. A worker
-/// can therefore deliver a batch or an exception without allocating memory.
+/// A running epoch. Workers claim batches in order and store them in slots. The consumer, which is the thread that runs
+/// the loop over the loader, takes the batches from the slots in order. At most slots_.size() batches are claimed and
+/// not yet taken, so each claimed batch has its own slot. A worker can therefore deliver a batch or an exception
+/// without allocating memory.
 class Loader::Epoch {
  public:
   Epoch(const Loader& loader, Sampler::Order order)
@@ -143,8 +144,8 @@ class Loader::Epoch {
     Tensors inputs, targets;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t index = order_(begin + i);
-      check(index >= 0 && index < dataset_.size(), kOp, "the sampler returned index ", index, " for a dataset of ",
-            dataset_.size(), " samples");
+      check(index >= 0 && index < dataset_.size(), kOp, "the sampler returned index ", index,
+            ", but the size of the dataset is ", dataset_.size());
       Generator random(derived_seed(options_.seed, number_, index));
       Sample sample = dataset_.get(index, random);
       check(sample.input.defined(), kOp, "the input of sample ", index, " is undefined");
@@ -176,8 +177,8 @@ Loader::Loader(const Dataset& dataset, const LoaderOptions& options)
   check(options.num_workers >= 0 && options.num_workers <= 1024, kOp, "num_workers must lie in [0, 1024], got ",
         options.num_workers);
   check(options.prefetch_factor > 0 && options.prefetch_factor <= kMaxQueue / std::max(options.num_workers, 1), kOp,
-        "prefetch_factor must lie in [1, 2^20 / num_workers], got ", options.prefetch_factor, " with ",
-        options.num_workers, " workers");
+        "prefetch_factor must lie in [1, 2^20 / num_workers], got ", options.prefetch_factor,
+        " with num_workers = ", options.num_workers);
   if (options.device) runtime(*options.device).require(options.device->index);
   check(!(options.shuffle && options.sampler), kOp, "shuffle and sampler cannot be combined");
   if (sampler_) {
@@ -205,8 +206,9 @@ void Loader::set_epoch(int64_t epoch) {
 }
 
 Loader::Iterator::Iterator(Loader& loader) : loader_(&loader) {
-  check(loader.size() > 0, kOp, "there are no batches: ", loader.sampler_->size(), " samples with batch_size ",
-        loader.options_.batch_size, loader.options_.drop_last ? " and drop_last" : "");
+  check(loader.size() > 0, kOp, "an epoch has no batches: the number of samples is ", loader.sampler_->size(),
+        ", batch_size is ", loader.options_.batch_size, ", drop_last is ",
+        loader.options_.drop_last ? "true" : "false");
   Position& position = loader.position_;
   if (loader.running_) position = {position.epoch + 1, 0};  // the last loop was left early
   epoch_ = std::make_shared<Epoch>(loader, loader.sampler_->order(position.epoch));
@@ -257,8 +259,9 @@ void Loader::read_state(const TensorMap& state, bool keep) {
                                    position.epoch, position.batch, seed, batch_size, samples, drop_last),
                   kOp);
   check(seed == options_.seed && batch_size == global_batch_size() && samples == global_samples(), kOp,
-        "the state has seed ", seed, ", batch size ", batch_size, " and ", samples, " samples; this loader has seed ",
-        options_.seed, ", batch size ", global_batch_size(), " and ", global_samples(), " samples");
+        "the state has seed ", seed, ", batch size ", batch_size, " and number of samples ", samples,
+        "; this loader has seed ", options_.seed, ", batch size ", global_batch_size(), " and number of samples ",
+        global_samples());
   const auto text = state.find("sampler");
   check(text != state.end() && text->second.defined() && text->second.dtype() == u8, kOp,
         "the state does not contain the name of a sampler");
@@ -269,7 +272,7 @@ void Loader::read_state(const TensorMap& state, bool keep) {
   check(drop_last == options_.drop_last, kOp, std::boolalpha, "the state has drop_last ", drop_last,
         ", but this loader has ", options_.drop_last);
   check(position.batch <= size(), kOp, "the state is at batch ", position.batch, " of epoch ", position.epoch,
-        "; an epoch has ", size(), " batches");
+        ", but the number of batches per epoch is ", size());
   if (!keep) return;
   position_ = position;
   running_ = nullptr;

@@ -35,9 +35,9 @@ struct LoaderOptions {
 };
 
 /// Loads batches of a dataset. `for (auto [x, y] : loader)` runs one epoch. The next loop runs the next epoch, with
-/// another order if shuffled and with other random numbers. If a worker throws, or if the sampler returns an index
-/// outside of the dataset, the loop throws the exception at that batch, which then counts as loaded. Leaving a loop
-/// early stops the workers. Only one loop may run at a time.
+/// different random numbers and, if `shuffle` is true, in a different order. If a worker throws, or if the sampler
+/// returns an index outside of the dataset, the loop throws the exception at that batch, which then counts as loaded.
+/// Leaving a loop early stops the workers. Only one loop may run at a time.
 class Loader : public nn::Stateful {
  public:
   /// Keeps a reference to `dataset`. Throws Error for invalid options.
@@ -94,8 +94,9 @@ class Loader : public nn::Stateful {
     int64_t batch = 0;
   };
   void read_state(const TensorMap& state, bool keep) override;
-  /// Batch size and number of samples, summed over all processes that share an epoch.
+  /// Returns the sum of the batch sizes of all processes that share an epoch.
   int64_t global_batch_size() const { return options_.batch_size * sampler_->num_replicas(); }
+  /// Returns the number of samples per epoch of these processes together.
   int64_t global_samples() const { return sampler_->size() * sampler_->num_replicas(); }
 
   const Dataset& dataset_;
@@ -103,8 +104,8 @@ class Loader : public nn::Stateful {
   std::shared_ptr<const Sampler> sampler_;
   Position position_;
   /// The epoch that advances position_. Null before the first loop, after a complete epoch, and after set_epoch() or
-  /// read_state(): the next loop then starts at position_. Otherwise, the last loop was left early, and the next loop
-  /// starts the next epoch.
+  /// read_state(): the next loop then starts at position_. If running_ is not null when a loop starts, the previous
+  /// loop was left early, and the new loop starts the next epoch.
   const Epoch* running_ = nullptr;
 };
 

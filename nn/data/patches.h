@@ -16,8 +16,8 @@ struct PatchSource {
   /// function at once.
   using Read = std::function<Tensor(const Dims& start, const Shape& size)>;
   Shape shape;  ///< (D, H, W)
-  Read image;   ///< returns (C, size...), f32
-  Read label;   ///< returns (size...), u8
+  Read image;   ///< returns the image as f32 (C, size[0], size[1], size[2])
+  Read label;   ///< returns the labels as u8 of shape `size`
 };
 
 /// Creates a source from a volume in memory: image (C, D, H, W) f32 and label (D, H, W) u8. Throws Error for other
@@ -35,8 +35,8 @@ struct PatchOptions {
   int64_t ignore_index = -100;  ///< class of ignored voxels, which are never chosen as centers; negative: none
 };
 
-/// Random patches, sampled as in nnU-Net. Each sample is a patch of a random source: input (C, size...) f32 and target
-/// (size...) u8.
+/// Random patches, sampled as in nnU-Net. Each sample is a patch of a random source: input (C, D, H, W) f32 and target
+/// (D, H, W) u8, where (D, H, W) is PatchOptions::size.
 ///
 /// Sample i of a batch is a foreground sample if i is at least round(batch_size * (1 - foreground)). The center of a
 /// foreground sample is a random voxel of a random class of the source, except class 0. The other patches lie at a
@@ -46,8 +46,8 @@ struct PatchOptions {
 class PatchDataset : public Dataset {
  public:
   /// Reads all labels once and keeps a random selection of up to 10,000 voxels of each class. Throws Error for invalid
-  /// options or sources. The constructor and get() throw Error if a source returns another shape or dtype than
-  /// PatchSource specifies.
+  /// options or sources. The constructor and get() throw Error if the shape or dtype that a source returns is not the
+  /// one that PatchSource specifies.
   PatchDataset(std::vector<PatchSource> sources, const PatchOptions& options);
   int64_t size() const override { return options_.samples; }
   Sample get(int64_t index, Generator& random) const override;

@@ -56,9 +56,8 @@ std::string DistributedSampler::name() const {
 }
 
 void DistributedSampler::check_batch_size(int64_t batch_size) const {
-  check(batch_size == local_batch(), "DistributedSampler", "batch_size ", options_.batch_size, " on ",
-        options_.num_replicas, " ranks requires ", local_batch(), " samples per rank, but the loader's batch_size is ",
-        batch_size);
+  check(batch_size == local_batch(), "DistributedSampler", "the loader's batch_size must be ", options_.batch_size,
+        " / num_replicas = ", local_batch(), ", got ", batch_size);
 }
 
 }  // namespace voxgrad::data

@@ -28,7 +28,7 @@ class Sampler {
   /// sampler visits the part of one process. The state of a loader counts the samples and batches of all processes
   /// together.
   virtual int num_replicas() const { return 1; }
-  /// Throws Error if the order requires another batch size. Called by loaders.
+  /// Throws Error if the order requires a different batch size. Loaders call this function with their batch size.
   virtual void check_batch_size(int64_t) const {}
 };
 
@@ -71,7 +71,7 @@ struct DistributedSamplerOptions {
 
 /// Divides the order of another sampler among several processes: the process of rank r visits part r of each global
 /// batch. For a fixed `batch_size`, the samples of each step therefore do not depend on the number of processes, and a
-/// loader's state can be loaded with another number of processes. PyTorch's DistributedSampler instead interleaves
+/// loader's state can be loaded with a different number of processes. PyTorch's DistributedSampler instead interleaves
 /// single samples.
 class DistributedSampler : public Sampler {
  public:

@@ -10,7 +10,7 @@ namespace voxgrad::optim {
 
 /// Options of ExponentialMovingAverage.
 struct EmaOptions {
-  double decay = 0.999;  ///< in [0, 1]
+  double decay = 0.999;  ///< weight of the previous average in an update, in [0, 1]
   /// If not 0, limits the decay of update n (from 0) to (1 + n) / (warmup + n), so that the influence of the initial
   /// parameters decreases quickly. Must be 0 or at least 1; 10 is common.
   double warmup = 0;
@@ -68,9 +68,11 @@ class ExponentialMovingAverage : public nn::Stateful {
 
   EmaOptions options_;
   int64_t updates_ = 0;
-  Tensors params_, averages_;  // the model's parameters and their averages
-  Tensors buffers_, copies_;   // the model's buffers and their copies
-  TensorMap values_;           // averages_ and copies_ by name
+  Tensors params_;    // the model's parameters
+  Tensors averages_;  // the averages of params_
+  Tensors buffers_;   // the model's buffers
+  Tensors copies_;    // the copies of buffers_
+  TensorMap values_;  // averages_ and copies_ by name
   // Captured updates hold a weak pointer to self_, which expires with this object.
   std::shared_ptr<ExponentialMovingAverage*> self_;
 };

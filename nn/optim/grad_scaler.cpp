@@ -125,8 +125,8 @@ void GradScaler::read_state(const TensorMap& state, bool keep) {
   validate(options);
   check(tracker < options.growth_interval, kOp, "growth_tracker must be below growth_interval ",
         options.growth_interval, ", got ", tracker);
-  check(state.size() == fields.size() + 1, kOp, "the state has ", state.size(), " entries, expected ",
-        fields.size() + 1);
+  check(state.size() == fields.size() + 1, kOp, "the state must have ", fields.size() + 1, " entries, got ",
+        state.size());
   if (!keep) return;
   options_ = options;
   initial_tracker_ = tracker;

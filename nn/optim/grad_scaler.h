@@ -21,7 +21,7 @@ struct GradScalerOptions {
 /// ICLR 2018). The interface is that of torch.amp.GradScaler:
 ///
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);  // only to clip gradients: clip_grad_norm_(params, 1)
+///     scaler.unscale_(optimizer);  // needed only before the program clips gradients with clip_grad_norm_(params, 1)
 ///     scaler.step(optimizer);
 ///     scaler.update();
 ///
@@ -58,7 +58,7 @@ class GradScaler : public nn::Stateful {
   double get_scale() const;
   bool is_enabled() const { return options_.enabled; }
 
-  /// Returns the scale, the factors, the interval, and the number of updates since the last change. Waits for the
+  /// Returns the scale, the factors, the interval, and the number of updates since the scale changed. Waits for the
   /// device. If not enabled, the state contains only the class, and load_state_dict accepts any state.
   TensorMap state_dict() const override;
 
@@ -66,8 +66,8 @@ class GradScaler : public nn::Stateful {
   /// The result of checking the gradients of an optimizer.
   struct Checked {
     Tensor found_inf;       ///< i64 scalar, not 0 if a gradient overflowed
-    bool unscaled = false;  ///< unscale_() was called
-    bool stepped = false;   ///< step() was called
+    bool unscaled = false;  ///< whether unscale_() was called
+    bool stepped = false;   ///< whether step() was called
   };
   void read_state(const TensorMap& state, bool keep) override;
   /// Checks the gradients for infinities and NaN. If `unscale`, also divides the gradients by the scale.

@@ -51,7 +51,7 @@ Optimizer::Optimizer(const char* name, const std::vector<Tensors>& groups) : nam
     }
     group_sizes_.push_back(params.size());
   }
-  check(!slots_.empty(), name, "got no parameters");
+  check(!slots_.empty(), name, "there are no parameters to optimize");
   Tensors params;
   for (const Slot& slot : slots_) params.push_back(slot.param);
   check_disjoint(name, params);
@@ -251,8 +251,8 @@ void Optimizer::read_state(const TensorMap& state, bool keep) {
     }
     loaded.push_back(std::move(slot));
   }
-  check(known == state.size(), name_, "the state has ", state.size() - known,
-        " entries that these parameters and options do not use");
+  check(known == state.size(), name_, "the state has ", state.size(),
+        " entries, but these parameters and options use only ", known);
   if (!keep) return;
   for (size_t g = 0; g < num_groups(); ++g) read_options(g, state, concat("param_groups.", g, '.'), true);
   slots_ = std::move(loaded);

@@ -32,11 +32,12 @@ struct ParamGroup {
 /// Describes a tensor that an optimizer may keep for each parameter.
 struct BufferSpec {
   std::string name;    ///< the name in PyTorch's state_dict
-  bool used;           ///< false if the options do not need the buffer
+  bool used;           ///< whether the options need the buffer
   double initial = 0;  ///< value of all elements before the first step
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
-inline constexpr size_t kMaxBuffers = 3;  ///< per parameter
+/// Maximum number of buffers per parameter.
+inline constexpr size_t kMaxBuffers = 3;
 using BufferSpecs = std::vector<BufferSpec>;
 
 /// Arguments that a GradScaler passes to Optimizer::step: scalar tensors on the device of the parameters.
@@ -45,12 +46,13 @@ struct GradScaling {
   Tensor found_inf{};  ///< i64; if not 0, the device skips the step and does not count it; undefined: 0
 };
 
-/// A step of all parameters of a group that have taken the same number of steps.
+/// One step of the parameters of a group that have taken the same number of steps.
 struct Update {
   size_t group = 0;
-  int64_t step = 0;  ///< number of this step, from 1
-  Tensors params, grads;
-  std::vector<size_t> slots{};                 ///< indices of the parameters
+  int64_t step = 0;                            ///< number of this step, from 1
+  Tensors params;                              ///< the parameters that the step updates
+  Tensors grads;                               ///< the gradients of `params`, in the same order
+  std::vector<size_t> slots{};                 ///< indices of `params` among all parameters of the optimizer
   std::array<Tensors, kMaxBuffers> buffers{};  ///< in the order of the specs; empty if not used
   GradScaling given{};                         ///< arguments of Optimizer::step
   Tensor skipped{};                   ///< number of earlier steps that the device skipped, an i64 scalar; undefined: 0
@@ -74,10 +76,10 @@ class Optimizer : public nn::Stateful {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// Updates every parameter that has a gradient. Other parameters and their state remain unchanged. Throws Error,
-  /// before anything is changed, if the shape, dtype or device of a gradient differs from its parameter's. Also throws
-  /// if only the optimizer holds a handle of a parameter, because its module was destroyed or another tensor was
-  /// assigned to the member. This check cannot detect the problem if another handle of the parameter exists, for
-  /// example in a list.
+  /// before anything is changed, if the shape, dtype or device of a gradient differs from that of the parameter. Also
+  /// throws if only the optimizer still holds a handle of a parameter. This happens if the module was destroyed, or if
+  /// a new tensor was assigned to the member of the module. The check cannot detect such a parameter if the program
+  /// holds one more handle of it, for example in a list.
   ///
   /// During the capture of a CUDA graph (cuda/cuda.h), the step is recorded, and each replay performs one step. A
   /// GradScaler (nn/optim/grad_scaler.h) passes `scaling`; the host does not wait for the values.
@@ -108,7 +110,7 @@ class Optimizer : public nn::Stateful {
  protected:
   Optimizer(const char* name, const std::vector<Tensors>& groups);
 
-  /// Performs one step of some parameters of a group.
+  /// Performs the step that `u` describes.
   virtual void update(const Update& u) = 0;
   /// Returns the buffers that a group may have.
   virtual BufferSpecs buffers(size_t group) const = 0;
@@ -155,7 +157,7 @@ class Optimizer : public nn::Stateful {
   std::vector<Slot> slots_;
   std::vector<bool> owned_;                        // by slot: whether this process updates the parameter; empty: all
   std::function<void()> after_step_;               // set by nn::ZeroRedundancy
-  bool consolidated_ = true;                       // this process has the state of all slots
+  bool consolidated_ = true;                       // whether this process has the state of all slots
   std::vector<std::optional<double>> initial_lr_;  // by group: the initial rate of schedules; reset by set_lr()
   // Captured steps hold a weak pointer to self_, which expires with the optimizer.
   std::shared_ptr<Optimizer*> self_ = std::make_shared<Optimizer*>(this);
@@ -184,8 +186,8 @@ class OptimizerOf : public Optimizer {
   double lr(size_t group = 0) const override { return options(group).lr; }
   /// Returns the options of a group. Throws Error if group >= num_groups().
   const Options& options(size_t group = 0) const {
-    check(group < options_.size(), name(), "parameter group ", group, " is out of range for ", options_.size(),
-          " groups");
+    check(group < options_.size(), name(), "parameter group ", group, " is out of range: num_groups() is ",
+          options_.size());
     return options_[group];
   }
   /// Sets the options of a group. Throws Error for invalid options. After the first step, also throws for options that
@@ -237,7 +239,9 @@ struct BoundedOption {
   BoundedOption(const char* option, auto number, double lowest = 0, double highest = std::numeric_limits<double>::max())
       : name(option), value(static_cast<double>(number)), low(lowest), high(highest) {}
   const char* name;
-  double value, low, high;
+  double value;
+  double low;   ///< lowest valid value
+  double high;  ///< highest valid value
 };
 /// Throws "<op>: <option> must be finite and at least <low>, got <value>", or "must lie in [<low>, <high>]", for the
 /// first option outside its range.

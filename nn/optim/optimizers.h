@@ -7,14 +7,14 @@
 
 namespace voxgrad::optim {
 
-/// Options of SGD. weight_decay * parameter is added to the gradient. In all optimizers, `lr` is the learning rate.
+/// Options of SGD.
 struct SgdOptions {
-  double lr = 1e-3;
-  double momentum = 0;
-  double dampening = 0;  ///< the momentum buffer accumulates (1 - dampening) * gradient
-  double weight_decay = 0;
-  bool nesterov = false;  ///< Nesterov momentum; requires momentum > 0 and dampening = 0
-  bool maximize = false;  ///< maximizes the loss instead of minimizing it
+  double lr = 1e-3;         ///< learning rate
+  double momentum = 0;      ///< factor by which each step multiplies the momentum buffer; 0: no momentum
+  double dampening = 0;     ///< the momentum buffer accumulates (1 - dampening) * gradient
+  double weight_decay = 0;  ///< weight_decay * parameter is added to the gradient
+  bool nesterov = false;    ///< uses Nesterov momentum; requires momentum > 0 and dampening = 0
+  bool maximize = false;    ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "SGD";
   void validate() const {
@@ -36,16 +36,16 @@ struct SgdOptions {
 /// momentum in deep learning", ICML 2013), in the form that PyTorch uses.
 using SGD = OptimizerOf<SgdOptions>;
 
-/// Options of Adam and AdamW. If `decoupled`, as in AdamW, weight decay multiplies the parameter by 1 - lr *
+/// Options of Adam and AdamW. If `decoupled` is true, as in AdamW, weight decay multiplies the parameter by 1 - lr *
 /// weight_decay. Otherwise, weight_decay * parameter is added to the gradient.
 template <bool decoupled>
 struct AdamOptionsOf {
-  double lr = 1e-3;
-  std::array<double, 2> betas{0.9, 0.999};  ///< decay of the averages of the gradient and of its square
-  double eps = 1e-8;                        ///< added to the root of the average square
-  double weight_decay = decoupled ? 1e-2 : 0;
-  bool amsgrad = false;   ///< uses the maximum of all averages of the square so far
-  bool maximize = false;  ///< maximizes the loss instead of minimizing it
+  double lr = 1e-3;                            ///< learning rate
+  std::array<double, 2> betas{0.9, 0.999};     ///< decay of the averages of the gradient and of its square
+  double eps = 1e-8;                           ///< added to the square root of the average squared gradient
+  double weight_decay = decoupled ? 1e-2 : 0;  ///< strength of the weight decay
+  bool amsgrad = false;                        ///< uses the largest average squared gradient of all steps so far
+  bool maximize = false;                       ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = decoupled ? "AdamW" : "Adam";
   void validate() const {
@@ -71,13 +71,13 @@ using AdamW = OptimizerOf<AdamWOptions>;
 
 /// Options of RMSprop.
 struct RmspropOptions {
-  double lr = 1e-2;
-  double alpha = 0.99;      ///< decay of the average of the squared gradient
-  double eps = 1e-8;        ///< added to the root of the average square
+  double lr = 1e-2;         ///< learning rate
+  double alpha = 0.99;      ///< decay of the average squared gradient
+  double eps = 1e-8;        ///< added to the number by which the gradient is divided
   double weight_decay = 0;  ///< weight_decay * parameter is added to the gradient
-  double momentum = 0;
-  bool centered = false;  ///< divides by the standard deviation of the gradient instead of its root mean square
-  bool maximize = false;  ///< maximizes the loss instead of minimizing it
+  double momentum = 0;      ///< factor by which each step multiplies the momentum buffer; 0: no momentum
+  bool centered = false;    ///< divides by the standard deviation of the gradient instead of its root mean square
+  bool maximize = false;    ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "RMSprop";
   void validate() const {
@@ -100,11 +100,11 @@ using RMSprop = OptimizerOf<RmspropOptions>;
 
 /// Options of Adagrad.
 struct AdagradOptions {
-  double lr = 1e-2;
+  double lr = 1e-2;                      ///< learning rate of the first step
   double lr_decay = 0;                   ///< the learning rate of step n is lr / (1 + (n - 1) * lr_decay)
   double weight_decay = 0;               ///< weight_decay * parameter is added to the gradient
-  double initial_accumulator_value = 0;  ///< initial value of the sums of squares
-  double eps = 1e-10;                    ///< added to the root of the sum of squares
+  double initial_accumulator_value = 0;  ///< initial value of the sum of squared gradients
+  double eps = 1e-10;                    ///< added to the square root of the sum of squared gradients
   bool maximize = false;                 ///< maximizes the loss instead of minimizing it
 
   static constexpr const char* kName = "Adagrad";
@@ -128,8 +128,8 @@ using Adagrad = OptimizerOf<AdagradOptions>;
 
 /// Options of Lion.
 struct LionOptions {
-  double lr = 1e-4;
-  std::array<double, 2> betas{0.9, 0.99};  ///< weight of the average in the step, and decay of the average
+  double lr = 1e-4;                        ///< learning rate
+  std::array<double, 2> betas{0.9, 0.99};  ///< weight of the average gradient in a step, and decay of the average
   double weight_decay = 0;                 ///< decoupled: multiplies the parameter by 1 - lr * weight_decay
   bool maximize = false;                   ///< maximizes the loss instead of minimizing it
 

@@ -8,7 +8,7 @@ TensorMap Schedule::state_dict() const { return nn::write_state(name_, const_cas
 void Schedule::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "a");
   const size_t expected = fields().size() + 1;
-  check(state.size() == expected, name_, "the state has ", state.size(), " entries, expected ", expected);
+  check(state.size() == expected, name_, "the state must have ", expected, " entries, got ", state.size());
   nn::read_fields(state, "", fields(), name_, keep);
 }
 
@@ -49,8 +49,9 @@ double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<dou
   check(steps <= o.total_steps, o.kName, "step ", steps, " exceeds total_steps = ", o.total_steps);
   const auto now = static_cast<double>(steps), total = static_cast<double>(o.total_steps);
   struct Phase {
-    double end;       // last step of the phase
-    size_t from, to;  // indices into `rates`
+    double end;   // last step of the phase
+    size_t from;  // index of the first value of the phase in `rates`
+    size_t to;    // index of the last value of the phase in `rates`
   };
   const double up = o.pct_start * total;
   const std::vector<Phase> phases = o.three_phase
@@ -96,8 +97,9 @@ std::optional<double> OneCycleLROptions::momentum_at(int64_t steps) const {
 SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
                            std::vector<int64_t> milestones)
     : StepSchedule("SequentialLR", optimizer), schedules_(std::move(schedules)), milestones_(std::move(milestones)) {
-  check(milestones_.size() + 1 == schedules_.size(), name(), "expects one milestone fewer than schedules, got ",
-        milestones_.size(), " and ", schedules_.size());
+  check(milestones_.size() + 1 == schedules_.size(), name(),
+        "the number of schedules must be the number of milestones plus 1, got ", schedules_.size(), " and ",
+        milestones_.size());
   check_milestones(name(), milestones_);
   check(std::is_sorted(milestones_.begin(), milestones_.end()), name(), "milestones must not decrease");
   for (const auto& schedule : schedules_) check(schedule != nullptr, name(), "a schedule is null");

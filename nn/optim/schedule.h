@@ -56,7 +56,7 @@ class StepSchedule : public Schedule {
 
  protected:
   StepSchedule(const char* name, Optimizer& optimizer);
-  /// Sets the number of steps and the learning rates. Constructors of derived classes call set_steps(0).
+  /// Sets the number of steps, the learning rates and the momentum. Constructors of derived classes call set_steps(0).
   void set_steps(int64_t steps);
   nn::Fields fields() override;
 
@@ -99,8 +99,8 @@ class ScheduleOf : public StepSchedule {
 
 /// Multiplies the learning rate by gamma every step_size steps.
 struct StepLROptions {
-  int64_t step_size = 1;  ///< positive
-  double gamma = 0.1;
+  int64_t step_size = 1;  ///< steps from one change of the rate to the next; positive
+  double gamma = 0.1;     ///< factor of each change
 
   static constexpr const char* kName = "StepLR";
   void validate() const { check_options(kName, {{"step_size", step_size, 1}, {"gamma", gamma}}); }
@@ -113,7 +113,7 @@ using StepLR = ScheduleOf<StepLROptions>;
 /// Multiplies the learning rate by `factor` during the first total_iters steps.
 struct ConstantLROptions {
   double factor = 1.0 / 3;  ///< in [0, 1]
-  int64_t total_iters = 5;
+  int64_t total_iters = 5;  ///< number of steps with the multiplied rate
 
   static constexpr const char* kName = "ConstantLR";
   void validate() const { check_options(kName, {{"factor", factor, 0, 1}, {"total_iters", total_iters, 1}}); }
@@ -126,7 +126,7 @@ using ConstantLR = ScheduleOf<ConstantLROptions>;
 struct LinearLROptions {
   double start_factor = 1.0 / 3;  ///< in [0, 1]
   double end_factor = 1;          ///< in [0, 1]
-  int64_t total_iters = 5;
+  int64_t total_iters = 5;        ///< number of steps after which the factor is end_factor
 
   static constexpr const char* kName = "LinearLR";
   void validate() const {
@@ -147,7 +147,7 @@ struct CosineAnnealingLROptions {
   int64_t t_max = 0;                  ///< steps from the end of the warm-up to eta_min; positive
   double eta_min = 0;                 ///< the lowest learning rate
   int64_t warmup_steps = 0;           ///< steps of the warm-up
-  double warmup_start_factor = 0.01;  ///< first learning rate of the warm-up / initial rate, in [0, 1]
+  double warmup_start_factor = 0.01;  ///< first rate of the warm-up, as a fraction of the initial rate, in [0, 1]
 
   static constexpr const char* kName = "CosineAnnealingLR";
   void validate() const {
@@ -169,7 +169,7 @@ using CosineAnnealingLR = ScheduleOf<CosineAnnealingLROptions>;
 /// "SGDR", ICLR 2017).
 struct CosineAnnealingWarmRestartsOptions {
   int64_t t_0 = 0;     ///< steps until the first restart; positive
-  int64_t t_mult = 1;  ///< at least 1
+  int64_t t_mult = 1;  ///< length of a period relative to the previous period; at least 1
   double eta_min = 0;  ///< the lowest learning rate
 
   static constexpr const char* kName = "CosineAnnealingWarmRestarts";
@@ -180,8 +180,9 @@ using CosineAnnealingWarmRestarts = ScheduleOf<CosineAnnealingWarmRestartsOption
 
 /// Multiplies the learning rate by gamma at each milestone.
 struct MultiStepLROptions {
-  std::vector<int64_t> milestones{};  ///< step numbers, in any order; a repeated milestone counts repeatedly
-  double gamma = 0.1;
+  std::vector<int64_t>
+      milestones{};    ///< step numbers, in any order; a milestone that occurs n times multiplies n times
+  double gamma = 0.1;  ///< factor of each milestone
 
   static constexpr const char* kName = "MultiStepLR";
   void validate() const {
@@ -206,11 +207,11 @@ struct ExponentialLROptions {
 };
 using ExponentialLR = ScheduleOf<ExponentialLROptions>;
 
-/// Multiplies the initial learning rate by (1 - steps / total_iters) ^ power. If power > 0, the rate is 0 from step
-/// total_iters on.
+/// Multiplies the initial learning rate by (1 - min(steps, total_iters) / total_iters) ^ power. If power > 0, the rate
+/// is 0 from step total_iters on.
 struct PolynomialLROptions {
-  int64_t total_iters = 5;
-  double power = 1;
+  int64_t total_iters = 5;  ///< number of steps until the rate is 0
+  double power = 1;         ///< exponent
 
   static constexpr const char* kName = "PolynomialLR";
   void validate() const { check_options(kName, {{"total_iters", total_iters, 1}, {"power", power}}); }
@@ -248,8 +249,8 @@ struct OneCycleLROptions {
   bool cycle_momentum = true;     ///< requires an optimizer with momentum or betas
   double base_momentum = 0.85;    ///< momentum at max_lr
   double max_momentum = 0.95;     ///< momentum at the first and the last rate
-  double div_factor = 25;         ///< max_lr / first rate
-  double final_div_factor = 1e4;  ///< first rate / last rate
+  double div_factor = 25;         ///< ratio of max_lr to the first rate
+  double final_div_factor = 1e4;  ///< ratio of the first rate to the last rate
   bool three_phase = false;  ///< the rate decreases to the first rate as fast as it rose, and then to the last rate
 
   static constexpr const char* kName = "OneCycleLR";
@@ -271,8 +272,8 @@ class SequentialLR : public StepSchedule {
   std::optional<double> momentum_at(int64_t steps) const override;
 
  private:
-  /// Returns the schedule that is active after *steps steps, and replaces *steps by the number of steps since the start
-  /// of that schedule.
+  /// Returns the schedule that is active after *steps steps. Sets *steps to the number of steps since the start of that
+  /// schedule.
   const StepSchedule& current(int64_t* steps) const;
 
   std::vector<std::shared_ptr<StepSchedule>> schedules_;

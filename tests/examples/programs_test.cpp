@@ -202,7 +202,7 @@ TEST_F(Programs, SuperresStopsWhileItsOutputIsNotRead) {
   kill(process, SIGTERM);
   int status = 0;
   pid_t ended = 0;
-  EXPECT_TRUE(within(30, [&] { return ended != 0 || (ended = waitpid(process, &status, WNOHANG)) != 0; }));
+  EXPECT_TRUE(within(120, [&] { return ended != 0 || (ended = waitpid(process, &status, WNOHANG)) != 0; }));
   if (ended == 0) kill(process, SIGKILL);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status << read(folder_ / "log");
   pclose(unread);

@@ -110,10 +110,10 @@ TEST(Augmentation, RejectsInvalidOptionsAndInputs) {
   EXPECT_ERROR(augment({x[0]}, random), "(N, C, D, H, W)");
   EXPECT_ERROR(augment({x, t[0]}, random), "the target of");
   EXPECT_ERROR(augment({x, t.to(f32)}, random), "the target must have an integer dtype");
-  EXPECT_ERROR(augment.apply({x, t}, params_of(1, 1)), "the parameters are for 1 samples");
-  EXPECT_ERROR(augment.apply({x, t}, params_of(2, 3)), "the parameters are for 3 channels");
+  EXPECT_ERROR(augment.apply({x, t}, params_of(1, 1)), "the number of samples in params must be 2, got 1");
+  EXPECT_ERROR(augment.apply({x, t}, params_of(2, 3)), "the number of channels in params must be 1, got 3");
   EXPECT_ERROR(Augmentation({.size = Triple(8, 8, 8)})({x, t}, random), "must lie within the input");
-  EXPECT_ERROR(augment.draw(-1, 1, random), "cannot draw");
+  EXPECT_ERROR(augment.draw(-1, 1, random), "samples and channels must not be negative, got -1 and 1");
 }
 
 }  // namespace

@@ -122,12 +122,14 @@ TEST(Loader, ResumesOnADifferentNumberOfRanks) {
         for (size_t i = 0; i < 2; ++i)
           EXPECT_EQ(values[step * 4 + kind * 2 + i], rest[step * 16 + kind * 8 + static_cast<size_t>(rank) * 2 + i]);
   }
-  EXPECT_ERROR(loader(2, 0, true)->load_state_dict(state), "24 samples; this loader has seed 5, batch size 8 and 16");
-  EXPECT_ERROR(Loader(dataset, {.batch_size = 8, .seed = 5, .sampler = all}).load_state_dict(state), "19 samples");
+  EXPECT_ERROR(loader(2, 0, true)->load_state_dict(state),
+               "number of samples 24; this loader has seed 5, batch size 8 and number of samples 16");
+  EXPECT_ERROR(Loader(dataset, {.batch_size = 8, .seed = 5, .sampler = all}).load_state_dict(state),
+               "number of samples 19");
   EXPECT_ERROR(Loader(dataset, {.batch_size = 3,
                                 .sampler = std::make_shared<data::DistributedSampler>(
                                     all, data::DistributedSamplerOptions{.num_replicas = 2, .batch_size = 8})}),
-               "on 2 ranks requires 4 samples per rank, but the loader's batch_size is 3");
+               "the loader's batch_size must be 8 / num_replicas = 4, got 3");
 }
 
 TEST(Sampler, OrderDependsOnlyOnSeedAndEpoch) {
@@ -473,9 +475,10 @@ TEST(Loader, RejectsEpochsWithoutBatches) {
   const data::TensorDataset empty(zeros({0, 2})), few(zeros({3, 2}));
   Loader none(empty, {.num_workers = 2}), dropping(few, {.batch_size = 4, .drop_last = true});
   EXPECT_EQ(none.size(), 0);
-  EXPECT_ERROR(none.begin(), "data::Loader: there are no batches: 0 samples with batch_size 1");
+  EXPECT_ERROR(none.begin(), "data::Loader: an epoch has no batches: the number of samples is 0, batch_size is 1");
   EXPECT_EQ(dropping.size(), 0);
-  EXPECT_ERROR(dropping.begin(), "data::Loader: there are no batches: 3 samples with batch_size 4 and drop_last");
+  EXPECT_ERROR(dropping.begin(),
+               "data::Loader: an epoch has no batches: the number of samples is 3, batch_size is 4, drop_last is true");
 }
 
 TEST(Loader, RejectsBadOptionsAndBatches) {
@@ -484,21 +487,22 @@ TEST(Loader, RejectsBadOptionsAndBatches) {
   EXPECT_ERROR(Loader(dataset, {.num_workers = -1}), "data::Loader: num_workers must lie in [0, 1024], got -1");
   for (int64_t factor : {0, (1 << 20) + 1})
     EXPECT_ERROR(Loader(dataset, {.prefetch_factor = factor}), "data::Loader: prefetch_factor must lie in [1, 2^20");
-  EXPECT_ERROR(Loader(dataset, {.num_workers = 2, .prefetch_factor = 1 << 20}), "got 1048576 with 2 workers");
+  EXPECT_ERROR(Loader(dataset, {.num_workers = 2, .prefetch_factor = 1 << 20}), "got 1048576 with num_workers = 2");
   EXPECT_EQ(Loader(dataset, {.num_workers = 1, .prefetch_factor = 1 << 20}).size(), 4);
   auto sampler = std::make_shared<data::SequentialSampler>(9);
   EXPECT_ERROR(Loader(dataset, {.shuffle = true, .sampler = sampler}), "shuffle and sampler cannot be combined");
   for (int workers : {0, 2}) {
     Loader outside(dataset, {.batch_size = 4, .num_workers = workers, .sampler = sampler});
     auto batch = outside.begin();
-    EXPECT_ERROR(++batch, "data::Loader: the sampler returned index 4 for a dataset of 4");
+    EXPECT_ERROR(++batch, "data::Loader: the sampler returned index 4, but the size of the dataset is 4");
   }
   Loader loader(dataset);
   Loader seeded(dataset, {.seed = 3});
   EXPECT_ERROR(loader.load_state_dict(seeded.state_dict()), "data::Loader: the state has seed 3");
   TensorMap beyond = loader.state_dict();
   beyond["batch"] = full({}, 5, {.dtype = i64});
-  EXPECT_ERROR(loader.load_state_dict(beyond), "the state is at batch 5 of epoch 0; an epoch has 4 batches");
+  EXPECT_ERROR(loader.load_state_dict(beyond),
+               "the state is at batch 5 of epoch 0, but the number of batches per epoch is 4");
 
   const FunctionDataset ragged(2, [](int64_t index, Generator&) { return Sample{zeros({index + 1}), {}}; });
   Loader mixed(ragged, {.batch_size = 2});

@@ -227,7 +227,8 @@ TEST(Schedule, RejectsBadOptions) {
   EXPECT_ERROR(LambdaLR(o, [](int64_t) { return -1.0; }), "LambdaLR: the learning rate must be finite and at least 0");
   EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1}), "OneCycleLR: total_steps must be finite and at least 1, got 0");
   EXPECT_ERROR(OneCycleLR(o, {.max_lr = 1, .total_steps = 9, .pct_start = 2}), "OneCycleLR: pct_start must lie in");
-  EXPECT_ERROR(SequentialLR(o, {}, {}), "SequentialLR: expects one milestone fewer than schedules, got 0 and 0");
+  EXPECT_ERROR(SequentialLR(o, {}, {}),
+               "SequentialLR: the number of schedules must be the number of milestones plus 1, got 0 and 0");
   EXPECT_ERROR(SequentialLR(o, {nullptr}, {}), "SequentialLR: a schedule is null");
   const auto step_lr = std::make_shared<StepLR>(o);
   EXPECT_ERROR(SequentialLR(o, {step_lr, step_lr}, {-1}), "SequentialLR: milestones must not be negative, got -1");
@@ -268,7 +269,7 @@ TEST(Schedule, RejectsStatesThatDoNotFit) {
   schedule.step();
   TensorMap state = schedule.state_dict();
   EXPECT_ERROR(other.load_state_dict(state), "LinearLR: this is not the state of a LinearLR");
-  EXPECT_ERROR(wide.load_state_dict(state), "StepLR: the state has 3 entries, expected 4");
+  EXPECT_ERROR(wide.load_state_dict(state), "StepLR: the state must have 4 entries, got 3");
   state["steps"] = full({}, 9, {.dtype = i64});
   schedule.check_state_dict(state);
   EXPECT_EQ(schedule.steps(), 1);

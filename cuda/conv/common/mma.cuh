@@ -1,14 +1,16 @@
 // Tensor core products of one warp (mma.sync, sm_80 and newer), in four arithmetics with one interface.
 //
-// Operands consist of words. A word holds neighboring elements along K: one float or two halves. In units of words, the
-// fragments of m16n8k8 (TF32) and of m16n8k16 (halves) are the same. With g = lane / 4 and t = lane % 4, a lane holds
+// Operands consist of words. A word holds neighboring elements along K: one float or two halves (bf16 or f16). In units
+// of words, the fragments of m16n8k8 (TF32) and of m16n8k16 (halves) are the same. With g = lane / 4 and t = lane % 4,
+// a lane holds
 //
 //   A (16 x 8 words): (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)
 //   B (8 words x 8):  (t, g) (t + 4, g)
 //   C (16 x 8):       (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 //
-// A kernel stages words and is otherwise independent of the arithmetic. An arithmetic class defines the elements of a
-// word (kElements elements of type Element), the rounding of a word when it is staged, and the product of fragments.
+// A kernel stages words, that is, copies them to shared memory, and is otherwise independent of the arithmetic. An
+// arithmetic class defines the elements of a word (kElements elements of type Element), the rounding of a word when it
+// is staged, the words into which split() divides a word of B (kParts), and the product of fragments.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -31,7 +31,7 @@ struct SwizzledTensor {
 class TmaTensor {
  public:
   TmaTensor(const View& view, const Launch& launch);
-  /// Returns the bytes of the copy that a view needs; 0 if TMA can read it.
+  /// Returns the bytes of the copy that a view needs; 0 if TMA can read the view itself.
   static int64_t copy_bytes(const View& view);
   const View& view() const { return view_; }
 

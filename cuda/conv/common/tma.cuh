@@ -12,15 +12,16 @@ namespace voxgrad::cuda {
 
 /// The position of a producer or consumer in a pipeline: the stage, and the number of completed rounds over all stages.
 struct PipelineState {
-  int stage = 0, round = 0;
+  int stage = 0;
+  int round = 0;
   __device__ void next(int stages) {
     if (++stage == stages) stage = 0, ++round;
   }
 };
 
 #if VOXGRAD_HAS_WGMMA
-/// Initializes a barrier for this number of arrivals per round. Other threads may use it after fence_barrier_init() and
-/// __syncthreads().
+/// Initializes a barrier for `threads` arrivals per round. Other threads may use the barrier after fence_barrier_init()
+/// and __syncthreads().
 __device__ inline void init_barrier(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -29,7 +30,7 @@ __device__ inline void arrive(uint32_t barrier) {
 }
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Arrives at the barrier. The round of the barrier ends when this number of bytes has been copied.
+/// Arrives at the barrier. The current round of the barrier ends when `bytes` bytes have been copied.
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -61,7 +62,7 @@ __device__ inline void tma_store(const CUtensorMap& tensor, uint32_t shared, int
       : "memory");
 }
 
-/// Prefetches a tensor map. Otherwise, the first copy would wait for it.
+/// Prefetches a tensor map. Otherwise, the first copy would wait for the map.
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor) : "memory");
 }

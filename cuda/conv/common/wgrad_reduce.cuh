@@ -5,11 +5,15 @@
 
 namespace voxgrad::cuda {
 
-inline constexpr int kSumColumns = 32, kSumSlices = 8;
+/// Elements that a CTA of wgrad_reduce() adds at a time.
+inline constexpr int kSumColumns = 32;
+/// Slices of the ranges; one warp adds each slice.
+inline constexpr int kSumSlices = 8;
 
 /// Adds the partial sums of all ranges in double, in a fixed order: first within 8 slices of the ranges, then the
 /// slices. Target has the members partial, weight, elements and ranges. Target::offset(element) returns the offset of
-/// an element in the weight gradient, or a negative number for padding.
+/// an element in the weight gradient, or a negative number for padding. Launch: CTAs of kSumColumns * kSumSlices
+/// threads in a 1-D grid-stride loop over groups of kSumColumns elements. Static shared memory: one double per thread.
 template <class T, class Target>
 __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
   __shared__ double sums[kSumSlices][kSumColumns];

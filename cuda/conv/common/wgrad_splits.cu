@@ -12,18 +12,18 @@ namespace {
 /// The parameters of the kernels. `sums` has the order of axes of WgradSplits.
 struct Params {
   WgradSplits sums;
-  int slices;  ///< slices of the splits, each added by one warp
-  int taps;
-  int taps_of_block;
+  int slices;            ///< slices of the splits, each added by one warp
+  int taps;              ///< taps of the kernel
+  int taps_of_block;     ///< taps that a CTA of reduce_splits() adds
   Divisor out_channels;  ///< per group
   void* weight;
   int64_t out_stride;
   int64_t in_stride;
   int kernel[3];
   int64_t tap_stride[3];
-  Divisor channel_tiles;
-  Divisor tap_tiles;
-  bool by_taps;  ///< taps are closer in memory than channels
+  Divisor channel_tiles;  ///< tiles of kLanes input channels
+  Divisor tap_tiles;      ///< tiles of taps_of_block taps
+  bool by_taps;           ///< taps are closer in memory than channels
 };
 
 constexpr int kLanes = 32, kWarps = 8;
@@ -34,7 +34,8 @@ __device__ float unscaled(const Params& p, float sum, int x_channel, int y_chann
 }
 
 /// Adds the partial sums of weights that have the layout of the partial sums. A warp adds 32 vectors of 4 elements. If
-/// `slices` is more than 1, this number of warps shares the splits of the same vectors.
+/// `slices` is more than 1, this number of warps shares the splits of the same vectors. Launch: kLanes * kWarps threads
+/// per CTA in a 1-D grid. Static shared memory: four floats per thread.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_constant__ Params p) {
   __shared__ float of_slice[kWarps][4][kLanes];
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
 }
 
 /// Adds the partial sums of weights in any layout. A CTA adds several taps of 32 input channels for one output
-/// channel. `slices` warps share the splits of a tap.
+/// channel. `slices` warps share the splits of a tap. Launch: kLanes * kWarps threads per CTA in a 1-D grid. Dynamic
+/// shared memory: the sums of a CTA. Static shared memory: one float per thread.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ Params p) {
   extern __shared__ float sums[];  // [channel][tap], with an odd pitch to avoid bank conflicts

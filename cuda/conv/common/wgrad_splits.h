@@ -16,19 +16,19 @@ struct WgradSplits {
   int splits;
   int in_channels;                     ///< per group
   int out_channels;                    ///< per group
-  const uint32_t* x_maxima = nullptr;  ///< maxima of scaled channels (sm90/wgrad/operand.h), or null
-  const uint32_t* y_maxima = nullptr;
+  const uint32_t* x_maxima = nullptr;  ///< maxima of the scaled channels of x (sm90/wgrad/operand.h), or null
+  const uint32_t* y_maxima = nullptr;  ///< maxima of the scaled channels of y, or null
 };
 
 /// Adds the partial sums of all splits in a fixed order, divides by the scales of the channels, and stores the weight
 /// gradient `w` in its layout and dtype.
 void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t stream);
 
-/// Returns whether the input channels are innermost, followed by the taps.
+/// Returns whether the input channels are innermost, followed by the taps, without gaps.
 bool is_dense_channels_last(const View& w);
 
 #ifdef __CUDACC__
-/// Returns the exponent of the scale factor of a channel with this maximum (the bits of a float).
+/// Returns the exponent of the scale factor of a channel. `maximum` is the largest magnitude, as the bits of a float.
 __device__ inline int scale_exponent(uint32_t maximum) {
   return maximum == 0 ? 0 : min(max(14 + 127 - static_cast<int>(maximum >> 23), -126), 126);
 }

@@ -12,22 +12,25 @@ namespace {
 
 constexpr int kPatch = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
+/// The parameters of depthwise().
 struct DepthwiseParams {
-  CUtensorMap in, out;
+  CUtensorMap in;
+  CUtensorMap out;
   DepthwiseTiles tiles;
   const float* weights;  ///< [tap][channel]
   bool flipped;          ///< dgrad with stride 1: the taps in reverse order
   const void* bias;      ///< or null
   int64_t bias_stride;
-  int in_depth, out_depth;
+  int in_depth;
+  int out_depth;
   int channels;
   float floor;           ///< lower bound of the results: 0 with ReLU
   int padding[3] = {};   ///< padding of fprop, or of dgrad with a stride
   int output_bytes = 0;  ///< bytes of an output plane in shared memory
 };
 
-/// The fprop form: output q reads the inputs q * S + k - padding. Along the depth, S input planes complete one output
-/// plane.
+/// The geometry of fprop, a Form of the kernel below: output q reads input q * S + k - padding at tap k. Along the
+/// depth, S input planes complete one output plane.
 template <int K, int S>
 struct Gather {
   static constexpr int kernel = K, stride = S;
@@ -52,9 +55,9 @@ struct Gather {
   static constexpr int input_of(int q, int k) { return q * S + k; }
 };
 
-/// The dgrad form with stride 2: output o reads input i = (o + padding - k) / 2 at tap k, if i is an integer. The
-/// padding and the center of the kernel must both be even or both be odd. Along the depth, an input plane completes two
-/// output planes.
+/// The geometry of dgrad with stride 2: output o reads input i = (o + padding - k) / 2 at tap k, if i is an integer.
+/// The padding and the center of the kernel must both be even or both be odd. Along the depth, an input plane completes
+/// two output planes. The members have the same meanings as those of Gather.
 template <int K>
 struct Scatter {
   static constexpr int kernel = K;
@@ -208,8 +211,8 @@ struct Occupancy {
   static constexpr int ctas = registers > 170 ? 2 : registers > 135 ? 3 : 4;
 };
 
-/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic shared memory: the
-/// stages, the weights in float, and the output planes of two steps.
+/// Computes fprop or dgrad. Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic
+/// shared memory: the stages, the weights in float, and the output planes of two steps.
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {

@@ -14,11 +14,14 @@ namespace {
 
 constexpr int kRows = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
+/// The parameters of depthwise_wgrad().
 struct DepthwiseWgradParams {
-  CUtensorMap x, y;
+  CUtensorMap x;
+  CUtensorMap y;
   DepthwiseTiles tiles;
   float* partial;  ///< [CTA tile][tap][channel]
-  int x_depth, y_depth;
+  int x_depth;
+  int y_depth;
   int channels;
   int padding[3] = {};
   int y_stages = 0;
@@ -64,8 +67,10 @@ template <int S>
 struct WgradLoader {
   const DepthwiseWgradParams& p;
   const DepthwiseTile& tile;
-  uint32_t x_stages, y_stages, full;  ///< addresses
-  int y_planes;
+  uint32_t x_stages;  ///< address of the first stage of x
+  uint32_t y_stages;  ///< address of the first stage of y
+  uint32_t full;      ///< address of the first barrier that counts the copied bytes of a stage
+  int y_planes;       ///< planes of y in the CTA tile
 
   __device__ void load(int plane) const {
     const auto stage = static_cast<uint32_t>(plane % p.tiles.stages);
@@ -100,8 +105,8 @@ __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& t
     partial[int64_t{i} * p.channels] = shared[i * kChannels + lane];
 }
 
-/// Launch: one CTA per CTA tile and 32 channels in a 1-D grid, K warps per patch. Dynamic shared memory: the
-/// stages of x and y; later the sums of all taps.
+/// Computes partial sums of the weight gradient. Launch: one CTA per CTA tile and 32 channels in a 1-D grid, K warps
+/// per patch. Dynamic shared memory: the stages of x and y; later the sums of all taps.
 template <class T, int K, int S>
 __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
     depthwise_wgrad(const __grid_constant__ DepthwiseWgradParams p) {
@@ -161,8 +166,10 @@ struct DepthwiseReduction {
   const float* partial;
   void* weight;
   int64_t stride[4];  ///< along channel, depth, height and width
-  int64_t channels, kernel;
-  int64_t elements, ranges;
+  int64_t channels;
+  int64_t kernel;
+  int64_t elements;
+  int64_t ranges;
 
   __device__ int64_t offset(int64_t element) const {
     const int64_t channel = take_digit(element, channels), kx = take_digit(element, kernel),

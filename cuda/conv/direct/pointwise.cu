@@ -19,19 +19,29 @@ constexpr int kVoxels = kPointwiseVoxels, kDepth = kVoxels / kRows;
 constexpr int kWgradThreads = 32 * kPointwiseWgradWarps;
 static_assert(kDepth == kLanes, "reduce_scatter() leaves one voxel to each lane");
 
+/// The parameters of pointwise_to_narrow() and pointwise_to_wide().
 struct PointwiseParams {
-  const void *in, *weight, *bias;
+  const void* in;
+  const void* weight;
+  const void* bias;  // or null
   void* out;
-  int64_t weight_narrow, weight_wide, bias_stride, voxels;  // strides in elements; number of voxels
-  int wide, pitch, out_channels;                            // pitch: wide, rounded up to vectors of 4 lanes
+  int64_t weight_narrow;  // stride of the weights along the narrow channels, in elements
+  int64_t weight_wide;    // stride of the weights along the wide channels, in elements
+  int64_t bias_stride;
+  int64_t voxels;  // number of voxels
+  int wide;        // number of wide channels
+  int pitch;       // `wide`, rounded up to the vectors of 4 lanes
+  int out_channels;
   float floor;
   bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
 };
 
 /// The position of a thread: its warp and lane, the voxel of the lane (row), and its share of the channels (part).
 struct Lane {
-  int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  int row = lane / kLanes, part = lane % kLanes;
+  int warp = static_cast<int>(threadIdx.x) / 32;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  int row = lane / kLanes;
+  int part = lane % kLanes;
 };
 
 /// Stores 16 bytes with one instruction. For a plain assignment, nvcc would emit four.
@@ -147,7 +157,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
   }
 }
 
-/// Computes wide results from narrow inputs. Launch: as for pointwise_to_narrow().
+/// Computes wide results from narrow inputs. The launch is that of pointwise_to_narrow().
 template <class T, int kNarrow>
 __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow))
     pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
@@ -200,11 +210,14 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
   }
 }
 
+/// The parameters of pointwise_wgrad().
 struct PointwiseWgradParams {
-  const void *narrow, *wide;
+  const void* narrow;
+  const void* wide;
   float* partial;  // (range, narrow channel, wide channel)
   int64_t voxels;
-  int channels, groups;  // wide channels; warps among which they are divided
+  int channels;  // number of wide channels
+  int groups;    // warps among which the wide channels are divided
 };
 
 /// Computes partial sums. Launch: CTAs of kPointwiseWgradWarps warps in a 2-D grid of ranges of voxels by parts of the
@@ -269,9 +282,11 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
 struct WgradReduction {
   const float* partial;
   void* weight;
-  int64_t narrow_stride, wide_stride;
+  int64_t narrow_stride;
+  int64_t wide_stride;
   int wide;
-  int64_t elements, ranges;
+  int64_t elements;
+  int64_t ranges;
 
   __device__ int64_t offset(int64_t element) const {
     const int64_t channel = take_digit(element, wide);

@@ -5,6 +5,9 @@
 //   dgrad:        x[phase + q * stride] reads y[q + (phase + padding - k * dilation) / stride],
 //                 if the index of y is an integer
 //
+// Fprop is the forward convolution, dgrad the gradient of its input, and wgrad the gradient of its weights. A tap k is
+// an element of the kernel.
+//
 // Dgrad has one phase for each residue of the *results* modulo the stride. Fprop has one phase for each residue of the
 // *inputs*, and a result is the sum over the phases. The inputs of a phase (residue, residue + stride, ...) form a
 // dense row. An axis can also be *folded*: all residues then belong to one phase and are loaded together. The mma.sync
@@ -32,22 +35,23 @@ struct AxisPhase {
   int tap_first;
   int tap_step;
   int taps;
-  int low;   ///< lowest row position / fold that result q = 0 reads
-  int span;  ///< number of row positions / fold from the lowest to the highest that q = 0 reads
+  int low;   ///< lowest row position that result q = 0 reads, divided by `fold`
+  int span;  ///< highest row position that result q = 0 reads, divided by `fold`, minus `low`, plus 1
 };
 
+/// Upper bound of the phases of an axis.
 inline constexpr int kMaxAxisPhases = 8;
 
 /// The phases of an axis.
 struct AxisPhases {
   int64_t in_size;
-  int in_step;   ///< input positions from one row position to the next
-  int out_step;  ///< result positions from one q to the next
-  int fold;      ///< residues that share a row
-  int kernel;    ///< taps of the kernel
-  int count;     ///< results of the largest phase
-  int max_span;
-  bool complete;  ///< every result belongs to a phase; other results are the bias alone
+  int in_step;    ///< input positions from one row position to the next
+  int out_step;   ///< result positions from one q to the next
+  int fold;       ///< residues that share a row
+  int kernel;     ///< taps of the kernel
+  int count;      ///< results of the largest phase
+  int max_span;   ///< largest span of a phase
+  bool complete;  ///< whether every result belongs to a phase; results without a phase are the bias alone
   int phases;     ///< number of phases
   AxisPhase phase[kMaxAxisPhases];
 };
@@ -58,7 +62,7 @@ std::optional<AxisPhases> fprop_phases(int64_t in_size, int64_t out_size, int64_
                                        int64_t padding, int64_t dilation, bool fold);
 std::optional<AxisPhases> dgrad_phases(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                        int64_t padding, int64_t dilation);
-/// Sets low and span of every phase to those of the union of all phases.
+/// Sets `low` and `span` of every phase to those of the union of all phases.
 void merge_halos(AxisPhases& axis);
 
 }  // namespace voxgrad::cuda

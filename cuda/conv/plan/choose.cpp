@@ -44,9 +44,10 @@ FamilyPlan try_multistage_wgrad(const ConvProblem& p) {
   return *multistage;
 }
 
-/// Plans direct/small_channel unless sm90/fprop_dgrad is faster. For channels-last tensors, this is always the case.
-/// Other tensors must be copied, and the estimated time with the copy must be less. The factor 1.5 corrects the model
-/// of sm90/fprop_dgrad, which underestimates the cost of strided results and small tiles.
+/// Plans direct/small_channel unless sm90/fprop_dgrad supports the problem and is faster. For channels-last tensors,
+/// sm90/fprop_dgrad is always faster. It must copy other tensors, and is faster if its estimated time with the copy is
+/// less. The factor 1.5 corrects the model of sm90/fprop_dgrad, which underestimates the cost of strided results and
+/// small tiles.
 FamilyPlan try_small_channel(const ConvProblem& p) {
   const auto small = plan_small_channel_fprop_dgrad(p);
   if (!small) return {};

@@ -25,7 +25,7 @@ struct ConvPlan {
   ConvRewrite rewrite = ConvRewrite::none;
   ConvProblem problem;        ///< the problem that the family computes, after the rewrite
   int64_t merged_groups = 1;  ///< groups that ConvRewrite::merged_groups merges into one
-  int64_t samples = 1;        ///< samples of a launch. Less than the batch if the copies of all samples were too large
+  int64_t samples = 1;  ///< samples of a launch. Less than the batch if the copies of all samples would be too large
   FamilyPlan family;
 };
 

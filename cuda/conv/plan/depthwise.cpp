@@ -45,7 +45,7 @@ int shared_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
   };
   const int planes = plan.stages * stage_bytes(plan.box), tile = stage_bytes(plan.tile);
   const int taps = plan.kernel * plan.kernel * plan.kernel * kDepthwiseChannels * static_cast<int>(sizeof(float));
-  const int outputs = plan.transposed ? 4 : 2;  // two steps
+  const int outputs = plan.transposed ? 4 : 2;  // output planes of two steps
   if (p.pass != ConvPass::wgrad) return planes + taps + outputs * tile + kDepthwiseAlignment;
   const int y_planes = depthwise_y_stages(plan.kernel, plan.stride, plan.stages) * tile;
   return std::max(planes + y_planes, taps) + kDepthwiseAlignment;

@@ -50,7 +50,7 @@ struct DepthwisePlan {
 
 /// Returns nothing unless the problem is a depthwise convolution of channels-last tensors that TMA can read, with a
 /// kernel of 3^3, 5^3 or 7^3, the stride 1 or 2 along all axes, and no dilation. For dgrad with stride 2, the paddings
-/// and half of the kernel must be all even or all odd.
+/// and kernel / 2 (rounded down) must be all even or all odd.
 std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& problem);
 /// Returns the bytes of the weights in float, or of the partial sums of wgrad.
 int64_t workspace_bytes(const ConvProblem& problem, const DepthwisePlan& plan);

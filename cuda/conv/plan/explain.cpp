@@ -10,15 +10,18 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Measured rates of an H200 for kernels that only one resource limits. The TF32 rate is that of the sustained clock.
+// Measured rates of an H200, in FLOP/s and bytes/s, for kernels that only one resource limits. The TF32 rate is that of
+// the sustained clock.
 constexpr double kTf32Rate = 402e12, kHalfRate = 797e12, kDoubleRate = 67e12, kByteRate = 4.23e12;
 constexpr double kFmaRate = 61e12;  // float32 on CUDA cores
 
 /// FLOP per clock and SM of dense products on tensor cores, by compute capability in ascending order. f64 is the rate
 /// of CUDA cores if tensor cores do not support f64.
 struct TensorCores {
-  int capability;
-  double tf32, half, f64;
+  int capability;  ///< compute capability: 10 * major + minor
+  double tf32;
+  double half;
+  double f64;
 };
 constexpr TensorCores kTensorCores[] = {
     {80, 1024, 2048, 128}, {86, 512, 1024, 4}, {89, 512, 1024, 4}, {90, 2048, 4096, 256}, {100, 4096, 8192, 128}};

@@ -39,8 +39,8 @@ constexpr ConvArithmetic arithmetic_kind() {
   return std::is_same_v<typename Arithmetic::Element, BFloat16> ? ConvArithmetic::bf16 : ConvArithmetic::f16;
 }
 
-/// The instance of a tile. Compiling a launch of the tile instantiates the variable, which is initialized when the
-/// program starts.
+/// The instances of the tiles outside of sm90/. Compiling a launch of a tile instantiates its variable, which is
+/// initialized when the program starts.
 template <class Tile, ConvPass kPass, int kWidth>
 inline ConvInstance mma_sync_instance{
     kPass, ConvKernel::mma_sync, arithmetic_kind<typename Tile::Arithmetic>(), kWidth, 0, 0};

@@ -9,11 +9,14 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Constants of the cost model, in clocks: staging one row or column of a stage, one product of a row and a column with
-// all voxels of a stage, the latency of a stage, and the launch of the second kernel. The rates are in bytes per clock.
-// The first two were fitted to the times of all tiles on an H200.
-constexpr double kStaging = 3, kProduct = 1 / 18.0, kLatency = 700, kReduction = 4000, kFromMemory = 2350,
-                 kReductionBytes = 2500;
+// Constants of the cost model. Times are in clocks, and rates are in bytes per clock. kStaging and kProduct were fitted
+// to the times of all tiles on an H200.
+constexpr double kStaging = 3;            // time to stage one row or column of a stage
+constexpr double kProduct = 1 / 18.0;     // time of the products of one row and one column of a stage
+constexpr double kLatency = 700;          // latency of a stage
+constexpr double kReduction = 4000;       // time to launch the second kernel
+constexpr double kFromMemory = 2350;      // rate at which the tensors are read
+constexpr double kReductionBytes = 2500;  // rate at which the partial sums are written and read
 
 constexpr MultistageWgradTile kTiles[] = {{128, 128}, {64, 128}, {64, 64}};
 // With three products, the parts of the operands need registers in addition to the accumulators.

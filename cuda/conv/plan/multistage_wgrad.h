@@ -15,7 +15,7 @@ struct MultistageWgradTile {
   int columns;  ///< pairs of a tap and an input channel
   friend constexpr bool operator==(const MultistageWgradTile&, const MultistageWgradTile&) = default;
 };
-/// Returns the number of CTAs of a tile that run on one SM of sm_90 at a time. `three`: tf32x3.
+/// Returns the number of CTAs of a tile that run on one SM of sm_90 at a time. `three` is true for tf32x3.
 constexpr int ctas_per_sm(const MultistageWgradTile& tile, bool three) {
   return tile.rows * tile.columns > 64 * 64 ? 2 : three ? 3 : 4;
 }
@@ -41,7 +41,7 @@ struct MultistageWgradPlan {
 };
 
 /// Returns nothing if the family does not support the problem: dtypes other than f32, tensors that are not
-/// channels-last or whose channels are not multiples of 4, more than 2^31 voxels, large distances between taps.
+/// channels-last or whose channels are not multiples of 4, more than 2^31 voxels, or large distances between taps.
 std::optional<MultistageWgradPlan> plan_multistage_wgrad(const ConvProblem& problem);
 /// Returns the bytes of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const MultistageWgradPlan& plan);

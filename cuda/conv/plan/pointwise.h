@@ -32,9 +32,9 @@ constexpr int pointwise_blocks(int narrow) { return narrow <= 4 ? 3 : 2; }
 
 /// The plan of a convolution.
 struct PointwisePlan {
-  bool wide_in;  ///< `in` is the wide tensor
-  int narrow;    ///< channels
-  int wide;
+  bool wide_in;        ///< `in` is the wide tensor
+  int narrow;          ///< channels of the narrow tensor
+  int wide;            ///< channels of the wide tensor
   int64_t voxels;      ///< in all samples
   int64_t blocks = 1;  ///< CTAs along the voxels; in wgrad, each computes partial sums
   int groups = 1;      ///< wgrad: warps among which the wide channels of a voxel are divided

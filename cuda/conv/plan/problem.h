@@ -56,16 +56,16 @@ struct ConvProblem {
   int multiprocessors = 132;          ///< SMs; default: H200
   bool wgmma = true;                  ///< the GPU is sm_90a and the program has code for it
   Triple in_stride{0};                ///< elements, along D, H and W
-  Triple out_stride{0};
+  Triple out_stride{0};               ///< elements, along D, H and W
   int64_t in_channel_stride = 1;
   int64_t out_channel_stride = 1;
   int64_t out_sample_stride = 0;
-  bool in_channels_last = false;  ///< the channels of a voxel are contiguous
-  bool out_channels_last = false;
-  bool in_aligned = true;  ///< TMA can read the tensor if it is channels-last (is_tma_tensor())
-  bool out_aligned = true;
-  bool in_dense = false;  ///< channels-last without gaps between voxels
-  bool out_dense = false;
+  bool in_channels_last = false;      ///< the channels of a voxel of `in` are contiguous
+  bool out_channels_last = false;     ///< the channels of a voxel of `out` are contiguous
+  bool in_aligned = true;             ///< TMA can read `in` if it is channels-last (is_tma_tensor())
+  bool out_aligned = true;            ///< TMA can read `out` if it is channels-last
+  bool in_dense = false;              ///< `in` is channels-last without gaps between voxels
+  bool out_dense = false;             ///< `out` is channels-last without gaps between voxels
   bool weight_channels_last = false;  ///< channels-last weights, without gaps between taps along the width
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;

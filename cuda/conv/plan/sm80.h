@@ -9,16 +9,17 @@
 
 namespace voxgrad::cuda {
 
-/// Taps of a kernel, and classes (phases of dgrad, residues of wgrad) of a problem.
+/// Upper bound of the taps of a kernel.
 inline constexpr int kMaxMmaSyncTaps = 1024;
+/// Upper bound of the classes of a problem (MmaSyncPlan, MmaSyncWgradPlan).
 inline constexpr int kMaxMmaSyncClasses = 64;
-/// Words of input channels in a k-block of fprop and dgrad.
+/// Words (common/mma.cuh) of input channels in a k-block of fprop and dgrad.
 inline constexpr int kMmaSyncKWords = 8;
 
 /// Returns the compiled widths of tiles, ascending: columns for fprop and dgrad, rows for wgrad.
 std::span<const int> mma_sync_widths(ConvArithmetic arithmetic);
 std::span<const int> mma_sync_wgrad_widths();
-/// Returns the width of ConvChoice if it is one of `widths`.
+/// Returns the width of ConvChoice if this width is one of `widths`, otherwise nothing.
 std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> widths);
 
 /// The plan of fprop or dgrad. A class combines one phase of each axis. In dgrad, a class is a phase of the results,
@@ -26,16 +27,16 @@ std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> 
 /// classes.
 struct MmaSyncPlan {
   AxisPhases axis[3];
-  int tile[3];    ///< results of a CTA tile
-  int extent[3];  ///< voxels of the halo of a CTA tile
-  int tiles[3];   ///< tiles along each axis
-  int halo_voxels;
-  int classes;
-  int line;   ///< words from one line of the halo in shared memory to the next
-  int pitch;  ///< words from one word of channels to the next
-  int columns;
-  int column_tiles;
-  int k_blocks;
+  int tile[3];       ///< results of a CTA tile
+  int extent[3];     ///< voxels of the halo of a CTA tile
+  int tiles[3];      ///< tiles along each axis
+  int halo_voxels;   ///< voxels of the halo of a CTA tile in total
+  int classes;       ///< number of classes
+  int line;          ///< words from one line of the halo in shared memory to the next
+  int pitch;         ///< words from one word of channels to the next
+  int columns;       ///< output channels of a CTA tile
+  int column_tiles;  ///< tiles along the output channels
+  int k_blocks;      ///< k-blocks of input channels
   bool merged;       ///< a CTA computes all phases and columns of its tile and loads the channels once
   int input_stages;  ///< stages of inputs in shared memory
   double cycles;     ///< cost on all SMs according to the planner's model
@@ -48,17 +49,18 @@ int64_t workspace_bytes(const ConvProblem& problem, const MmaSyncPlan& plan);
 
 /// The plan of wgrad. A class combines one phase of each axis: a residue of x.
 struct MmaSyncWgradPlan {
+  /// The columns of one class. A column is one tap of one channel of x.
   struct Class {
-    int taps;
+    int taps;          ///< taps of the class
     int padded_taps;   ///< taps, rounded up to fill whole tiles
     int tile_columns;  ///< columns of a tile, in blocks of 8
-    int tiles;
+    int tiles;         ///< column tiles of the class
   };
   AxisPhases axis[3];
   int k_tile[3];   ///< voxels of y in a k-tile, along each axis
   int extent[3];   ///< halo of x; along the width in words
   int tiles[3];    ///< k-tiles along each axis
-  int run;         ///< words of a line of the halo, for one residue and one shift
+  int run;         ///< words of a line of the halo, for one residue and one shift (sm80/wgrad.cuh)
   int halo_words;  ///< words of the halo per channel
   int pitch;       ///< words in shared memory from one channel of x to the next
   int rows;        ///< output channels of a CTA tile

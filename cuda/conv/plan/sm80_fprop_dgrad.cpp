@@ -162,8 +162,8 @@ std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
   plan.input_stages = 2;
   choose_tile(p, plan);
   // All phases read the same inputs. If the channels fit into one k-block, the inputs can be staged once for all
-  // phases. With more k-blocks, a CTA would need the shared memory of a whole SM. This was slower: by a third for 8
-  // k-blocks.
+  // phases. With more k-blocks, a CTA would need the shared memory of a whole SM, which was slower (by a third for 8
+  // k-blocks).
   if (p.pass == ConvPass::dgrad && plan.classes > 1 && plan.k_blocks == 1) {
     MmaSyncPlan merged = axes;
     merged.merged = true;

@@ -13,12 +13,14 @@ namespace {
 
 constexpr int kMaxSide = 255;      // voxels of a tile along an axis
 constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
-// Constants of the cost model. Rates in bytes per clock: an SM reads kFromL2 from L2 and writes kToMemory; all SMs
-// together transfer kMemory. Times in clocks: kUnit per work unit, kReduction for a second kernel, and kWait for each
-// unit whose boxes cannot be loaded during the previous unit. kAlone is the slowdown of a warpgroup that is alone on
-// its SM.
-constexpr double kFromL2 = 32, kToMemory = 32, kUnit = 1000, kReduction = 4000, kMemory = 2500, kWait = 1500,
-                 kAlone = 1.3;
+// Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
+constexpr double kFromL2 = 32;       // rate at which an SM reads from L2
+constexpr double kToMemory = 32;     // rate at which an SM writes results
+constexpr double kUnit = 1000;       // time per work unit
+constexpr double kReduction = 4000;  // time of a second kernel
+constexpr double kMemory = 2500;     // rate at which all SMs together transfer data from and to memory
+constexpr double kWait = 1500;       // time per unit whose boxes cannot be loaded during the previous unit
+constexpr double kAlone = 1.3;       // slowdown of a warpgroup that is alone on its SM
 
 using Bases = std::array<int, FpropDgradPlan::kMaxTiles>;
 

@@ -8,8 +8,9 @@
 
 namespace voxgrad::cuda {
 
-/// A CTA tile. If `slide` is more than 1, the tile slides along depth: `slide` taps along the depth are blocks of
-/// columns of one product, and the sums of the blocks belong to neighboring planes of the result.
+/// A CTA tile. An m64 tile consists of the 64 rows of a wgmma product. If `slide` is more than 1, the tile slides along
+/// depth: `slide` taps along the depth are blocks of columns of one product, and the sums of the blocks belong to
+/// neighboring planes of the result.
 struct FpropDgradTile {
   int columns;    ///< output channels
   int row_tiles;  ///< m64 tiles of voxels of a warpgroup
@@ -100,8 +101,8 @@ struct FpropDgradPlan {
   int input_bytes() const { return (box_rows() * row_bytes + 1023) / 1024 * 1024; }
 };
 
-/// Returns nothing for problems that this family does not support or compute fast: f64, few channels, a copy that does
-/// not pay, too many taps or residues.
+/// Returns nothing for problems that this family does not support or does not compute fast: f64, few channels, a copy
+/// that does not pay, or too many taps or residues.
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& problem);
 /// Returns the bytes of the channels-last copy of all inputs, if they need a copy (two copies for tf32x3).
 int64_t copied_bytes(const ConvProblem& problem);

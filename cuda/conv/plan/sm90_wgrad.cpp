@@ -12,8 +12,13 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr int kStatic = 2 * 1024;  // bytes of shared memory for barriers and alignment
-// Constants of the cost model: rates in bytes per clock and SM (kReductionBytes: for all SMs), and times in clocks.
-constexpr double kFromL2 = 45, kUnit = 1500, kStage = 150, kToMemory = 16, kReduction = 4000, kReductionBytes = 2500;
+// Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
+constexpr double kFromL2 = 45;            // rate at which an SM reads from L2
+constexpr double kUnit = 1500;            // time per work unit
+constexpr double kStage = 150;            // time per stage
+constexpr double kToMemory = 16;          // rate at which an SM writes sums
+constexpr double kReduction = 4000;       // time of the second kernel
+constexpr double kReductionBytes = 2500;  // rate at which all SMs together transfer partial sums
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
 // With three products, the sums need registers in addition to the accumulators.

@@ -9,8 +9,8 @@
 
 namespace voxgrad::cuda {
 
-/// A CTA tile. If `slide` is more than 1, the tile slides along depth: `slide` taps along the depth are blocks of
-/// columns, which are consecutive planes of y.
+/// A CTA tile. An m64 tile consists of the 64 rows of a wgmma product. If `slide` is more than 1, the tile slides along
+/// depth: `slide` taps along the depth are blocks of columns, which are consecutive planes of y.
 struct WgradTile {
   int chunk;    ///< input channels of a row of x
   int columns;  ///< output channels of y
@@ -47,13 +47,13 @@ struct WgradPlan {
   int tile[4] = {};                         ///< voxels of y of a tile: sample, depth, height, width
   int box[4] = {};                          ///< voxels of a box of x
   int depth = 0;                            ///< planes of y (sliding: of x) that the tiles cover
-  int splits = 1;
-  int tiles_of_split = 0;
-  int all_tiles = 0;  ///< tiles of all products
-  int stages = 0;
-  int64_t units = 0;
-  int64_t samples = 1;  ///< samples of a launch
-  double cycles = 0;    ///< cost according to the planner's model
+  int splits = 1;                           ///< splits of the tiles of y (split-K)
+  int tiles_of_split = 0;                   ///< tiles of y in a split
+  int all_tiles = 0;                        ///< tiles of all products
+  int stages = 0;                           ///< stages of shared memory
+  int64_t units = 0;                        ///< work units
+  int64_t samples = 1;                      ///< samples of a launch
+  double cycles = 0;                        ///< cost according to the planner's model
 
   int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
   int y_box(int i) const { return tile[i] + (i == 1 ? cta.slide - 1 : 0); }
@@ -66,7 +66,7 @@ struct WgradPlan {
 };
 
 /// Plans launches of as many samples as may be copied at a time. Returns nothing for problems that the family does not
-/// support: f64, too many taps or residues.
+/// support: f64, or too many taps or residues.
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& problem);
 /// Returns the bytes of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const WgradPlan& plan);

@@ -83,7 +83,7 @@ int resident_blocks(int shared_bytes, int most) {
 
 /// Chooses the depth of sliding tiles, at most `most` planes, so that the CTAs fill the SMs evenly. Returns the total
 /// time in clocks, or a negative number if no depth is possible. A plane of a tile takes `plane` clocks. A CTA takes
-/// another `first` clocks before its first plane.
+/// `first` clocks before its first plane.
 template <class Plan>
 double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resident, int most, double plane,
              double first) {

@@ -17,15 +17,15 @@ inline constexpr int kSmallChannelEpilogue = 32;
 constexpr int small_channel_producers(int blocks) { return (blocks == 2 ? 256 : 512) - kSmallChannelEpilogue; }
 /// Upper bound of the channels of a group, of either tensor.
 inline constexpr int kSmallChannels = 16;
-/// Upper bound of the pairs of units in a plane.
+/// Upper bound of the pairs of units in a plane (SmallChannelPlan::pairs).
 inline constexpr int kSmallChannelPairs = 512;
 /// Upper bound of the planes in shared memory.
 inline constexpr int kSmallChannelStages = 8;
 /// Compiled columns of fprop and dgrad: channels of the result times phases along the width.
 inline constexpr int kSmallChannelColumns[] = {8, 16, 32};
-/// Consumer threads of a CTA of wgrad; it has as many producer threads.
+/// Consumer threads of a CTA of wgrad. The number of its producer threads is the same.
 inline constexpr int kSmallChannelWgradConsumers = 512;
-/// Returns the units of a warp of wgrad, for 8 or 16 channels of y.
+/// Returns the units (see SmallChannelWgradPlan) of a warp of wgrad, for 8 or 16 channels of y.
 constexpr int small_channel_units(int columns) { return columns == 8 ? 14 : 8; }
 
 /// The inputs that a tile of results reads, stored line by line for each channel. Result q of an axis reads positions

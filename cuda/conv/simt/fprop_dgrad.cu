@@ -1,4 +1,4 @@
-// Fprop and dgrad (the transposed convolution) on CUDA cores, for every parameter: a SIMT implicit GEMM.
+// Fprop and dgrad (the transposed convolution) on CUDA cores, for every geometry of f32 and f64: a SIMT implicit GEMM.
 //
 // A result is the sum of input voxels times weights, over the taps that reach the result. Along one axis
 //
@@ -22,15 +22,25 @@ namespace {
 /// A phase of one axis. Voxel j of the phase is result out_start + j * out_step. Tap t of the phase is tap
 /// tap_start + t * tap_step of the kernel. With this tap, voxel j reads input in_start + j * in_step + t * in_tap_step.
 struct Lattice {
-  int count, taps;
-  int out_start, out_step;
-  int tap_start, tap_step;
-  int in_start, in_step, in_tap_step;
+  int count;  // voxels of the phase
+  int taps;   // taps of the phase
+  int out_start;
+  int out_step;
+  int tap_start;
+  int tap_step;
+  int in_start;
+  int in_step;
+  int in_tap_step;
 };
 
 /// One axis of the geometry.
 struct ConvAxis {
-  int64_t in_size, out_size, kernel, stride, padding, dilation;
+  int64_t in_size;
+  int64_t out_size;
+  int64_t kernel;
+  int64_t stride;
+  int64_t padding;
+  int64_t dilation;
   int64_t phases;     // phases that have at least one voxel
   int64_t tap_step;   // taps of the kernel from one tap of a phase to the next
   int64_t max_count;  // voxels of the largest phase
@@ -64,19 +74,31 @@ __device__ Lattice lattice_of(const ConvAxis& axis, bool transposed, int64_t pha
   return lattice;
 }
 
+/// The parameters of simt_fprop_dgrad_kernel.
 template <class T>
 struct FpropDgradParams {
   const T* in;
   const T* weight;
   const T* bias;  // or null
   T* out;
-  int64_t in_stride[5], out_stride[5];
-  int64_t weight_group, weight_in, weight_out, weight_tap[3], bias_stride;  // strides in elements
-  int64_t batch, groups;
-  int in_channels, out_channels;  // per group
-  bool transposed, relu;
+  // All strides are in elements.
+  int64_t in_stride[5];
+  int64_t out_stride[5];
+  int64_t weight_group;
+  int64_t weight_in;
+  int64_t weight_out;
+  int64_t weight_tap[3];
+  int64_t bias_stride;
+  int64_t batch;
+  int64_t groups;
+  int in_channels;   // per group
+  int out_channels;  // per group
+  bool transposed;   // dgrad
+  bool relu;
   ConvAxis axis[3];
-  int64_t voxel_tiles, channel_tiles, tiles;  // voxel_tiles: per phase
+  int64_t voxel_tiles;    // tiles along the voxels of a phase
+  int64_t channel_tiles;  // tiles along the output channels
+  int64_t tiles;          // tiles in total
 };
 
 /// A CTA tile. Thread 0 computes it for all threads of the CTA.
@@ -105,7 +127,8 @@ __device__ CtaTile cta_tile(const FpropDgradParams<T>& problem, int64_t index) {
   return tile;
 }
 
-/// Launch: CTAs of kTileThreads threads in a 1-D grid, each of which computes one tile after another.
+/// Computes fprop or dgrad. Launch: CTAs of kTileThreads threads in a 1-D grid, each of which computes one tile after
+/// another.
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     simt_fprop_dgrad_kernel(const __grid_constant__ FpropDgradParams<T> problem) {

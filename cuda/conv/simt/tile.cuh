@@ -4,7 +4,7 @@
 //
 // The position of an element of A in the volume is the sum of two terms. One term depends on m and is kept by a thread
 // (a Site). The other term depends on k and is stored in a table in shared memory (a Row). In fprop and dgrad, m is an
-// output voxel and k is a (channel, tap). In wgrad, m is a (channel, tap) and k is a voxel. The three kernels differ
+// output voxel and k is a (channel, tap). In wgrad, m is a (channel, tap) and k is a voxel. The three passes differ
 // only in their sites and rows. Addresses are 64-bit sums, positions are 32-bit sums.
 #pragma once
 
@@ -67,9 +67,9 @@ __device__ inline Voxel advance(Voxel voxel, int steps, const int (&count)[3]) {
   return voxel;
 }
 
-/// 8 warps share kM x kN results. A warp has 32 * kThreadM rows and kThreadN columns. Neighboring lanes have
-/// neighboring rows, so that reads of A and stores are coalesced. All lanes have the same columns, so that reads of B
-/// are broadcasts.
+/// A CTA tile of kM x kN results, which the 8 warps of the CTA share. A warp has 32 * kThreadM rows and kThreadN
+/// columns. Neighboring lanes have neighboring rows, so that reads of A and stores are coalesced. All lanes have the
+/// same columns, so that reads of B are broadcasts.
 template <class Element, int kThreadM_, int kThreadN_, int kWarpsN>
 struct TileShape {
   using T = Element;
@@ -87,6 +87,7 @@ struct TileShape {
   __device__ static int n_of(int j) { return static_cast<int>(threadIdx.x) / 32 % kWarpsN * kThreadN + j; }
 };
 
+/// The shared memory of a CTA: two stages of A and B, and two tables of rows.
 template <class Tile>
 struct alignas(16) TileMemory {
   // With 4 words of padding, the columns that a warp stages are in different banks.
@@ -102,7 +103,8 @@ struct TileOperands {
   const T* b;
   int64_t b_stride;  // elements between the columns of B
   int size[3];
-  int n_count, k_count;
+  int n_count;  // columns of B
+  int k_count;  // rows of B
 };
 
 /// Adds the products of one staged k-block to `sum`.

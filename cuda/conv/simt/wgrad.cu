@@ -1,4 +1,4 @@
-// Wgrad on CUDA cores, for every parameter: a SIMT implicit GEMM with split-K.
+// Wgrad on CUDA cores, for every geometry of f32 and f64: a SIMT implicit GEMM with split-K.
 //
 //   dw[co][ci][k] = sum over samples and voxels o of y[co][o] * x[ci][o * stride - padding + k * dilation]
 //
@@ -13,22 +13,33 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// The parameters of simt_wgrad_kernel.
 template <class T>
 struct WgradParams {
   const T* x;
   const T* y;
   T* partial;  // (ranges, groups, out_channels, columns), columns as (channel, tap) or (tap, channel)
-  int64_t x_stride[5], y_stride[5];
-  int x_size[3], y_size[3], kernel[3];
-  int stride[3], padding[3], dilation[3];
-  int in_channels, out_channels;  // per group
-  int columns;                    // (channel, tap) pairs
-  int64_t groups, voxels;         // voxels: in all samples
-  int range;                      // voxels of a CTA
-  int64_t column_tiles, channel_tiles, tiles;
+  int64_t x_stride[5];
+  int64_t y_stride[5];
+  int x_size[3];
+  int y_size[3];
+  int kernel[3];
+  int stride[3];
+  int padding[3];
+  int dilation[3];
+  int in_channels;   // per group
+  int out_channels;  // per group
+  int columns;       // (channel, tap) pairs
+  int64_t groups;
+  int64_t voxels;         // in all samples
+  int range;              // voxels of a CTA
+  int64_t column_tiles;   // tiles along the (channel, tap) pairs
+  int64_t channel_tiles;  // tiles along the output channels
+  int64_t tiles;          // tiles in total
 };
 
-/// Launch: CTAs of kTileThreads threads in a 1-D grid, each of which computes one tile after another.
+/// Computes partial sums of the weight gradient. Launch: CTAs of kTileThreads threads in a 1-D grid, each of which
+/// computes one tile after another.
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     simt_wgrad_kernel(const __grid_constant__ WgradParams<T> problem) {

@@ -19,6 +19,7 @@
 
 namespace voxgrad::cuda {
 
+/// A CTA tile. Each warp computes kM16 blocks of 16 rows by kN8 blocks of 8 columns.
 template <class Arithmetic_, int kN8_>
 struct MmaSyncTile {
   using Arithmetic = Arithmetic_;
@@ -48,7 +49,7 @@ __device__ inline void halo_first(const MmaSyncParams& p, const TileCoord& place
     first[a] = (place.q[a] + at.low) * p.axis[a].fold * p.axis[a].in_step + at.residue;
   }
 }
-/// Returns the offset of this lowest position in elements, from the first element of the sample.
+/// Returns the offset of the position that halo_first() computes, in elements from the first element of the sample.
 __device__ inline int64_t halo_corner(const MmaSyncParams& p, const TileCoord& place, int number) {
   int first[3];
   halo_first(p, place, number, first);
@@ -86,8 +87,8 @@ struct StagedVoxel {
 #pragma unroll
     for (int c = 0; c < kChannels; ++c, at += stride) value[c] = load_element(at, c < channels);
   }
-  /// Loads an element, or returns zero unless `inside`. The assembly keeps nvcc from reordering the loads, which would
-  /// need registers for several addresses.
+  /// Loads an element if `inside`, otherwise returns zero. The assembly keeps nvcc from reordering the loads, which
+  /// would need registers for several addresses.
   __device__ static Element load_element(const char* at, bool inside) {
     if constexpr (sizeof(Element) == 4) {
       float x;
@@ -198,8 +199,8 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
     }
 }
 
-/// Launch: one CTA per CTA tile in a 1-D grid; MmaSyncParams::digit decodes the number of a tile. Dynamic shared
-/// memory: the ring of weights, the stages of inputs, and the tables `offsets` and `targets`.
+/// Computes fprop or dgrad. Launch: one CTA per CTA tile in a 1-D grid; MmaSyncParams::digit decodes the number of a
+/// tile. Dynamic shared memory: the ring of weights, the stages of inputs, and the tables `offsets` and `targets`.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
@@ -228,8 +229,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                                     place.group * int64_t{p.in_channels} * p.in_stride[1]);
   const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
   struct {
-    int number, k_block;  // class, k-block of channels
-    int64_t corner;       // halo_corner() of the class
+    int number;      // class
+    int k_block;     // k-block of channels
+    int64_t corner;  // halo_corner() of the class
   } stage{place.phase, 0, 0};
   const auto locate = [&] {
     locate_halo<Element>(p, place, stage.number, offsets, thread, kThreads);

@@ -6,10 +6,10 @@
 //   B: 8 voxels x columns, which are pairs (tap, input channel)
 //
 // A stage of shared memory holds the rows and the columns of 32 voxels, as [voxel][channel], which is the order of the
-// tensors. cp.async copies vectors of 4 channels, and zeros for taps in the padding. Because every lane may hold any
-// row of a product as long as the accumulators agree, a lane reads 4 neighboring channels with one instruction.
-// Operands need no copy in memory, so this kernel suits problems that memory bounds; wgmma (sm90/wgrad) computes
-// faster, but needs scaled copies of float32 operands.
+// tensors. cp.async copies vectors of 4 channels, and zeros for taps in the padding. The order of the rows within a
+// product is arbitrary, if store_sums() uses the same order. Two neighboring output channels are therefore rows of the
+// same lane, which reads them with one instruction. The kernel needs no copies of the operands, so it suits
+// memory-bound problems; wgmma (sm90/wgrad) computes faster, but needs scaled copies of float32 operands.
 //
 // Split-K: the ranges of voxels depend on the shape alone. reduce_wgrad_splits() adds their sums in a fixed order.
 #include "cuda/conv/common/arithmetic.cuh"
@@ -24,6 +24,7 @@ namespace {
 constexpr int kStages = MultistageWgradPlan::kStages, kVoxels = MultistageWgradPlan::kVoxels,
               kPadding = MultistageWgradPlan::kPadding;
 
+/// The parameters of multistage_wgrad.
 struct MultistageWgradParams {
   const float* x;
   const float* y;
@@ -48,7 +49,7 @@ struct MultistageWgradParams {
   int voxels_of_range;  ///< a multiple of kVoxels
 };
 
-/// The tile of a CTA of 4 warps, of which kWarpRows divide its rows.
+/// The tile of a CTA. kWarpRows warps divide its rows, and kWarpColumns warps divide its columns.
 template <class Arithmetic_, int kRows_, int kColumns_>
 struct MultistageWgradCta {
   using Arithmetic = Arithmetic_;
@@ -71,7 +72,10 @@ struct SharedStorage {
 /// and ranges.
 template <class Cta>
 struct CtaCoord {
-  int first_row, first_column, group, range;
+  int first_row;
+  int first_column;
+  int group;
+  int range;
 
   __device__ explicit CtaCoord(const MultistageWgradParams& p) {
     int rest = static_cast<int>(blockIdx.x);
@@ -151,8 +155,9 @@ class Producer {
   const MultistageWgradParams& p_;
   SharedStorage<Cta>& shared_;
   const int lane_ = static_cast<int>(threadIdx.x) % kLanes;
-  const float *y_, *x_;
-  int y_channels_;  ///< channels of y from this lane's first one to the end of the group
+  const float* y_;
+  const float* x_;
+  int y_channels_;  ///< channels of y from this lane's first channel to the end of the group
   Vector vector_[kColumnVectors];
 };
 
@@ -204,7 +209,8 @@ __device__ void store_sums(const MultistageWgradParams& p, const CtaCoord<Cta>& 
     }
 }
 
-/// Launch: one CTA per CtaCoord in a 1-D grid. Dynamic shared memory: a SharedStorage.
+/// Computes partial sums of the weight gradient. Launch: one CTA per CtaCoord in a 1-D grid. Dynamic shared memory: a
+/// SharedStorage.
 template <class Cta>
 __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
     multistage_wgrad(const __grid_constant__ MultistageWgradParams p) {

@@ -8,6 +8,8 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// Packs the weights. A fragment is the words of one lane in one block of 8 columns. Launch: one thread per fragment in
+/// a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class Arithmetic>
 __global__ void pack_weights_kernel(const __grid_constant__ PackWeights p, uint32_t* packed, int64_t fragments) {
   using Element = typename Arithmetic::Element;

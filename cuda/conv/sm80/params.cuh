@@ -16,30 +16,40 @@ struct MmaSyncParams {
   const uint4* weights;  // packed
   const void* bias;      // or null
   void* out;
-  int64_t in_stride[5], out_stride[5], bias_stride;
+  int64_t in_stride[5];
+  int64_t out_stride[5];
+  int64_t bias_stride;
   // The digits of a tile's number, least significant first: column tile, phase, tile along width, height and depth,
   // group. The sample is the rest.
   Divisor digit[6];
-  int in_channels, out_channels;  // per group
-  int column_tiles, k_blocks;
-  bool transposed, relu;
-  Divisor tile[3], extent[3];  // results of a tile, and voxels of its halo, along each axis
-  int tile_voxels, halo_voxels;
-  int rounds;       // voxels of the halo that each thread stages
-  int line, pitch;  // words in a stage from one line to the next, and from one word of channels to the next
+  int in_channels;   // per group
+  int out_channels;  // per group
+  int column_tiles;
+  int k_blocks;
+  bool transposed;  // dgrad
+  bool relu;
+  Divisor tile[3];    // results of a tile along each axis
+  Divisor extent[3];  // voxels of the halo of a tile along each axis
+  int tile_voxels;    // results of a tile in total
+  int halo_voxels;    // voxels of the halo of a tile in total
+  int rounds;         // voxels of the halo that each thread stages
+  int line;           // words in a stage from one line to the next
+  int pitch;          // words in a stage from one word of channels to the next
   int classes;
   bool merged;  // a CTA computes all phases and columns of its tile, and stages all k-blocks of the halo once
   int input_stages;
   AxisPhases axis[3];
   uint8_t class_phase[kMaxMmaSyncClasses][4];  // phase of each axis
   int class_begin[kMaxMmaSyncClasses + 1];     // first tap of each class
-  int tap_offset[kMaxMmaSyncTaps];  // bytes in a stage from the first voxel of the halo to the first one of a tap
+  int tap_offset[kMaxMmaSyncTaps];             // bytes in a stage from the first voxel of the halo to that of a tap
 };
 
 /// The position of a CTA tile.
 struct TileCoord {
   int64_t sample;
-  int group, column_tile, phase;
+  int group;
+  int column_tile;
+  int phase;
   int q[3];  // first result of the tile along each axis, in results of the phase
 };
 

@@ -12,9 +12,13 @@ namespace {
 struct WgradReduction {
   const float* partial;
   void* weight;
-  int64_t row_stride, channel_stride, tap_stride[3];
-  int in_channels, columns;
-  int64_t elements, ranges;  // elements per range
+  int64_t row_stride;
+  int64_t channel_stride;
+  int64_t tap_stride[3];
+  int in_channels;
+  int columns;
+  int64_t elements;  // per range
+  int64_t ranges;
   int classes;
   AxisPhases axis[3];
   TapClass of_class[kWgradClasses];

@@ -27,37 +27,56 @@ namespace voxgrad::cuda {
 /// The offset of an element outside of the volume. Its value is zero.
 inline constexpr int64_t kNowhere = INT64_MIN;
 
-inline constexpr int kWgradTaps = 1024, kWgradClasses = 64;
-/// Words of y per channel in a k-tile, and words from one channel to the next in shared memory.
-inline constexpr int kKTileWords = 128, kKTilePitch = kKTileWords + 4;
+/// Upper bound of the taps of all classes.
+inline constexpr int kWgradTaps = 1024;
+/// Upper bound of the classes.
+inline constexpr int kWgradClasses = 64;
+/// Words of y per channel in a k-tile.
+inline constexpr int kKTileWords = 128;
+/// Words of y from one channel to the next in shared memory.
+inline constexpr int kKTilePitch = kKTileWords + 4;
 
 /// The taps that read the same residue of x. Columns are counted in blocks of 8, which are one tap of 8 channels.
 struct TapClass {
-  int taps, tap_begin;           // taps, padded to fill whole tiles, and the first one in the table of taps
-  int columns, column_begin;     // columns of the class, and the first one in the partial sums
-  int tile_columns, tile_begin;  // columns of a tile, and the first tile of the class
+  int taps;          // number of taps, padded to fill whole tiles
+  int tap_begin;     // index of the first tap in MmaSyncWgradParams::tap_offset
+  int columns;       // columns of the class
+  int column_begin;  // index of the first column in the partial sums
+  int tile_columns;  // columns of a tile
+  int tile_begin;    // index of the first tile of the class
 };
 
+/// The parameters of wgrad_mma_sync.
 struct MmaSyncWgradParams {
   const void* x;
   const void* y;
   float* partial;  // (ranges, groups, out_channels, columns, 8)
-  int64_t x_stride[5], y_stride[5];
-  int in_channels, out_channels;  // channels of x and of y per group
-  int groups, row_tiles, column_tiles, classes;
-  int columns;                   // blocks of 8 columns in all classes
-  Divisor k_tile[3], extent[3];  // voxels of a k-tile, and the halo of x, whose width is in words
-  int run;                       // words of a line of the halo, for one residue and one shift
-  int halo_words, pitch;         // words of the halo per channel, and words from one staged channel of x to the next
-  int stages, stage_words;       // with 2 stages, the next k-tile is copied in the background
-  int tiles[3];
-  int64_t k_tiles, range;  // k-tiles in total, and per CTA
+  int64_t x_stride[5];
+  int64_t y_stride[5];
+  int in_channels;   // channels of x per group
+  int out_channels;  // channels of y per group
+  int groups;
+  int row_tiles;
+  int column_tiles;
+  int classes;
+  int columns;        // blocks of 8 columns in all classes
+  Divisor k_tile[3];  // voxels of a k-tile along each axis
+  Divisor extent[3];  // halo of x along each axis; along the width in words
+  int run;            // words of a line of the halo, for one residue and one shift
+  int halo_words;     // words of the halo per channel
+  int pitch;          // words from one staged channel of x to the next
+  int stages;         // 1 or 2; with 2 stages, the next k-tile is copied in the background
+  int stage_words;    // words of a stage
+  int tiles[3];       // k-tiles along each axis
+  int64_t k_tiles;    // k-tiles in total
+  int64_t range;      // k-tiles per CTA
   AxisPhases axis[3];
   TapClass of_class[kWgradClasses];
   int k_block_offset[kKTileWords / 8];  // bytes in the halo from the first word of the k-tile to that of a k-block
   int tap_offset[kWgradTaps];           // bytes in the halo from the first word to that of a tap
 };
 
+/// A CTA tile of kM16 blocks of 16 rows. Each warp computes all rows of kN8 blocks of 8 columns.
 template <class Arithmetic_, int kM16_, int kN8_>
 struct MmaSyncWgradTile {
   using Arithmetic = Arithmetic_;
@@ -118,9 +137,12 @@ struct WgradProducer {
 
   const MmaSyncWgradParams& p;
   const int thread = static_cast<int>(threadIdx.x);
-  const Element *x, *y;
-  int channels, x_channels, y_channels;
-  int part[3];  // phase along each axis
+  const Element* x;
+  const Element* y;
+  int channels;    // channels of x that are staged
+  int x_channels;  // channels of x that exist; the others are staged as zeros
+  int y_channels;  // channels of y that exist; the others are staged as zeros
+  int part[3];     // phase along each axis
 
   __device__ WgradProducer(const MmaSyncWgradParams& params, const WgradCtaTile<Tile>& tile)
       : p(params),
@@ -281,8 +303,8 @@ __device__ void store_sums(const MmaSyncWgradParams& p, const WgradCtaTile<Tile>
     }
 }
 
-/// Launch: one CTA per WgradCtaTile in a 1-D grid. Dynamic shared memory: one or two stages, each with a k-tile of y
-/// and its halo of x.
+/// Computes partial sums of the weight gradient. Launch: one CTA per WgradCtaTile in a 1-D grid. Dynamic shared memory:
+/// one or two stages, each with a k-tile of y and its halo of x.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid_constant__ MmaSyncWgradParams p) {
   extern __shared__ uint4 dynamic_shared[];

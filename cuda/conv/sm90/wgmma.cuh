@@ -27,8 +27,8 @@ __device__ T warp_uniform(T value) {
   return __shfl_sync(0xffffffff, value, 0);
 }
 
-/// Returns true in the first lane of a warp. Call it before products are queued: an access to threadIdx after them
-/// waits for the products.
+/// Returns true in the first lane of a warp. Call this function before products are queued, because an access to
+/// threadIdx would wait for queued products.
 __device__ inline bool is_leader() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -14,29 +14,39 @@ struct SmallChannelUnit {
   int channel;  // first of the 4 channels; negative if the unit only completes a pair
 };
 
+/// The parameters of fprop_dgrad_small_channel.
 struct SmallChannelParams {
   SmallChannelInput in;
   const void* weight;
-  int64_t weight_group, weight_in, weight_out, weight_tap[3];  // strides in elements
-  const void* bias;                                            // or null
+  // Strides of the weights, in elements.
+  int64_t weight_group;
+  int64_t weight_in;
+  int64_t weight_out;
+  int64_t weight_tap[3];
+  const void* bias;  // or null
   int64_t bias_stride;
   bool relu;
   void* out;
   int64_t out_stride[3];  // strides of samples, channels and depth, in elements
-  int out_channels, width, height;
+  int out_channels;       // per group
+  int width;              // width of the results
+  int height;             // height of the results
   SlidingTiles tiles;
   AxisPhases axis[3];
   Divisor tile_width;
-  int tile_voxels, kernel_depth;
-  int result_pitch;                    // elements from one channel to the next in shared memory
-  Divisor pairs;                       // pairs of units in a plane
-  Divisor phases, tap_distance;        // along the width: phases of the results; positions between taps of a phase
-  int pair_begin[kMaxAxisPhases + 1];  // first pair of each phase of the height
-  int8_t part_of[kMaxAxisPhases];      // index in axis[2].phase of each phase of the width
+  int tile_voxels;  // results of one phase in a plane of the tile
+  int kernel_depth;
+  int result_pitch;                              // elements from one channel to the next in shared memory
+  Divisor pairs;                                 // pairs of units in a plane
+  Divisor phases;                                // phases of the results along the width
+  Divisor tap_distance;                          // positions along the width from one tap of a phase to the next
+  int pair_begin[kMaxAxisPhases + 1];            // first pair of each phase of the height
+  int8_t part_of[kMaxAxisPhases];                // index in axis[2].phase of each phase of the width
   uint32_t unit_offset[2 * kSmallChannelPairs];  // bytes from the beginning of a plane
   SmallChannelUnit unit[2 * kSmallChannelPairs];
 };
 
+/// A CTA tile. Each consumer warp computes kM16 blocks of 16 rows by kN8 blocks of 8 columns.
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kM16_, int kN8_, int kBlocks_>
 struct SmallChannelTile {
   using Arithmetic = Arithmetic_;

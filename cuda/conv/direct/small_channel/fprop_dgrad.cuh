@@ -23,7 +23,7 @@
 
 namespace voxgrad::cuda {
 
-/// Adds all accumulators to the first one and returns it.
+/// Adds all sets of accumulators to the first set and returns this set.
 template <int kAccumulators, int kM16, int kN8>
 __device__ const Accumulator (&add_accumulators(Accumulator (&sums)[kAccumulators][kM16][kN8]))[kM16][kN8] {
 #pragma unroll
@@ -44,8 +44,9 @@ struct SmallChannelLane {
   static constexpr int kAccumulators = kM16 * kN8 <= 2 ? 2 : 1;
   using Sums = Accumulator[kAccumulators][kM16][kN8];
 
-  int t, swap;
-  uint32_t weights;
+  int t;                    // index of the lane among the 4 lanes of a row
+  int swap;                 // 1 if the lane stores the second phase of two neighbors first, otherwise 0
+  uint32_t weights;         // address of the lane's first weights
   uint32_t rows[2 * kM16];  // addresses of the inputs, for this lane's channel of a unit
   uint32_t at[2 * kM16];    // offsets of the results of a phase
   int height[2 * kM16];     // positions of the results of a phase along the height
@@ -196,8 +197,8 @@ __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoo
   }
 }
 
-/// Launch: one CTA per CTA tile, group and sample in a 1-D grid (SlidingTiles). Dynamic shared memory: two stages of
-/// results, the weights, the table of voxels, and the ring of input planes.
+/// Computes fprop or dgrad. Launch: one CTA per CTA tile, group and sample in a 1-D grid (SlidingTiles). Dynamic shared
+/// memory: two stages of results, the weights, the table of voxels, and the ring of input planes.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_small_channel(const __grid_constant__ SmallChannelParams p) {

@@ -170,13 +170,17 @@ struct StageBarriers {
 
 /// The position of a CTA tile.
 struct SlidingTileCoord {
-  int q[3], group;        // q: first result along each axis
-  int depths;             // results along the depth
-  int64_t sample, range;  // range: index of the tile among the tiles of its group
+  int q[3];  // first result along each axis
+  int group;
+  int depths;  // results along the depth
+  int64_t sample;
+  int64_t range;  // index of the tile among the tiles of its group
 };
 /// The division of the results into CTA tiles.
 struct SlidingTiles {
-  int tile[3], tiles[3], count;  // count: results along the depth
+  int tile[3];   // results of a tile along each axis
+  int tiles[3];  // tiles along each axis
+  int count;     // results along the depth
   int groups;
   __device__ SlidingTileCoord place(unsigned block) const {
     SlidingTileCoord place;
@@ -199,10 +203,12 @@ struct SmallChannelProducer {
   static constexpr int kPrefetched = 3;  // planes ahead
   const SmallChannelInput& in;
   const StageBarriers& barriers;
-  uint32_t table, ring;
-  int depth, height;  // position of the next plane, and of its first line
-  const char* channels;
-  int turn = 0;  // rotation of the threads from plane to plane
+  uint32_t table;        // address of the table of list_voxels()
+  uint32_t ring;         // address of the first stage
+  int depth;             // position of the next plane
+  int height;            // position of the first line of a plane
+  const char* channels;  // first channel of the group
+  int turn = 0;          // rotation of the threads from plane to plane
   PipelineState stage{};
 
   __device__ SmallChannelProducer(const SmallChannelInput& input, const StageBarriers& ring_barriers,
@@ -223,7 +229,7 @@ struct SmallChannelProducer {
                   static_cast<uint32_t>((last - first - 1) * in.stride[3] + in.size[2] * int64_t{sizeof(Element)}));
   }
   /// Loads the next plane. The loads start with the warp after the last warp of the previous plane, so that all warps
-  /// load equally much.
+  /// load the same amount.
   __device__ void produce(int thread) {
     const bool inside = static_cast<unsigned>(depth) < static_cast<unsigned>(in.size[0]);
     if (kPrefetches && thread < in.channels) prefetch_channel(thread);

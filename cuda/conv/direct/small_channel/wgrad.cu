@@ -13,9 +13,17 @@ namespace {
 struct WgradReduction {
   const float* partial;
   void* weight;
-  int64_t row_stride, channel_stride, tap_stride[3];
-  int in_channels, out_channels, columns, octets, units, kernel[3];
-  int64_t elements, ranges;  // elements per range
+  int64_t row_stride;
+  int64_t channel_stride;
+  int64_t tap_stride[3];
+  int in_channels;
+  int out_channels;
+  int columns;
+  int octets;
+  int units;
+  int kernel[3];
+  int64_t elements;  // per range
+  int64_t ranges;
 
   __device__ int64_t offset(int64_t element) const {
     const int64_t column = take_digit(element, columns), channel = take_digit(element, 8);

@@ -18,15 +18,21 @@
 
 namespace voxgrad::cuda {
 
+/// Upper bound of the units.
 inline constexpr int kSmallChannelUnits = kSmallChannelWgradConsumers / 32 * small_channel_units(8);
 
+/// The parameters of wgrad_small_channel.
 struct SmallChannelWgradParams {
-  SmallChannelInput x, y;
+  SmallChannelInput x;
+  SmallChannelInput y;
   float* partial;  // (ranges, groups, units, 8 channels of x, columns)
   SlidingTiles tiles;
-  int units, splits, octs;  // octs: groups of 8 voxels of a line, in a plane of the tile
-  Divisor line_octs;
-  int unit_plane[kSmallChannelUnits], unit_offset[kSmallChannelUnits];  // plane within a step, and bytes in the plane
+  int units;
+  int splits;                           // warps among which the units are divided
+  int octs;                             // groups of 8 voxels in a plane of the tile
+  Divisor line_octs;                    // groups of 8 voxels in a line of the tile
+  int unit_plane[kSmallChannelUnits];   // plane that a unit reads, from the first plane of a step
+  int unit_offset[kSmallChannelUnits];  // bytes from the beginning of this plane
 };
 
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kN8_>
@@ -133,8 +139,9 @@ __device__ void write_sums(const SmallChannelWgradParams& p, const SlidingTileCo
   }
 }
 
-/// Launch: one CTA per CTA tile, group and sample in a 1-D grid (SlidingTiles). Dynamic shared memory: the rings of x
-/// and y, and the tables of units and voxels; later the sums of all warps.
+/// Computes partial sums of the weight gradient. Launch: one CTA per CTA tile, group and sample in a 1-D grid
+/// (SlidingTiles). Dynamic shared memory: the rings of x and y, and the tables of units and voxels; later the sums of
+/// all warps.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     wgrad_small_channel(const __grid_constant__ SmallChannelWgradParams p) {

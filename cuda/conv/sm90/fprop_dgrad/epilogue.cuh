@@ -82,7 +82,8 @@ __device__ uint32_t round_pair(float first, float second, uint32_t floor) {
 /// accumulator that is changed in a branch to another register.
 template <class T, int kN8>
 struct Finish {
-  float bias[kN8][2], floor;
+  float bias[kN8][2];
+  float floor;
 
   __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;

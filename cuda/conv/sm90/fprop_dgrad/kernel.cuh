@@ -117,8 +117,10 @@ template <class Tile>
 struct Mainloop {
   static constexpr int kTiles = Tile::kTiles;
   const Params& p;
-  const uint32_t input_stages, weight_stages;
-  Pipeline inputs, weights;
+  const uint32_t input_stages;
+  const uint32_t weight_stages;
+  Pipeline inputs;
+  Pipeline weights;
   int base[kTiles];     // first rows of the warpgroup's m64 tiles, in units of 16 bytes
   int held = 0;         // stages of the resident boxes of the current unit
   const uint32_t turn;  // barrier that completes a round when the last products of a GEMM have been issued
@@ -293,7 +295,8 @@ struct Mainloop {
   }
 };
 
-/// Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the rings of inputs and weights.
+/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the rings
+/// of inputs and weights.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA

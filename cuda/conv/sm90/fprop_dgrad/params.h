@@ -68,10 +68,11 @@ struct Params {
   int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
   int splits;
   int units;
-  Divisor columns;  ///< digits of a unit's number, least significant first
-  Divisor split;
-  Divisor phase;
-  Divisor tiles[4];
+  // The digits of a unit's number, least significant first. The group is the rest.
+  Divisor columns;   ///< tiles along the output channels
+  Divisor split;     ///< splits of K
+  Divisor phase;     ///< phases, or 1 if `merged`
+  Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant
   Divisor groups;
   int in_step[3];
   int out_step[3];

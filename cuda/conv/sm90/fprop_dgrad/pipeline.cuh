@@ -48,7 +48,9 @@ class Pipeline {
   __device__ uint32_t full(int i) const { return barriers_ + kBarrierBytes * i; }
   __device__ uint32_t empty(int i) const { return full(i) + 8; }
   uint32_t barriers_;
-  int stages_, stage_ = 0, round_ = 0;
+  int stages_;
+  int stage_ = 0;
+  int round_ = 0;
 };
 
 }  // namespace voxgrad::cuda

@@ -8,9 +8,13 @@ namespace voxgrad::cuda::implicit_gemm {
 /// The results that a CTA computes at a time: a CTA tile of voxels and output channels, in one stride phase (or all
 /// phases), for one split of K.
 struct WorkUnit {
-  int column, split, phase, group;
-  Coordinates at;             // corner of the tile, in results of the phase
-  int plane = 0, planes = 1;  // sliding: current plane of inputs, and their number
+  int column;  // index of the tile along the output channels
+  int split;
+  int phase;
+  int group;
+  Coordinates at;  // corner of the tile, in results of the phase
+  int plane = 0;   // sliding: current plane of inputs
+  int planes = 1;  // sliding: number of planes of inputs
 
   __device__ WorkUnit(const Params& p, int number) {
     column = p.columns.take_digit(number);
@@ -62,8 +66,11 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
 /// Iterates over the k-blocks of a GEMM that belong to one split. A k-block is a box of inputs for one chunk of
 /// channels. With tf32x3, each of the three products has its own chunks.
 struct KBlocks {
-  int load, chunk, left;
-  const int first_load, loads;
+  int load;   // index of the current box among the boxes of the phase
+  int chunk;  // current chunk of channels
+  int left;   // k-blocks from the current k-block on
+  const int first_load;
+  const int loads;
 
   __device__ KBlocks(const Params& p, const WorkUnit& unit, const Phase& phase)
       : first_load(phase.first_load), loads(phase.loads) {
@@ -86,7 +93,8 @@ struct KBlocks {
 /// products is low x high, high x low, high x high, so that the small products are added first.
 struct ChunkOperands {
   int chunk;
-  bool low_input = false, low_weight = false;
+  bool low_input = false;   // the product reads the low part of the inputs
+  bool low_weight = false;  // the product reads the low part of the weights
 
   template <bool kThree>
   static __device__ ChunkOperands of(const Params& p, int chunk) {

@@ -38,7 +38,13 @@ struct CtaTile {
 
 /// The taps, channels and voxels that a CTA computes at a time.
 struct WorkUnit {
-  int set, column, channel_tile, group, split, first_tile, last_tile;
+  int set;           // index of the set of taps
+  int column;        // index of the tile along the output channels
+  int channel_tile;  // index of the tile along the input channels
+  int group;
+  int split;
+  int first_tile;  // first tile of y
+  int last_tile;   // tile of y after the last tile of the unit
 
   __device__ WorkUnit(const Params& p, int number) {
     set = p.sets.take_digit(number);
@@ -247,7 +253,8 @@ __device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup,
   }
 }
 
-/// Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the ring of stages.
+/// Computes the weight gradient or its partial sums. Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic
+/// shared memory: the ring of stages.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA

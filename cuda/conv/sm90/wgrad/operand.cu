@@ -25,7 +25,8 @@ struct Voxels {
   const float* data;
   int64_t stride[4];  // strides of sample, depth, height and width
   Divisor size[3];    // width, height, depth
-  int count, channels;
+  int count;          // number of voxels
+  int channels;
   bool dense;  // the distance between consecutive voxels is always stride[3]
 
   __device__ int64_t offset(int voxel) const {
@@ -85,7 +86,8 @@ __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_consta
 
 /// A scaled value as two f16: the rounded value (high) and its rounding error (low).
 struct Halves {
-  Float16 high, low;
+  Float16 high;
+  Float16 low;
 
   __device__ Halves(float x, uint32_t maximum) {
     const float scaled = x * __int_as_float(scale_exponent(maximum) + 127 << 23);
@@ -134,10 +136,12 @@ __global__ void __launch_bounds__(kBlock)
 struct SlicedOperand {
   Voxels voxels;
   uint32_t* maxima;
-  Float16 *high, *low;
-  Divisor of_group;
-  int group_pitch, slices;
-  int64_t voxel_pitch;
+  Float16* high;
+  Float16* low;      // null if there is only one part
+  Divisor of_group;  // channels of a group
+  int group_pitch;   // elements of the copy from one group to the next
+  int slices;
+  int64_t voxel_pitch;  // elements of the copy from one voxel to the next
 };
 
 /// Computes the maxima of both operands and scales both. Launch: a cluster of kCluster CTAs for each slice of channels.

@@ -40,8 +40,10 @@ class Operand {
   void scale(const View& copy, const View& view) const;
   const View& view_;
   const Launch& launch_;
-  int64_t groups_, samples_ = 0;
-  int parts_, channel_pitch_;
+  int64_t groups_;
+  int64_t samples_ = 0;  ///< samples for which the copy has memory
+  int parts_;
+  int channel_pitch_;
   bool scaled_ = false;  ///< Scales has already made the copy
   uint32_t* maxima_ = nullptr;
   std::optional<Workspace> copy_;
