@@ -192,7 +192,8 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
   std::vector<std::weak_ptr<Saved::Recomputed>> saved_;
   std::vector<std::pair<std::shared_ptr<Saved::Recomputed>, Saved>> found_;  // tensors of the second run
   size_t next_ = 0;
-  bool running_ = false, recomputing_ = false;
+  bool running_ = false;        // whether the function is running
+  bool recomputing_ = false;    // whether the second run is in progress
   std::recursive_mutex mutex_;  // held by the backward pass that runs the function again
 };
 
@@ -265,7 +266,8 @@ Tensors custom_function(const char* name, const Tensors& inputs, const std::func
     check(output.defined(), name, "forward returned an undefined tensor");
     for (const Tensor& input : inputs)
       check(!output.is_same(input), name, "an output is one of the inputs; return a view or a copy");
-    check(!output.requires_grad(), name, "an output was made outside of forward; return a view or a copy");
+    check(!output.requires_grad(), name,
+          "forward returned an existing tensor, which requires grad; return a view or a copy");
   }
   autograd::record(name, outputs, inputs, std::move(backward));
   return outputs;

@@ -53,7 +53,7 @@ class Node {
   std::vector<Edge> edges;  ///< one per input; an empty edge means that the input needs no gradient
   std::vector<Output> outputs;
   Backward backward;                 ///< empty for accumulators, and after the graph was freed
-  std::shared_ptr<TensorBody> leaf;  ///< the leaf of an accumulator, otherwise null
+  std::shared_ptr<TensorBody> leaf;  ///< the leaf, if this node is an accumulator; otherwise null
   profiler::Name module{};           ///< the module that recorded the node; set only while a profiler records
 
  private:
@@ -66,9 +66,10 @@ class Node {
 /// The autograd data of a tensor. Allocated when first needed.
 struct AutogradData {
   bool requires_grad = false;
-  Edge source;       ///< the recorded operation that made this tensor; empty for leaves
-  Hooks hooks;       ///< for leaves; the hooks of a non-leaf are stored in its source
-  Hooks post_hooks;  ///< for leaves; called with the tensor after its gradient was accumulated, results are ignored
+  Edge source;  ///< the recorded operation that made this tensor; empty for leaves
+  Hooks hooks;  ///< for leaves; the hooks of a non-leaf are stored in its source
+  Hooks
+      post_hooks;  ///< for leaves; called with the tensor after its gradient was accumulated; return values are ignored
 
   std::mutex mutex;  ///< guards the members below, which concurrent backward passes modify
   Tensor grad;

@@ -132,7 +132,7 @@ void Communicator::all_reduce(const Tensor& tensor, ReduceOp op) {
 void Communicator::broadcast(const Tensor& tensor, int root) {
   constexpr const char* kOp = "broadcast";
   check_tensor(*this, kOp, tensor);
-  check(root >= 0 && root < size_, kOp, "there is no rank ", root, " in a group of ", size_, " ranks");
+  check(root >= 0 && root < size_, kOp, "root must be a rank in [0, ", size_, "), got ", root);
   check_in_place(kOp, tensor);
   const Tensor dense = tensor.detach().to(device_).contiguous();
   start({.kind = Kind::broadcast, .name = kOp, .in = dense, .out = dense, .root = root})->wait();
@@ -144,8 +144,8 @@ std::unique_ptr<Work> Communicator::send_receive_async(const std::vector<Message
   constexpr const char* kOp = "send_receive";
   for (const auto* messages : {&sends, &receives})
     for (const auto& [tensor, peer] : *messages) {
-      check(peer >= 0 && peer < size_ && peer != rank_, kOp, "the peer of rank ", rank_,
-            " must be another rank of the group of ", size_, " ranks, got ", peer);
+      check(peer >= 0 && peer < size_ && peer != rank_, kOp, "the peer must be a rank in [0, ", size_,
+            ") other than this rank, which is ", rank_, "; got ", peer);
       check_tensor(*this, kOp, tensor);
       check(tensor.device() == device_, kOp, "tensors of this rank must be on ", device_, ", got ", describe(tensor));
       check(tensor.is_contiguous() || tensor.is_contiguous(MemoryFormat::channels_last), kOp,

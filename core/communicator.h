@@ -60,12 +60,14 @@ struct Call {
 struct Collective {
   enum class Kind : uint8_t { all_reduce, broadcast, all_gather, send_receive };
   Kind kind;
-  const char* name;    ///< name of the function, for error messages
-  Tensor in{}, out{};  ///< the same tensor for all_reduce and broadcast; undefined for send_receive
+  const char* name;  ///< name of the function, for error messages
+  Tensor in{};       ///< the tensor that is read; undefined for send_receive
+  Tensor out{};      ///< the tensor that is written: `in` itself for all_reduce and broadcast
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::vector<Message> sends{}, receives{};  ///< for send_receive only; tensors may also be channels_last
-  Shape slab{};                              ///< for send_receive: the volume that contains the messages, or empty
+  std::vector<Message> sends{};     ///< for send_receive only; the tensors may also be channels_last
+  std::vector<Message> receives{};  ///< for send_receive only; the tensors may also be channels_last
+  Shape slab{};                     ///< for send_receive: the shape of the volume that contains the messages, or empty
 
   /// Returns all tensors of the collective.
   Tensors tensors() const;

@@ -28,7 +28,7 @@ constexpr bool kCaching = true;
 #endif
 
 /// Allocates CPU memory. Training frees and allocates the same large blocks in every step. If they were returned to the
-/// system each time, page faults would cost up to half of the time of a convolution. The allocator therefore caches
+/// system each time, page faults would take a large part of the time of a convolution. The allocator therefore caches
 /// large freed blocks by size class, up to a limit. The cache consists of shards, each with its own lock, because the
 /// threads of a loader allocate many blocks at the same time. A thread searches its own shard first. Small blocks are
 /// not cached.

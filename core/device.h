@@ -68,7 +68,7 @@ struct Runtime {
   MemoryStats (*stats)(int index);
   void (*reset_peak)(int index);
   void (*empty_cache)(int index);
-  // For the profiler; null for the CPU, which has no streams.
+  // The members below are for the profiler. They are null for the CPU, which has no streams.
   void* (*stream)(int index);                ///< returns the current stream
   std::shared_ptr<void> (*mark)(int index);  ///< records an event in the current stream
   /// Returns the milliseconds between two events of mark(). Waits for both events.

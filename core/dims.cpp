@@ -65,7 +65,8 @@ bool may_overlap(const Shape& shape, const Strides& strides) {
 
 int64_t normalize_axis(int64_t axis, int64_t rank, const char* op) {
   const int64_t reach = rank > 0 ? rank : 1;
-  check(axis >= -reach && axis < reach, op, "axis ", axis, " is out of range for ", rank, " axes");
+  check(axis >= -reach && axis < reach, op, "axis ", axis, " is out of range for ", rank,
+        rank == 1 ? " axis" : " axes");
   return axis < 0 ? axis + reach : axis;
 }
 

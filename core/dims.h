@@ -113,8 +113,8 @@ Strides contiguous_strides(const Shape& shape);
 /// shape must have at least three axes.
 Strides channels_last_strides(const Shape& shape);
 
-/// Returns false only if no two elements have the same address. May also return true if no two elements
-/// overlap. Returns false for dense tensors and their views, except for views made by expand() or as_strided().
+/// Returns true if two elements have the same address. May also return true if all elements have different
+/// addresses. Returns false for dense tensors and their views, except for views made by expand() or as_strided().
 bool may_overlap(const Shape& shape, const Strides& strides);
 
 /// Returns `axis`, or axis + rank if `axis` is negative. Throws if `axis` lies outside [-rank, rank), or

@@ -50,8 +50,8 @@ Tensor import_tensor(Managed* managed) {
   }
   const DLTensor& from = managed->dl_tensor;
   const auto* type = std::find(std::begin(kDtypes), std::end(kDtypes), from.dtype);
-  check(type != std::end(kDtypes), kOp, "the dtype with code ", int{from.dtype.code}, ", ", int{from.dtype.bits},
-        " bits and ", from.dtype.lanes, " lanes is not supported");
+  check(type != std::end(kDtypes), kOp, "the dtype with code = ", int{from.dtype.code},
+        ", bits = ", int{from.dtype.bits}, " and lanes = ", from.dtype.lanes, " is not supported");
   const auto [place, index] = from.device;
   check(place == kDLCPU || place == kDLCUDA, kOp, "device type ", int{place}, " is not supported");
   const Device device = place == kDLCPU ? Device::cpu() : Device::cuda(index);

@@ -54,7 +54,7 @@ dlpack::DLManagedTensorVersioned* to_dlpack(const Tensor& tensor);
 /// Does the same for consumers that do not support DLPack 1.0.
 dlpack::DLManagedTensor* to_dlpack_unversioned(const Tensor& tensor);
 
-/// Returns a tensor that shares the memory of `managed`. The strides are the same unless the tensor is empty. Takes
+/// Returns a tensor that shares the memory of `managed`. The result keeps the strides unless it is empty. Takes
 /// ownership: `deleter` is called when the last view is destroyed, or before the function throws. Throws for a major
 /// version other than 1, read-only memory, dtypes and devices that voxgrad does not support, more than kMaxRank axes,
 /// negative strides, and memory that is null, too large or not aligned to the dtype.

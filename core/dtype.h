@@ -107,7 +107,7 @@ void check_fits(const char* op, double value, DType dtype);
 /// Throws "<op> has no <device> kernel for <dtype>".
 [[noreturn]] void no_kernel(const char* op, const char* device, DType dtype);
 
-/// Calls `f.template operator()<T>()` with T the C++ type of `dtype`. Calls no_kernel() if the list does not contain T.
+/// Calls `f.template operator()<T>()`, where T is the C++ type of `dtype`. Calls no_kernel() if the list lacks T.
 template <class... Ts, class F>
 void dispatch(Types<Ts...>, DType dtype, const char* op, const char* device, F&& f) {
   const bool found = ((dtype == dtype_of<Ts> && (f.template operator()<Ts>(), true)) || ...);

@@ -147,8 +147,8 @@ class Engine {
     check(static_cast<bool>(node->backward), "backward", "the graph of '", node->name,
           "' was freed by an earlier backward pass; run that pass with retain_graph = true");
     const Tensors grads = node->backward(pending.grads);
-    check(grads.size() == node->edges.size(), "backward", '\'', node->name, "' returned ", grads.size(),
-          " gradients for ", node->edges.size(), " inputs");
+    check(grads.size() == node->edges.size(), "backward", '\'', node->name,
+          "' must return one gradient per input: expected ", node->edges.size(), ", got ", grads.size());
     for (size_t i = 0; i < grads.size(); ++i) send(node->edges[i], grads[i], '\'' + node->name + '\'');
     if (!retain_) node->backward = nullptr;
   }
@@ -162,7 +162,7 @@ class Engine {
       Tensor changed = call(grad);
       if (!changed.defined()) continue;
       check(changed.shape() == grad.shape() && changed.dtype() == grad.dtype() && changed.device() == grad.device(),
-            "hook", "returned ", describe(changed), " for a gradient ", describe(grad));
+            "hook", "the returned tensor is ", describe(changed), ", but the gradient is ", describe(grad));
       grad = std::move(changed);
     }
   }
@@ -181,7 +181,7 @@ class Engine {
       sum = sum.add(grad);
     } else {
       // Clone a gradient whose memory is shared, because a write to it could change another gradient. Also clone a
-      // gradient that is not contiguous in either memory format.
+      // gradient that is contiguous in neither memory format.
       const bool is_only_reference = grad.body().use_count() == 1 && grad.storage().use_count() == 1 &&
                                      (grad.is_contiguous() || grad.is_contiguous(MemoryFormat::channels_last));
       sum = is_only_reference ? grad.detach() : grad.detach().clone();
@@ -233,8 +233,8 @@ std::vector<Edge> roots_of(const Tensors& outputs, const char* op) {
 /// Returns the gradients of the outputs. Checks their number. For an output of one element, a missing gradient is 1.
 Tensors seeds(const Tensors& outputs, const Tensors& given, const char* op) {
   check(!outputs.empty(), op, "no outputs");
-  check(given.empty() || given.size() == outputs.size(), op, given.size(), " gradients for ", outputs.size(),
-        " outputs");
+  check(given.empty() || given.size() == outputs.size(), op,
+        "grad_outputs must have one gradient per output: expected ", outputs.size(), ", got ", given.size());
   Tensors gradients;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Tensor& output = outputs[i];

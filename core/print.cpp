@@ -85,7 +85,8 @@ class Printer {
   }
 
  private:
-  /// Prints one axis: its slices in brackets, or, for the last axis, its elements in lines of at most kLineWidth.
+  /// Prints one axis: its slices in brackets, or, for the last axis, its elements in lines of at most kLineWidth
+  /// characters.
   void bracket(std::ostream& out, int64_t axis) {
     const bool last = axis + 1 == shape_.size(), cut = shorten_ && shape_[axis] > 2 * kEdge;
     const int64_t parts = cut ? 2 * kEdge + 1 : shape_[axis];

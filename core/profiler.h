@@ -39,7 +39,7 @@ void claim(const void* block) noexcept;
 /// Returns whether a session is recording.
 inline bool active() { return detail::recorders.load(std::memory_order_relaxed) != 0; }
 
-/// The kinds of events. `layout_copy` is a copy to another memory format by contiguous(), in the program or within
+/// The kinds of events. `layout_copy` is a copy to a different memory format by contiguous(), in the program or within
 /// operators; copies that a kernel makes in its workspace do not count.
 enum class Kind : uint8_t { op, backward, module, range, memory, layout_copy };
 

@@ -43,7 +43,7 @@ void add(Row& sum, const Row& row) {
     sum.*part += row.*part;
 }
 
-/// Pads the text to the width of a column, or cuts out its middle.
+/// Pads the text to the width of a column, or cuts out the middle of a text that is too long.
 std::string cell(const std::string& text, size_t width) {
   if (text.size() <= width) return text + std::string(width - text.size(), ' ');
   const size_t half = (width - 2) / 2;
@@ -131,7 +131,7 @@ std::string Session::table(GroupBy group_by, size_t max_rows) const {
            {"calls", "host ms", "device ms", "% time", "MB", "GB/s", "GFLOP", "GFLOP/s", "% floor", "alloc MiB"}) +
       '\n';
   for (size_t i = 0; i < std::min(all.size(), max_rows); ++i) text += line(all[i], all_ms) + '\n';
-  if (all.size() > max_rows) text += concat("(", all.size() - max_rows, " more rows)\n");
+  if (all.size() > max_rows) text += concat("(rows omitted: ", all.size() - max_rows, ")\n");
   return text + line(sum, all_ms) + concat("\nrecorded for ", number(ms(begin_, end_), 3), " ms\n");
 }
 
@@ -174,9 +174,10 @@ std::string Session::memory_table(Device device) const {
 
 std::string Session::trace() const {
   std::vector<std::string> all{metadata("process_name", 0, 0, "host")};
-  std::map<std::pair<int, void*>, int> tracks;                             // (process, stream) or (-1 - thread, null)
+  // Key: (process, stream) for a stream, (-1 - thread, null) for a thread. Value: the number of the track.
+  std::map<std::pair<int, void*>, int> tracks;
   std::vector<std::pair<std::pair<int64_t, int64_t>, std::string>> spans;  // sorted by (begin, -end)
-  // Phase X: a span. Phase C: the value of a counter at the time `begin`.
+  // The trace format calls the kind of an event its phase: X is a span, C the value of a counter at the time `begin`.
   const auto add_event = [&](char phase, Members about, int64_t begin, int64_t end, int process, int thread) {
     about.emplace_back("ph", to_json(std::string_view(&phase, 1)));
     about.emplace_back("ts", to_json(ms(begin_, begin) * 1e3));

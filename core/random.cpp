@@ -8,7 +8,7 @@
 namespace voxgrad {
 
 GeneratorState Generator::reserve(int64_t count, DType dtype) {
-  check(count >= 0, "random", "negative count ", count);
+  check(count >= 0, "random", "count must not be negative, got ", count);
   const GeneratorState start = state_;
   const uint64_t per_counter = dtype == DType::f64 ? 2 : 4;
   state_.offset += divide_up(static_cast<uint64_t>(count), per_counter);

@@ -239,7 +239,7 @@ Tensor as_strided(const Tensor& tensor, const Shape& shape, const Strides& strid
   const auto available = static_cast<int64_t>(tensor.storage()->bytes()) / item_size(tensor.dtype());
   const bool inside = storage_offset >= -low && storage_offset <= available && high <= available - storage_offset;
   check(inside, "as_strided", "shape ", shape, " with strides ", strides, " and offset ", storage_offset,
-        " reaches outside a storage of ", available, " elements");
+        " reaches outside a storage of ", available, available == 1 ? " element" : " elements");
   return Tensor(
       std::make_shared<TensorBody>(TensorBody{tensor.storage(), storage_offset, shape, strides, tensor.dtype()}));
 }

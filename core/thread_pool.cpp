@@ -24,7 +24,8 @@ thread_local ScopedValue<bool>* inside_loop = nullptr;
 /// A call of parallel_for. Threads take pieces of the loop until none is left.
 struct Loop {
   const std::function<void(int64_t, int64_t)>& body;
-  int64_t count, pieces;
+  int64_t count;     // number of elements
+  int64_t pieces;    // number of ranges into which they are split
   int64_t next = 0;  // number of the next piece
   int64_t finished = 0;
   std::exception_ptr error{};

@@ -93,7 +93,8 @@ struct Request {
 
 /// Prints the shapes of both operands in an error message.
 struct Operands {
-  const Tensor &x, &weight;
+  const Tensor& x;
+  const Tensor& weight;
   friend std::ostream& operator<<(std::ostream& out, const Operands& o) {
     return out << " (input " << o.x.shape() << ", weight " << o.weight.shape() << ')';
   }
@@ -125,7 +126,7 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
   if (r.transposed) {
     check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0), " input channels, input has ", channels,
           operands, hint);
-    check(channels % r.groups == 0, r.op, "groups ", r.groups, " does not divide the ", channels, " input channels",
+    check(channels % r.groups == 0, r.op, "groups ", r.groups, " does not divide the input channel count ", channels,
           operands);
   } else {
     int64_t expected = 0;
@@ -133,8 +134,8 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
     check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
     check(expected == channels, r.op, "weight expects ", expected, " input channels",
           r.groups == 1 ? "" : " in all groups together", ", input has ", channels, operands, hint);
-    check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the ", weight.size(0),
-          " output channels", operands);
+    check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the output channel count ",
+          weight.size(0), operands);
   }
   if (!bias.defined()) return;
   check(bias.shape() == Shape{output_channels(r, weight)}, r.op, "bias must have shape [", output_channels(r, weight),

@@ -1,4 +1,4 @@
-// Output sizes, gather forms and operation counts of convolutions.
+// Output sizes, gather forms (ops/detail/conv_geometry.h) and operation counts of convolutions.
 #include "ops/detail/conv_geometry.h"
 
 #include <algorithm>

@@ -21,7 +21,7 @@ struct Capability {
   const Kernels* (*kernels)();
 };
 
-// The best one first.
+// In descending order of preference.
 constexpr Capability kCapabilities[] = {
 #define VG_CPU_CAPABILITY(name) {#name, vg_cpu_kernels_##name},
     VG_CPU_CAPABILITIES

@@ -26,29 +26,30 @@ enum class Reads : uint8_t { nothing, x, y, both };
 template <BinaryOp op>
 Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
-/// Returns the share of an operand in the gradient of a maximum or minimum: 0 where the other operand was selected
-/// (`lost`), 1/2 where the operands are equal, and 1 elsewhere, including where an operand is NaN.
+/// Returns the factor by which an operand of a maximum or minimum gets the gradient of the result. `lost` is true where
+/// the other operand was selected. The factor is 0 there, 1/2 where the operands are equal, and 1 elsewhere. Where an
+/// operand is NaN, the factor is 1, too.
 Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
   const Tensor half_if_tied = affine(eq(x, y).to(x.dtype()), 0.5, 0);
   return 1.0 - lost.to(x.dtype()) - half_if_tied;
 }
 
 Tensor pow_slope_in_base(const Tensor& x, const Tensor& y) {
-  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula gives 0 * 0^-1 for x = 0 and 0 * NaN
-  // for x = NaN.
+  // x^0 is 1 for every x. Its derivative with respect to x is 0, but the formula y * x^(y - 1) gives 0 * 0^-1 = NaN for
+  // x = 0 and 0 * NaN for x = NaN.
   const Tensor flat = mul(eq(y, 0), logical_not(gt(abs(x), 0)));
   return y * pow(where(flat, full({}, 1, x.options()), x), y - 1.0);
 }
 Tensor pow_slope_in_exponent(const Tensor& x, const Tensor& y) {
-  // 0^y is constant for y > 0, so its derivative with respect to y is 0, but the formula gives 0 * log(0) = NaN. At
-  // y = 0, 0^y is not continuous; its derivative is set to 0, as in PyTorch.
+  // 0^y is constant for y > 0, so its derivative with respect to y is 0, but the formula x^y * log(x) gives
+  // 0 * log(0) = NaN. At y = 0, 0^y is not continuous; its derivative is set to 0, as in PyTorch.
   const Tensor flat = mul(eq(x, 0), ge(y, 0));
   return pow(x, y) * log(where(flat, full({}, 1, x.options()), x));
 }
 
 // Second derivatives of activations.
 Tensor gelu_curvature(const Tensor& x) {
-  const Tensor square = widened(x) * widened(x);  // exceeds the range of f16 for x >= 256
+  const Tensor square = widened(x) * widened(x);  // x * x exceeds the range of f16 for |x| >= 256
   return (affine(exp(square * -0.5), kInvSqrtTwoPi, 0) * (2.0 - square)).to(x.dtype());
 }
 Tensor silu_curvature(const Tensor& x) {
@@ -134,8 +135,9 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// Returns an uninitialized result in the memory format of x, or of y if x is broadcast (by this operator or by an
-/// earlier expand()). The result is contiguous if this operator broadcasts y, too.
+/// Returns an uninitialized result. It has the memory format of x unless x is broadcast, by this operator or by an
+/// earlier expand(). If x is broadcast, the result has the memory format of y, or is contiguous if this operator
+/// broadcasts y, too.
 Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
   const auto fits = [&](const Tensor& t) {
     for (int64_t i = 0; i < t.dim(); ++i)
@@ -202,7 +204,7 @@ DType result_type(const Tensor& x, const Tensor& y) {
 
 namespace {
 
-/// Converts x to the dtype of the result of an operator on x and a number.
+/// Converts x to the dtype in which an operator computes with x and the number `s`.
 Tensor promoted_for(const char* op, const Tensor& x, Scalar s) {
   check_defined(op, "input", x);
   if (is_floating(x.dtype())) return x;
@@ -211,7 +213,8 @@ Tensor promoted_for(const char* op, const Tensor& x, Scalar s) {
   return x;
 }
 
-/// Returns the number as a tensor with the dtype and device of x. The caller obtains x from promoted_for().
+/// Returns the number as a tensor without axes, with the dtype and device of x. The caller obtains x from
+/// promoted_for().
 Tensor scalar_for(const Tensor& x, Scalar s) { return full({}, s.value, x.options()); }
 
 template <BinaryOp op>
@@ -243,8 +246,9 @@ Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
   ROW(neg) ROW(abs) ROW(sign) ROW(exp) ROW(log) ROW(sqrt) ROW(rsqrt) ROW(reciprocal) ROW(sin) ROW(cos) ROW(erf) \
   ROW(isfinite) ROW(logical_not) \
   ROW(relu) ROW(sigmoid) ROW(tanh) ROW(gelu) ROW(silu) ROW(mish) ROW(hardsigmoid) ROW(hardswish)
-// Functions of two tensors, and of a tensor and a tensor or number.
+// Functions of two tensors.
 #define VG_BINARY_FUNCTIONS(ROW) ROW(add) ROW(sub) ROW(mul) ROW(div) ROW(pow)
+// Functions whose second operand is a tensor or a number.
 #define VG_MIXED_FUNCTIONS(ROW) ROW(maximum) ROW(minimum) ROW(eq) ROW(ne) ROW(lt) ROW(le) ROW(gt) ROW(ge)
 // clang-format on
 

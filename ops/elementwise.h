@@ -2,7 +2,7 @@
 //
 // Operands broadcast, and different dtypes are promoted, as in PyTorch. All tensors must be on the same device;
 // otherwise the functions throw Error. The result has the memory format of the first operand that is not broadcast.
-// All functions except comparisons can be differentiated any number of times.
+// All functions whose result is not bool can be differentiated any number of times.
 //
 // Integer arithmetic wraps around on every device: in i32, 2147483647 + 1 is -2147483648, and neg() and abs() of that
 // value return the value itself. Numbers (Scalar and the constants of affine and clamp) are passed as double, which
@@ -65,8 +65,8 @@ Tensor operator-(Scalar x, const Tensor& y);
 Tensor operator*(Scalar x, const Tensor& y);
 Tensor operator/(Scalar x, const Tensor& y);
 /// Assign the result to x, in the dtype of x. If autograd records the operation, x becomes a new tensor; otherwise, the
-/// operators write in place. Throw Error if x is a leaf that requires grad, or if the result has a different shape than
-/// x or a dtype of a higher kind.
+/// operators write the result to the memory of x. Throw Error if x is a leaf that requires grad, or if the result has a
+/// different shape than x or a dtype of a higher kind.
 Tensor& operator+=(Tensor& x, const Tensor& y);
 Tensor& operator-=(Tensor& x, const Tensor& y);
 Tensor& operator*=(Tensor& x, const Tensor& y);
@@ -101,7 +101,7 @@ Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y);
 Tensor where(const Tensor& condition, const Tensor& x, Scalar y);
 Tensor where(const Tensor& condition, Scalar x, const Tensor& y);
 
-/// Comparisons return bool tensors and have no gradient.
+/// Comparisons, logical_not and isfinite return bool tensors and have no gradient.
 Tensor eq(const Tensor& x, const Tensor& y);
 Tensor ne(const Tensor& x, const Tensor& y);
 Tensor lt(const Tensor& x, const Tensor& y);

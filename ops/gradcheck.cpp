@@ -1,6 +1,6 @@
 // Checks of gradients against central differences.
 //
-// The check combines all elements of all outputs linearly, with random weights, to one number: the projection. One
+// The check combines all elements of all outputs linearly, with random weights, into one number: the projection. One
 // backward pass computes the gradient of the projection. Check::compare() compares the derivative along one direction
 // with the differences of the projection after small steps forward and backward. By default, each direction is one
 // element of an input. With GradcheckOptions::projections, each direction is a random vector over all inputs.

@@ -16,8 +16,8 @@ struct GradcheckOptions {
   /// respect to each element of each input. If k > 0, checks the derivatives of this combination along k random
   /// directions over all inputs, which is faster for large inputs.
   int projections = 0;
-  /// Skip and count derivatives at points where the function seems to have a kink, which means that the one-sided
-  /// differences disagree. If false, compare these derivatives too.
+  /// If true, derivatives at kinks are skipped and counted. The check assumes a kink where the one-sided differences
+  /// disagree. If false, these derivatives are compared, too.
   bool skip_kinks = true;
   uint64_t seed = 0;
 };

@@ -32,12 +32,13 @@ void check_input(const Tensor& x, const InterpolateOptions& options) {
   check_floating(kOp, x);
   check_batched(kOp, x);
   const int64_t axes = x.dim() - 2, required = row_of(options.mode).axes;
-  check(required == 0 || required == axes, kOp, "mode ", options.mode, " requires ", required,
-        " spatial axes, but input ", x.shape(), " has ", axes);
+  constexpr const char* kForms[] = {"any", "(N, C, L)", "(N, C, H, W)", "(N, C, D, H, W)"};
+  check(required == 0 || required == axes, kOp, "mode ", options.mode, " requires an input ", kForms[required],
+        ", got shape ", x.shape());
   check_axes(kOp, x, axes);
   const int64_t given = options.size ? options.size->values.size() : options.scale_factor->count;
-  check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given, " values, but input ",
-        x.shape(), " has ", axes, " spatial axes");
+  check(given == 1 || given == axes, kOp, options.size ? "size" : "scale_factor", " has ", given,
+        " values, but the number of spatial axes of input ", x.shape(), " is ", axes);
 }
 
 Dims result_size(const Tensor& x, const InterpolateOptions& options) {

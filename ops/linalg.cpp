@@ -16,7 +16,7 @@
 namespace voxgrad {
 namespace {
 
-/// Returns a (batch, m, k) times b (batch, k, n).
+/// Returns the product of the matrices `a` (batch, m, k) and `b` (batch, k, n) with equal batch indices.
 Tensor batched_product(const Tensor& a, const Tensor& b) {
   const Tensor c = empty({a.size(0), a.size(1), b.size(2)}, a.options());
   kernels(a.device()).matmul(c.view_out(), a.view_in(), b.view_in());
@@ -31,13 +31,15 @@ Tensor batched_product(const Tensor& a, const Tensor& b) {
 /// Returns the sizes of the batch axes: all axes except the last two.
 Shape batch_of(const Tensor& t) { return Shape(std::span(t.shape().data(), static_cast<size_t>(t.dim() - 2))); }
 
+/// Returns the shape (batch..., rows, columns).
 Shape with_matrix(Shape batch, int64_t rows, int64_t columns) {
   batch.push_back(rows);
   batch.push_back(columns);
   return batch;
 }
 
-/// Broadcasts t to the batch and flattens it to three axes. A single matrix is not copied.
+/// Broadcasts t to the batch axes `batch` and merges these axes: the result is (numel(batch), rows, columns). A single
+/// matrix is expanded without a copy.
 Tensor flattened(const Tensor& t, const Shape& batch) {
   const int64_t count = numel(batch), rows = t.size(-2), columns = t.size(-1);
   if (numel(batch_of(t)) == 1) return expand(reshape(t, {1, rows, columns}), {count, rows, columns});
@@ -111,7 +113,7 @@ void check_attention(const Tensor& query, const Tensor& key, const Tensor& value
         "attn_mask must be bool or floating and on the query's device, got ", describe(mask));
 }
 
-/// Returns the softmax of the masked scores. Rows whose scores are all excluded become zero.
+/// Returns the softmax of the masked scores. If the mask excludes all scores of a row, the row of the result is zero.
 Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const bool broadcasts = broadcast_shapes(mask.shape(), scores.shape(), kAttention) == scores.shape();

@@ -34,7 +34,7 @@ std::optional<DType> gradient_dtype(const Tensor& t) {
   return needs_gradient(t) ? std::optional(t.dtype()) : std::nullopt;
 }
 
-/// Records that the bias `added` (C) was added to x.
+/// Records that the bias `added` (C) was already added to the elements of x.
 Tensor record_added(const Tensor& x, const Tensor& added) {
   if (!needs_gradient(added)) return x;
   return record("add_bias", x.detach(), {x, added},
@@ -71,7 +71,7 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   return recorded_gradients(y, {saved, weight, bias, added}, grad);
 }
 
-/// Two values per group, gathered from all ranks, and the number of elements of a group on each rank. The dtype is f64.
+/// Two values per group, gathered from all ranks, and the number of elements of a group on each rank, in f64.
 struct OfRanks {
   Tensor values;  // (ranks, n, groups, 2)
   Tensor counts;  // (ranks): number of elements of a group
@@ -242,8 +242,8 @@ Shape checked_statistics(const char* op, const Tensor& x, const NormArguments& n
   check(norm.momentum >= 0 && norm.momentum <= 1, op, "momentum must lie in [0, 1], got ", norm.momentum);
   const int64_t channels = x.size(1), groups = by_group ? norm.num_groups : channels;
   check(!by_group || groups > 0, op, "num_groups must be positive, got ", groups);
-  check(!by_group || (channels > 0 && channels % groups == 0), op, "num_groups ", groups, " does not divide the ",
-        channels, " channels of input ", x.shape());
+  check(!by_group || (channels > 0 && channels % groups == 0), op, "num_groups ", groups,
+        " does not divide the channel count ", channels, " of input ", x.shape());
   check_parameters(op, x,
                    {{"weight", norm.weight},
                     {"bias", norm.bias},

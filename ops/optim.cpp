@@ -1,4 +1,4 @@
-// Optimizer steps: checks of the arguments, and calls of the kernels.
+// The functions of ops/optim.h: checks of the arguments, and calls of the kernels.
 #include "ops/optim.h"
 
 #include <algorithm>
@@ -43,14 +43,15 @@ Form form_of(const Step&) {
 /// Checks that a list of gradients or of states matches the parameters.
 void check_list(const char* op, TensorSpan params, const List& list, bool is_state) {
   const size_t expected = list.used ? params.size() : 0;
-  check(list.tensors.size() == expected, op, "expected ", expected, ' ', list.what, ", got ", list.tensors.size());
+  check(list.tensors.size() == expected, op, "the number of ", list.what, " must be ", expected, ", got ",
+        list.tensors.size());
   for (size_t i = 0; i < expected; ++i) {
     const Tensor &param = params[i], &tensor = list.tensors[i];
     const DType dtype = is_state ? widened(param.dtype()) : param.dtype();
     const bool fits = tensor.defined() && tensor.shape() == param.shape() && tensor.dtype() == dtype &&
                       tensor.device() == param.device();
     const bool has_format = !is_state || !fits || tensor.is_contiguous(param.suggest_memory_format());
-    check(fits && has_format, op, "parameter ", i, " is ", describe(param), ", its entry in ", list.what, " is ",
+    check(fits && has_format, op, "parameter ", i, " is ", describe(param), ", but its entry in ", list.what, " is ",
           describe(tensor), has_format ? "" : ", in another memory format");
   }
 }
@@ -81,8 +82,8 @@ bool is_followed_by_same_kind(TensorSpan list, size_t i) {
   return i + 1 < list.size() && list[i + 1].device() == list[i].device() && list[i + 1].dtype() == list[i].dtype();
 }
 
-/// Checks all arguments, then calls the kernel for each run of consecutive parameters with the same device and dtype.
-/// `read_only`: the step does not modify the parameters.
+/// Checks all arguments, then calls the kernel once for each longest sequence of consecutive parameters with the same
+/// device and dtype. `read_only`: the step does not modify the parameters.
 void run(const char* op, TensorSpan params, TensorSpan grads, const Lists& states, const AnyStep& step,
          const StepScaling& scaling = {}, bool read_only = false) {
   const auto check_number = [&](const auto& options) {
@@ -118,14 +119,14 @@ void run(const char* op, TensorSpan params, TensorSpan grads, const Lists& state
   }
 }
 
-/// Returns the tensors, with a dense copy of each tensor that is not dense.
+/// Returns the tensors, each replaced by a dense copy if it is not dense.
 Tensors dense_copies(TensorSpan tensors) {
   Tensors dense;
   for (const Tensor& tensor : tensors) dense.push_back(tensor.contiguous(tensor.suggest_memory_format()));
   return dense;
 }
 
-/// Calls step(dense_copies(tensors)), then writes the copies back.
+/// Calls step(dense_copies(tensors)), then writes the copies back to the tensors that are not dense.
 template <class F>
 void in_place(TensorSpan tensors, const F& step) {
   const Tensors dense = dense_copies(tensors);

@@ -15,10 +15,10 @@ Resample padded_axis(PadMode mode, int64_t in, int64_t before, int64_t after, in
   using enum Resample::Mode;
   constexpr Resample::Mode modes[] = {reflect, reflect, replicate, circular};
   const int64_t max_amount = mode == PadMode::reflect ? in - 1 : mode == PadMode::circular ? in : int64_t{1} << 31;
-  check(before <= max_amount && after <= max_amount, "pad", "an axis of ", in, " elements can be padded by at most ",
+  check(before <= max_amount && after <= max_amount, "pad", "an axis of size ", in, " can be padded by at most ",
         max_amount, ", got ", before, " and ", after);
   check(before > -in && after > -in && in + before + after > 0, "pad", "amounts ", before, " and ", after,
-        " remove all ", in, " elements of an axis");
+        " remove all elements of an axis of size ", in);
   size = in + before + after;
   Resample map{.mode = modes[static_cast<int>(mode)]};
   map.padding = before;

@@ -38,8 +38,8 @@ Tensor rearranged(const Tensor& x, const Shape& split, Dims order, Shape result,
 Tensor pixel_shuffle(const Tensor& x, int64_t upscale_factor) {
   constexpr const char* op = "pixel_shuffle";
   const int64_t r = upscale_factor, parts = block_size(op, "upscale_factor", x, r), axes = x.dim() - 2;
-  check(x.size(1) % parts == 0, op, "the ", x.size(1), " channels of ", x.shape(), " are not a multiple of ", r, "^",
-        axes);
+  check(x.size(1) % parts == 0, op, "the channel count ", x.size(1), " of ", x.shape(), " is not a multiple of ", r,
+        "^", axes);
   Shape split{x.size(0), x.size(1) / parts}, result = split;  // split: (N, C, r, r, r, D, H, W)
   Dims order{0, 1};
   for (int64_t i = 0; i < axes; ++i) split.push_back(r);

@@ -51,7 +51,7 @@ Tensor prelu(const Tensor& given, const Tensor& given_weight) {
   check_floating("prelu", x);
   const int64_t channels = x.dim() > 1 ? x.shape()[1] : 1;
   check(weight.numel() == 1 || (weight.dim() == 1 && weight.numel() == channels), "prelu",
-        "weight must have 1 element or one for each of the ", channels, " channels, got ", weight.shape());
+        "weight must have one element or one per channel (C is ", channels, "), got ", weight.shape());
   // Treat (N, C) as one channels-last sample with N positions, so that the kernel can split the positions among
   // threads.
   if (x.dim() == 2) return transpose(squeeze(prelu(unsqueeze(transpose(x, 0, 1), 0), weight), 0), 0, 1);

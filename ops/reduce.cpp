@@ -1,4 +1,4 @@
-// Reductions, and functions along one axis.
+// Reductions and cumulative sums.
 #include "ops/reduce.h"
 
 #include <cmath>
@@ -30,7 +30,7 @@ Shape kept_shape(const char* op, const Tensor& x, const Dims& axes) {
   return shape;
 }
 
-/// Removes the reduced axes, which have size 1, unless keepdim.
+/// Removes the reduced axes, which have size 1 in `out`. Does nothing if `keepdim` is true.
 Tensor drop_axes(Tensor out, const Dims& axes, bool keepdim) {
   if (keepdim) return out;
   if (axes.empty()) return reshape(out, {});
@@ -48,6 +48,7 @@ Tensor reduce(ReduceOp op, const Tensor& x, const Shape& shape) {
   return out;
 }
 
+/// Returns the sum of x over the axes that have size 1 in `shape`. The result has this shape.
 Tensor sum_keep(const Tensor& x, const Shape& shape) {
   return record("sum", reduce(ReduceOp::sum, x, shape), {x},
                 [from = x.shape()](const Tensor& g) { return Tensors{expand(g, from)}; });
@@ -75,13 +76,14 @@ Tensor extremum(ReduceOp op, const char* name, const Tensor& x, const Dims& axes
   return drop_axes(out, axes, keepdim);
 }
 
-/// Returns the variance with the reduced axes kept. bf16 and f16 are computed and returned in float32.
+/// Returns the variance; the reduced axes keep size 1. For bf16 and f16, the computation and the result are in f32.
 Tensor variance(const char* op, const Tensor& x, const Axes& axes, int64_t correction) {
   const Shape kept = kept_shape(op, x, axes);
   check_floating(op, x);
   const double count = reduced_count(x, kept);
-  check(count > static_cast<double>(correction), op, "needs more than ", correction, " elements per group, got ", count,
-        " from ", x.shape());
+  check(count > static_cast<double>(correction), op,
+        "the number of reduced elements must exceed correction = ", correction, ", got ", count, " for shape ",
+        x.shape());
   const Tensor wide = widened(x), centered = wide - mean_keep(wide, kept, count);
   return affine(sum_keep(centered * centered, kept), 1 / (count - static_cast<double>(correction)), 0);
 }
@@ -92,8 +94,8 @@ Tensor power(const Tensor& x, double exponent) {
   return where(zero, 0.0, exponent == 0.5 ? sqrt(safe) : pow(safe, exponent));
 }
 
-/// Returns the product along an axis, which is kept. Multiplies the first half of the axis by the second half, and
-/// repeats this until one element is left, so that gradients of any order are exact even if factors are 0.
+/// Returns the product along an axis, which keeps size 1. Multiplies the first half of the axis by the second half
+/// until one element is left. No step divides, so gradients of any order are exact even if factors are 0.
 Tensor product_along(Tensor x, int64_t axis) {
   if (x.shape()[axis] == 0) {
     Shape shape = x.shape();
@@ -108,6 +110,7 @@ Tensor product_along(Tensor x, int64_t axis) {
   return x;
 }
 
+/// Returns the cumulative sums along an axis, from the last element to the first if `reverse`.
 Tensor running_sums(const Tensor& x, int64_t axis, bool reverse) {
   const DType dtype = is_floating(x.dtype()) ? x.dtype() : i64;
   const Tensor out = empty(x.shape(), {dtype, x.device()}, x.suggest_memory_format());

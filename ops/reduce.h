@@ -1,4 +1,4 @@
-// Reductions, and functions along one axis.
+// Reductions, cumulative sums and softmax.
 //
 // `axes` lists the axes to reduce; an empty list means all axes. With keepdim, the result has size 1 along reduced
 // axes; otherwise they are removed. Results are deterministic, and all functions can be differentiated any number of
@@ -17,8 +17,8 @@ Tensor mean(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 /// Error if there are no elements.
 Tensor amax(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Axes& axes = {}, bool keepdim = false);
-/// Returns the variance: the sum of squared deviations from the mean, divided by (count - correction). The computation
-/// makes two passes. Throws Error unless the number of reduced elements, count, exceeds correction.
+/// Returns the variance: the sum of squared deviations from the mean, divided by (count - correction), where count is
+/// the number of reduced elements. The computation makes two passes. Throws Error unless count exceeds correction.
 Tensor var(const Tensor& x, const Axes& axes = {}, int64_t correction = 1, bool keepdim = false);
 /// Returns the standard deviation, the square root of var. The gradient is 0 where the standard deviation is 0.
 Tensor std(const Tensor& x, const Axes& axes = {}, int64_t correction = 1, bool keepdim = false);

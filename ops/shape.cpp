@@ -37,8 +37,8 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
 }
 
 /// Returns the strides of a view of x with `shape`, or nullopt if the reshape needs a copy. Groups neighboring axes of
-/// x into runs with evenly spaced elements. A view exists if the axes of `shape` can be grouped into runs of the same
-/// sizes.
+/// x whose elements are evenly spaced; such a group is called a run. A view exists if the axes of `shape` can be
+/// grouped into runs of the same sizes.
 std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
   if (x.numel() == 0) return contiguous_strides(shape);
   Strides strides = Dims::filled(shape.size(), 0);
@@ -285,7 +285,7 @@ Tensor cat(const Tensors& given, int64_t axis) {
   shape[axis] = 0;
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) {
-    check_same_device("cat", {"the first tensor", first}, {"another", tensor});
+    check_same_device("cat", {"the first tensor", first}, {"another tensor", tensor});
     bool fits = tensor.dim() == first.dim();
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
     check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);

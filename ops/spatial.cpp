@@ -1,4 +1,4 @@
-// Communication between ranks that share a volume in slabs.
+// Exchange of planes and sums between ranks that share a volume, and the functions of SpatialParallel.
 #include "ops/spatial.h"
 
 #include "core/autograd.h"

@@ -1,6 +1,7 @@
-// Convolutions of a volume that several ranks share in slabs. Each rank convolves its own slab while it receives the
-// planes that it needs from its neighbors (halos). Since convolutions are linear, the rank then convolves each halo
-// separately and adds the result to the planes that depend on the halo. This avoids a copy of the slab.
+// Convolutions of a volume that several ranks share. Each rank has a slab: consecutive planes of the volume along D. A
+// rank convolves its own slab while it receives a halo from each neighboring rank: the planes of the neighbor's slab
+// that its result depends on. Since convolutions are linear, the rank then convolves each halo separately and adds the
+// result to the planes that depend on the halo. This avoids a copy of the slab.
 #include <algorithm>
 
 #include "core/autograd.h"
@@ -13,29 +14,32 @@
 namespace voxgrad {
 namespace {
 
-/// The halo of one side, and the planes of the result that depend on it.
+/// The halo on one side of a slab, and the planes of the result that depend on the halo.
 struct Side {
   int64_t halo = 0;     // number of planes received from the neighbor
   int64_t start = 0;    // first plane of the result that depends on the halo
-  int64_t planes = 0;   // number of these planes
-  int64_t padding = 0;  // padding along D of the convolution from the halo to these planes
+  int64_t planes = 0;   // number of planes of the result that depend on the halo
+  int64_t padding = 0;  // padding along D of the convolution that computes these planes from the halo
 };
 
 /// The convolution of a slab along D.
 struct Axis {
   int64_t in;   // planes of the input slab
   int64_t out;  // planes of the result
-  int64_t kernel, stride, padding, dilation;
+  int64_t kernel;
+  int64_t stride;
+  int64_t padding;
+  int64_t dilation;
 };
 
 // A product combines input plane i, output plane o and tap k if i + padding = o * stride + k * dilation
 // (ops/detail/conv_geometry.h). If the planes of a halo are counted from its first plane, and the planes of the result
-// from plane `start`, the formula remains valid with another padding. Therefore, the same kernels compute the
-// contribution of a halo.
+// from plane `start`, the formula remains valid with a different padding (Side::padding). Therefore, the same kernels
+// compute the contribution of a halo.
 
 using Sides = std::array<Side, 2>;  // the sides of the previous and of the next rank
 
-/// Returns the halos of a convolution.
+/// Returns the halos that a convolution needs.
 Sides forward_sides(const Axis& a) {
   const int64_t reach = a.dilation * (a.kernel - 1);
   Sides sides;
@@ -47,7 +51,7 @@ Sides forward_sides(const Axis& a) {
   return sides;
 }
 
-/// Returns the halos of a transposed convolution.
+/// Returns the halos that a transposed convolution needs.
 Sides transposed_sides(const Axis& a) {
   const int64_t reach = a.dilation * (a.kernel - 1);
   Sides sides;
@@ -63,14 +67,14 @@ Sides transposed_sides(const Axis& a) {
 void check_slab(const char* op, bool transposed, const Axis& a, const Sides& sides) {
   check(transposed ? a.out == a.in * a.stride : a.out * a.stride == a.in, op,
         "if ranks share a volume, a convolution must ", transposed ? "multiply" : "divide",
-        " its depth by exactly the stride; a slab of ", a.in, " planes gives ", a.out, " with kernel_size ", a.kernel,
-        ", stride ", a.stride, ", padding ", a.padding, ", dilation ", a.dilation, " along D");
+        " its depth by exactly the stride; a slab of depth ", a.in, " gives depth ", a.out, " with kernel_size ",
+        a.kernel, ", stride ", a.stride, ", padding ", a.padding, ", dilation ", a.dilation, " along D");
   const int64_t halo = std::max(sides[0].halo, sides[1].halo);
-  check(halo <= a.in, op, "reads ", halo, " planes of a neighboring slab, which has only ", a.in,
+  check(halo <= a.in, op, "the result depends on a halo of depth ", halo, ", but the neighboring slab has depth ", a.in,
         "; share the volume among fewer ranks");
 }
 
-/// Returns the geometry of the convolution from a halo to the planes that depend on it.
+/// Returns the geometry of the convolution that computes the planes of the result from a halo.
 ConvGeometry geometry_of(const Side& side, ConvGeometry geometry) {
   geometry.padding[0] = side.padding;
   return geometry;

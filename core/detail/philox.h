@@ -1,4 +1,4 @@
-// Philox4x32-10, a counter-based generator: the same integers on every device.
+// Philox4x32-10, a counter-based random number generator that returns the same integers on every device.
 // Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 

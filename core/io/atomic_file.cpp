@@ -97,7 +97,7 @@ void AtomicFile::fail_with(int error) const {
 /// numbering finds abandoned files without a search of the directory.
 void AtomicFile::create_temporary() {
   constexpr size_t kMaxStem = 200;  // bytes; file names have at most 255
-  constexpr int kMaxWriters = 8;    // abandoned files are removed if their number is less than this
+  constexpr int kMaxWriters = 8;    // abandoned files with a number below this are removed
   const std::string stem = path_.filename().string().substr(0, kMaxStem);
   for (int number = 0; descriptor_ < 0 || number < kMaxWriters; ++number) {
     auto name = directory_of(path_) / concat('.', stem, ".voxgrad-", number, ".tmp");

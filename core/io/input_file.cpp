@@ -30,6 +30,8 @@ constexpr std::pair<std::string_view, const char*> kFormats[] = {
 
 }  // namespace
 
+std::string in_bytes(int64_t count) { return concat(count, count == 1 ? " byte" : " bytes"); }
+
 InputFile::InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes)
     : name_(path.string()), op_(op), max_bytes_(max_bytes) {
   const auto fail_with = [&](int error) {
@@ -70,7 +72,7 @@ void InputFile::read_at(int64_t position, void* to, size_t bytes) const {
     const ssize_t got = ::pread(descriptor_, next, bytes, position);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(std::generic_category().message(errno));
-    check(got > 0, "truncated: ", bytes, " more bytes were expected");
+    check(got > 0, "truncated: the file lacks ", in_bytes(static_cast<int64_t>(bytes)));
     next += got;
     bytes -= static_cast<size_t>(got);
     position += got;

@@ -58,7 +58,7 @@ class Reader {
   const char* what_;
   JsonValue document_{"the document"};
   std::vector<JsonValue*> open_{&document_};  // the objects and arrays that contain the next value
-  std::string key_;                           // of the next value
+  std::string key_;                           // the key of the next value
 };
 
 std::string joined(char open, const std::vector<std::string>& parts, char close) {

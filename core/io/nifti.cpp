@@ -74,10 +74,10 @@ void decode(const InputFile& file, const char* from, float* to, int64_t count, S
 }
 
 struct VoxelType {
-  int code;
-  const char* name;
-  int64_t bytes;
-  Decode decode;  ///< null if the format defines the type but voxgrad does not read it
+  int code;          ///< the value of the field `datatype`
+  const char* name;  ///< for messages
+  int64_t bytes;     ///< size of a voxel; 0 if it is not a whole number of bytes
+  Decode decode;     ///< null if the format defines the type but voxgrad does not read it
 };
 constexpr VoxelType kVoxelTypes[] = {
     {2, "u8", 1, decode<uint8_t>},      {4, "i16", 2, decode<int16_t>},    {8, "i32", 4, decode<int32_t>},
@@ -92,14 +92,15 @@ constexpr VoxelType kVoxelTypes[] = {
 struct Layout {
   Shape shape;
   const VoxelType* type = nullptr;
-  int64_t offset = 0;
+  int64_t offset = 0;  ///< position of the first voxel in the decompressed file
   Scaling scaling;
 };
 
 RawHeader read_header(const InputFile& file, UnpackedFile& unpacked) {
   RawHeader header;
   const size_t got = unpacked.read(header.bytes.data(), kHeaderBytes);
-  file.check(got == kHeaderBytes, "truncated: ", got, " bytes are too few for a NIfTI-1 header");
+  file.check(got == kHeaderBytes, "truncated: a NIfTI-1 header has ", kHeaderBytes, " bytes, but the file ends after ",
+             in_bytes(static_cast<int64_t>(got)));
   const auto size = header.get<int32_t>(field::kSizeofHdr);
   header.swapped = size != static_cast<int32_t>(kHeaderBytes);
   const auto other = header.get<int32_t>(field::kSizeofHdr);

@@ -31,17 +31,17 @@ struct NiftiOptions {
 /// Reads .nii or .nii.gz, which are distinguished by content, in either byte order. Voxels may be u8, i8, i16, u16,
 /// i32, u32, f32, f64, and i64 or u64 if all values fit in i32. The affine is taken from the sform if present,
 /// otherwise from the qform, otherwise from the spacing. Throws Error if the file cannot be read, violates the format
-/// or has another length than its header states. Also throws for .hdr/.img pairs, NIfTI-2, other voxel types and more
-/// than four axes. Before memory is allocated, the size in the header is compared with the size of the file, or with
-/// the size that a gzip file of this size can have. A small gzip file can contain a volume that is 1000 times as large;
-/// set max_bytes for untrusted files.
+/// or does not have the length that its header states. Also throws for .hdr/.img pairs, NIfTI-2, other voxel types and
+/// more than four axes. Before memory is allocated, the size in the header is compared with the size of the file, or
+/// with the size that a gzip file of this size can have. A small gzip file can contain a volume that is 1000 times as
+/// large; set max_bytes for untrusted files.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
 
 /// Writes a file atomically, with `affine` as the sform. `path` must end with .nii or .nii.gz. `data` may be on any
-/// device. u8 and i32 keep their dtype, other dtypes are converted to f32. Throws if `data` is not of rank 3 or 4, if
+/// device. u8 and i32 keep their dtype; other dtypes are converted to f32. Throws if `data` is not of rank 3 or 4, if
 /// an axis is longer than 32767, if a spacing is not positive, or if the description is too long. Also throws if a
-/// value of the affine is not finite, or if its last row is not (0, 0, 0, 1).
+/// value of the affine is not finite, or if the last row of the affine is not (0, 0, 0, 1).
 void save_nifti(const std::filesystem::path& path, const NiftiImage& image);
 
 }  // namespace voxgrad

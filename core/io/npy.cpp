@@ -82,7 +82,7 @@ Header parse_header(const InputFile& file, std::string_view text) {
 /// Reads the text of the header, and leaves the file at the position of the first element.
 std::string read_header(InputFile& file) {
   char magic[8];  // including the version
-  file.check(file.size() >= 10, "truncated: ", file.size(), " bytes are too few for a .npy header");
+  file.check(file.size() >= 10, "truncated: a .npy header has at least 10 bytes, but the file has ", file.size());
   file.read(magic, sizeof(magic));
   file.check(std::string_view(magic, 6) == kMagic, "not a .npy file: the magic string is missing", file.other_format());
   const int major = static_cast<unsigned char>(magic[6]), minor = static_cast<unsigned char>(magic[7]);
@@ -93,8 +93,8 @@ std::string read_header(InputFile& file) {
   const uint32_t length = bytes[0] | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24;
   file.check(length <= kMaxHeader, "header length ", length, " exceeds ", kMaxHeader, " bytes");
   const int64_t available = file.size() - static_cast<int64_t>(sizeof(magic) + length_bytes);
-  file.check(length <= available, "truncated: header length ", length, " exceeds the ", available,
-             " bytes that follow");
+  file.check(length <= available, "truncated: header length ", length, " exceeds the rest of the file, which has ",
+             in_bytes(available));
   std::string text(length, '\0');
   file.read(text.data(), text.size());
   return text;
@@ -140,10 +140,10 @@ Layout read_layout(InputFile& file) {
   const DType dtype = type.dtype;
   const int64_t expected = claimed_bytes(file, "", shape, name(dtype), 8 * item_size(dtype));
   const int64_t held = file.remaining();
-  file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", expected, " bytes, but the file has ",
+  file.check(held >= expected, "truncated: ", shape, " ", dtype, " takes ", in_bytes(expected), ", but the file has ",
              held);
-  file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", expected, " bytes, but the file has ",
-             held);
+  file.check(held == expected, "trailing bytes: ", shape, " ", dtype, " takes ", in_bytes(expected),
+             ", but the file has ", held);
   return {type, shape, fortran_order, file.size() - held};
 }
 
@@ -151,8 +151,9 @@ Layout read_layout(InputFile& file) {
 struct OpenNpy {
   OpenNpy(const std::filesystem::path& path, const char* op, const NpyOptions& options)
       : file(path, op, options.max_bytes), layout(read_layout(file)) {}
-  /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape. If `maps`,
-  /// these are all elements, and the tensor is a memory map unless the file has another byte order.
+  /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape. If `maps` is
+  /// true, these must be all elements. Then the tensor is a memory map, unless the elements are in Fortran order or the
+  /// byte order of the file is not that of the machine.
   Tensor read(const Dims& start, const Shape& size, bool maps) const;
 
   InputFile file;

@@ -16,11 +16,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements of checkpoints are little-endian");
 
-constexpr int64_t kMaxPickle = 256'000'000;
-constexpr size_t kMaxLevels = 1000;
-constexpr int64_t kMaxVisited = 10'000'000;
-constexpr size_t kMaxNameBytes = 64'000'000;
-constexpr size_t kMaxShownPath = 1000;
+constexpr int64_t kMaxPickle = 256'000'000;   // bytes
+constexpr size_t kMaxLevels = 1000;           // nested containers
+constexpr int64_t kMaxVisited = 10'000'000;   // values that a search for tensors visits
+constexpr size_t kMaxNameBytes = 64'000'000;  // bytes of the names of all tensors
+constexpr size_t kMaxShownPath = 1000;        // bytes of a path in a message
 
 bool is_container(Kind kind) { return kind == Kind::list || kind == Kind::tuple || kind == Kind::dict; }
 
@@ -39,7 +39,7 @@ std::string find_folder(const InputFile& file, const ZipFile& zip) {
   std::string folder;
   for (const auto& [name, entry] : zip.entries()) {
     if (!name.ends_with("/data.pkl") || name.find('/') != name.size() - 9) continue;
-    file.check(folder.empty(), "the archive contains two files data.pkl");
+    file.check(folder.empty(), "the archive contains two files named data.pkl");
     folder = name.substr(0, name.size() - 8);
   }
   file.check(!folder.empty(), "the archive contains no data.pkl; torch.save did not write it");

@@ -23,9 +23,9 @@ struct PtOptions {
 
 struct PtFile;
 
-/// A value in a checkpoint. The file stays open as long as one of its values exists. If the value has another kind than
-/// a function expects, the function throws Error with the file, the path of keys, the expected kind and the kind of the
-/// value. Several threads may use values of one file.
+/// A value in a checkpoint. The file stays open as long as one of its values exists. If the kind of the value is not
+/// the kind that a function expects, the function throws Error with the file, the path of keys, the expected kind and
+/// the kind of the value. Several threads may use values of one file.
 class PtValue {
  public:
   /// NumPy scalars are boolean, integer or number; torch.Size is a tuple; torch.device and dtypes are text ("cuda:0",

@@ -65,8 +65,8 @@ class Checksum {
 };
 
 std::string read_header(InputFile& file) {
-  file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: ", file.size(),
-             " bytes are too few for a header");
+  file.check(file.size() >= static_cast<int64_t>(kLengthBytes), "truncated: a header has at least ", kLengthBytes,
+             " bytes, but the file has ", file.size());
   uint64_t length = 0;
   file.read(&length, kLengthBytes);
   const std::string format = file.other_format();
@@ -74,8 +74,8 @@ std::string read_header(InputFile& file) {
   file.check(length <= kMaxHeader, "header length ", length, " exceeds ", kMaxHeader, " bytes");
   file.check_limit(static_cast<int64_t>(length), "the header");
   const int64_t available = file.size() - static_cast<int64_t>(kLengthBytes);
-  file.check(static_cast<int64_t>(length) <= available, "header length ", length, " exceeds the ", available,
-             " bytes that follow");
+  file.check(static_cast<int64_t>(length) <= available, "header length ", length,
+             " exceeds the rest of the file, which has ", in_bytes(available));
   std::string header(length, '\0');
   file.read(header.data(), header.size());
   file.check(header.starts_with('{'), "the header must begin with '{'", format);
@@ -161,16 +161,16 @@ void check_layout(const InputFile& file, const std::map<std::string, Entry>& ent
     const auto& [dtype, shape, begin, end] = item->second;
     const std::string what = tensor_named(item->first);
     const std::string range = concat("data_offsets [", begin, ", ", end, ']');
-    file.check(begin <= end && end <= bytes, what, range, " do not lie in the ", bytes, " bytes of data");
+    file.check(begin <= end && end <= bytes, what, range, " do not lie within the data, which has ", in_bytes(bytes));
     const int64_t expected = claimed_bytes(file, what, shape, format_name(dtype), 8 * item_size(dtype));
-    file.check(end - begin == expected, what, shape, ' ', format_name(dtype), " takes ", expected, " bytes, but ",
+    file.check(end - begin == expected, what, shape, ' ', format_name(dtype), " takes ", in_bytes(expected), ", but ",
                range, " contain ", end - begin);
     file.check(begin >= position, what, range, " overlap those of another tensor");
     file.check(begin == position, what, "the data has a gap at bytes ", position, " to ", begin,
                ", before this tensor");
     position = end;
   }
-  file.check(position == bytes, "trailing bytes: tensors take ", position, " bytes, but the file has ", bytes);
+  file.check(position == bytes, "trailing bytes: the tensors take ", in_bytes(position), ", but the data has ", bytes);
 }
 
 void check_utf8(const char* what, const std::string& text) {

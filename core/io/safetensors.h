@@ -49,7 +49,7 @@ SafetensorsContents read_safetensors(const std::filesystem::path& path, Device d
 
 struct SaveSafetensorsOptions {
   /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. The
-  /// checksum is stored as the metadata entry "voxgrad.crc32", which functions that load the file do not return.
+  /// checksum is stored as the metadata entry "voxgrad.crc32". Functions that load the file do not return this entry.
   bool checksum = false;
 };
 

@@ -25,7 +25,7 @@ constexpr std::pair<std::string_view, DType> kStorageTypes[] = {
     {"torch.LongStorage", i64},  {"torch.BFloat16Storage", bf16}, {"torch.ByteStorage", u8},  {"torch.BoolStorage", b8},
 };
 constexpr std::string_view kDtypePrefixes[] = {"float", "bfloat", "int", "uint", "bool", "complex", "qint", "quint"};
-/// The class names of objects that no global of the pickle names: indices of PickledGraph::texts.
+/// Class names that this reader assigns, because the pickle does not contain them: indices into PickledGraph::texts.
 enum ClassName : uint8_t { class_int, class_set, class_frozenset, class_storage, class_dtype };
 
 /// Returns the T whose memory contains these bytes.
@@ -157,7 +157,8 @@ class Unpickler {
       storage.range = zip_.find(concat(folder_, "data/", storage.key));
       const int64_t bytes = storage.range.size, item = item_size(dtype);
       file_.check(bytes % item == 0 && bytes / item == storage.numel, "storage ", in_quotes(storage.key),
-                  " should have ", storage.numel, " elements of ", dtype, ", but its entry has ", bytes, " bytes");
+                  " should have ", storage.numel, storage.numel == 1 ? " element of " : " elements of ", dtype,
+                  ", but its entry has ", in_bytes(bytes));
     }
     graph_.storages.push_back(std::move(storage));
   }
@@ -213,7 +214,8 @@ class Unpickler {
     claimed_bytes(file_, what, tensor.shape, name(*storage.dtype), 8 * item_size(*storage.dtype));
     const bool is_empty = numel(tensor.shape) == 0;
     file_.check(is_empty || (is_inside && last < storage.numel), what, "shape ", tensor.shape, " with strides ",
-                tensor.strides, " at offset ", tensor.offset, " reaches outside its ", storage.numel, " elements");
+                tensor.strides, " at offset ", tensor.offset,
+                " reaches outside the storage, whose number of elements is ", storage.numel);
     if (!is_empty) return;
     tensor.offset = 0;
     tensor.strides = contiguous_strides(tensor.shape);

@@ -25,7 +25,7 @@ void nccl_finalize();
 bool mpi_available();
 /// Returns the group of all processes that mpirun or srun started, or a group of this process alone. The first call
 /// starts MPI. Throws if this build has no MPI, and if the launcher or the environment (environment.h) disagrees with
-/// MPI about ranks.
+/// MPI about the rank or the number of ranks.
 Communicator& mpi_world();
 /// Leaves the group, and ends MPI if mpi_world() started MPI. Every rank must call mpi_finalize() after its last use of
 /// the group.

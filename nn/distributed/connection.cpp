@@ -18,7 +18,7 @@
 namespace voxgrad::distributed {
 namespace {
 
-using Head = std::array<int64_t, 3>;          // kind, number, bytes of the text
+using Head = std::array<int64_t, 3>;          // kind, number, size of the text in bytes
 constexpr int64_t kMaxOutput = 2 * kMaxText;  // bytes that may wait for a peer that does not read
 constexpr double kMaxAttempt = 5;             // seconds per address, except for the last address of a host
 

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kOp = "DataParallel";
 using distributed::Communicator;
 
-/// Returns a description, one per line, of each option and tensor that must be the same on all ranks.
+/// Returns a text that must be the same on all ranks: a line with the options and a line for each tensor.
 std::string describe_lines(const Module& module, const DataParallelOptions& options) {
   std::string lines =
       concat("options reduce_dtype ", options.reduce_dtype, ", bucket_cap_mb ", options.bucket_cap_mb, '\n');
@@ -236,7 +236,7 @@ class DataParallel::Reducer {
   std::vector<double> reached_here_;
   // By slot: nonzero if reached_here_ was nonzero on any rank in the last pass that was not captured.
   std::vector<double> reached_anywhere_;
-  std::optional<cuda::Stream> flags_stream_;  // on a GPU
+  std::optional<cuda::Stream> flags_stream_;  // the stream on which send_flags() reduces; set only on a GPU
   Tensor flags_;                              // the reduction of reached_here_, which becomes reached_anywhere_
   std::unique_ptr<distributed::Work> flags_work_;
 };

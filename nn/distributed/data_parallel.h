@@ -55,8 +55,12 @@ class DataParallel {
   DataParallel& operator=(const DataParallel&) = delete;
 
   /// A guard for gradient accumulation. While the guard exists, backward passes accumulate gradients on each rank
-  /// without communication. The first pass afterwards averages the accumulated gradients over the ranks. Example: `{
-  /// const auto guard = parallel.no_sync(); loss.backward(); }`.
+  /// without communication. The first pass afterwards averages the accumulated gradients over the ranks:
+  ///
+  ///     {
+  ///       const auto guard = parallel.no_sync();
+  ///       loss.backward();
+  ///     }
   class [[nodiscard]] NoSync {
    public:
     ~NoSync() { --*guards_; }

@@ -282,13 +282,14 @@ void check_launch(int rank, int size) {
   constexpr const char* kOp = "distributed::mpi_world";
   if (const auto env = environment()) {
     check(env->world_size == size, kOp, "WORLD_SIZE is ", env->world_size, ", but MPI has ", size,
-          " ranks; on CPUs, start the ranks with mpirun or srun instead of torchrun");
+          size == 1 ? " rank" : " ranks", "; on CPUs, start the ranks with mpirun or srun instead of torchrun");
     check(env->rank == rank, kOp, "RANK is ", env->rank, ", but MPI's rank is ", rank);
   }
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
     if (const char* text = std::getenv(name))
-      check(std::atoi(text) == size, kOp, "the launcher started ", text, " ranks (", name, "), but MPI has ", size,
-            " ranks; the launcher belongs to an MPI library other than the one that voxgrad was built with");
+      check(std::atoi(text) == size, kOp, "the launcher set ", name, " to ", text, ", but MPI has ", size,
+            size == 1 ? " rank" : " ranks",
+            "; the launcher belongs to an MPI library other than the one that voxgrad was built with");
   const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
   check(!tasks || std::getenv("OMPI_COMM_WORLD_SIZE") || size > 1 || std::atoi(tasks) <= 1, kOp, "srun started ", tasks,
         " tasks that cannot connect to each other; try srun --mpi=pmix");

@@ -286,8 +286,8 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   constexpr const char* kOp = "distributed::launch";
   check(static_cast<bool>(f), kOp, "the function is empty");
   set_environment();
-  check(ranks > 0 && ranks <= cuda::device_count(), kOp, "ranks must lie in [1, ", cuda::device_count(),
-        "], the number of GPUs, got ", ranks);
+  check(ranks > 0 && ranks <= cuda::device_count(), kOp, "the number of ranks must be positive and at most ",
+        cuda::device_count(), ", the number of GPUs; got ", ranks);
   RendezvousAddress at{.host = "127.0.0.1", .token = random_token()};
   std::optional<Listener> listener;
   if (ranks > 1) at.port = listener.emplace(at.host, 0, at.token).port();

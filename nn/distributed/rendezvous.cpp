@@ -1,4 +1,5 @@
-// The connections to rank 0. gather() and join() establish them, and a thread that calls monitor() watches them.
+// Implements the rendezvous: gather() and join() connect the ranks, and a thread that calls monitor() watches the
+// connections.
 #include "nn/distributed/detail/rendezvous.h"
 
 #include <sys/random.h>

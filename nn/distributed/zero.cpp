@@ -49,8 +49,9 @@ ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communi
   const Tensor all = group_.all_gather(own);
   const std::vector<int64_t> counts = all.to_vector<int64_t>();
   for (size_t i = 0; i < counts.size(); i += 3) {
-    check(counts[i] == counts[0] && counts[i + 1] == counts[1], kOp, "rank ", i / 3, " has ", counts[i],
-          " parameters with ", counts[i + 1], " elements, but rank 0 has ", counts[0], " with ", counts[1]);
+    check(counts[i] == counts[0] && counts[i + 1] == counts[1], kOp, "the ranks' parameters differ: rank ", i / 3,
+          " has (parameters, elements) = (", counts[i], ", ", counts[i + 1], "), but rank 0 has (", counts[0], ", ",
+          counts[1], ')');
     check(counts[i + 2] != 0, kOp, "the optimizer of rank ", i / 3, " already has state or is already sharded");
   }
   owners_ = assign_owners(sizes, group_.size());
@@ -95,7 +96,7 @@ void ZeroRedundancy::exchange() {
 }
 
 void ZeroRedundancy::consolidate_state_dict(int to) {
-  check(to >= 0 && to < group_.size(), kOp, "there is no rank ", to, " in a group of ", group_.size(), " ranks");
+  check(to >= 0 && to < group_.size(), kOp, "the argument `to` must be a rank in [0, ", group_.size(), "), got ", to);
   const NoGradGuard no_grad;
   for (size_t i = 0; i < owners_.size(); ++i) {
     auto& slot = optimizer_.slots_[i];

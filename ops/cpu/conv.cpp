@@ -2,14 +2,16 @@
 // outputs are divided into phases, and all outputs of a phase use the same taps. A step is the index of an output
 // within its phase.
 //
-// Usually, a task is a tile of outputs. The task packs the input tile once and then computes the rows of outputs one
-// after another. A row is a matrix product whose left operand is the packed tile, read at one offset per tap. Taps that
-// are outside the input along d or h are skipped. A tap may be outside the input along w for some outputs of the row.
-// The product then skips these outputs for this tap. A product with few terms reads zeros instead. If the weights are
-// larger than the inputs, a task is a block of output channels instead and packs its weights.
+// Usually, a task computes a tile of outputs. The task packs the inputs of the tile once and then computes the rows of
+// outputs one after another. A row is a matrix product whose left operand is the packed tile, read at one offset per
+// tap. Taps that are outside the input along d or h are skipped. A tap may be outside the input along w for some
+// outputs of the row. The product then skips these outputs for this tap. A product with few terms reads zeros instead.
+// If the weights are larger than the inputs, a task instead computes a block of output channels and packs their
+// weights.
 //
-// Each row of the register tile is a voxel, and each column is an output channel. With few output channels, the roles
-// are exchanged. Sums run over taps, then channels, in an order that depends only on the shapes.
+// Each row of the register tile (conv_tile.h) is a voxel, and each column is an output channel. With few output
+// channels, the roles are exchanged. A sum adds the products of one tap after another, in an order that depends only on
+// the shapes.
 #include <algorithm>
 #include <atomic>
 
@@ -87,13 +89,14 @@ class Convolution {
  private:
   static constexpr int64_t item() { return static_cast<int64_t>(sizeof(T)); }
 
+  /// Returns the number of slabs. A slab is a range of channels_per_unit_ input channels of a group.
   int64_t slabs() const { return divide_up(p_.in_channels(), channels_per_unit_); }
   ConvUnit<T> unit_of(int64_t group, int64_t slab, const ColumnBlock<T>& block) const {
     const int64_t first = slab * channels_per_unit_, channels = std::min(channels_per_unit_, p_.in_channels() - first);
     return {group, first, channels, block, 0, weights_.taps() * channels * block.family->columns};
   }
 
-  /// Computes all units, in passes whose packed weights fit in kWeightBytes.
+  /// Computes all units (ConvUnit), in passes whose packed weights fit in kWeightBytes.
   void run_by_tiles() {
     const int64_t limit =
         std::max(kWeightBytes, weights_.taps() * channels_per_unit_ * int64_t{kMaxTileWidth}) / item();

@@ -1,9 +1,10 @@
 // Depthwise convolutions on the CPU: the forward and transposed convolution, and the gradient of the weight.
 //
-// A task packs a tile of one channel with its border (ops/cpu/conv_pack.h). In the packed tile, the outputs of a phase
-// read neighboring slots for any stride, so a vector holds neighboring outputs along w. The taps of a phase are divided
-// into runs of taps that read consecutive rows of slots. The register tile has several rows of outputs. Each vector of
-// inputs that the tile loads is multiplied by all taps of the run that read the vector for one of these rows.
+// A task packs a tile of one channel with its border (ops/cpu/conv_pack.h). The outputs are divided into phases
+// (ops/detail/conv_geometry.h). In the packed tile, the outputs of a phase read neighboring slots for any stride, so a
+// vector holds neighboring outputs along w. The taps of a phase are divided into runs. A run consists of taps that read
+// consecutive rows of slots. The register tile has several rows of outputs. Each vector of inputs that the tile loads
+// is multiplied by every tap of the run that reads this vector for any of these rows.
 //
 // The order of each sum depends only on the geometry of the convolution.
 #include "ops/cpu/conv_depthwise.h"
@@ -15,22 +16,22 @@
 namespace voxgrad::cpu {
 namespace {
 
-// Limits: the bytes of a packed tile, and the number of taps. The sums of all taps of the weight gradient should fit in
-// the first-level cache.
+/// Largest size of a packed tile in bytes.
 constexpr int64_t kTileBytes = 256 << 10;
+/// Largest number of taps. The sums of all taps of the weight gradient should fit in the first-level cache.
 constexpr int64_t kMaxTaps = 512;
 /// Largest number of channels of y per channel of x.
 constexpr int64_t kMaxMultiplier = 4;
-/// Largest number of taps per run, and largest number of rows of sums. The sums and the weights of a run fit in the
-/// registers.
+/// Largest number of taps per run.
 constexpr int kMaxRun = 5;
+/// Largest number of rows of the register tile. Its sums and the weights of a run fit in the registers.
 constexpr int kMaxRows = kVectorRegisters >= 32 ? 12 : 8;
 /// Channels that are packed together if channels are innermost in memory.
 constexpr int64_t kInnerChannels = 8;
 /// Smallest number of parts into which the voxels of the weight gradient are divided, for all channels together.
 constexpr int64_t kMinParts = 64;
 
-/// Consecutive taps along h. For the same output, tap k of the run reads the row of slots k rows below that of tap 0.
+/// A run of taps along h. For the same output, tap k of the run reads the slot that is k rows after the slot of tap 0.
 struct TapRun {
   int64_t offset = 0;  // elements of the packed tile from the step of an output to the slot that tap 0 reads
   int64_t first = 0;   // position of tap 0 in Taps::weights
@@ -72,7 +73,7 @@ struct Taps {
   }
 };
 
-/// The register tile of the forward and transposed convolution.
+/// The operands and the result of the register tile of the forward and transposed convolution.
 template <class T>
 struct RowProduct {
   const PhaseTaps* taps = nullptr;
@@ -80,7 +81,7 @@ struct RowProduct {
   int64_t pitch = 0;
   int64_t channels = 0;  // channels to sum over
   int64_t channel_pitch = 0;
-  const T* weights = nullptr;  // of the first channel, in the order of Taps
+  const T* weights = nullptr;  // weights of the first channel, in the order of Taps::weights
   int64_t tap_count = 0;       // weights per channel
   T* out = nullptr;
   int64_t out_row = 0;   // stride of the rows
@@ -90,7 +91,8 @@ struct RowProduct {
   bool relu = false;
 };
 
-/// Copies `count` elements, fewer than n. Calls no function such as memcpy, which would take longer.
+/// Copies `count` < n elements in pieces of constant size, which the compiler inlines. A call of memcpy would take
+/// longer.
 template <class T, int n>
 [[gnu::always_inline]] inline void copy_fewer(const T* from, int64_t count, T* to) {
   if constexpr (n > 1) {
@@ -160,7 +162,7 @@ void multiply_block(const RowProduct<T>& product, int64_t rows) {
 /// A packed tile of `channels` channels.
 template <class T>
 struct DepthwiseTile {
-  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
+  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));  // elements of a vector
   const Gather3& gather;
   Tiling tiling;
   int64_t pitch = 0;
@@ -182,7 +184,7 @@ struct DepthwiseTile {
   }
 };
 
-/// The range of the steps of a phase in a tile.
+/// Returns the number of steps of a phase in a tile along `axis`. The result is not positive if there are none.
 int64_t steps_in_tile(const Tiling& tiling, const std::array<int64_t, 3>& origin, size_t axis, const ConvPhase& phase) {
   return std::min(phase.count - origin[axis], tiling.length[axis]);
 }
@@ -278,7 +280,7 @@ struct RunProduct {
   int64_t y_pitch = 0;
   int64_t rows = 0;
   int64_t count = 0;  // elements of the vectors that belong to the tile
-  T* sums = nullptr;  // a whole vector for each tap, to which the products are added
+  T* sums = nullptr;  // one vector of sums per tap; the products are added to these sums
 };
 
 template <class T, int bytes, int taps>
@@ -317,7 +319,7 @@ void add_run(const RunProduct<T>& p) {
   });
 }
 
-/// Adds the products of all taps with one tile to `sums`, which has a vector for each tap.
+/// Adds the products of all taps for one tile to `sums`, which holds one vector of sums per tap.
 template <class T>
 void add_tile(const Taps& taps, const DepthwiseTile<T>& x, const DepthwiseTile<T>& y, const T* packed_x,
               const T* packed_y, const std::array<int64_t, 3>& origin, T* sums) {

@@ -1,5 +1,5 @@
-// Packing of input tiles for the CPU convolutions. A packed tile contains its border, with zeros outside the input, and
-// neighboring outputs read neighboring elements for any stride.
+// Packing of input tiles for the CPU convolutions. A packed tile contains all inputs that a tile of outputs reads,
+// including the border. For any stride, neighboring outputs read neighboring elements of the packed tile.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,8 @@ class Workspace {
 /// read slot q + base[k]. Each input that is read has one slot. Inputs between dilated taps that no step reads have no
 /// slot.
 struct AxisWindow {
-  /// Slot number slot + j, with j in [0, length), holds the input at (first step + j) * in_step + position.
+  /// Consecutive slots that hold inputs with a distance of in_step. Slot number slot + j, with j in [0, length), holds
+  /// the input at (first step + j) * in_step + position.
   struct Run {
     int64_t slot = 0;
     int64_t position = 0;
@@ -102,13 +103,13 @@ struct PackedLayout {
   int64_t row = 0;
   int64_t channel = 0;
   int64_t step = 0;
-  bool fills_rows = false;  ///< sets rows outside the input to 0; requires that no channel is within a row of another
+  bool fills_rows = false;  ///< sets rows outside the input to 0; requires that the rows of channels do not interleave
 };
 
-/// Number of lines that are interleaved at a time.
+/// Number of channels that PackedRun::interleave() transposes at a time.
 inline constexpr int kInterleaved = 8;
 
-/// A run of slots along w.
+/// The slots of an AxisWindow::Run along w in one tile, and their inputs.
 struct PackedRun {
   int64_t slot = 0;    // first slot of the run
   int64_t length = 0;  // number of slots

@@ -65,29 +65,31 @@ void multiply_head(const ConvProblem<T>& p) {
 
 namespace {
 
-// Limits of the weight gradient: the number of products per voxel and the voxels of a piece. The sums and the packed
-// channels of a piece fit in the second-level cache.
+/// Largest number of products per voxel of the weight gradient. The sums and the packed channels of a piece fit in the
+/// second-level cache.
 constexpr int64_t kMaxProducts = 4096;
+/// Number of voxels per piece. A piece consists of consecutive voxels of a sample.
 constexpr int64_t kPiece = 512;
-/// Number of pieces whose products are summed in T. These sums are added in double.
+/// Number of pieces whose products are summed in T. The results of these sums are added in double.
 constexpr int64_t kPiecesPerSum = 16;
 /// Smallest number of parts into which the pieces of all samples are divided, if there are enough pieces.
 constexpr int64_t kMinParts = 64;
 
-/// Rows and columns of the register tile, in channels of y and x.
+/// Rows of the register tile. A row is a channel of y.
 constexpr int kRows = 4;
+/// Columns of the register tile. A column is a channel of x.
 constexpr int kColumns = kVectorRegisters * 3 / 16;
 
-/// The products of kRows channels of y with some channels of x. The voxels are the lanes of the vectors.
+/// The products of kRows channels of y with some channels of x. A vector holds consecutive voxels.
 template <class T>
 struct ChannelProduct {
-  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
+  static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));  // elements of a vector
   const T* y = nullptr;
   const T* x = nullptr;
-  int64_t pitch = 0;  // between the channels
+  int64_t pitch = 0;  // distance of neighboring channels of y, and of x
   int64_t count = 0;  // voxels, a multiple of kLanes
-  T* sums = nullptr;  // a vector for each product, to which the product is added
-  int64_t row = 0;    // between the sums of two channels of y
+  T* sums = nullptr;  // one vector of sums per product
+  int64_t row = 0;    // distance between the sums of neighboring channels of y
 };
 
 template <class T, int columns>

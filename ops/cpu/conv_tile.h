@@ -15,8 +15,8 @@ namespace voxgrad::cpu {
 
 /// The start of a segment in both operands.
 struct TileSegment {
-  int64_t a = 0;  // offset of its first element in a
-  int64_t b = 0;  // offset of its first element in b
+  int64_t a = 0;  // offset of the first element of the segment in operand a
+  int64_t b = 0;  // offset of the first element of the segment in operand b
 };
 
 /// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * b_step +
@@ -46,7 +46,7 @@ struct TileFamily {
   void (*products[kMaxTileRows])(const TileProduct<T>&) = {};  // products[m - 1] computes m rows
 };
 
-/// A run of columns, which are channels or voxels, and the tiles that compute it.
+/// Consecutive columns, which are channels or voxels, and the register tiles that compute them.
 template <class T>
 struct ColumnBlock {
   int64_t first = 0;

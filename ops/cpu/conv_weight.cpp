@@ -34,7 +34,7 @@ template <class T>
 struct Piece {
   int64_t first = 0;
   int64_t count = 0;
-  int64_t width = 0;                      // packed elements per voxel; those after `count` are 0
+  int64_t width = 0;                      // packed elements per voxel; elements from `count` on are 0
   const TileFamily<T>* family = nullptr;  // the tiles that multiply the piece; null for pieces of the row operand
 };
 
@@ -146,8 +146,8 @@ class WeightGradient {
     return std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, tiles()));
   }
 
-  /// Computes items [range.begin, range.end). Packs the tiles in batches and adds the products of each batch to the
-  /// sums.
+  /// Computes the items (struct Item) [range.begin, range.end). Packs the tiles in batches and adds the products of
+  /// each batch to the sums.
   void run_items(T* w, T* sums, T* packed, const ConvRange& range) {
     std::fill_n(sums, (range.end - range.begin) * item_elements(), T(0));
     auto over_items = [&](const auto& body) {
@@ -197,7 +197,8 @@ class WeightGradient {
     return offset;
   }
 
-  /// A register tile of the result. Consecutive items differ in the tap, so that their pieces stay in the cache.
+  /// A register tile of the result: the product of two pieces for one tap. Consecutive items differ in the tap, so that
+  /// their pieces stay in the cache.
   struct Item {
     size_t columns;  // index of the piece of the columns
     size_t rows;     // index of the piece of the rows

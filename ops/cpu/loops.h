@@ -38,7 +38,8 @@ inline constexpr size_t kMaxViews = 4;
 /// An offset or a stride for each view of a loop. Unused entries are 0.
 using Offsets = std::array<int64_t, kMaxViews>;
 
-/// The axes of views of the same shape, outermost first. Axis rank - 1 is the inner axis.
+/// The axes of views of the same shape, outermost first. Axis rank - 1 is the inner axis. A row consists of the
+/// elements along the inner axis for one index of each other axis.
 struct Nest {
   int rank = 0;  // at least 1, except while axes are added
   std::array<int64_t, kMaxRank> size{};
@@ -103,13 +104,15 @@ class RowCursor {
   Offsets offset_{};
 };
 
-/// Calls row(offsets, count) in parallel for pieces of at most `piece` elements of all rows. `work` is the cost of an
-/// element in memory accesses.
+/// Processes `count` elements of a row from the offset in each view on.
 using RowBody = std::function<void(const Offsets& offset, int64_t count)>;
+/// Divides all rows into pieces of at most `piece` elements and calls row(offset, count) for each piece, in parallel.
+/// `work` is the cost of an element in memory accesses.
 void for_each_row(const Nest& nest, const RowBody& row, int64_t piece = kRowPiece, int64_t work = 1);
 
-/// Calls f(k, j) for element k of each of `count` lines j. k ascends for every j. With `axis_inner`, the inner loop is
-/// over k. This order is faster if the elements of a line are closer in memory than the lines.
+/// Calls f(k, j) for each element k in [0, length) of each line j in [0, count). For every j, k ascends. With
+/// `axis_inner`, the inner loop is over k. This order is faster if the elements of a line are closer in memory than the
+/// lines.
 template <class F>
 void for_lines(int64_t length, int64_t count, bool axis_inner, F&& f) {
   if (axis_inner) {
@@ -127,9 +130,10 @@ T extremum(T a, T b) {
   return ((largest ? b > a : b < a) | (b != b)) ? b : a;
 }
 
-/// Number of partial results of fold_pieces(), which the compiler keeps in vectors.
+/// Number of lanes of fold_pieces(). A lane is a partial result; the compiler keeps the lanes in vector registers.
 inline constexpr int64_t kFoldLanes = 32;
-/// Combines start, x_0, ..., x_(count - 1) in an order that depends only on `count` and `piece`. The elements are read
+/// Combines start, x_0, ..., x_(count - 1) in an order that depends only on `count` and `piece`. Each lane begins with
+/// `start`, so combining with `start` more than once must not change the result. The elements are read
 /// in pieces of `piece` elements: f(first, n) returns a function that maps i to x_(first + i) for the n elements of a
 /// piece. If there are several pieces, `piece` is a multiple of kFoldLanes.
 template <class A, class Combine, class F>
@@ -159,14 +163,15 @@ A fold_lanes(int64_t count, A start, Combine combine, const F& f) {
   return fold_pieces(count, count, start, combine, [&f](int64_t, int64_t) { return f; });
 }
 
-/// Returns f(0) + ... + f(count - 1).
+/// Returns f(0) + ... + f(count - 1), added in the order of fold_lanes().
 template <class F>
 double sum_lanes(int64_t count, const F& f) {
   return fold_lanes(
       count, 0.0, [](double a, double b) { return a + b; }, f);
 }
 
-/// Computes `count` contiguous elements of y from the elements of x[0], x[1], ... map_rows() passes `state` on.
+/// Computes `count` contiguous elements of y from the elements of x[0], x[1], ... `state` is the argument of
+/// map_rows().
 using RowFunction = void (*)(const void* state, int64_t count, void* y, const void* const* x);
 
 /// Returns the row function y = convert(x). bf16 and f16 convert only from and to f32.

@@ -34,7 +34,7 @@ struct LineNorm {
   T normalized(T centered) const { return centered * factor + term; }
 };
 
-/// Returns the rounding error of the mean of a group in type T.
+/// Returns the difference between the mean of a group and the mean rounded to type T.
 template <class T>
 double rest_of(double mean) {
   return mean - static_cast<double>(static_cast<T>(mean));

@@ -1,7 +1,7 @@
 // Sums, means and extrema over any axes.
 //
 // The order in which the terms of an output are combined depends only on the shape and strides. Long reductions are
-// divided into chunks, and a chunk is combined in lanes (fold_pieces() in loops.h). Floating-point sums are in double.
+// divided into chunks, whose results are combined at the end. Floating-point sums are in double.
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -73,12 +73,13 @@ struct Reduction {
 
   RowOperand in;
   RowOperand out;
-  Nest kept;       // axes of the output; views: in, out, index of the output in row-major order
-  Nest reduced;    // reduced axes; view: in
+  Nest kept;       // axes of the output, with strides in `in`, in `out` and in the row-major index of the output
+  Nest reduced;    // reduced axes, with strides in `in`
   int64_t length;  // terms per output
   int64_t chunks = 1;
   double scale = 1;  // factor for floating-point results
-  bool columns;      // combine many outputs at once, because neighboring outputs are closer in memory than terms
+  bool columns;  // whether fold_columns() combines many outputs at once: true if the first terms of neighboring outputs
+                 // are closer in memory than the terms of one output
 
   Reduction(const View& result, const View& input) : in(input, dtype_of<T>), out(result, dtype_of<T>) {
     int64_t slot = result.numel();

@@ -34,12 +34,14 @@ struct SparseMatrix {
   }
 };
 
-/// Largest number of channels that are summed together if channels are innermost.
+/// Largest number of lanes. The lanes are the channels that are summed together: up to kLanes channels if channels are
+/// innermost, otherwise one channel.
 constexpr int64_t kLanes = 64;
 
 struct ResampleProblem {
-  View out, in;
-  SparseMatrix axes[3];
+  View out;
+  View in;
+  SparseMatrix axes[3];  // the maps along D, H and W
 };
 
 /// Computes sums[i] += weight * x[i * step].

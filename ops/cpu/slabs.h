@@ -1,6 +1,6 @@
 // Loops over the channels of (N, C, L) views, for normalization and other operators with coefficients or sums per
-// channel. The views are divided into slabs that depend only on the shape and strides, so that sums do not depend on
-// the number of threads.
+// channel. The views are divided into parts (struct Slab). The division depends only on the shape and strides, so that
+// sums do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace voxgrad::cpu {
 
-/// Largest number of elements per slab, unless a single position has more channels.
+/// Largest number of elements per slab. If channels are innermost, a slab has at least one position with all channels.
 inline constexpr int64_t kSlabElements = 65536;
 
 /// The part of a sample that one thread processes at a time. If channels are innermost, a slab has a row for each of
@@ -76,7 +76,7 @@ struct Slabs {
   int64_t step(const View& v) const { return v.stride[channels_inner ? 1 : 2]; }
 };
 
-/// The channels of a group in one sample or in all samples.
+/// A group of a normalization: a range of channels in one sample or in all samples.
 struct Group {
   int64_t number;
   int64_t sample;  // first sample

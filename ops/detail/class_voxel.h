@@ -1,5 +1,5 @@
-// The contribution of one voxel to the sums of class_sums, and the gradient of its logits. Used by the CPU and CUDA
-// kernels.
+// The terms that one voxel adds to the sums of the kernel class_sums (ops/detail/kernels.def), and the gradient with
+// respect to the logits of the voxel. Used by the CPU and CUDA kernels.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ VG_HOST_DEVICE inline int64_t class_at(const View& target, int64_t n, int64_t l)
 template <class C, int kClasses>
 struct ClassVoxel {
   int classes;
-  C p[kClasses];               // first the logits, then the probabilities, then the gradients
+  C p[kClasses];               // the logits or probabilities, later replaced by probabilities or gradients
   C minus_log[kClasses] = {};  // -log(p), set by take_softmax
 
   /// Calls f(c) for each class c.
@@ -39,7 +39,7 @@ struct ClassVoxel {
     for (int c = 0; c < kClasses; ++c)
       if (c < classes) f(c);
   }
-  /// Loads the logits x[0], x[step], ...
+  /// Loads the logits or probabilities x[0], x[step], ...
   template <class T>
   VG_HOST_DEVICE void load(const T* x, int64_t step) {
     each([&](int c) { p[c] = convert<C>(x[c * step]); });
@@ -64,7 +64,8 @@ struct ClassVoxel {
       minus_log[c] += log_total;
     });
   }
-  /// Adds the loaded voxel, whose target is class `own`, to the sums.
+  /// Adds the terms of the loaded voxel to the sums. The target of the voxel is class `own`. sums[c] has the five sums
+  /// of class c in the order of kernels.def.
   template <class Sum>
   VG_HOST_DEVICE void add_to(Sum (&sums)[kClasses][kClassSums], int64_t own, const ClassSums& options) {
     if (options.softmax) take_softmax();
@@ -77,17 +78,19 @@ struct ClassVoxel {
       sums[c][3] += static_cast<Sum>(minus_log[c]);
     });
   }
-  /// Replaces the logits by their gradients. `grad` (C, 5) is the gradient of the sums; `own` is the class of the
-  /// target.
+  /// Replaces the loaded values by their gradients. `grad` (C, 5) is the gradient with respect to the sums; `own` is
+  /// the class of the target.
   VG_HOST_DEVICE void differentiate(const C* grad, int64_t own, const ClassSums& options) {
-    const auto p_grad = [&](int c) {  // gradient of p[c] from sums 0 and 1; see below for sums 3 and 4
+    // Returns the part of the gradient with respect to p[c] that comes from the sums of p and t * p. The sums of the
+    // logarithms are differentiated below, with respect to the logits.
+    const auto p_grad = [&](int c) {
       const C* sums_grad = grad + c * kClassSums;
       return sums_grad[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? sums_grad[1] : C(0));
     };
     if (!options.softmax) return each([&](int c) { p[c] = p_grad(c); });
     take_softmax();
-    // The gradient of -log(p[k]) with respect to logit c is p[c], minus 1 if c is k. Therefore, the gradient of logit c
-    // contains the term p[c] * common, with the same factor for all classes.
+    // The derivative of -log(p[k]) with respect to logit c is p[c] - 1 if c is k, otherwise p[c]. Therefore, the
+    // gradient of logit c contains the term p[c] * common, where `common` is the same for all classes.
     C common = grad[own * kClassSums + 3];
     each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * p_grad(c); });
     each([&](int c) {
@@ -97,7 +100,7 @@ struct ClassVoxel {
   }
 };
 
-/// Calls f.template operator()<k>() with the smallest compiled k >= classes.
+/// Calls f.template operator()<k>() with the smallest k of 2, 4, 8 and kMaxClasses that is at least `classes`.
 template <class F>
 void with_classes(int64_t classes, const F& f) {
   if (classes <= 2) return f.template operator()<2>();
@@ -106,8 +109,8 @@ void with_classes(int64_t classes, const F& f) {
   f.template operator()<kMaxClasses>();
 }
 
-/// Returns a view (S, rows, C, 5) of the memory at `data`, which holds partial sums. The sum over `rows` is `sums`
-/// (S, C, 5).
+/// Returns a view of the partial sums at `data`. The shape is that of `sums`, (N, C, 5) or (1, C, 5), with an
+/// additional axis of size `rows` after the first axis. `sums` is the sum of the view over this axis.
 inline View sums_of_parts(const View& sums, void* data, int64_t rows) {
   View parts = sums;
   parts.rank = 4;

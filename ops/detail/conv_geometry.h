@@ -1,14 +1,15 @@
-// The geometry of convolutions along one axis: output sizes for the operators, and the gather form that the CPU kernels
-// use. (The CUDA kernels use the formula below directly.)
+// The geometry of convolutions along one axis: output sizes for the operators, and the gather form, which is a division
+// of the outputs for the CPU kernels. (The CUDA kernels use the formula below directly.)
 //
 // Along an axis, a convolution multiplies position i of x with tap k and adds the product to position o of y if
 //   i + padding = o * stride + k * dilation.
-// conv_forward writes y and reads x; conv_backward_data (conv_transpose) writes x and reads y. Both kernels have the
-// same gather form: the outputs are divided into phases, and in each phase evenly spaced outputs read evenly spaced
-// inputs for each tap. A forward convolution has one phase. A transposed convolution has one phase for each residue of
-// i + padding modulo the stride, if the residue has taps. With g = gcd(stride, dilation), a residue that g does not
-// divide has no taps. Any other residue has every (stride / g)-th tap. From one of these taps to the next, the index of
-// the input changes by dilation / g. Each tap belongs to exactly one phase, so that no multiplication is wasted.
+// conv_forward writes y and reads x; conv_backward_data (conv_transpose) writes x and reads y. Both kernels use the
+// same gather form: the outputs are divided into phases. A phase consists of evenly spaced outputs, which read evenly
+// spaced inputs for each tap. A forward convolution has one phase. A transposed convolution has one phase for each
+// residue of i + padding modulo the stride, if the residue has taps. With g = gcd(stride, dilation), a residue that g
+// does not divide has no taps. Any other residue has every (stride / g)-th tap. From one of these taps to the next, the
+// index of the input changes by dilation / g. Each tap belongs to exactly one phase, so that no multiplication is
+// wasted.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 
 namespace voxgrad {
 
-/// Planes (N, C, planes, H, W) that are sent to, or received from, the previous rank [0] and the next rank [1]. A
-/// tensor is undefined if the rank does not exist or exchanges no planes.
+/// Planes (N, C, planes, H, W) that are sent to, or received from, the previous rank (element 0) and the next rank
+/// (element 1). A tensor is undefined if the rank does not exist or exchanges no planes.
 using Planes = std::array<Tensor, 2>;
 
 /// Shape, options and memory format of the slab (N, C, D, H, W) to which exchanged planes belong.
@@ -45,7 +45,7 @@ inline distributed::Communicator* sharing_ranks(int64_t axes) {
   return axes == 5 ? distributed::spatial_group() : nullptr;
 }
 
-/// Throws Error if ranks share volumes and an operator reads across the boundary of a slab. `within`: whether the
+/// Throws Error if ranks share volumes and an operator reads across the boundary of a slab. `within` is true if the
 /// operator reads only elements of the slab.
 inline void check_within_slab(const char* op, bool within) {
   check(within || !distributed::spatial_group(), op,

@@ -96,18 +96,18 @@ struct PoolGeometry {
   Triple dilation{1};
 };
 
-/// A linear map along one axis with n inputs. Output o of each mode is:
+/// A linear map along one axis with n inputs. The mode determines the value of output o:
 ///   nearest        the input at min(floor(s), n - 1), where s = o * scale
 ///   nearest_exact  the input at min(floor(s), n - 1), where s = (o + 0.5) * scale
 ///   linear         the interpolation of the two inputs around s, where s = o * scale if align_corners, otherwise
 ///                  s = max((o + 0.5) * scale - 0.5, 0)
 ///   cubic          the interpolation of the four inputs around s, where s = o * scale if align_corners, otherwise
-///                  s = (o + 0.5) * scale - 0.5; positions outside take the nearest input
+///                  s = (o + 0.5) * scale - 0.5; positions outside of the axis read the nearest input
 ///   box            the sum of the inputs in the window o * stride - padding + [0, kernel), multiplied by `weight`. If
 ///                  `weight` is 0, the sum is instead divided by the number of positions of the window that are inside
 ///                  the padded input (count_include_pad) or inside the input (otherwise)
 ///   adaptive       the mean of the inputs from floor(o * n / outputs) to ceil((o + 1) * n / outputs) - 1
-///   reflect, replicate, circular  the input at o - padding; positions outside are padded as in PyTorch
+///   reflect, replicate, circular  the input at o - padding; positions outside of the axis are padded as in PyTorch
 /// The CPU and CUDA kernels compute the positions and weights with the functions in ops/detail/resample_taps.h.
 struct Resample {
   enum class Mode : uint8_t { nearest, nearest_exact, linear, cubic, box, adaptive, reflect, replicate, circular };
@@ -117,9 +117,9 @@ struct Resample {
   double scale = 1;  ///< input positions per output position
   int64_t kernel = 1;
   int64_t stride = 1;
-  int64_t padding = 0;  ///< before the first input; box: also after the last input
+  int64_t padding = 0;  ///< positions before the first input; in mode box, also after the last input
   int64_t outputs = 1;
-  double weight = 0;  ///< box: factor of the sums; 0: not given
+  double weight = 0;  ///< factor of the sums in mode box; 0 to divide the sums as described above
 };
 
 /// The maps along D, H and W. A default Resample leaves its axis unchanged.

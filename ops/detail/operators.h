@@ -1,10 +1,10 @@
 // The table of elementwise operators. The enums, the names, the CPU and CUDA kernels, the gradients and the dtypes in
 // the tests are generated from its rows.
 //
-// A unary row: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
+// A unary row lists: name, dtypes, formula of x, the tensor that the gradient needs (x: the operand, y: the result, or
 // nothing), and the gradient as an expression of differentiable operators, where g is the gradient of the result.
-// A binary row: name, dtypes, formula of x and y, then for each operand the tensors that its gradient needs and the
-// gradient. The code that uses the rows sums the gradients over broadcast axes.
+// A binary row lists: name, dtypes, formula of x and y, then for each operand the tensors that the gradient of the
+// operand needs, and this gradient. The code that uses the rows sums the gradients over broadcast axes.
 //
 // a and b are the constants of an operator, and T is the type in which the operator computes (compute_t). If a formula
 // returns bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in
@@ -12,7 +12,7 @@
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
 // These operators are linear in x, so that the same operator computes the gradient of x. VG_GRADIENT_ROW fills in this
-// gradient. Its arguments after the formula are for y.
+// gradient. Its arguments after the formula describe the gradient of y.
 #pragma once
 
 #include <cmath>

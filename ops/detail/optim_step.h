@@ -1,6 +1,6 @@
-// The update of one element by each optimizer, for the CPU and CUDA kernels. As in PyTorch, constants are computed in
-// double and rounded once to T, which is compute_t of the parameters. The constants are computed on the host, or on the
-// device if the number of the step is stored only there.
+// The update of one element by each step of ops/optim.h, for the CPU and CUDA kernels. As in PyTorch, constants are
+// computed in double and rounded once to T, which is compute_t of the dtype of the parameters. The host computes the
+// constants, unless the number of the step depends on a value on the device (StepGate::skipped).
 #pragma once
 
 #include <array>
@@ -19,8 +19,13 @@ struct StepUpdate;
 /// except that the learning rate multiplies the whole update, as in PyTorch.
 template <class T>
 struct StepUpdate<SgdStep, T> {
-  T lr, momentum, undamped, weight_decay, sign;
-  bool nesterov, first;
+  T lr;
+  T momentum;
+  T undamped;  // 1 - dampening
+  T weight_decay;
+  T sign;  // -1 to maximize
+  bool nesterov;
+  bool first;  // step 1, which initializes the momentum buffer with the gradient
 
   static int states(const SgdStep& step) { return step.momentum != 0 ? 1 : 0; }
   VG_HOST_DEVICE explicit StepUpdate(const SgdStep& step)
@@ -35,6 +40,7 @@ struct StepUpdate<SgdStep, T> {
   /// Updates an element without momentum.
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param -= lr * (sign * grad + weight_decay * param); }
 
+  /// Updates an element with momentum.
   VG_HOST_DEVICE void operator()(T& param, T grad, T& buffer) const {
     const T g = sign * grad + weight_decay * param;
     buffer = first ? g : momentum * buffer + undamped * g;
@@ -93,11 +99,16 @@ struct StepUpdate<AdamStep, T> {
   }
 };
 
-/// RMSprop: Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012. With `centered`: Graves, arXiv:1308.0850. `rest` is
-/// 1 - alpha.
+/// RMSprop: Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012. With `centered`: Graves, arXiv:1308.0850.
 template <class T>
 struct StepUpdate<RmspropStep, T> {
-  T lr, alpha, rest, eps, weight_decay, momentum, sign;
+  T lr;
+  T alpha;
+  T rest;  // 1 - alpha
+  T eps;
+  T weight_decay;
+  T momentum;
+  T sign;  // -1 to maximize
   bool has_momentum;
 
   static int states(const RmspropStep& step) { return 1 + (step.momentum != 0) + step.centered; }
@@ -111,7 +122,8 @@ struct StepUpdate<RmspropStep, T> {
         sign(step.maximize ? T(-1) : T(1)),
         has_momentum(step.momentum != 0) {}
 
-  /// Overloads for one, two and three states. `other` is the momentum buffer if has_momentum, otherwise grad_avg.
+  // The overloads for one, two and three states. `other` is the momentum buffer if has_momentum, otherwise grad_avg.
+
   VG_HOST_DEVICE void operator()(T& param, T grad, T& square_avg) const {
     apply(param, grad, square_avg, nullptr, nullptr);
   }
@@ -142,7 +154,10 @@ struct StepUpdate<RmspropStep, T> {
 /// JMLR 2011.
 template <class T>
 struct StepUpdate<AdagradStep, T> {
-  T rate, weight_decay, eps, sign;
+  T rate;  // the decayed learning rate
+  T weight_decay;
+  T eps;
+  T sign;  // -1 to maximize
 
   static int states(const AdagradStep&) { return 1; }
   VG_HOST_DEVICE explicit StepUpdate(const AdagradStep& step)
@@ -158,11 +173,14 @@ struct StepUpdate<AdagradStep, T> {
   }
 };
 
-/// Lion: Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023. rest1 and rest2 are 1 - beta1 and
-/// 1 - beta2. shrink is the factor by which weight decay multiplies the parameter.
+/// Lion: Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023.
 template <class T>
 struct StepUpdate<LionStep, T> {
-  T lr, shrink, rest1, rest2, sign;
+  T lr;
+  T shrink;  // factor by which weight decay multiplies the parameter
+  T rest1;   // 1 - beta1
+  T rest2;   // 1 - beta2
+  T sign;    // -1 to maximize
 
   static int states(const LionStep&) { return 1; }
   explicit StepUpdate(const LionStep& step)
@@ -186,10 +204,11 @@ inline constexpr bool reads_only = requires {
   Update::kReadsOnly;
 };
 
+/// Exponential moving average of the parameter.
 template <class T>
 struct StepUpdate<EmaStep, T> {
   static constexpr bool kReadsOnly = true;
-  T rest;
+  T rest;  // 1 - decay
 
   static int states(const EmaStep&) { return 1; }
   explicit StepUpdate(const EmaStep& step) : rest(static_cast<T>(1 - step.decay)) {}
@@ -212,6 +231,7 @@ struct CheckUpdate {
 #endif
   }
 };
+/// Replaces `param`, which holds the gradient, by the gradient divided by the scale, and checks the quotient.
 template <class T>
 struct UnscaleUpdate {
   CheckUpdate<T> check;
@@ -240,7 +260,8 @@ struct StepUpdate<CopyStep, T> {
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param = factor * grad; }
 };
 
-/// Calls run<states>(update) with the update of a step and its number of states. T is compute_t of the parameters.
+/// Calls run.template operator()<n>(update) with the update of a step, where n is the number of states that the step
+/// uses. T is compute_t of the dtype of the parameters.
 template <class T, class Step, class F>
 void with_update(const Step& step, const F& run) {
   const StepUpdate<Step, T> update(step);
@@ -262,7 +283,8 @@ void with_update(const UnscaleStep& step, const F& run) {
     run.template operator()<0>(check);
 }
 
-/// Returns 1 / *scale, rounded as in PyTorch, or 1 if `scale` is null. A gradient times this factor is unscaled.
+/// Returns 1 / *scale, rounded as in PyTorch, or 1 if `scale` is null. Multiplying a gradient by the result undoes the
+/// scaling.
 VG_HOST_DEVICE inline float inverse_scale(const float* scale) {
   return scale ? static_cast<float>(1 / static_cast<double>(*scale)) : 1.0F;
 }

@@ -86,9 +86,10 @@ VG_HOST_DEVICE inline double tap_weight(const Resample& map, const Taps& taps, i
   return d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((d - 5) * d + 8) * d * a - 4 * a;
 }
 
-/// The outputs first, ..., last.
+/// The outputs from `first` to `last`, both included.
 struct Readers {
-  int64_t first, last;
+  int64_t first;
+  int64_t last;
 };
 
 /// Returns a range that contains all outputs that read input `i`. The range may contain other outputs. Does not support

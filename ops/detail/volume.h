@@ -36,7 +36,7 @@ inline Tensor as_volume(Tensor x, int64_t axes) {
   while (x.dim() < 5) x = unsqueeze(x, 2);
   return x;
 }
-/// Inverts as_volume: removes the axes that as_volume added to an input with `axes` spatial axes. `batched`: whether
+/// Inverts as_volume: removes the axes that as_volume added to an input with `axes` spatial axes. `batched` is true if
 /// the input had a batch axis.
 inline Tensor from_volume(Tensor y, int64_t axes, bool batched) {
   for (; axes < 3; ++axes) y = squeeze(y, 2);
@@ -104,7 +104,8 @@ inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_g
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
 
-/// Returns a view of an optional operand. pointer() returns the pointer, possibly null, that kernels take.
+/// Returns a view of an operand, or nullopt if the operand is undefined. pointer() returns the pointer to the view, or
+/// null.
 inline std::optional<View> optional_view(const Tensor& t) {
   return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
 }

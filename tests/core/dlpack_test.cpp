@@ -193,15 +193,15 @@ TYPED_TEST(DlpackImport, RejectsInvalidDescriptionsAndCallsTheDeleter) {
     std::function<void(Source&)> change;
   };
   const Case cases[] = {
-      {"dtype with code 5, 64 bits and 1 lanes",
+      {"dtype with code = 5, bits = 64 and lanes = 1",
        [](Source& p) {
          p.tensor.dtype = {5, 64, 1};
        }},
-      {"dtype with code 0, 16 bits and 1 lanes",
+      {"dtype with code = 0, bits = 16 and lanes = 1",
        [](Source& p) {
          p.tensor.dtype = {kDLInt, 16, 1};
        }},
-      {"dtype with code 2, 32 bits and 4 lanes", [](Source& p) { p.tensor.dtype.lanes = 4; }},
+      {"dtype with code = 2, bits = 32 and lanes = 4", [](Source& p) { p.tensor.dtype.lanes = 4; }},
       {"device type 10 is not supported",
        [](Source& p) {
          p.tensor.device = {DLDeviceType{10}, 0};

@@ -216,7 +216,7 @@ TEST_F(NiftiTest, NamesTheActualFormatOfOtherFiles) {
 
 TEST_F(NiftiTest, RejectsBadHeaders) {
   const std::pair<std::string, const char*> cases[] = {
-      {"", "truncated: 0 bytes are too few for a NIfTI-1 header"},
+      {"", "truncated: a NIfTI-1 header has 348 bytes, but the file ends after 0 bytes"},
       {std::string(400, 'x'), "not a NIfTI-1 file: sizeof_hdr"},
       {Volume().put<int32_t>(0, 540).bytes, "NIfTI-2 is not supported"},
       {Volume(true).put<int32_t>(0, 540).bytes, "NIfTI-2 is not supported"},

@@ -217,7 +217,7 @@ TEST_F(NpyTest, RejectsMalformedHeaders) {
 }
 
 TEST_F(NpyTest, RejectsOtherFiles) {
-  EXPECT_ERROR(load_npy(put("f", "")), "truncated: 0 bytes are too few for a .npy header");
+  EXPECT_ERROR(load_npy(put("f", "")), "truncated: a .npy header has at least 10 bytes, but the file has 0");
   EXPECT_ERROR(load_npy(put("f", "PK\3\4 a zip archive")),
                "not a .npy file: the magic string is missing; it is a zip archive");
   EXPECT_ERROR(load_npy(path("none")), "load_npy: cannot read '" + path("none").string() + "': No such file");

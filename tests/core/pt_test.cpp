@@ -222,7 +222,7 @@ TEST_F(PtTest, RejectsOtherFormatsByName) {
   EXPECT_ERROR(open_pt(put("f", "\x89HDF\r\n\x1a\n")), "it is HDF5");
   EXPECT_ERROR(open_pt(path("missing")), "cannot read");
   EXPECT_ERROR(open_pt(put("f", zip_of({{"arr_0.npy", "x"}}))), "contains no data.pkl");
-  EXPECT_ERROR(open_pt(put("f", zip_of({{"a/data.pkl", "N."}, {"b/data.pkl", "N."}}))), "two files data.pkl");
+  EXPECT_ERROR(open_pt(put("f", zip_of({{"a/data.pkl", "N."}, {"b/data.pkl", "N."}}))), "two files named data.pkl");
   EXPECT_ERROR(open_pt(put("f", zip_of({{"a/data.pkl", "N."}, {"a/data.pkl", "N."}}))), "occurs twice");
   EXPECT_ERROR(open_pt(put("f", zip_of({{"a/data.pkl", "N.", 8}}))), "entry 'a/data.pkl' is compressed or encrypted");
   EXPECT_ERROR(open_pt(put("f", zip_of({{"a/data.pkl", "N."}, {"a/byteorder", "big"}}))),
@@ -287,7 +287,8 @@ TEST_F(PtTest, RejectsTensorsOutsideTheirStorage) {
     EXPECT_THROW(open_pt(checkpoint(tensor(storage("0", 6), offset, shape, strides))), Error)
         << offset << Shape(shape) << Strides(strides);
   EXPECT_ERROR(open_pt(checkpoint(tensor(storage("0", 6), 4, {3}, {1}))),
-               "a tensor in storage '0': shape [3] with strides [1] at offset 4 reaches outside its 6 elements");
+               "a tensor in storage '0': shape [3] with strides [1] at offset 4 reaches outside the storage, whose "
+               "number of elements is 6");
   EXPECT_ERROR(open_pt(checkpoint(tensor(storage("0", 6), 0, {2, 3}, {1}))), "needs a stride for each axis");
 }
 

@@ -117,9 +117,10 @@ TEST_F(SafetensorsTest, LoadsToEveryDevice) {
 }
 
 TEST_F(SafetensorsTest, RejectsWrongHeaderLengths) {
-  EXPECT_ERROR(load_safetensors(put("f", "")), "truncated: 0 bytes are too few for a header");
-  EXPECT_ERROR(load_safetensors(put("f", "1234567")), "truncated: 7 bytes are too few for a header");
-  EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{3}) + "{}")), "header length 3 exceeds the 2 bytes");
+  EXPECT_ERROR(load_safetensors(put("f", "")), "truncated: a header has at least 8 bytes, but the file has 0");
+  EXPECT_ERROR(load_safetensors(put("f", "1234567")), "truncated: a header has at least 8 bytes, but the file has 7");
+  EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{3}) + "{}")),
+               "header length 3 exceeds the rest of the file, which has 2 bytes");
   EXPECT_ERROR(load_safetensors(put("f", bytes_of(uint64_t{100'000'001}) + "{}")), "exceeds 100000000 bytes");
   EXPECT_ERROR(load_safetensors(put("f", bytes_of(UINT64_MAX) + "{}")), "exceeds 100000000 bytes");
   EXPECT_ERROR(load_safetensors(put("f", file_of("", ""))), "must begin with '{'");
@@ -174,8 +175,10 @@ const Malformed kMalformed[] = {
     {"{\"a\":" + entry("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") + "}", "more than 8 axes"},
     {"{\"a\":" + entry("F32", "[2]", "[0]") + "}", "must be two numbers"},
     {"{\"a\":" + entry("F32", "[2]", "[0,8,8]") + "}", "must be two numbers"},
-    {"{\"a\":" + entry("F32", "[2]", "[8,0]") + "}", "data_offsets [8, 0] do not lie in the 8 bytes"},
-    {"{\"a\":" + entry("F32", "[2]", "[0,9]") + "}", "data_offsets [0, 9] do not lie in the 8 bytes"},
+    {"{\"a\":" + entry("F32", "[2]", "[8,0]") + "}",
+     "data_offsets [8, 0] do not lie within the data, which has 8 bytes"},
+    {"{\"a\":" + entry("F32", "[2]", "[0,9]") + "}",
+     "data_offsets [0, 9] do not lie within the data, which has 8 bytes"},
     {"{\"a\":" + entry("F32", "[3]", "[0,8]") + "}",
      "tensor 'a': [3] F32 takes 12 bytes, but data_offsets [0, 8] contain 8"},
     {"{\"a\":" + entry("F32", "[1]", "[4,8]") + "}", "tensor 'a': the data has a gap at bytes 0 to 4"},
@@ -191,7 +194,7 @@ const Malformed kMalformed[] = {
     {"{\"__metadata__\":{\"a\":1}}", "metadata 'a' must be a string, found a number"},
     {"{\"__metadata__\":{\"a\":{}}}", "metadata 'a' must be a string, found an object"},
     {"{\"__metadata__\":3}", "must be an object, found a number"},
-    {"{}", "trailing bytes: tensors take 0 bytes, but the file has 8"},
+    {"{}", "trailing bytes: the tensors take 0 bytes, but the data has 8"},
 };
 
 TEST_F(SafetensorsTest, RejectsMalformedHeaders) {
@@ -212,7 +215,8 @@ TEST_F(SafetensorsTest, RejectsBoolsOtherThanZeroAndOne) {
 TEST_F(SafetensorsTest, ChecksSizesBeforeAllocating) {
   const std::string header = "{\"a\":" + entry("F32", "[1099511627776]", "[0,4398046511104]") + "}";
   const int64_t allocations = memory::stats().allocations;
-  EXPECT_ERROR(load_safetensors(put("f", file_of(header, "12345678"))), "do not lie in the 8 bytes of data");
+  EXPECT_ERROR(load_safetensors(put("f", file_of(header, "12345678"))),
+               "do not lie within the data, which has 8 bytes");
   EXPECT_EQ(memory::stats().allocations, allocations);
 }
 

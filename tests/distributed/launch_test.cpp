@@ -190,12 +190,12 @@ TEST_F(Launch, RejectsInvalidEnvironments) {
     EXPECT_LT(result.seconds, 20) << result.output;
     EXPECT_NE(result.output.find(words), std::string::npos) << result.output;
   };
-  expect_rejected(run_line(good + "'" PROGRAM "'"), "WORLD_SIZE is 2, but MPI has 1");
+  expect_rejected(run_line(good + "'" PROGRAM "'"), "WORLD_SIZE is 2, but MPI has 1 rank;");
   expect_rejected(run(2, "", good), "RANK is 0, but MPI's rank is 1");
   expect_rejected(run(2, "", good + "WORLD_SIZE=3"), "WORLD_SIZE is 3, but MPI has 2");
   expect_rejected(run(2, "", good + "MASTER_ADDR="), "MASTER_ADDR is not set");
   expect_rejected(run_line("RANK=0 '" PROGRAM "'"), "WORLD_SIZE is not set");
-  expect_rejected(run_line("PMI_SIZE=2 '" PROGRAM "'"), "the launcher started 2 ranks (PMI_SIZE), but MPI has 1");
+  expect_rejected(run_line("PMI_SIZE=2 '" PROGRAM "'"), "the launcher set PMI_SIZE to 2, but MPI has 1 rank;");
   expect_rejected(run_line("SLURM_STEP_NUM_TASKS=2 '" PROGRAM "'"), "try srun --mpi=pmix");
   EXPECT_EQ(run_line("SLURM_STEP_NUM_TASKS=1 '" PROGRAM "' steps=1").code, 0);
 }

@@ -22,11 +22,11 @@ TEST(OpErrors, ConvolutionRejectsInvalidChannels) {
       {[&] {
          conv3d(x, floats({6, 8, 3, 3, 3}), {}, {.groups = 4});
        },
-       "groups 4 does not divide the 6 output channels"},
+       "groups 4 does not divide the output channel count 6"},
       {[&] {
          conv_transpose3d(x, floats({32, 8, 3, 3, 3}), {}, {.groups = 3});
        },
-       "groups 3 does not divide the 32"},
+       "groups 3 does not divide the input channel count 32"},
   };
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }

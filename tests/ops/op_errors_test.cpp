@@ -85,8 +85,8 @@ TEST(OpErrors, ReductionsAndProductsRejectInvalidArguments) {
          amax(floats({0, 3}), {0});
        },
        "nothing to reduce"},
-      {[&] { var(floats({1})); }, "needs more than 1 elements"},
-      {[&] { x.std({}, 6); }, "std: needs more than 6 elements"},
+      {[&] { var(floats({1})); }, "the number of reduced elements must exceed correction = 1, got 1"},
+      {[&] { x.std({}, 6); }, "std: the number of reduced elements must exceed correction = 6, got 6"},
       {[&] { norm(x, 0); }, "norm: p must be positive, got 0"},
       {[&] {
          norm(floats({0, 3}), kInf, 0);
@@ -150,7 +150,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
       {[&] { chunk(x, 0); }, "chunk: the number of parts must be positive"},
       {[&] { one_hot(x); }, "one_hot: index must be i64"},
       {[&] { one_hot(integers({0})); }, "one_hot: an empty index"},
-      {[&] { prelu(x, floats({2})); }, "prelu: weight must have 1 element or one for each of the 3 channels, got [2]"},
+      {[&] { prelu(x, floats({2})); }, "prelu: weight must have one element or one per channel (C is 3), got [2]"},
       {[&] { prelu(x, integers({1})); }, "prelu: dtypes differ"},
       {[&] {
          stack({x, floats({3, 2})});
@@ -182,7 +182,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
 TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
   const Tensor x = floats({2, 6, 4, 4, 4});
   const BadCall table[] = {
-      {[&] { group_norm(x, 4); }, "group_norm: num_groups 4 does not divide the 6 channels"},
+      {[&] { group_norm(x, 4); }, "group_norm: num_groups 4 does not divide the channel count 6"},
       {[&] { group_norm(x, 0); }, "group_norm: num_groups must be positive, got 0"},
       {[&] { group_norm(x, -2); }, "group_norm: num_groups must be positive, got -2"},
       {[&] {
@@ -198,7 +198,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          group_norm(floats({2, 0, 3}), 1);
        },
-       "num_groups 1 does not divide the 0 channels of input [2, 0, 3]"},
+       "num_groups 1 does not divide the channel count 0 of input [2, 0, 3]"},
       {[&] { group_norm(x, 3, floats({5})); }, "weight must have shape [6]"},
       {[&] { group_norm(x, 3, {}, {}, -1); }, "eps must be finite and not negative"},
       {[&] {
@@ -249,12 +249,13 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          interpolate(floats({2, 3, 4, 4}), {.size = 4, .mode = InterpolateMode::trilinear});
        },
-       "interpolate: mode trilinear requires 3 spatial axes, but input [2, 3, 4, 4] has 2"},
-      {[&] { interpolate(x, {.size = 4, .mode = InterpolateMode::bicubic}); }, "mode bicubic requires 2 spatial axes"},
+       "interpolate: mode trilinear requires an input (N, C, D, H, W), got shape [2, 3, 4, 4]"},
+      {[&] { interpolate(x, {.size = 4, .mode = InterpolateMode::bicubic}); },
+       "mode bicubic requires an input (N, C, H, W), got shape [2, 6, 4, 4, 4]"},
       {[&] {
          interpolate(x, {.size = Dims{4, 4}});
        },
-       "interpolate: size has 2 values, but input [2, 6, 4, 4, 4] has 3 spatial axes"},
+       "interpolate: size has 2 values, but the number of spatial axes of input [2, 6, 4, 4, 4] is 3"},
       {[&] { max_pool2d(x, {.kernel_size = 2}); },
        "max_pool2d: input must be (N, C, H, W) or (C, H, W), got [2, 6, 4, 4, 4]"},
       {[&] { avg_pool3d(x, {.kernel_size = 2, .padding = 2}); },
@@ -270,7 +271,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          pad(x, {4, 0, 0, 0, 0, 0}, PadMode::reflect);
        },
-       "pad: an axis of 4 elements can be padded by at most 3, got 4 and 0"},
+       "pad: an axis of size 4 can be padded by at most 3, got 4 and 0"},
       {[&] {
          pad(x, {0, 0, 0, 5, 0, 0}, PadMode::circular);
        },
@@ -278,7 +279,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          pad(x, {-2, -2, 0, 0, 0, 0}, PadMode::replicate);
        },
-       "amounts -2 and -2 remove all 4 elements of an axis"},
+       "amounts -2 and -2 remove all elements of an axis of size 4"},
       {[&] {
          grid_sample(x, floats({2, 4, 4, 4, 2}));
        },
@@ -295,7 +296,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
          affine_grid(floats({2, 2, 3}), {2, 1, 4, 4, 4});
        },
        "affine_grid: requires theta (N, 3, 4)"},
-      {[&] { pixel_shuffle(x, 2); }, "pixel_shuffle: the 6 channels of [2, 6, 4, 4, 4] are not a multiple of 2^3"},
+      {[&] { pixel_shuffle(x, 2); }, "pixel_shuffle: the channel count 6 of [2, 6, 4, 4, 4] is not a multiple of 2^3"},
       {[&] { mse_loss(x, floats({2})); }, "mse_loss: input [2, 6, 4, 4, 4] and target [2] differ in shape"},
       {[&] {
          cross_entropy(floats({2, 3}), floats({2}));

@@ -71,9 +71,9 @@ TEST(OptimSteps, RejectMismatchedListsWithoutChangingParameters) {
   const Tensors wrong_dtype{ones({2}), ones({3}, {.dtype = f64})}, undefined{ones({2}), Tensor()};
   const Tensors integers{ones({2}, {.dtype = i32})}, columns{ones({2, 2}).transpose(0, 1)}, square{ones({2, 2})};
   EXPECT_ERROR(optimizer_step(params, Tensors{ones({2})}, {}, SgdStep{.lr = 1}),
-               "sgd_step: expected 2 gradients, got 1");
+               "sgd_step: the number of gradients must be 2, got 1");
   EXPECT_ERROR(optimizer_step(params, wrong_shape, {}, SgdStep{.lr = 1}),
-               "sgd_step: parameter 1 is [3] f32 on cpu, its entry in gradients is [4] f32 on cpu");
+               "sgd_step: parameter 1 is [3] f32 on cpu, but its entry in gradients is [4] f32 on cpu");
   EXPECT_ERROR(optimizer_step(params, wrong_dtype, {}, SgdStep{.lr = 1}), "its entry in gradients is [3] f64 on cpu");
   EXPECT_ERROR(optimizer_step(params, undefined, {}, SgdStep{.lr = 1}), "its entry in gradients is undefined");
   EXPECT_ERROR(optimizer_step(undefined, grads, {}, SgdStep{.lr = 1}), "sgd_step: parameter 1 is undefined");
@@ -82,15 +82,15 @@ TEST(OptimSteps, RejectMismatchedListsWithoutChangingParameters) {
   EXPECT_ERROR(optimizer_step(columns, square, {}, SgdStep{.lr = 1}),
                "sgd_step: parameter 0 is neither contiguous nor channels_last: [2, 2] f32");
   EXPECT_ERROR(optimizer_step(params, grads, {}, SgdStep{.momentum = 0.5}),
-               "sgd_step: expected 2 momentum_buffers, got 0");
+               "sgd_step: the number of momentum_buffers must be 2, got 0");
   EXPECT_ERROR(optimizer_step(params, grads, {grads}, SgdStep{.lr = 1}),
-               "sgd_step: expected 0 momentum_buffers, got 2");
+               "sgd_step: the number of momentum_buffers must be 0, got 2");
   EXPECT_ERROR(optimizer_step(square, square, {columns}, SgdStep{.momentum = 0.5}),
                "its entry in momentum_buffers is [2, 2] f32 on cpu, in another memory format");
   EXPECT_ERROR(optimizer_step(params, grads, {grads, grads}, AdamStep{.step = 0}),
                "adam_step: step must be at least 1, got 0");
   EXPECT_ERROR(optimizer_step(params, grads, {grads, grads}, AdamStep{.amsgrad = true}),
-               "adam_step: expected 2 max_exp_avg_sqs, got 0");
+               "adam_step: the number of max_exp_avg_sqs must be 2, got 0");
   EXPECT_ERROR(optimizer_step(params, grads, {wrong_shape}, RmspropStep{}),
                "its entry in square_avgs is [4] f32 on cpu");
   for (const Tensor& param : params)

@@ -292,8 +292,8 @@ def test_voxgrad_keeps_arrays_alive_and_releases_them():
 
 @pytest.mark.parametrize("options", [{}, NEW], ids=["unversioned", "versioned"])
 @pytest.mark.parametrize("array, message", [
-    (np.zeros(2, "i2"), "dtype with code 0, 16 bits and 1 lanes is not supported"),
-    (np.zeros(2, "c8"), "dtype with code 5, 64 bits and 1 lanes is not supported"),
+    (np.zeros(2, "i2"), "dtype with code = 0, bits = 16 and lanes = 1 is not supported"),
+    (np.zeros(2, "c8"), "dtype with code = 5, bits = 64 and lanes = 1 is not supported"),
     (np.arange(4.0)[::-1], "axis 0 of shape .4. has stride -1; expected 0 to"),
     (np.zeros([1] * 9), "expected 0 to 8 axes, got 9"),
 ])

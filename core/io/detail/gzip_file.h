@@ -1,4 +1,4 @@
-// Reads files through zlib, for core/io/nifti.cpp.
+// Access to files through zlib, for core/io/nifti.cpp.
 #pragma once
 
 #include <zlib.h>

@@ -14,6 +14,9 @@
 
 namespace voxgrad {
 
+/// Returns "1 byte" or "2 bytes", for error messages.
+std::string in_bytes(int64_t count);
+
 /// A regular file open for reading.
 class InputFile {
  public:
@@ -58,7 +61,7 @@ class InputFile {
   /// Throws if `bytes`, the size of `what`, exceeds max_bytes.
   template <class... Args>
   void check_limit(int64_t bytes, const Args&... what) const {
-    check(bytes <= max_bytes_, what..., " takes ", bytes, " bytes, more than max_bytes, which is ", max_bytes_);
+    check(bytes <= max_bytes_, what..., " takes ", in_bytes(bytes), ", more than max_bytes, which is ", max_bytes_);
   }
 
  private:

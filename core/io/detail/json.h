@@ -1,4 +1,4 @@
-// Reads and writes JSON text. Documents are not objects of nlohmann::json: it would drop repeated keys, and its
+// Reads and writes JSON text. Documents are not objects of nlohmann::json: that class would drop repeated keys, and its
 // destructor allocates memory and would terminate the program if memory has run out.
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace voxgrad {
 
 struct JsonValue {
-  std::string_view type;             ///< for messages: "null", "a boolean", "a number", "a string", "an array", ...
+  std::string_view type;             ///< "null", "a boolean", "a number", "a string", "an array", ...
   std::string text{};                ///< the value of a string
   std::optional<int64_t> integer{};  ///< the value of an integer that fits in 64 bits
   /// The members of an object in the order of the text, including repeated keys; or the items of an array, without

@@ -24,7 +24,7 @@ class ZipFile {
   };
 
   /// Reads the directory. Keeps a reference to `file`. Throws Error if `file` is not a zip archive, is truncated, or
-  /// has equal names or entries that together are larger than the file.
+  /// has two entries of the same name, or has entries that together are larger than the file.
   explicit ZipFile(const InputFile& file);
 
   const std::map<std::string, Entry>& entries() const { return entries_; }

@@ -17,7 +17,8 @@ Deadline after(double seconds);
 
 /// Kinds of messages between rank 0 and another rank. Each message has a kind, a number and a text.
 enum class FrameKind : int64_t {
-  /// The first frame. Number: rank << 32 | size; text: token, line end, host. The value is "voxgrad" in ASCII.
+  /// The first frame. Number: rank << 32 | size; text: token, line end, host. The enumerator's value is "voxgrad" in
+  /// ASCII.
   hello = 0x766f78'67726164,
   welcome,  ///< text: rank 0's message
   refused,  ///< text: the reason
@@ -26,7 +27,7 @@ enum class FrameKind : int64_t {
   end,      ///< the receiver ends its process
   bye       ///< the sender leaves the group
 };
-inline constexpr int64_t kMaxText = 1 << 24;  // bytes
+inline constexpr int64_t kMaxText = 1 << 24;  // bytes of the text of a frame
 
 /// A message between two ranks.
 struct Frame {

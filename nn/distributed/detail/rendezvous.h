@@ -119,7 +119,7 @@ class Rendezvous {
   const int rank_;
   const int size_;
   std::string message_;
-  std::vector<Peer> peers_;  // on rank 0: one entry per rank; the first connection stays closed. Otherwise: rank 0 only
+  std::vector<Peer> peers_;  // on rank 0, one entry per rank (the first is not connected); otherwise rank 0 only
   std::function<Progress()> progress_;
   std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
   std::optional<Frame> late_;               // the first report of a late collective
@@ -140,11 +140,11 @@ struct Hello {
   std::string_view token;  ///< refers to the text of the frame
   std::string host;        ///< escaped, at most 255 bytes before the escapes
 };
-/// Returns the contents of a hello, or nullopt for a frame of another kind. Any rank and size can occur.
+/// Returns the contents of a hello, or nullopt for any other kind of frame. The rank and the size are not checked.
 std::optional<Hello> parse_hello(const Frame& frame);
 /// Returns the calls in the text of a frame of kind `calls`. Ignores an incomplete record at the end.
 std::vector<Call> parse_calls(std::string_view text);
-/// Appends a call to the text of such a frame. The description must be one line.
+/// Appends a call to the text of a frame of kind `calls`. The description must be one line.
 void append_call(std::string& text, const Call& call);
 
 /// Returns 128 random bits as hexadecimal digits, for a token.
