@@ -88,7 +88,7 @@ TEST(ConvPadding, FusedAndChannelsLastLayersMatchSeparateLayers) {
 
 TEST(ConvPadding, RejectsBadOptions) {
   EXPECT_ERROR(nn::Conv3d(1, 1, 3, 1, "full"), "Conv: padding must be numbers, 'same' or 'valid', got 'full'");
-  EXPECT_ERROR(nn::Conv2d(1, 1, 3, {1, 2}, "same"), "Conv2d: padding 'same' needs stride 1, got [1, 2]");
+  EXPECT_ERROR(nn::Conv2d(1, 1, 3, {1, 2}, "same"), "Conv2d: padding 'same' needs stride 1, got stride [1, 2]");
   EXPECT_ERROR(window(3, 4, PadMode::reflect)(ones({1, 1, 4})), "pad: an axis of size 4 can be padded by at most 3");
   EXPECT_EQ(nn::Conv2d(1, 1, 3, 2, "valid")(ones({1, 1, 5, 5})).shape(), (Shape{1, 1, 2, 2}));
 }

@@ -125,8 +125,8 @@ TEST(Init, RejectsInvalidTensorsAndParameters) {
   EXPECT_ERROR(kaiming_uniform_(empty({3})), "calculate_fans: the tensor must have at least two axes");
   EXPECT_ERROR(uniform_(empty({3}), 2, 1), "uniform_: the interval [2, 1) is empty");
   EXPECT_ERROR(normal_(empty({3}), 0, -1), "normal_: mean and std must be finite");
-  EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: needs a floating-point tensor, got [3] i64 on cpu");
-  EXPECT_ERROR(normal_({}), "normal_: needs a floating-point tensor, got undefined");
+  EXPECT_ERROR(uniform_(empty({3}, {.dtype = i64})), "uniform_: the tensor must be floating-point, got [3] i64 on cpu");
+  EXPECT_ERROR(normal_({}), "normal_: the tensor must be floating-point, got undefined");
 }
 
 }  // namespace
