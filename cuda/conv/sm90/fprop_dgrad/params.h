@@ -73,7 +73,6 @@ struct Params {
   Divisor split;     ///< splits of K
   Divisor phase;     ///< phases, or 1 if `merged`
   Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant
-  Divisor groups;
   int in_step[3];
   int out_step[3];
   Coordinates tile;                     ///< results of a CTA tile
