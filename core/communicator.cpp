@@ -62,8 +62,8 @@ Call Collective::call(int rank) const {
   Call result{.description = name};
   std::string& text = result.description;
   if (kind == Kind::all_reduce) text += ops[static_cast<size_t>(op)];
-  if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
   if (kind != Kind::send_receive) text += " of " + to_text(in.shape()) + ' ' + voxgrad::name(in.dtype());
+  if (kind == Kind::broadcast) text += " from rank " + std::to_string(root);
   if (!slab.empty()) text += " of planes of " + to_text(slab);
   result.signature.call = hash(text);
   const auto add = [&](int from, int to, const Tensor& tensor) {

@@ -166,10 +166,10 @@ std::string Session::memory_table(Device device) const {
   text += line("operator", "backward of", {"MiB", "blocks"}) + "  module\n";
   const auto mib = [](int64_t bytes) { return number(static_cast<double>(bytes) / (1 << 20), 3); };
   for (const auto& [place, sum] : rows)
-    text += line(place.op ? *place.op : "(written by the program)", place.node ? *place.node : "",
+    text += line(place.op ? *place.op : "(outside of operators)", place.node ? *place.node : "",
                  {mib(sum.bytes), std::to_string(sum.blocks)}) +
             (place.module ? "  " + *place.module : "") + '\n';
-  return text + line("(allocated before)", "", {mib(older), "-"}) + '\n';
+  return text + line("(before the session)", "", {mib(older), "-"}) + '\n';
 }
 
 std::string Session::trace() const {

@@ -57,8 +57,8 @@ std::vector<std::string> list_cases(const fs::path& folder, const std::string& e
     const std::string name = file.substr(0, file.size() - std::min<size_t>(file.size(), 5));
     bool known = false;
     for (int64_t channel = 0; channel < channels; ++channel) known |= file == name + channel_suffix(channel);
-    check(known && !name.empty(), kOp, "'", (folder / (file + ending)).string(), "' is not named CASE_0000", ending,
-          channels > 1 ? concat(" to CASE", channel_suffix(channels - 1), ending) : "",
+    check(known && !name.empty(), kOp, "'", (folder / (file + ending)).string(), "' must have a name like CASE_0000",
+          ending, channels > 1 ? concat(" to CASE", channel_suffix(channels - 1), ending) : "",
           "; expected one file for each channel of dataset.json");
     cases.insert(name);
   }

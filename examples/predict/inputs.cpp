@@ -43,7 +43,7 @@ std::map<std::string, std::map<int, fs::path>> scan(const fs::path& folder, cons
     const std::string name = without_ending(entry.path());
     if (!entry.is_regular_file() || name.starts_with('.') || ending_of(entry.path()) != ending) continue;
     const int channel = channel_of(name);
-    vg::check(channel >= 0, kOp, "'", entry.path().string(), "' is not named CASE_0000", ending);
+    vg::check(channel >= 0, kOp, "'", entry.path().string(), "' must have a name like CASE_0000", ending);
     cases[name.substr(0, name.size() - 5)][channel] = entry.path();
   }
   return cases;
@@ -73,7 +73,7 @@ std::vector<Job> jobs_of_folder(const fs::path& folder, const fs::path& output, 
               channels == 1 ? " file" : " files", ", one per channel of the model, found ", job.images.size());
     jobs.push_back(std::move(job));
   }
-  vg::check(!jobs.empty(), kOp, "'", folder.string(), "' has no files named CASE_0000", ending);
+  vg::check(!jobs.empty(), kOp, "'", folder.string(), "' has no files with names like CASE_0000", ending);
   return jobs;
 }
 

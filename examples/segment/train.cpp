@@ -150,7 +150,8 @@ class Training {
     return std::move(result_);
   }
 
-  /// Measures the steps after kWarmUp warm-up steps. options_.steps includes the warm-up steps.
+  /// Returns the seconds of an epoch with data loading and augmentation, and of the same number of steps on one batch.
+  /// Measured after kWarmUp warm-up steps, which options_.steps includes.
   EpochTimes measure() {
     const int64_t count = options_.steps - kWarmUp;
     const auto seconds = [&] {
@@ -239,7 +240,7 @@ class Training {
     plan.patch_size = unet.patch_size;
     return plan;
   }
-  /// Loads the weights of a model folder that segment wrote, with resized kernels.
+  /// Loads the weights from a model folder that `segment` wrote, and resizes their kernels to those of the network.
   void start_from(const std::filesystem::path& folder) {
     const std::filesystem::path file = folder / "fold_0/checkpoint_final.safetensors";
     run_.model->load_state_dict(nnunet::upkern(vg::load_safetensors(file), *run_.model));

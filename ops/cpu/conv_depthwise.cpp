@@ -1,10 +1,10 @@
 // Depthwise convolutions on the CPU: the forward and transposed convolution, and the gradient of the weight.
 //
 // A task packs a tile of one channel with its border (ops/cpu/conv_pack.h). The outputs are divided into phases
-// (ops/detail/conv_geometry.h). In the packed tile, the outputs of a phase read neighboring slots for any stride, so a
-// vector holds neighboring outputs along w. The taps of a phase are divided into runs. A run consists of taps that read
-// consecutive rows of slots. The register tile has several rows of outputs. Each vector of inputs that the tile loads
-// is multiplied by every tap of the run that reads this vector for any of these rows.
+// (ops/detail/conv_geometry.h). The packed tile is an array of slots, one for each input. For any stride, neighboring
+// outputs of a phase read neighboring slots, so a vector holds neighboring outputs along w. The taps of a phase are
+// divided into runs. A run consists of taps that read consecutive rows of slots. The register tile has several rows of
+// outputs. It loads each vector of inputs once, and multiplies the vector by all taps of the run that need it.
 //
 // The order of each sum depends only on the geometry of the convolution.
 #include "ops/cpu/conv_depthwise.h"
@@ -28,12 +28,12 @@ constexpr int kMaxRun = 5;
 constexpr int kMaxRows = kVectorRegisters >= 32 ? 12 : 8;
 /// Channels that are packed together if channels are innermost in memory.
 constexpr int64_t kInnerChannels = 8;
-/// Smallest number of parts into which the voxels of the weight gradient are divided, for all channels together.
+/// Minimum number of parts, over all channels, into which the sums of the weight gradient are divided.
 constexpr int64_t kMinParts = 64;
 
 /// A run of taps along h. For the same output, tap k of the run reads the slot that is k rows after the slot of tap 0.
 struct TapRun {
-  int64_t offset = 0;  // elements of the packed tile from the step of an output to the slot that tap 0 reads
+  int64_t offset = 0;  // elements of the packed tile from the slot of an output to the slot that tap 0 reads for it
   int64_t first = 0;   // position of tap 0 in Taps::weights
 };
 
@@ -77,7 +77,7 @@ struct Taps {
 template <class T>
 struct RowProduct {
   const PhaseTaps* taps = nullptr;
-  const T* x = nullptr;  // packed tile, at the step of the first output
+  const T* x = nullptr;  // packed tile, at the slot of the first output
   int64_t pitch = 0;
   int64_t channels = 0;  // channels to sum over
   int64_t channel_pitch = 0;
@@ -271,7 +271,7 @@ void convolve_depthwise(const ConvProblem<T>& p) {
 
 namespace {
 
-/// The products of a run of taps with one plane of the tile, for a vector of outputs along w.
+/// A part of the weight gradient: the products of one plane of x with a vector of elements of y, for a run of taps.
 template <class T>
 struct RunProduct {
   const T* x = nullptr;  // packed tile, at the first input of tap 0

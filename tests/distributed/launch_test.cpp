@@ -168,8 +168,8 @@ TEST_F(Launch, ReportsDifferentCalls) {
       "the ranks' calls differ: rank 0 calls all_reduce (max) of [3] f32; rank 1 calls all_reduce (max) of [5] f32\n");
   expect_failure(
       run(2, "fail=kind"),
-      "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls broadcast from rank 1 of [3] "
-      "f32\n");
+      "the ranks' calls differ: rank 0 calls all_reduce (sum) of [3] f32; rank 1 calls broadcast of [3] f32 from "
+      "rank 1\n");
   expect_failure(
       run(2, "fail=slab"),
       "send_receive: the ranks' calls differ: rank 0 calls send_receive of planes of [1, 1, 4, 4, 4], 64 bytes to "

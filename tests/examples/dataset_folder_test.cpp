@@ -153,7 +153,7 @@ TEST_F(DatasetFolderTest, RejectsInvalidDatasetJson) {
   replace_in_json("\".nii\"", "\".nii.gz\"");
   expect_rejected("does not end with .nii.gz, the file_ending of dataset.json");
   replace_in_json(", \"1\": \"T2\"", "");
-  expect_rejected("_0001.nii' is not named CASE_0000.nii");
+  expect_rejected("_0001.nii' must have a name like CASE_0000.nii");
   std::filesystem::remove(path("dataset.json"));
   expect_rejected("dataset.json");
 }
@@ -169,7 +169,7 @@ TEST_F(DatasetFolderTest, RejectsMissingAndExtraFiles) {
   expect_rejected("'" + path("labelsTr/c.nii").string() + "' has no image in imagesTr");
   std::filesystem::remove(path("labelsTr/c.nii"));
   put("imagesTr/b.nii", "?");
-  expect_rejected("'" + path("imagesTr/b.nii").string() + "' is not named CASE_0000.nii to CASE_0001.nii");
+  expect_rejected("'" + path("imagesTr/b.nii").string() + "' must have a name like CASE_0000.nii to CASE_0001.nii");
   std::filesystem::remove(path("imagesTr/b.nii"));
   std::filesystem::remove_all(path("imagesTs"));
   EXPECT_TRUE(DatasetFolder(path("")).test.empty());

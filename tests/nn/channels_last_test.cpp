@@ -155,7 +155,7 @@ TEST(ChannelsLast, TheProfilerRecordsLayoutCopies) {
 
 /// A tensor with one channel has the same element order in both formats, but its strides show which format was
 /// requested. Results have the requested format.
-TEST(ChannelsLast, KeepsTheRequestedFormatOfOneChannel) {
+TEST(ChannelsLast, SingleChannelTensorsKeepTheRequestedFormat) {
   manual_seed(5);
   const Tensor x = randn({2, 1, 4, 6, 5}).requires_grad_();
   EXPECT_EQ(x.suggest_memory_format(), MemoryFormat::contiguous);

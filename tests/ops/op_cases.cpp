@@ -1,4 +1,4 @@
-// Generates the inputs of the operator table and collects its cases.
+// Generates the inputs of the operator test cases (op_cases.h) and collects the cases in one list.
 #include "tests/ops/op_cases.h"
 
 #include <algorithm>
