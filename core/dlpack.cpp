@@ -56,8 +56,8 @@ Tensor import_tensor(Managed* managed) {
   check(place == kDLCPU || place == kDLCUDA, kOp, "device type ", int{place}, " is not supported");
   const Device device = place == kDLCPU ? Device::cpu() : Device::cuda(index);
   runtime(device).require(device.index);
-  check(from.ndim >= 0 && from.ndim <= kMaxRank && (from.ndim == 0 || from.shape), kOp, "expected 0 to ", kMaxRank,
-        " axes, got ", from.ndim, from.shape ? "" : " without a shape");
+  check(from.ndim >= 0 && from.ndim <= kMaxRank, kOp, "expected 0 to ", kMaxRank, " axes, got ", from.ndim);
+  check(from.ndim == 0 || from.shape, kOp, "the tensor has ndim = ", from.ndim, ", but its shape is null");
 
   auto body = std::make_shared<TensorBody>();
   body->dtype = static_cast<DType>(type - kDtypes);

@@ -19,11 +19,13 @@ using nlohmann::ordered_json;
 struct Bench {
   const Options& options;
   voxgrad::distributed::Communicator& world;
-  ordered_json about;  ///< fields of every report: the GPU, the number of ranks, the parameters of a simulation
+  /// Fields of every report: the GPU, the ranks and the size of a step. With --simulate, also the parameters of the
+  /// simulated reductions.
+  ordered_json about;
 
   voxgrad::Device device() const { return world.device(); }
-  /// Prints `row` as a line of JSON on rank 0. Flushes the output, so that no completed row is lost if the run is
-  /// aborted.
+  /// Prints one line of JSON on rank 0: the fields of `about`, the name `what` of the measurement, and `row`. Flushes
+  /// the output, so that no completed row is lost if the run is aborted.
   void report(const char* what, const ordered_json& row) const;
   /// Returns the values of all ranks.
   std::vector<double> gather(double value) const;
@@ -41,8 +43,8 @@ inline double median(std::vector<double> values) {
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Times --rounds rounds of `calls` calls. All ranks start a round together. At the end of a round, each rank waits for
-/// its device.
+/// Measures `calls` calls of `call` in each round. The option --rounds sets the number of rounds. All ranks start a
+/// round together. At the end of a round, each rank waits for its device.
 template <class F>
 Times time_rounds(const Bench& bench, int calls, F&& call) {
   std::vector<double> slowest, fastest;
@@ -59,17 +61,17 @@ Times time_rounds(const Bench& bench, int calls, F&& call) {
   return {median(slowest), median(fastest)};
 }
 
-// The measurements of --what.
+// One function for each value of the option --what.
 void measure_step(const Bench& bench);
 void measure_overlap(const Bench& bench);
 void measure_buckets(const Bench& bench);
 void measure_all_reduce(const Bench& bench);
 void measure_spatial(const Bench& bench);
 
-/// Allocates a tensor for each reduction in a step of DataParallel, with its size and dtype and in its order: a tensor
-/// of flags (one per parameter) and the buckets.
+/// Allocates the tensors that a step of DataParallel reduces, with the same sizes and dtypes and in the same order:
+/// first a tensor of flags (one per parameter), then the buckets.
 voxgrad::Tensors make_buckets(const Bench& bench);
-/// Times the reductions of these tensors, which run one after another while no other work runs.
+/// Times the reductions of `buckets`. The reductions run one after another, with no other work running.
 Times time_buckets(const Bench& bench, const voxgrad::Tensors& buckets);
 
 }  // namespace scaling

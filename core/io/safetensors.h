@@ -17,8 +17,8 @@ using TensorMap = std::map<std::string, Tensor>;
 using Metadata = std::map<std::string, std::string>;
 
 struct LoadSafetensorsOptions {
-  /// Limits the size of the header, and the total size of the tensors, in bytes. If a limit is exceeded, throws Error
-  /// before anything is loaded.
+  /// Maximum number of bytes of the header, and separately of all tensors together. Throws Error before anything is
+  /// loaded if one of them is larger.
   int64_t max_bytes = INT64_MAX;
 };
 
@@ -26,7 +26,7 @@ struct LoadSafetensorsOptions {
 /// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum,
 /// verifies the checksum.
 ///
-/// On the CPU, the tensors are private memory maps of the file, as in the Python package: pages are loaded when they
+/// On the CPU, the tensors are private memory maps of the file, as in the Python package `safetensors`: pages are loaded when they
 /// are first used, and are shared with other processes until they are written. Writes to the tensors do not reach the
 /// file, and the file may be removed or replaced. A program that instead truncates or overwrites the file in place
 /// invalidates the tensors; clone() makes them independent of the file. Verifying a checksum reads all pages.

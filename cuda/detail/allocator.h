@@ -64,7 +64,8 @@ class Allocator {
     bool free;
     Block* previous;  ///< previous block of the segment, or null
     Block* next;      ///< next block of the segment, or null
-    /// The block's node of free_, kept while the block is live, so that freeing cannot fail.
+    /// While the block is live, the node that was extracted from free_. Inserting this node again needs no memory, so
+    /// that freeing the block cannot fail.
     FreeBlocks::node_type entry;
   };
 

@@ -21,7 +21,7 @@ void validate(const GradScalerOptions& o) {
   check(o.growth_interval > 0, kOp, "growth_interval must be positive, got ", o.growth_interval);
 }
 
-/// Returns the fields of a state_dict: all entries except the class.
+/// Returns the entries of a state_dict, except for the name of the class.
 nn::Fields fields_of(GradScalerOptions& o, int64_t& growth_tracker) {
   return nn::named_fields("scale, growth_factor, backoff_factor, growth_interval, growth_tracker",  //
                           o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval, growth_tracker);
@@ -78,7 +78,7 @@ void GradScaler::step(Optimizer& optimizer) {
 
 void GradScaler::update() {
   if (!options_.enabled) return;
-  check(!checked_.empty(), kOp, "no gradients were checked since the last update()");
+  check(!checked_.empty(), kOp, "call step() or unscale_() before update()");
   NoGradGuard no_grad;
   Tensor found;
   for (const auto& [optimizer, checked] : checked_)

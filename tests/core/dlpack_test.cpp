@@ -212,7 +212,7 @@ TYPED_TEST(DlpackImport, RejectsInvalidDescriptionsAndCallsTheDeleter) {
        }},
       {"expected 0 to 8 axes, got 9", [](Source& p) { p.tensor.ndim = 9; }},
       {"expected 0 to 8 axes, got -1", [](Source& p) { p.tensor.ndim = -1; }},
-      {"axes, got 2 without a shape", [](Source& p) { p.tensor.shape = nullptr; }},
+      {"ndim = 2, but its shape is null", [](Source& p) { p.tensor.shape = nullptr; }},
       {"sizes must not be negative", [](Source& p) { p.shape[1] = -1; }},
       {"does not fit in 64 bits", [](Source& p) { p.shape[0] = p.shape[1] = int64_t{1} << 40; }},
       {"axis 1 of shape [2, 2] has stride -2; expected 0 to", [](Source& p) { p.strides[1] = -2; }},

@@ -377,8 +377,8 @@ TEST_F(CudaStreams, EventsOrderStreams) {
 }
 
 TEST_F(CudaStreams, FreedBlockIsReusedOnlyAfterWorkOnOtherStreams) {
-  // `x` is allocated on the default stream, then written and freed on another stream. The allocator must not reuse its
-  // memory before the write has completed.
+  // `x` is allocated on the default stream, then written and freed on another stream. The allocator must not reuse the
+  // memory of `x` before the write has completed.
   constexpr int64_t count = 64 * kMiB;
   synchronize(Device::cuda());
   const void* address;

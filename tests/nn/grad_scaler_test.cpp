@@ -218,7 +218,7 @@ TEST(GradScaler, RejectsCallsInTheWrongOrder) {
   EXPECT_ERROR(scaler.unscale_(sgd), no_loss);
   EXPECT_EQ(scaler.scale(sum(p)).item(), 131072);
   EXPECT_ERROR(scaler.step(sgd), "GradScaler: the optimizer has no gradients to check");
-  EXPECT_ERROR(scaler.update(), "GradScaler: no gradients were checked since the last update()");
+  EXPECT_ERROR(scaler.update(), "GradScaler: call step() or unscale_() before update()");
   p.set_grad(full({2}, 65536));
   half.set_grad(full({2}, 32768, half.options()));
   scaler.unscale_(sgd);

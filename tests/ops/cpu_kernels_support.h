@@ -29,8 +29,8 @@ inline constexpr Layout kOutputLayouts[] = {Layout::contiguous, Layout::reversed
 inline constexpr Layout kInputLayouts[] = {Layout::contiguous, Layout::reversed, Layout::stepped, Layout::flipped,
                                            Layout::expanded};
 
-/// A strided view with its own memory. All elements, inside and outside the view, start as poison(). The tests do not
-/// expect this value as a result, except for bool, where it is true.
+/// A strided view with its own memory. All elements, inside and outside the view, start as poison(). No test
+/// expects poison() as a result, except tests of bool, for which poison() is true.
 template <class T>
 struct Array {
   std::vector<char> bytes;

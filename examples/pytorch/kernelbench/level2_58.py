@@ -1,4 +1,5 @@
-"""KernelBench level 2, problem 58: ConvTranspose3d, logsumexp over channels, hard swish, subtraction, clamp."""
+"""KernelBench level 2, problem 58: ConvTranspose3d, logsumexp over channels, x * sigmoid(x + 3) / 6, subtraction,
+clamp."""
 
 import torch
 
