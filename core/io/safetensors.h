@@ -26,10 +26,11 @@ struct LoadSafetensorsOptions {
 /// unless `metadata` is null. The header is checked before memory for tensors is allocated. If the file has a checksum,
 /// verifies the checksum.
 ///
-/// On the CPU, the tensors are private memory maps of the file, as in the Python package `safetensors`: pages are loaded when they
-/// are first used, and are shared with other processes until they are written. Writes to the tensors do not reach the
-/// file, and the file may be removed or replaced. A program that instead truncates or overwrites the file in place
-/// invalidates the tensors; clone() makes them independent of the file. Verifying a checksum reads all pages.
+/// On the CPU, the tensors are private memory maps of the file, as in the Python package `safetensors`: pages are
+/// loaded when they are first used, and are shared with other processes until they are written. Writes to the tensors
+/// do not reach the file, and the file may be removed or replaced. A program that instead truncates or overwrites the
+/// file in place invalidates the tensors; clone() makes them independent of the file. Verifying a checksum reads all
+/// pages.
 ///
 /// Throws Error if the file cannot be read, if its checksum does not match, or if a bool is neither 0 nor 1. Also
 /// throws if the header is larger than 100 MB, extends beyond the end of the file, is not valid JSON, or contains
