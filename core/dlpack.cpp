@@ -38,7 +38,8 @@ Managed* export_tensor(const Tensor& x) {
 template <class Managed>
 Tensor import_tensor(Managed* managed) {
   constexpr const char* kOp = "from_dlpack";
-  constexpr int64_t kMaxExtent = INT64_MAX / 128;  // with this limit, the number of bytes below fits in 64 bits
+  // The sum of at most kMaxRank products of this limit with at most 8 bytes per element fits in 64 bits.
+  constexpr int64_t kMaxExtent = INT64_MAX / 128;
   check(managed, kOp, "the pointer is null");
   const auto release = [managed](void*) {
     if (managed->deleter) managed->deleter(managed);

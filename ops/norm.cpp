@@ -1,6 +1,6 @@
 // Normalization. One kernel, over groups of a tensor (N, C, L), computes group, instance, layer and batch norm. Another
-// kernel computes the gradients. If the gradients are differentiated again, they are instead the gradients of a
-// normalization that is composed of operators.
+// kernel computes the gradients. With create_graph, the gradients are computed by differentiating a normalization that
+// is composed of other operators.
 #include "ops/norm.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct GradientRequest {
   NormActivations activations;
   bool x;                                      // compute the gradient of x
   std::optional<DType> weight, bias, added;    // dtypes of the gradients to compute
-  distributed::Communicator* ranks = nullptr;  // the ranks that share the groups, or null
+  distributed::Communicator* ranks = nullptr;  // the ranks whose elements contribute to a group, or null
 };
 std::optional<DType> gradient_dtype(const Tensor& t) {
   return needs_gradient(t) ? std::optional(t.dtype()) : std::nullopt;
@@ -95,8 +95,9 @@ void set_statistics(const Tensor& statistics, const Tensor& mean, const Tensor& 
   select(statistics, 2, 1).copy_(rstd);
 }
 
-/// Replaces the statistics of this rank with those of all ranks. Combines the variances, which are rstd^-2 and include
-/// eps, around the common mean. Returns the number of elements of a group on each rank.
+/// Replaces the statistics of this rank, (mean, rstd = 1 / sqrt(variance + eps)), with those of all ranks. The joint
+/// variance + eps is the weighted mean of rstd^-2 + (mean - joint mean)^2 over the ranks. Returns the number of
+/// elements of a group on each rank.
 Tensor join_statistics(distributed::Communicator& ranks, const Tensor& statistics, int64_t elements) {
   const NoGradGuard no_grad;
   const auto [values, counts, shares] = gather(ranks, statistics, elements);
@@ -159,8 +160,8 @@ struct NormResult {
 };
 
 /// Normalizes with the statistics of the input, and records the operation. `groups` is the shape of the statistics:
-/// (N, groups), or (1, C) for statistics over the batch. `added`: see ops/detail/unrecorded.h. `ranks`: the ranks that
-/// share the groups, or null. The ranks may have different numbers of elements.
+/// (N, groups), or (1, C) for statistics over the batch. `added`: see ops/detail/unrecorded.h. `ranks`: the ranks
+/// whose elements contribute to a group, or null. The ranks may have different numbers of elements.
 NormResult normalize_groups(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight,
                             const Tensor& bias, double eps, const NormActivations& activations = {},
                             const Tensor& added = {}, distributed::Communicator* ranks = nullptr,

@@ -73,7 +73,7 @@ TEST_F(SafetensorsTest, SavedTensorsOfEveryDtypeLoadUnchanged) {
   }
 }
 
-TEST_F(SafetensorsTest, RejectsSavingNoTensorsButLoadsEmptyFiles) {
+TEST_F(SafetensorsTest, RejectsSavingNoTensorsButLoadsFilesWithoutTensors) {
   EXPECT_ERROR(save_safetensors(path("f"), {}), "save_safetensors: there are no tensors");
   EXPECT_TRUE(load_safetensors(put("f", file_of("{}      ", ""))).empty());
 }
@@ -282,7 +282,7 @@ TEST_F(SafetensorsTest, RejectsUnreadableFiles) {
   EXPECT_ERROR(load_safetensors(file), "cannot read '" + file.string() + "': Permission denied");
 }
 
-TEST_F(SafetensorsTest, RejectsContentsThatCouldNotBeLoaded) {
+TEST_F(SafetensorsTest, SaveRejectsContentsThatLoadWouldReject) {
   EXPECT_ERROR(save_safetensors(path("f"), {{"a", Tensor()}}), "tensor 'a' is undefined");
   EXPECT_ERROR(save_safetensors(path("f"), {{"__metadata__", empty({1})}}), "no tensor may be named");
   EXPECT_ERROR(save_safetensors(path("f"), {{"a\xff", empty({1})}}), "the name of tensor 'a\xff' must be UTF-8");

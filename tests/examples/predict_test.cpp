@@ -46,8 +46,7 @@ void expect_labels(const NiftiImage& found, const NiftiImage& expected, double e
   }
   const auto count = static_cast<size_t>(expected.data.numel());
   const std::span a(found.data.data<float>(), count), b(expected.data.data<float>(), count);
-  // Per label: the number of voxels that have the label in both volumes, and the number of voxels that have the label
-  // in one volume plus the number in the other volume.
+  // Per label: [0] the voxels that have the label in both volumes, [1] the sum of the label's voxels in each volume.
   std::map<float, std::array<double, 2>> voxels;
   double same = 0;
   for (size_t i = 0; i < count; ++i) {

@@ -186,7 +186,7 @@ TEST_F(Programs, FailsIfOutputCannotBeWritten) {
 }
 
 // The program writes to a full pipe that is never read. The program must still train, and one signal must end it. The
-// number of steps is so large that a permutation of all patches would not fit into memory.
+// number of steps, 2^40, also checks that the program does not store a permutation of all patches.
 TEST_F(Programs, SuperresStopsWhileItsOutputIsNotRead) {
   const std::string command = "cd '" + folder_.string() +
                               "' && echo $$ >pid && head -c 65536 /dev/zero && exec '" EXAMPLES_DIR "/'" + kTiny +

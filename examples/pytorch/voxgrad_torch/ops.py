@@ -1,9 +1,9 @@
 """The operators, registered with torch.library as torch.ops.voxgrad.*.
 
 All volumes are (N, C, D, H, W). The convolution, the transposed convolution and the weight gradient are linear in both
-operands. Therefore two of these operators compute the gradients of the third. The operators are:
+operands. Therefore the gradients of each of the three are computed by the other two. The operators are:
 
-  conv         the convolution, or the transposed convolution (the gradient of its input) if `transposed`
+  conv         the convolution; if `transposed`, the transposed convolution
   conv_weight  the gradient of the weight
   conv_bias    the gradient of the bias
   norm         a group norm between two activations
@@ -36,7 +36,7 @@ def memory_format(*tensors):
 
 
 def volume(t, axes=3, batched=True):
-    """Returns a tensor with `axes` spatial axes, with or without a batch, as (N, C, D, H, W)."""
+    """Returns a view (N, C, D, H, W) of t, which has `axes` (2 or 3) spatial axes, and a batch axis if `batched`."""
     t = t if batched else t.unsqueeze(0)
     return t if axes == 3 else t.unsqueeze(2)
 
@@ -85,7 +85,8 @@ class Plan:
     """The structures that a call passes to the library, and the layout of the result."""
 
     def __init__(self, structure, operands, result):
-        """Creates the layouts of the operands. `result` may be a meta tensor, even if it is one of the operands.
+        """Creates the layouts of the operands. `result` provides only the shape, the strides and the dtype of the
+        result, so it may be a meta tensor.
 
         The layout of an operand that is None is 0. The call runs on the device of the last operand that is not None.
         """
@@ -241,7 +242,10 @@ def _norm_backward(dy, x, statistics, weight, bias, added, groups, eps, before, 
 
 
 def _added_matters(x, groups, before):
-    """Returns False if the norm subtracts a bias that was added to its input, so that the gradient of the bias is 0."""
+    """Returns False if a bias that was added to x does not change the norm, so that the gradient of the bias is 0.
+
+    With one channel per group and no activation before the norm, subtracting the mean cancels the bias.
+    """
     return groups != x.shape[1] or before != NONE
 
 
