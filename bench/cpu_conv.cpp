@@ -24,7 +24,8 @@
 // The library compiles Eigen without threads; this program compiles Eigen with threads. A different namespace keeps the
 // linker from merging the two versions of a function.
 #define Eigen EigenWithThreads
-// GCC 12 warns that operands of its AVX-512 intrinsics are uninitialized, which is deliberate (GCC bug 105593).
+// GCC 12 warns about uninitialized operands in its own AVX-512 headers, which leave them uninitialized on purpose (GCC
+// bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

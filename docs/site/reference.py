@@ -1,9 +1,9 @@
 """Writes the reference pages of the documentation site from the XML files of Doxygen.
 
-Doxygen parses the declarations and the /// comments of the public headers. A page lists the declarations of its headers
-in their order. Consecutive declarations without an empty line between them share the comment of the first, as in the
-headers. A page also contains the remarks in // comments between public declarations, such as the comment at the top of
-a header and titles ("// ---- title").
+Doxygen parses the declarations and the /// comments of the public headers. A page lists its headers in the order of
+PAGES, and the declarations of a header in the order of the file. Consecutive declarations without an empty line
+between them share the comment of the first, as in the headers. A page also contains the remarks in // comments between
+public declarations, such as the comment at the top of a header and titles ("// ---- title").
 
 PAGES names the headers of each page. write() raises SystemExit if a public header is on no page, or if a public
 declaration of a header is not written. These declarations are hidden and need no entry: deleted functions and friend
@@ -14,7 +14,7 @@ import re
 import textwrap
 import xml.etree.ElementTree as ElementTree
 
-# title: [(page, title, [(header, title)])]
+# {title of a group: [(file of a page, title of the page, [(header, title of the section)])]}
 PAGES = {
     "Tensors": [
         ("tensor", "Tensor", [("core/tensor.h", ""), ("core/dims.h", "Shapes and axes"),
@@ -268,8 +268,9 @@ def member(node, prefix):
 def is_family(first, other):
     """Returns whether the comment of a declaration also describes the next declaration, which has no comment.
 
-    A comment that begins with "Return" describes several functions. A comment that begins with "Returns" describes one
-    function, its overloads, and its variants for other numbers of axes.
+    A comment that begins with a plural verb ("Return") or a plural noun ("Comparisons") describes several functions. A
+    comment that begins with a verb in the third person ("Returns") describes one function, its overloads, and its
+    variants for other numbers of axes.
     """
     if first.kind != other.kind or first.kind not in ("function", "member"):
         return False

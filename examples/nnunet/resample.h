@@ -19,8 +19,9 @@ struct ResampleOptions {
 
 /// Returns the axis that is resampled separately, to the nearest slice, or nullopt if all axes are resampled together.
 /// By default, the axis with the largest spacing is separate if this spacing is more than 3 times the smallest spacing.
-/// Checks `current` first, then `target`. Returns nullopt if several axes have the largest spacing. If force_separate_z
-/// is true, selects the axis with the largest spacing of `current`; if it is false, returns nullopt.
+/// This rule is applied to `current` and, if no axis of `current` is separate, to `target`. Returns nullopt if several
+/// axes have the largest spacing. If force_separate_z is true, selects the axis with the largest spacing of `current`;
+/// if it is false, returns nullopt.
 std::optional<int64_t> separate_axis(const ResampleOptions& options, const Spacing& current, const Spacing& target);
 
 /// Returns the size along each axis after a change of the spacing, rounded to the nearest integer (halves to even).

@@ -87,7 +87,7 @@ void split_cases(Task& task, const std::vector<LazyCase>& cases, const std::vect
 void split_slices(Task& task, const LazyCase& only) {
   if (task.ignore_index < 0) task.ignore_index = std::ssize(task.classes);
   vg::check(task.ignore_index < 256, "segment", "'", only.name, "' has ", task.classes.size(),
-            " classes; a single case may have at most 255");
+            " classes; at most 255 are supported if there is only one case");
   const std::optional<Slab> slab = find_slab(only.load().label, task.scored);
   vg::check(
       slab.has_value(), "segment", "'", only.name,

@@ -1,5 +1,6 @@
-// Pointwise convolutions on the CPU: the head of a network, and the weight gradient with few channels. Other pointwise
-// convolutions use the kernels of ops/cpu/conv.cpp and ops/cpu/conv_weight.cpp.
+// Pointwise convolutions on the CPU: the forward pass with few output channels, as in the last layer of a network, and
+// the weight gradient with few channels. Other pointwise convolutions use the kernels of ops/cpu/conv.cpp and
+// ops/cpu/conv_weight.cpp.
 #include "ops/cpu/conv_pointwise.h"
 
 #include <algorithm>
@@ -65,14 +66,14 @@ void multiply_head(const ConvProblem<T>& p) {
 
 namespace {
 
-/// Largest number of products per voxel of the weight gradient. The sums and the packed channels of a piece fit in the
-/// second-level cache.
-constexpr int64_t kMaxProducts = 4096;
 /// Number of voxels per piece. A piece consists of consecutive voxels of a sample.
 constexpr int64_t kPiece = 512;
+/// Largest number of products per voxel of the weight gradient. With this limit, the sums and the packed channels of a
+/// piece fit in the second-level cache.
+constexpr int64_t kMaxProducts = 4096;
 /// Number of pieces whose products are summed in T. The results of these sums are added in double.
 constexpr int64_t kPiecesPerSum = 16;
-/// Smallest number of parts into which the pieces of all samples are divided, if there are enough pieces.
+/// Smallest number of parallel tasks, if there are enough pieces. A task adds a part of the pieces for one group.
 constexpr int64_t kMinParts = 64;
 
 /// Rows of the register tile. A row is a channel of y.

@@ -1,4 +1,5 @@
-// Computes class_sums and its gradient. Losses are computed from these sums over the voxels of each class.
+// Computes class_sums and its gradient. class_sums returns sums over the voxels for each class
+// (ops/detail/kernels.def), from which losses are computed.
 #include <algorithm>
 #include <vector>
 

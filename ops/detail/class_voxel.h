@@ -81,8 +81,9 @@ struct ClassVoxel {
   /// Replaces the loaded values by their gradients. `grad` (C, 5) is the gradient with respect to the sums; `own` is
   /// the class of the target.
   VG_HOST_DEVICE void differentiate(const C* grad, int64_t own, const ClassSums& options) {
-    // Returns the part of the gradient with respect to p[c] that comes from the sums of p and t * p. The sums of the
-    // logarithms are differentiated below, with respect to the logits.
+    // Returns the part of the gradient with respect to p[c] that comes from the sums of p and t * p, where t is 1 for
+    // the class of the target and 0 for other classes. The sums of the logarithms are differentiated below, with
+    // respect to the logits.
     const auto p_grad = [&](int c) {
       const C* sums_grad = grad + c * kClassSums;
       return sums_grad[0] * (options.squared ? 2 * p[c] : C(1)) + (c == own ? sums_grad[1] : C(0));

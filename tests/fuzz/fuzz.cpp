@@ -151,8 +151,8 @@ void visit(const PtValue& root) {
   }
 }
 
-/// If the input is not a zip archive, reads an archive with two storages whose pickle is the input, so that mutations
-/// reach the pickle interpreter.
+/// Reads the input as a checkpoint of PyTorch. If the input is not a zip archive, it becomes the pickle of an archive
+/// with two storages, so that mutations reach the pickle interpreter.
 void pth(std::string_view input) {
   std::string bytes(input);
   if (!bytes.starts_with("PK"))
@@ -214,7 +214,8 @@ void loader(std::string_view input) {
   }
 }
 
-/// Loads the input as the state of a scaler, and then scales a step. The new state must be valid, too.
+/// Loads the input as the state of a GradScaler, and then runs a step with a scaled loss. The new state must be valid,
+/// too.
 void scaler(std::string_view input) {
   TensorMap state;
   if (!attempt([&, path = file_of(input)] { state = load_safetensors(path); })) return;

@@ -1,4 +1,5 @@
-// Tests of failing allocations while checkpoints are saved and loaded, and of the order of SkipInit guards.
+// Tests failing allocations while checkpoints are saved and loaded, and SkipInit guards that are destroyed in any
+// order.
 #include "nn/checkpoint.h"
 #include "nn/init.h"
 #include "nn/layers.h"

@@ -26,9 +26,9 @@ namespace voxgrad::distributed {
 class Listener {
  public:
   /// Listens on the addresses of `host` that belong to this machine. Listens on all interfaces instead if `token` is
-  /// not empty and other machines could not connect to these addresses. This is the case if there is no such address,
-  /// or if `host` is a name other than localhost that resolves only to loopback addresses (such as Debian's 127.0.1.1).
-  /// Port 0 selects a free port. Throws Error with the reason if no address can be used.
+  /// not empty and other machines could not connect to these addresses. Other machines cannot connect if `host` has no
+  /// address on this machine, or if `host` is a name other than localhost that resolves only to loopback addresses
+  /// (such as Debian's 127.0.1.1). Port 0 selects a free port. Throws Error with the reason if no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
   Listener(const Listener&) = delete;
@@ -121,9 +121,9 @@ class Rendezvous {
   std::string message_;
   std::vector<Peer> peers_;  // on rank 0, one entry per rank (the first is not connected); otherwise rank 0 only
   std::function<Progress()> progress_;
-  std::optional<Deadline> error_deadline_;  // when an error of this rank ends all processes
+  std::optional<Deadline> error_deadline_;  // when this rank ends all processes because of its error
   std::optional<Frame> late_;               // the first report of a late collective
-  Deadline late_deadline_;                  // when the late collective ends all processes
+  Deadline late_deadline_;                  // when all processes are ended because of late_
   Deadline next_calls_{};                   // when to send a frame even if there are no new calls
   std::atomic<bool> stopping_ = false;
   std::thread watcher_;
@@ -138,7 +138,7 @@ struct Hello {
   int rank;
   int size;
   std::string_view token;  ///< refers to the text of the frame
-  std::string host;        ///< escaped, at most 255 bytes before the escapes
+  std::string host;        ///< escaped; at most 255 bytes before escaping
 };
 /// Returns the contents of a hello, or nullopt for any other kind of frame. The rank and the size are not checked.
 std::optional<Hello> parse_hello(const Frame& frame);
