@@ -26,8 +26,8 @@ FamilyPlan try_wgrad_without_copies(const ConvProblem& p) {
 }
 
 /// Returns the estimated clocks of the scaled copies that sm90/wgrad makes of float32 operands: both operands are read
-/// twice, and their copies are written. The kernels move 2350 bytes per clock. 35,000 clocks are the fixed time by which
-/// the model of sm90/wgrad was too low in measurements on an H200.
+/// twice, and their copies are written. The kernels move 2350 bytes per clock. 35,000 clocks are the fixed time by
+/// which the model of sm90/wgrad was too low in measurements on an H200.
 double wgrad_copy_cycles(const ConvProblem& p) {
   const double elements = static_cast<double>(p.batch * sample_bytes(p)) / sizeof(float);
   return (8 + 2.0 * parts(p)) * elements / 2350 + 35000;
