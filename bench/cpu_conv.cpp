@@ -1,5 +1,5 @@
 // Benchmark of convolutions on the CPU: the forward pass, each gradient, and a complete forward and backward pass.
-// Reports GFLOP/s, and the percentage of the GFLOP/s of Eigen's 1024^3 float32 matrix product (gemm) in the same run.
+// Reports GFLOP/s, also as a percentage of the rate of Eigen's 1024^3 float32 matrix product (gemm) in the same run.
 //
 //   cpu_conv --benchmark_filter=forward
 //

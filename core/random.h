@@ -8,7 +8,8 @@
 
 namespace voxgrad {
 
-/// A position in a Philox stream. Restoring a saved state repeats all numbers that were drawn after it.
+/// A position in a Philox stream. After a saved state is restored, a generator repeats the numbers that it drew after
+/// the state was saved.
 struct GeneratorState {
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -39,7 +40,7 @@ Generator& default_generator();
 /// Restarts the default generator with `seed`. The numbers that follow are the same on every device.
 void manual_seed(uint64_t seed);
 
-/// Makes `generator` this thread's default generator during its lifetime.
+/// Makes `generator` this thread's default generator during the lifetime of the guard.
 class [[nodiscard]] GeneratorGuard : ScopedValue<Generator*> {
  public:
   [[nodiscard]] explicit GeneratorGuard(Generator& generator);

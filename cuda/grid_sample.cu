@@ -25,7 +25,8 @@ struct GridProblem {
   int64_t channels;  ///< channels of an item (GridItems)
 };
 
-/// Returns the number of channels of an item if channels are read one by one: a divisor of `count`, at most 4.
+/// Returns the number of channels of an item (GridItems) for kernels that read channels one by one: a divisor of
+/// `count` that is at most 4.
 int64_t channels_of_item(int64_t count) { return count <= 4 ? count : std::gcd(count, 4); }
 
 /// A set of items. An item is GridProblem::channels channels at one position of the grid. A kernel launch processes one

@@ -1,6 +1,6 @@
-// Recovers the heat conductivity k inside a block from temperatures at 512 sensors. The block is heated along x, y and
-// z in three experiments. The temperatures u of an experiment satisfy div(k grad u) = 0. The adjoint method minimizes
-// the error at the sensors: it differentiates heat_balance(), but not solve().
+// Recovers the heat conductivity k inside a block from temperatures at 512 sensors. Each of three experiments
+// heats the block along one axis. The temperatures u of an experiment satisfy div(k grad u) = 0. An optimizer minimizes
+// the error at the sensors. The adjoint method computes the gradient of this error, without differentiating solve().
 //
 // The picture and the recovered conductivity are written to out/field.
 #include <voxgrad.h>
@@ -35,7 +35,8 @@ Tensor laplacian(const Tensor& x) {
 }
 
 /// Returns div(k grad u), the heat that flows into each voxel, for k (1, 1, D, H, W) and u (N, 1, D, H, W). A voxel i
-/// receives (k_i + k_j) / 2 * (u_j - u_i) from its neighbor j. The sum over the neighbors consists of three Laplacians.
+/// receives (k_i + k_j) / 2 * (u_j - u_i) from its neighbor j. The sum over the neighbors is
+/// (k lap(u) + lap(k u) - u lap(k)) / 2, where lap is the Laplacian.
 Tensor heat_balance(const Tensor& k, const Tensor& u) {
   return 0.5 * (crop(k) * laplacian(u) + laplacian(k * u) - crop(u) * laplacian(k));
 }
@@ -67,7 +68,7 @@ Tensor log_conductivity(const vg::Tensors& grids) {
 
 /// Returns the mean length of the gradient of x (1, 1, D, H, W), in forward differences.
 Tensor total_variation(const Tensor& x) {
-  Tensor kernel = vg::zeros({3, 8});  // a voxel and its neighbors along W, H and D
+  Tensor kernel = vg::zeros({3, 8});  // a kernel of 2^3 for each of the axes W, H and D
   for (int64_t axis = 0; axis < 3; ++axis) {
     kernel.set({axis, 0}, -1);
     kernel.set({axis, int64_t{1} << axis}, 1);

@@ -25,7 +25,7 @@ int64_t check_index(const char* op, const Tensor& x, int64_t axis, const Tensor&
 void check_outside_axis(const char* op, const Shape& shape, const Shape& index, int64_t axis) {
   bool fits = shape.size() == index.size();
   for (int64_t i = 0; fits && i < shape.size(); ++i) fits = i == axis || shape[i] == index[i];
-  check(fits, op, "index ", index, " must have the sizes of ", shape, " outside axis ", axis);
+  check(fits, op, "index ", index, " must match ", shape, " in all axes except axis ", axis);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 // double.
 //
 // If there are more than kMaxClasses classes or the target holds probabilities, the Dice losses compute the sums with
-// differentiable operators. In these two cases, cross_entropy and nll_loss compute the loss of each voxel with
-// operators instead of using the sums, and likewise for (N, C) inputs and for Reduction::none.
+// differentiable operators. cross_entropy and nll_loss compute the loss of each voxel with operators, without the sums,
+// in four cases: these two cases, (N, C) inputs, and Reduction::none.
 #include "ops/loss.h"
 
 #include <algorithm>
@@ -239,8 +239,8 @@ Tensor cross_entropy_of(const Tensor& sums, const Tensor& weight, double smoothi
   return total * (1 - smoothing) + weighted_sum(sums, 4, weight) * (smoothing / static_cast<double>(sums.size(1)));
 }
 
-/// Computes cross_entropy or, without `logits`, nll_loss from the losses of all voxels. The loss of an ignored voxel is
-/// 0 for any input.
+/// Computes cross_entropy if `logits` is true, otherwise nll_loss, from the losses of all voxels. The loss of an
+/// ignored voxel is 0 for any input.
 Tensor composed_cross_entropy(const char* op, const Tensor& input, const Tensor& target, const CrossEntropyOptions& o,
                               bool logits) {
   const bool soft = is_soft(target);

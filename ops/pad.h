@@ -8,8 +8,8 @@
 
 namespace voxgrad {
 
-/// Padding modes of PyTorch. For example, two elements before an axis with the elements 0 1 2 3 are padded as follows:
-/// constant: value value; reflect: 2 1; replicate: 0 0; circular: 2 3. `zeros` is another name for constant.
+/// Padding modes of PyTorch. For example, padding the axis 0 1 2 3 by two elements in front adds value value
+/// (constant), 2 1 (reflect), 0 0 (replicate) or 2 3 (circular). `zeros` is another name for constant.
 enum class PadMode : uint8_t { constant, reflect, replicate, circular, zeros = constant };
 
 std::ostream& operator<<(std::ostream& out, PadMode mode);
@@ -18,7 +18,7 @@ std::ostream& operator<<(std::ostream& out, PadMode mode);
 /// negative amounts crop. Mode constant pads any axes with `value`, like pad(x, amounts, value) in ops/shape.h. The
 /// other modes require x (N, C, spatial...) or (C, spatial...) with a floating-point dtype, and amounts for all of its
 /// one to three spatial axes. For reflect, an amount must be less than the size of the axis. For circular, it must be
-/// at most the size. Throws Error if an amount is larger, or if the result has no elements.
+/// at most the size. Throws Error if an amount violates these limits, or if the result has no elements.
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, double value = 0);
 
 }  // namespace voxgrad

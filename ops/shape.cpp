@@ -288,7 +288,7 @@ Tensor cat(const Tensors& given, int64_t axis) {
     check_same_device("cat", {"the first tensor", first}, {"another tensor", tensor});
     bool fits = tensor.dim() == first.dim();
     for (int64_t i = 0; fits && i < first.dim(); ++i) fits = i == axis || tensor.shape()[i] == first.shape()[i];
-    check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ outside axis ", axis);
+    check(fits, "cat", "shapes ", first.shape(), " and ", tensor.shape(), " differ in axes other than ", axis);
     sizes.push_back(tensor.shape()[axis]);
     check(!__builtin_add_overflow(shape[axis], sizes.back(), &shape[axis]), "cat", "the sum of the sizes along axis ",
           axis, " does not fit in 64 bits");

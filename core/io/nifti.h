@@ -32,9 +32,9 @@ struct NiftiOptions {
 /// i32, u32, f32, f64, and i64 or u64 if all values fit in i32. The affine is taken from the sform if present,
 /// otherwise from the qform, otherwise from the spacing. Throws Error if the file cannot be read, violates the format
 /// or does not have the length that its header states. Also throws for .hdr/.img pairs, NIfTI-2, other voxel types and
-/// more than four axes. Before memory is allocated, the size in the header is compared with the size of the file, or
-/// with the size that a gzip file of this size can have. A small gzip file can contain a volume that is 1000 times as
-/// large; set max_bytes for untrusted files.
+/// more than four axes. Before memory is allocated, throws Error if the file is too small for the volume that the
+/// header describes. A .nii.gz can contain a volume that is 1000 times as large as the file; set max_bytes for
+/// untrusted files.
 NiftiImage load_nifti(const std::filesystem::path& path, Device device = Device::cpu(),
                       const NiftiOptions& options = {});
 

@@ -80,7 +80,8 @@ void reshape() {
 
   // [pad]
   const vg::Tensor image = vg::randn({1, 1, 8, 8});
-  const vg::Tensor padded = vg::pad(image, {1, 1, 2, 2});  // W by 1, H by 2 on each side
+  const vg::Tensor padded =
+      vg::pad(image, {1, 1, 2, 2});  // pads W by 1 and H by 2 on each side
   const vg::Tensor mirrored =
       vg::pad(image, {1, 1, 2, 2}, vg::PadMode::reflect);  // (1, 1, 12, 10)
   // [end]

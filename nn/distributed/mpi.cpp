@@ -74,7 +74,7 @@ int rank_on_machine() {
   return rank;
 }
 
-/// A call in a form that MPI can send.
+/// A Call as bytes of a fixed size, which MPI sends to the other ranks.
 struct FixedCall {
   Signature signature{};
   std::array<char, 240> text{};  ///< the beginning of the description, null-terminated

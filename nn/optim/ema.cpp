@@ -101,8 +101,8 @@ void ExponentialMovingAverage::read_state(const TensorMap& dict, bool keep) {
   validate(options);
   const TensorMap values = nn::with_prefix(dict, "values.");
   check(values.size() == values_.size() && dict.size() == values.size() + fields.size() + 1, kOp,
-        "the state must have ", values_.size() + fields.size() + 1, " entries, including ", values_.size(),
-        " named values.*, got ", dict.size(), " and ", values.size());
+        "the state must have ", values_.size() + fields.size() + 1, " entries, ", values_.size(),
+        " of which begin with \"values.\", got ", dict.size(), " and ", values.size());
   for (const auto& [name, value] : values_) {
     const auto entry = values.find(name);
     check(entry != values.end(), kOp, "the state has no values.", name);

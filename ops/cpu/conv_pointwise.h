@@ -10,15 +10,16 @@ namespace voxgrad::cpu {
 /// equally spaced. Returns whether the axes are merged.
 bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry);
 
-/// Returns whether multiply_head() computes a pointwise convolution with merged axes: the head of a network, with few
-/// output channels and contiguous voxels.
+/// Returns whether multiply_head() supports a pointwise convolution with merged axes. Requires few output channels, as
+/// in the last layer of a network, and contiguous voxels.
 template <class T>
 bool is_head(const ConvProblem<T>& p) {
   constexpr int64_t kMaxOutputs = 8;
   return p.out_channels() <= kMaxOutputs && p.out.stride[2] == 1 && p.in.stride[2] == 1;
 }
 
-/// Computes the head of a network. Reads each input once, without packing, except for the last voxels of a channel.
+/// Computes a convolution for which is_head() is true. Reads each input element once. Packs only the last voxels of a
+/// channel.
 /// Compiled for f32 and f64.
 template <class T>
 void multiply_head(const ConvProblem<T>& problem);

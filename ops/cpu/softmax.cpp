@@ -31,7 +31,7 @@ struct Columns {
       load(k);
       for (int64_t j = 0; j < count; ++j) top[j] = extremum<true>(top[j], row[j]);
     }
-    // The results before the division by the total. They are in y, except for bf16 and f16.
+    // The results before the division by the total are stored in y or, for bf16 and f16, in `wide`.
     std::vector<C> wide(std::is_same_v<T, C> ? 0 : static_cast<size_t>(length * count));
     const auto intermediate = [&](int64_t k, int64_t j) -> C& {
       if constexpr (std::is_same_v<T, C>)

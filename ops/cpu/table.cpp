@@ -1,5 +1,6 @@
 // The table of the CPU kernels. CMake compiles this folder once for each CPU capability (ops/cpu_capability.cpp) and
-// defines VG_CPU_TABLE as the name of the function below. The other names of the folder are private to a capability.
+// defines VG_CPU_TABLE as the name of the function below. The linker sees no
+// other name of the folder, so the capabilities do not collide.
 #include "ops/cpu/kernels.h"
 
 extern "C" const voxgrad::Kernels* VG_CPU_TABLE() {

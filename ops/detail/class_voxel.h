@@ -90,8 +90,9 @@ struct ClassVoxel {
     };
     if (!options.softmax) return each([&](int c) { p[c] = p_grad(c); });
     take_softmax();
-    // The derivative of -log(p[k]) with respect to logit c is p[c] - 1 if c is k, otherwise p[c]. Therefore, the
-    // gradient of logit c contains the term p[c] * common, where `common` is the same for all classes.
+    // The derivative of -log(p[k]) with respect to logit c is p[c] - 1 if c is k, otherwise p[c]. This
+    // derivative and the derivative of the softmax both contribute terms p[c] * x to the gradient of logit c. `common`
+    // is the sum of these x, which are the same for all classes.
     C common = grad[own * kClassSums + 3];
     each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * p_grad(c); });
     each([&](int c) {
@@ -111,7 +112,8 @@ void with_classes(int64_t classes, const F& f) {
 }
 
 /// Returns a view of the partial sums at `data`. The shape is that of `sums`, (N, C, 5) or (1, C, 5), with an
-/// additional axis of size `rows` after the first axis. `sums` is the sum of the view over this axis.
+/// additional axis of size `rows` after the first axis. The caller adds the elements of the view
+/// along this axis to obtain `sums`.
 inline View sums_of_parts(const View& sums, void* data, int64_t rows) {
   View parts = sums;
   parts.rank = 4;

@@ -1,6 +1,7 @@
-// The update of one element by each step of ops/optim.h, for the CPU and CUDA kernels. As in PyTorch, constants are
-// computed in double and rounded once to T, which is compute_t of the dtype of the parameters. The host computes the
-// constants, unless the number of the step depends on a value on the device (StepGate::skipped).
+// The update of one element for each kind of step in ops/optim.h (SgdStep, AdamStep, ...), for the CPU and CUDA
+// kernels. As in PyTorch, constants are computed in double and rounded once to T, which is compute_t of the dtype of
+// the parameters. The host computes the constants, unless the number of the iteration depends on a value on the device
+// (StepGate::skipped).
 #pragma once
 
 #include <array>
@@ -192,7 +193,8 @@ struct StepUpdate<LionStep, T> {
 
   VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg) const {
     const T change = sign * grad - exp_avg, direction = exp_avg + rest1 * change;
-    const T step = direction > T(0) ? T(1) : direction < T(0) ? T(-1) : direction;  // 0 or NaN
+    // The sign of `direction`; 0 and NaN are kept.
+    const T step = direction > T(0) ? T(1) : direction < T(0) ? T(-1) : direction;
     param = shrink * param - lr * step;
     exp_avg += rest2 * change;
   }

@@ -42,7 +42,7 @@ TEST(Parallel, VisitsEveryIndexOnce) {
   }
 }
 
-TEST(Parallel, SplitsCountsUpTo64Bits) {
+TEST(Parallel, SplitsLoopsWithCountsNearInt64Max) {
   const Threads guard(7);
   for (const int64_t count : {int64_t{1} << 62, INT64_MAX}) {
     std::mutex mutex;

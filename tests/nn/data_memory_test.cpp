@@ -1,4 +1,4 @@
-// Tests that a loader worker without memory reports an error for its batch instead of ending the program.
+// Tests that a loader worker that runs out of memory reports an error for its batch instead of ending the program.
 #include <new>
 #include <optional>
 
