@@ -113,6 +113,13 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                            .m_tiles = static_cast<int8_t>(tile.row_tiles),
                            .pairs = warpgroups,
                            .width = static_cast<int16_t>(tile.columns)});
+  for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
+    for (const int8_t cluster : {2, 3})
+      for (const int8_t warpgroups : {1, 2})
+        choices.push_back({.m_tiles = static_cast<int8_t>(tile.row_tiles),
+                           .pairs = warpgroups,
+                           .width = static_cast<int16_t>(tile.columns),
+                           .cluster = cluster});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
     choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
                        .k_blocks = static_cast<int8_t>(tile.chunk),
@@ -132,7 +139,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
     Operands operands(problem, mode.dtype, random, input, result);
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.m_tiles}, " row tiles, depth ",
-                          int{choice.k_blocks}, ": ", problem));
+                          int{choice.k_blocks}, ", cluster ", int{choice.cluster}, ": ", problem));
       const ScopedSetting setting(mode.precision, choice);
       operands.check();
       if (HasFailure()) return;
@@ -160,8 +167,9 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     const auto [input, result] = kLayouts[random.integer(0, 5)];
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
     // With two warpgroups per tile forced, the planner selects these kernels for more problems.
-    const ScopedSetting setting(mode.precision,
-                                {.multistage = seed % 3 == 1, .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
+    const ScopedSetting setting(mode.precision, {.multistage = seed % 3 == 1,
+                                                 .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2),
+                                                 .cluster = static_cast<int8_t>(seed / 3 % 4)});
     Operands(problem, mode.dtype, random, input, result).check();
   }
 }

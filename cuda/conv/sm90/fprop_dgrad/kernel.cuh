@@ -13,6 +13,9 @@
 // In dgrad with strides, each stride phase is a separate GEMM with its own taps. One producer warp loads boxes of
 // inputs, and another producer warp loads weights. Two consumer warpgroups compute the GEMMs in turn (ping-pong), so
 // that the epilogue of one GEMM overlaps the products of the next. Cooperative warpgroups share every CTA tile instead.
+//
+// L2 limits GEMMs with few taps per box. Two CTAs may therefore form a cluster that loads the boxes of weights or inputs
+// once for both (multicast). The CTAs then issue the copies of the shared operand in turn.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -42,9 +45,21 @@ struct CtaTile {
   static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // bytes of the weights of one tap
 };
 
+/// Copies a box to shared memory. If `ctas` is 2, the CTAs of the cluster share the box, and this CTA issues the copy for
+/// both if `turn` is its own.
+template <class... At>
+__device__ void load_box(int ctas, int turn, uint32_t shared, const CUtensorMap& tensor, uint32_t barrier,
+                         At... at) {
+  if (ctas == 1)
+    tma_load(shared, tensor, at..., barrier);
+  else if ((turn ^ static_cast<int>(blockIdx.x)) % 2 == 0)
+    tma_multicast(shared, tensor, at..., barrier, 3);
+}
+
 /// Loads the boxes of inputs. One thread runs this function.
 template <class Tile>
 __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeline) {
+  int turn = 0;
   for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
     if (p.resident && !first) return;
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
@@ -55,9 +70,9 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
       for (int a = 0; a < 3; ++a) at[a] = unit.at[a + 1] * p.in_step[a] + box.offset[a];
       pipeline.acquire();
       pipeline.commit(p.box_rows * Tile::kRowBytes);
-      tma_load(stages + pipeline.stage() * p.input_bytes, p.input,
+      load_box(p.input_ctas, turn++, stages + pipeline.stage() * p.input_bytes, p.input, pipeline.barrier(),
                unit.group * p.in_channels + from.chunk * p.chunk_channels, at[2], at[1], at[0],
-               unit.at[0] + (from.low_input ? p.samples : 0), pipeline.barrier());
+               unit.at[0] + (from.low_input ? p.samples : 0));
       pipeline.next();
     }
   });
@@ -73,6 +88,7 @@ __device__ int stage_of_weights(const Params& p, const KBlocks& k, int tap, cons
 template <class Tile>
 __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipeline) {
   constexpr int tap_bytes = Tile::kWeightBytes;
+  int turn = 0;
   const auto load = [&](const WorkUnit& unit, const Phase& phase, bool) {
     const int n = unit.group * p.n_group + unit.column * Tile::kN;
     for (KBlocks block(p, unit, phase); block.left > 0; block.next()) {
@@ -84,14 +100,14 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
         pipeline.acquire();
         pipeline.commit(taps * tap_bytes);
         uint32_t to = stages + stage_of_weights<Tile>(p, block, box.first_tap + begin, pipeline);
-        for (int i = 0; i < taps; ++i) {
+        for (int i = 0; i < taps; ++i, ++turn) {
           int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
           for (int block = 0; block < Tile::kSlide; ++block, tap += p.slide_step)
             for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
               if constexpr (Tile::kNMajor)
-                tma_load(to, p.weight, n + j, k, tap, pipeline.barrier());
+                load_box(p.weight_ctas, turn, to, p.weight, pipeline.barrier(), n + j, k, tap);
               else
-                tma_load(to, p.weight, k, n, tap, pipeline.barrier());
+                load_box(p.weight_ctas, turn, to, p.weight, pipeline.barrier(), k, n, tap);
               to += Tile::kNBlock * Tile::kRowBytes;
             }
         }
@@ -140,7 +156,7 @@ struct Mainloop {
   /// unit.
   __device__ void next_resident() {
     for (; held > 0; --held) {
-      if (leads()) inputs.release(inputs.stage());
+      if (leads()) inputs.release(inputs.stage(), p.input_ctas);
       inputs.next();
     }
     held = p.resident_chunks;
@@ -168,8 +184,8 @@ struct Mainloop {
     // The products of the previous tap read these stages until the products of the next tap have begun.
     int last_weights = -1, last_inputs = -1;
     const auto release_last = [&] {
-      if (releases && last_weights >= 0) weights.release(last_weights);
-      if (releases && last_inputs >= 0) inputs.release(last_inputs);
+      if (releases && last_weights >= 0) weights.release(last_weights, p.weight_ctas);
+      if (releases && last_inputs >= 0) inputs.release(last_inputs, p.input_ctas);
       last_weights = last_inputs = -1;
     };
     Pipeline input = inputs;
@@ -243,10 +259,10 @@ struct Mainloop {
             sum[t][n][j] += x;
           });
         }
-        if (releases && p.kept_taps == 0) weights.release(weights.stage());
+        if (releases && p.kept_taps == 0) weights.release(weights.stage(), p.weight_ctas);
         weights.next();
       }
-      if (releases && !p.resident) inputs.release(input.stage());
+      if (releases && !p.resident) inputs.release(input.stage(), p.input_ctas);
       input.next();
     }
     if (!p.resident) inputs = input;
@@ -295,8 +311,8 @@ struct Mainloop {
   }
 };
 
-/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the rings
-/// of inputs and weights.
+/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM, in clusters of input_ctas *
+/// weight_ctas. Dynamic shared memory: the rings of inputs and weights.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
@@ -312,13 +328,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   if (threadIdx.x == 0) {
     prefetch_tensor(p.input);
     prefetch_tensor(p.weight);
-    inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
-    weights.init(p.cooperative ? Tile::kConsumers : 1);
+    inputs.init((p.resident || p.cooperative ? Tile::kConsumers : 1) * p.input_ctas);
+    weights.init((p.cooperative ? Tile::kConsumers : 1) * p.weight_ctas);
     init_barrier(turn, 1);
   }
   fence_barrier_init();
   rows.list(p);
-  __syncthreads();
+  const bool clustered = p.input_ctas * p.weight_ctas > 1;
+  clustered ? cluster_sync() : __syncthreads();
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
@@ -347,6 +364,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
     if (warp == 0 && is_leader()) produce_inputs<Tile>(p, input_stages, inputs);
     if (warp == 1 && is_leader()) produce_weights<Tile>(p, weight_stages, weights);
   }
+  if (clustered) cluster_sync();  // the other CTA still copies to the memory of this CTA and arrives at its barriers
 #endif
 }
 

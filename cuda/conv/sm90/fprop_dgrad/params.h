@@ -54,6 +54,8 @@ struct Params {
   bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
                      ///< in turn (ping-pong)
   bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
+  int input_ctas;    ///< CTAs of a cluster that share the boxes of inputs (1 or 2) and compute different columns
+  int weight_ctas;   ///< CTAs of a cluster that share the weights (1 or 2) and compute different tiles of voxels
   int samples;
   int phases;
   int chunks;
@@ -67,12 +69,13 @@ struct Params {
   int chunk_channels;      ///< channels of a voxel in one chunk
   int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
   int splits;
-  int units;
+  int units;         ///< of all clusters
   // The digits of a unit's number, least significant first. The group is the rest.
-  Divisor columns;   ///< tiles along the output channels
+  Divisor columns;   ///< tiles along the output channels, divided by input_ctas
   Divisor split;     ///< splits of K
   Divisor phase;     ///< phases, or 1 if `merged`
-  Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant
+  Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant. One more
+                     ///< along the samples if weight_ctas does not divide their number
   int in_step[3];
   int out_step[3];
   Coordinates tile;                     ///< results of a CTA tile

@@ -16,10 +16,14 @@ struct WorkUnit {
   int plane = 0;   // sliding: current plane of inputs
   int planes = 1;  // sliding: number of planes of inputs
 
+  /// `number` is the number of the cluster's unit.
   __device__ WorkUnit(const Params& p, int number) {
+    const int rank = static_cast<int>(blockIdx.x) % 2;  // of the CTA in its cluster
     column = p.columns.take_digit(number);
+    if (p.input_ctas > 1) column = 2 * column + rank;
     split = p.split.take_digit(number);
     phase = p.phase.take_digit(number);
+    if (p.weight_ctas > 1) number = 2 * number + rank;
     for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
     group = number;
   }
@@ -43,11 +47,12 @@ __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
 }
 
 /// Calls f(unit, phase, first) for the implicit GEMMs of this CTA. `first` is true for the first GEMM of a unit. The
-/// assignment of units to CTAs rotates from round to round, so that each CTA computes all phases, whose K differ.
+/// assignment of units to clusters rotates from round to round, so that each CTA computes all phases, whose K differ.
+/// CTAs that share weights compute the same GEMMs, even if a tile of one of them lies outside of the results.
 template <int kSlide, class F>
 __device__ void for_each_gemm(const Params& p, const F& f) {
-  const int ctas = static_cast<int>(gridDim.x);
-  for (int begin = 0, turn = static_cast<int>(blockIdx.x); begin < p.units; begin += ctas) {
+  const int of_cluster = p.input_ctas * p.weight_ctas, clusters = static_cast<int>(gridDim.x) / of_cluster;
+  for (int begin = 0, turn = static_cast<int>(blockIdx.x) / of_cluster; begin < p.units; begin += clusters) {
     if (begin + turn < p.units) {
       const WorkUnit unit(p, begin + turn);
       if constexpr (kSlide > 1) {
@@ -56,10 +61,11 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
         const int end = p.merged ? p.phases : unit.phase + 1;
         bool first = true;
         for (int phase = unit.phase; phase < end; ++phase)
-          if (unit.has_results(p.phase_of[phase])) f(unit, p.phase_of[phase], first), first = false;
+          if (p.weight_ctas > 1 || unit.has_results(p.phase_of[phase]))
+            f(unit, p.phase_of[phase], first), first = false;
       }
     }
-    if (++turn == ctas) turn = 0;
+    if (++turn == clusters) turn = 0;
   }
 }
 
