@@ -31,7 +31,7 @@ __device__ inline void arrive(uint32_t barrier) {
 /// Arrives at the same barrier in the CTA `rank` of the cluster.
 __device__ inline void arrive_at(int rank, uint32_t barrier) {
   asm volatile(
-      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 "
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 "
       "_, [remote];}" ::"r"(barrier),
       "r"(rank)
       : "memory");
