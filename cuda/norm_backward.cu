@@ -11,8 +11,8 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes the sums of g and of g * (v - mean). Here, g is the gradient of u, and the mean is rounded to compute_t<T>
-/// (see Normalization). The inputs are dy and x.
+/// Computes the sums of g and of g * (v - mean), where g is the gradient of u. Normalization (norm_shapes.cuh) defines
+/// u and v, and rounds the mean to compute_t<T>. The inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
   static constexpr FormulaTraits kTraits{.inputs = 2,
@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)), and the gradient of
-/// before() converts it to dx. With `sums`, also sums the rounded dx: the gradient of a bias that was added to x.
+/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)). Because v = before(x),
+/// dx is this gradient times the derivative of the activation `before` at x. With `sums`, also sums the rounded dx: the
+/// gradient of a bias that was added to x.
 template <class T, class Activations, bool sums>
 struct InputGradient {
   static constexpr FormulaTraits kTraits{
