@@ -16,7 +16,7 @@ constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the l
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
 constexpr double kFromL2 = 32;       // rate at which an SM reads from L2
 constexpr double kToShared = 50;     // rate at which an SM receives boxes, including those that the other CTA copies
-constexpr double kCluster = 1.03;    // slowdown of CTAs that wait for each other
+constexpr double kCluster = 1.08;    // slowdown of CTAs that wait for each other
 constexpr double kToMemory = 32;     // rate at which an SM writes results
 constexpr double kUnit = 1000;       // time per work unit
 constexpr double kReduction = 4000;  // time of a second kernel
@@ -256,18 +256,26 @@ class Search {
       if (p_.choice.cluster > 0 && p_.choice.cluster != 2 * inputs + weights - 2) continue;
       if (plan.cluster() > 1 && (plan.kept || plan.cta.slide > 1)) continue;
       if (weights > 1 && p_.groups > 1) continue;
-      if (divide_up(p_.out_channels, plan.cta.columns) % inputs == 0) choose_splits(plan);
+      if (divide_up(p_.out_channels, plan.cta.columns) % inputs == 0) choose_units(plan);
     }
   }
 
-  void choose_splits(FpropDgradPlan& plan) {
+  /// Chooses whether a work unit consists of all phases of a tile. Phases that are separate units read the inputs at
+  /// different times, so the inputs must fit into L2.
+  void choose_units(FpropDgradPlan& plan) {
     int64_t tiles = divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.unit_depth() : plan.tile[a + 1]);
     tiles =
         divide_up(tiles, plan.weight_ctas) * p_.groups * divide_up(p_.out_channels, plan.cta.columns) / plan.input_ctas;
     const int64_t clusters = kMultiprocessors / plan.cluster();
-    plan.merged = plan.phases > 1 && (plan.resident || tiles >= 4 * clusters);
-    const int64_t units = plan.merged ? tiles : tiles * plan.phases;
+    for (const bool merged : {false, true}) {
+      if (merged ? plan.phases == 1 : plan.phases > 1 && (plan.resident || tiles >= 4 * clusters)) continue;
+      plan.merged = merged;
+      choose_splits(plan, merged ? tiles : tiles * plan.phases, clusters);
+    }
+  }
+
+  void choose_splits(FpropDgradPlan& plan, int64_t units, int64_t clusters) {
     const int k_blocks = plan.chunks * k_loads(plan);
     for (int splits = 1; splits <= std::min(k_blocks, 32); ++splits) {
       plan.splits = splits;
@@ -301,23 +309,37 @@ class Search {
     // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
-    const int64_t rounds = divide_up(plan.units * plan.cluster(), kMultiprocessors);
-    const double mainloop = std::max({multiplies, load, stages}) / plan.splits * (plan.cluster() > 1 ? kCluster : 1);
+    const double rounds = rounds_of(plan);
+    const double mainloop = std::max({multiplies, load, stages}) / plan.splits;
     // A warpgroup that is alone on its SM does not keep the tensor cores busy.
-    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases == 1;
+    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases <= 1;
     const double both = plan.cooperative
                             ? mainloop + epilogue
                             : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
     const double unit = both + (waits ? kWait : 0) + load / plan.splits / 10;
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
-    double all = static_cast<double>(rounds) * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
+    double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
     if (plan.kept) all += weights / kFromL2;
     const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory;
     all = std::max(all, memory + all / 8);
     // N-major weights must be copied unless the tile supports them.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
+    if (plan.cluster() > 1) all *= kCluster;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
     return all;
+  }
+
+  /// Returns the work units of the SM that computes most, as a multiple of the mean unit.
+  static double rounds_of(const FpropDgradPlan& plan) {
+    const int64_t ctas = plan.units * plan.cluster();
+    if (plan.phases == 1 || plan.merged) return static_cast<double>(divide_up(ctas, kMultiprocessors));
+    double longest = 1;  // phase
+    for (const AxisPhases& axis : plan.axis) {
+      int taps = 0;
+      for (int i = 0; i < axis.phases; ++i) taps = std::max(taps, static_cast<int>(axis.phase[i].taps));
+      longest *= 1.0 * taps * axis.phases / axis.kernel;
+    }
+    return std::max(longest, static_cast<double>(ctas) / kMultiprocessors + 0.5);
   }
 
   /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,

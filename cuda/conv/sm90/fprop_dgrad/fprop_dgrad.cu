@@ -1,4 +1,5 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
+#include <algorithm>
 #include <optional>
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -106,6 +107,11 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
     phase.loads = static_cast<uint16_t>(loads - phase.first_load);
   }
   p.phases = plan.phases;
+  const auto taps_of = [&](const Phase& phase) {
+    return phase.loads > 0 ? phase.loads * p.load[phase.first_load].taps : 0;
+  };
+  std::stable_sort(p.phase_of, p.phase_of + p.phases,
+                   [&](const Phase& a, const Phase& b) { return taps_of(a) > taps_of(b); });
   for (int i = 1; i < p.phases; ++i)
     p.phase_of[i].first_stage = p.phase_of[i - 1].first_stage + plan.chunks * p.phase_of[i - 1].weight_stages;
   if (slides) list_blocks(p, axis[0].phase[0], kernel[1] * kernel[2]);
@@ -137,7 +143,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.units = static_cast<int>(plan.units);
   p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns) / plan.input_ctas);
   p.split = Divisor(plan.splits);
-  p.phase = Divisor(plan.merged ? 1 : plan.phases);
+  p.groups = Divisor(problem.groups);
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
   const int wide = problem.dtype == DType::f32 ? 2 : 8;
   p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);

@@ -14,8 +14,8 @@
 // inputs, and another producer warp loads weights. Two consumer warpgroups compute the GEMMs in turn (ping-pong), so
 // that the epilogue of one GEMM overlaps the products of the next. Cooperative warpgroups share every CTA tile instead.
 //
-// L2 limits GEMMs with few taps per box. Two CTAs may therefore form a cluster that loads the boxes of weights or inputs
-// once for both (multicast). The CTAs then issue the copies of the shared operand in turn.
+// L2 limits GEMMs with few taps per box. Two CTAs may therefore form a cluster that loads the boxes of weights or
+// inputs once for both (multicast). The CTAs then issue the copies of the shared operand in turn.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -45,11 +45,10 @@ struct CtaTile {
   static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // bytes of the weights of one tap
 };
 
-/// Copies a box to shared memory. If `ctas` is 2, the CTAs of the cluster share the box, and this CTA issues the copy for
-/// both if `turn` is its own.
+/// Copies a box to shared memory. If `ctas` is 2, the CTAs of the cluster share the box, and this CTA issues the copy
+/// for both if `turn` is its own.
 template <class... At>
-__device__ void load_box(int ctas, int turn, uint32_t shared, const CUtensorMap& tensor, uint32_t barrier,
-                         At... at) {
+__device__ void load_box(int ctas, int turn, uint32_t shared, const CUtensorMap& tensor, uint32_t barrier, At... at) {
   if (ctas == 1)
     tma_load(shared, tensor, at..., barrier);
   else if ((turn ^ static_cast<int>(blockIdx.x)) % 2 == 0)

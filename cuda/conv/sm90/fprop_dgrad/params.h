@@ -70,12 +70,12 @@ struct Params {
   int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
   int splits;
   int units;         ///< of all clusters
-  // The digits of a unit's number, least significant first. The group is the rest.
+  // The digits of a unit's number, least significant first. The phase is the rest (0 if `merged`).
   Divisor columns;   ///< tiles along the output channels, divided by input_ctas
   Divisor split;     ///< splits of K
-  Divisor phase;     ///< phases, or 1 if `merged`
   Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant. One more
                      ///< along the samples if weight_ctas does not divide their number
+  Divisor groups;
   int in_step[3];
   int out_step[3];
   Coordinates tile;                     ///< results of a CTA tile
@@ -91,7 +91,7 @@ struct Params {
   int run;          ///< sliding: planes of results of a warpgroup in a work unit
   int slide_step;   ///< sliding: taps from the weights of one block of columns to those of the next
   int input_bytes;  ///< bytes of a stage: the box, rounded up
-  Phase phase_of[FpropDgradPlan::kMaxPhases];
+  Phase phase_of[FpropDgradPlan::kMaxPhases];  ///< in descending order of their K
   Load load[FpropDgradPlan::kMaxTaps];
   Tap tap[FpropDgradPlan::kMaxTaps];
 };

@@ -41,8 +41,8 @@ class Pipeline {
 
   /// Waits until the stage is full.
   __device__ void wait() const { wait_barrier(full(stage_), round_); }
-  /// Frees a stage. One thread of each consumer warpgroup must call it. `ctas` is the number of CTAs of the cluster that
-  /// share the copies, 1 or 2.
+  /// Frees a stage. One thread of each consumer warpgroup must call it. `ctas` is the number of CTAs of the cluster
+  /// that share the copies, 1 or 2.
   __device__ void release(int stage, int ctas = 1) const {
     arrive(empty(stage));
     if (ctas > 1) arrive_at(static_cast<int>(blockIdx.x) % 2 ^ 1, empty(stage));

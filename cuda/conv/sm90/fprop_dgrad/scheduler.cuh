@@ -22,10 +22,10 @@ struct WorkUnit {
     column = p.columns.take_digit(number);
     if (p.input_ctas > 1) column = 2 * column + rank;
     split = p.split.take_digit(number);
-    phase = p.phase.take_digit(number);
     if (p.weight_ctas > 1) number = 2 * number + rank;
     for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
-    group = number;
+    group = p.groups.take_digit(number);
+    phase = number;
   }
   /// Returns false if the tile lies outside of the results of this phase. Phases may have different sizes.
   __device__ bool has_results(const Phase& of) const {
@@ -47,25 +47,27 @@ __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
 }
 
 /// Calls f(unit, phase, first) for the implicit GEMMs of this CTA. `first` is true for the first GEMM of a unit. The
-/// assignment of units to clusters rotates from round to round, so that each CTA computes all phases, whose K differ.
-/// CTAs that share weights compute the same GEMMs, even if a tile of one of them lies outside of the results.
+/// first units have the largest K. Each round assigns units to the clusters in the opposite order of the previous
+/// round, so that the total K of all clusters is similar. CTAs that share weights compute the same GEMMs, even if a
+/// tile of one of them lies outside of the results.
 template <int kSlide, class F>
 __device__ void for_each_gemm(const Params& p, const F& f) {
   const int of_cluster = p.input_ctas * p.weight_ctas, clusters = static_cast<int>(gridDim.x) / of_cluster;
-  for (int begin = 0, turn = static_cast<int>(blockIdx.x) / of_cluster; begin < p.units; begin += clusters) {
-    if (begin + turn < p.units) {
-      const WorkUnit unit(p, begin + turn);
-      if constexpr (kSlide > 1) {
-        for_each_plane<kSlide>(p, unit, f);
-      } else {
-        const int end = p.merged ? p.phases : unit.phase + 1;
-        bool first = true;
-        for (int phase = unit.phase; phase < end; ++phase)
-          if (p.weight_ctas > 1 || unit.has_results(p.phase_of[phase]))
-            f(unit, p.phase_of[phase], first), first = false;
+  for (int begin = 0, turn = static_cast<int>(blockIdx.x) / of_cluster; begin < p.units;
+       begin += clusters, turn = clusters - 1 - turn) {
+    if (begin + turn >= p.units) continue;
+    const WorkUnit unit(p, begin + turn);
+    if constexpr (kSlide > 1) {
+      for_each_plane<kSlide>(p, unit, f);
+    } else {
+      const int end = p.merged ? p.phases : unit.phase + 1;
+      bool first = true;
+      for (int phase = unit.phase; phase < end; ++phase) {
+        if (p.weight_ctas == 1 && !unit.has_results(p.phase_of[phase])) continue;
+        f(unit, p.phase_of[phase], first);
+        first = false;
       }
     }
-    if (++turn == clusters) turn = 0;
   }
 }
 
