@@ -76,14 +76,6 @@ __device__ inline void tma_store(const CUtensorMap& tensor, uint32_t shared, int
 
 /// Copies the box to the same address of shared memory in each CTA of `ctas`, a bit set of ranks in the cluster. The
 /// copied bytes count for the barrier at the same address in each of these CTAs.
-__device__ inline void tma_multicast(uint32_t shared, const CUtensorMap& tensor, int c, int x, int y, int z, int n,
-                                     uint32_t barrier, uint16_t ctas) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
-      "{%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared),
-      "l"(&tensor), "r"(c), "r"(x), "r"(y), "r"(z), "r"(n), "r"(barrier), "h"(ctas)
-      : "memory");
-}
 __device__ inline void tma_multicast(uint32_t shared, const CUtensorMap& tensor, int x, int y, int z, uint32_t barrier,
                                      uint16_t ctas) {
   asm volatile(
@@ -138,7 +130,6 @@ __device__ inline void expect_bytes(uint32_t, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
 __device__ inline void tma_store(const CUtensorMap&, uint32_t, int, int, int, int, int) {}
-__device__ inline void tma_multicast(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t, uint16_t) {}
 __device__ inline void tma_multicast(uint32_t, const CUtensorMap&, int, int, int, uint32_t, uint16_t) {}
 __device__ inline void prefetch_tensor(const CUtensorMap&) {}
 __device__ inline void prefetch_bulk(const void*, uint32_t) {}

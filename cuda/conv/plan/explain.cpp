@@ -95,11 +95,9 @@ std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
                 : plan.halo[1] ? "halo along depth and height"
                                : "halo along depth",
                 ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
-                plan.phases == 1 ? " phase, " : " phases, ", plan.units * plan.cluster(), " work units, ",
-                plan.input_ctas > 1    ? "inputs shared by two CTAs, "
-                : plan.weight_ctas > 1 ? "weights shared by two CTAs, "
-                                       : "",
-                "split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
+                plan.phases == 1 ? " phase, " : " phases, ", plan.units * plan.cluster, " work units, ",
+                plan.cluster > 1 ? "weights shared by two CTAs, " : "", "split-K ", plan.splits, ", workspace ",
+                in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
 }
 
 std::string describe(const ConvProblem& p, const WgradPlan& plan) {

@@ -14,15 +14,16 @@ namespace {
 constexpr int kMaxSide = 255;      // voxels of a tile along an axis
 constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
-constexpr double kFromL2 = 32;       // rate at which an SM reads from L2
-constexpr double kToShared = 50;     // rate at which an SM receives boxes, including those that the other CTA copies
-constexpr double kCluster = 1.08;    // slowdown of CTAs that wait for each other
-constexpr double kToMemory = 32;     // rate at which an SM writes results
-constexpr double kUnit = 1000;       // time per work unit
-constexpr double kReduction = 4000;  // time of a second kernel
-constexpr double kMemory = 2500;     // rate at which all SMs together transfer data from and to memory
-constexpr double kWait = 1500;       // time per unit whose boxes cannot be loaded during the previous unit
-constexpr double kAlone = 1.3;       // slowdown of a warpgroup that is alone on its SM
+constexpr double kFromL2 = 32;          // rate at which an SM reads from L2
+constexpr double kToShared = 50;        // rate at which an SM receives boxes, including those that the other CTA copies
+constexpr double kCluster = 1.1;        // slowdown of CTAs that wait for each other
+constexpr double kClusterStart = 4000;  // additional time of clusters
+constexpr double kToMemory = 32;        // rate at which an SM writes results
+constexpr double kUnit = 1000;          // time per work unit
+constexpr double kReduction = 4000;     // time of a second kernel
+constexpr double kMemory = 2500;        // rate at which all SMs together transfer data from and to memory
+constexpr double kWait = 1500;          // time per unit whose boxes cannot be loaded during the previous unit
+constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone on its SM
 
 // Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
 // rows between the lines of results.
@@ -248,15 +249,13 @@ class Search {
     return plan.chunks * all_loads(plan);
   }
 
-  /// Chooses whether two CTAs share weights or inputs.
+  /// Chooses whether two CTAs share weights.
   void choose_cluster(FpropDgradPlan& plan) {
-    for (const auto& [inputs, weights] : {std::pair{1, 1}, {1, 2}, {2, 1}}) {
-      plan.input_ctas = inputs;
-      plan.weight_ctas = weights;
-      if (p_.choice.cluster > 0 && p_.choice.cluster != 2 * inputs + weights - 2) continue;
-      if (plan.cluster() > 1 && (plan.kept || plan.cta.slide > 1)) continue;
-      if (weights > 1 && p_.groups > 1) continue;
-      if (divide_up(p_.out_channels, plan.cta.columns) % inputs == 0) choose_units(plan);
+    for (const int cluster : {1, 2}) {
+      if (p_.choice.cluster > 0 && p_.choice.cluster != cluster) continue;
+      if (cluster > 1 && (plan.kept || plan.cta.slide > 1 || p_.groups > 1)) continue;
+      plan.cluster = cluster;
+      choose_units(plan);
     }
   }
 
@@ -265,9 +264,8 @@ class Search {
   void choose_units(FpropDgradPlan& plan) {
     int64_t tiles = divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.unit_depth() : plan.tile[a + 1]);
-    tiles =
-        divide_up(tiles, plan.weight_ctas) * p_.groups * divide_up(p_.out_channels, plan.cta.columns) / plan.input_ctas;
-    const int64_t clusters = kMultiprocessors / plan.cluster();
+    tiles = divide_up(tiles, plan.cluster) * p_.groups * divide_up(p_.out_channels, plan.cta.columns);
+    const int64_t clusters = kMultiprocessors / plan.cluster;
     for (const bool merged : {false, true}) {
       if (merged ? plan.phases == 1 : plan.phases > 1 && (plan.resident || tiles >= 4 * clusters)) continue;
       plan.merged = merged;
@@ -301,8 +299,7 @@ class Search {
     const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
-    const double load =
-        std::max((inputs / plan.input_ctas + streamed / plan.weight_ctas) / kFromL2, (inputs + streamed) / kToShared);
+    const double load = std::max((inputs + streamed / plan.cluster) / kFromL2, (inputs + streamed) / kToShared);
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
@@ -324,14 +321,14 @@ class Search {
     all = std::max(all, memory + all / 8);
     // N-major weights must be copied unless the tile supports them.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
-    if (plan.cluster() > 1) all *= kCluster;
+    if (plan.cluster > 1) all = all * kCluster + kClusterStart;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
     return all;
   }
 
   /// Returns the work units of the SM that computes most, as a multiple of the mean unit.
   static double rounds_of(const FpropDgradPlan& plan) {
-    const int64_t ctas = plan.units * plan.cluster();
+    const int64_t ctas = plan.units * plan.cluster;
     if (plan.phases == 1 || plan.merged) return static_cast<double>(divide_up(ctas, kMultiprocessors));
     double longest = 1;  // phase
     for (const AxisPhases& axis : plan.axis) {

@@ -76,8 +76,7 @@ struct FpropDgradPlan {
   bool merged = false;
   bool cooperative = false;
   bool kept = false;  ///< all weights stay in shared memory
-  int input_ctas = 1;
-  int weight_ctas = 1;
+  int cluster = 1;    ///< CTAs of a cluster, which share the weights
   int run = 0;        ///< sliding: planes of results of a warpgroup in a work unit
   int splits = 1;
   int input_stages = 0;
@@ -88,8 +87,6 @@ struct FpropDgradPlan {
 
   /// Returns the m64 tiles of a CTA tile.
   int m_tiles() const { return cta.row_tiles * (cooperative ? 2 : 1); }
-  /// Returns the CTAs of a cluster.
-  int cluster() const { return input_ctas * weight_ctas; }
   /// Returns the chunks whose boxes stay in shared memory for all phases. Two of three products read the same boxes.
   int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }

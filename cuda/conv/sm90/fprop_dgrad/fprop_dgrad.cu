@@ -129,8 +129,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.resident = plan.resident;
   p.merged = plan.merged;
   p.cooperative = plan.cooperative;
-  p.input_ctas = plan.input_ctas;
-  p.weight_ctas = plan.weight_ctas;
+  p.cluster = plan.cluster;
   p.chunks = plan.chunks;
   p.product_chunks = Divisor(plan.chunks / plan.products);
   p.resident_chunks = plan.resident_chunks();
@@ -141,9 +140,9 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.row_bytes = plan.row_bytes;
   p.splits = plan.splits;
   p.units = static_cast<int>(plan.units);
-  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns) / plan.input_ctas);
+  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
   p.split = Divisor(plan.splits);
-  p.groups = Divisor(problem.groups);
+  p.phase_units = Divisor(plan.units / (plan.merged ? 1 : plan.phases));
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
   const int wide = problem.dtype == DType::f32 ? 2 : 8;
   p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);
@@ -160,7 +159,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
     p.out_step[a - 1] = plan.axis[a - 1].out_step;
     p.extent[a - 1] = Divisor(plan.box[4 - a]);
   }
-  if (all_tiles % plan.weight_ctas != 0) p.tiles[0] = Divisor(p.tiles[0].value() + 1);
+  if (all_tiles % plan.cluster != 0) p.tiles[0] = Divisor(p.tiles[0].value() + 1);
   p.box_rows = plan.box_rows();
   p.group_pitch = plan.group_pitch;
   std::copy_n(plan.base, FpropDgradPlan::kMaxTiles, p.base);
@@ -292,8 +291,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   if (plan.splits > 1) store_partial_sums(p, out, partial.as<float>());
   const int shared = 1024 + plan.input_stages * plan.input_bytes() + plan.all_weight_bytes();
-  const int cluster = plan.cluster();
-  const int ctas = cluster * static_cast<int>(std::min<int64_t>(plan.units, problem.multiprocessors / cluster));
+  const int ctas =
+      plan.cluster * static_cast<int>(std::min<int64_t>(plan.units, problem.multiprocessors / plan.cluster));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta, n_major, ctas, shared,
                                                                          launch.stream);

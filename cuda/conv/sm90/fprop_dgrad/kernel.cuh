@@ -45,20 +45,9 @@ struct CtaTile {
   static constexpr int kWeightBytes = kSlide * kN * kRowBytes;  // bytes of the weights of one tap
 };
 
-/// Copies a box to shared memory. If `ctas` is 2, the CTAs of the cluster share the box, and this CTA issues the copy
-/// for both if `turn` is its own.
-template <class... At>
-__device__ void load_box(int ctas, int turn, uint32_t shared, const CUtensorMap& tensor, uint32_t barrier, At... at) {
-  if (ctas == 1)
-    tma_load(shared, tensor, at..., barrier);
-  else if ((turn ^ static_cast<int>(blockIdx.x)) % 2 == 0)
-    tma_multicast(shared, tensor, at..., barrier, 3);
-}
-
 /// Loads the boxes of inputs. One thread runs this function.
 template <class Tile>
 __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeline) {
-  int turn = 0;
   for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
     if (p.resident && !first) return;
     for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
@@ -69,9 +58,9 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
       for (int a = 0; a < 3; ++a) at[a] = unit.at[a + 1] * p.in_step[a] + box.offset[a];
       pipeline.acquire();
       pipeline.commit(p.box_rows * Tile::kRowBytes);
-      load_box(p.input_ctas, turn++, stages + pipeline.stage() * p.input_bytes, p.input, pipeline.barrier(),
+      tma_load(stages + pipeline.stage() * p.input_bytes, p.input,
                unit.group * p.in_channels + from.chunk * p.chunk_channels, at[2], at[1], at[0],
-               unit.at[0] + (from.low_input ? p.samples : 0));
+               unit.at[0] + (from.low_input ? p.samples : 0), pipeline.barrier());
       pipeline.next();
     }
   });
@@ -103,10 +92,11 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
           int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
           for (int block = 0; block < Tile::kSlide; ++block, tap += p.slide_step)
             for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
-              if constexpr (Tile::kNMajor)
-                load_box(p.weight_ctas, turn, to, p.weight, pipeline.barrier(), n + j, k, tap);
-              else
-                load_box(p.weight_ctas, turn, to, p.weight, pipeline.barrier(), k, n, tap);
+              const int x = Tile::kNMajor ? n + j : k, y = Tile::kNMajor ? k : n;
+              if (p.cluster == 1)
+                tma_load(to, p.weight, x, y, tap, pipeline.barrier());
+              else if ((turn ^ static_cast<int>(blockIdx.x)) % 2 == 0)
+                tma_multicast(to, p.weight, x, y, tap, pipeline.barrier(), 3);
               to += Tile::kNBlock * Tile::kRowBytes;
             }
         }
@@ -155,7 +145,7 @@ struct Mainloop {
   /// unit.
   __device__ void next_resident() {
     for (; held > 0; --held) {
-      if (leads()) inputs.release(inputs.stage(), p.input_ctas);
+      if (leads()) inputs.release(inputs.stage());
       inputs.next();
     }
     held = p.resident_chunks;
@@ -183,8 +173,8 @@ struct Mainloop {
     // The products of the previous tap read these stages until the products of the next tap have begun.
     int last_weights = -1, last_inputs = -1;
     const auto release_last = [&] {
-      if (releases && last_weights >= 0) weights.release(last_weights, p.weight_ctas);
-      if (releases && last_inputs >= 0) inputs.release(last_inputs, p.input_ctas);
+      if (releases && last_weights >= 0) weights.release(last_weights, p.cluster);
+      if (releases && last_inputs >= 0) inputs.release(last_inputs);
       last_weights = last_inputs = -1;
     };
     Pipeline input = inputs;
@@ -258,10 +248,10 @@ struct Mainloop {
             sum[t][n][j] += x;
           });
         }
-        if (releases && p.kept_taps == 0) weights.release(weights.stage(), p.weight_ctas);
+        if (releases && p.kept_taps == 0) weights.release(weights.stage(), p.cluster);
         weights.next();
       }
-      if (releases && !p.resident) inputs.release(input.stage(), p.input_ctas);
+      if (releases && !p.resident) inputs.release(input.stage());
       input.next();
     }
     if (!p.resident) inputs = input;
@@ -310,8 +300,8 @@ struct Mainloop {
   }
 };
 
-/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM, in clusters of input_ctas *
-/// weight_ctas. Dynamic shared memory: the rings of inputs and weights.
+/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM, in clusters of p.cluster.
+/// Dynamic shared memory: the rings of inputs and weights.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
@@ -327,14 +317,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   if (threadIdx.x == 0) {
     prefetch_tensor(p.input);
     prefetch_tensor(p.weight);
-    inputs.init((p.resident || p.cooperative ? Tile::kConsumers : 1) * p.input_ctas);
-    weights.init((p.cooperative ? Tile::kConsumers : 1) * p.weight_ctas);
+    inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
+    weights.init((p.cooperative ? Tile::kConsumers : 1) * p.cluster);
     init_barrier(turn, 1);
   }
   fence_barrier_init();
   rows.list(p);
-  const bool clustered = p.input_ctas * p.weight_ctas > 1;
-  clustered ? cluster_sync() : __syncthreads();
+  p.cluster > 1 ? cluster_sync() : __syncthreads();
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
@@ -363,7 +352,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
     if (warp == 0 && is_leader()) produce_inputs<Tile>(p, input_stages, inputs);
     if (warp == 1 && is_leader()) produce_weights<Tile>(p, weight_stages, weights);
   }
-  if (clustered) cluster_sync();  // the other CTA still copies to the memory of this CTA and arrives at its barriers
+  if (p.cluster > 1)
+    cluster_sync();  // the other CTA still copies to the memory of this CTA and arrives at its barriers
 #endif
 }
 

@@ -54,8 +54,7 @@ struct Params {
   bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
                      ///< in turn (ping-pong)
   bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
-  int input_ctas;    ///< CTAs of a cluster that share the boxes of inputs (1 or 2) and compute different columns
-  int weight_ctas;   ///< CTAs of a cluster that share the weights (1 or 2) and compute different tiles of voxels
+  int cluster;       ///< CTAs of a cluster (1 or 2): they share the weights and compute different tiles of voxels
   int samples;
   int phases;
   int chunks;
@@ -69,13 +68,13 @@ struct Params {
   int chunk_channels;      ///< channels of a voxel in one chunk
   int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
   int splits;
-  int units;         ///< of all clusters
-  // The digits of a unit's number, least significant first. The phase is the rest (0 if `merged`).
-  Divisor columns;   ///< tiles along the output channels, divided by input_ctas
+  int units;            ///< of all clusters
+  Divisor phase_units;  ///< units of a phase. The units of the first phase have the first numbers
+  // The digits of a unit's number in its phase, least significant first. The group is the rest.
+  Divisor columns;   ///< tiles along the output channels
   Divisor split;     ///< splits of K
   Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant. One more
-                     ///< along the samples if weight_ctas does not divide their number
-  Divisor groups;
+                     ///< along the samples if `cluster` does not divide their number
   int in_step[3];
   int out_step[3];
   Coordinates tile;                     ///< results of a CTA tile

@@ -18,14 +18,13 @@ struct WorkUnit {
 
   /// `number` is the number of the cluster's unit.
   __device__ WorkUnit(const Params& p, int number) {
-    const int rank = static_cast<int>(blockIdx.x) % 2;  // of the CTA in its cluster
-    column = p.columns.take_digit(number);
-    if (p.input_ctas > 1) column = 2 * column + rank;
-    split = p.split.take_digit(number);
-    if (p.weight_ctas > 1) number = 2 * number + rank;
-    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
-    group = p.groups.take_digit(number);
     phase = number;
+    number = p.phase_units.take_digit(phase);
+    column = p.columns.take_digit(number);
+    split = p.split.take_digit(number);
+    if (p.cluster > 1) number = 2 * number + static_cast<int>(blockIdx.x) % 2;
+    for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
+    group = number;
   }
   /// Returns false if the tile lies outside of the results of this phase. Phases may have different sizes.
   __device__ bool has_results(const Phase& of) const {
@@ -48,12 +47,12 @@ __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
 
 /// Calls f(unit, phase, first) for the implicit GEMMs of this CTA. `first` is true for the first GEMM of a unit. The
 /// first units have the largest K. Each round assigns units to the clusters in the opposite order of the previous
-/// round, so that the total K of all clusters is similar. CTAs that share weights compute the same GEMMs, even if a
+/// round, so that the total K of all clusters is similar. The CTAs of a cluster compute the same GEMMs, even if a
 /// tile of one of them lies outside of the results.
 template <int kSlide, class F>
 __device__ void for_each_gemm(const Params& p, const F& f) {
-  const int of_cluster = p.input_ctas * p.weight_ctas, clusters = static_cast<int>(gridDim.x) / of_cluster;
-  for (int begin = 0, turn = static_cast<int>(blockIdx.x) / of_cluster; begin < p.units;
+  const int clusters = static_cast<int>(gridDim.x) / p.cluster;
+  for (int begin = 0, turn = static_cast<int>(blockIdx.x) / p.cluster; begin < p.units;
        begin += clusters, turn = clusters - 1 - turn) {
     if (begin + turn >= p.units) continue;
     const WorkUnit unit(p, begin + turn);
@@ -63,7 +62,7 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
       const int end = p.merged ? p.phases : unit.phase + 1;
       bool first = true;
       for (int phase = unit.phase; phase < end; ++phase) {
-        if (p.weight_ctas == 1 && !unit.has_results(p.phase_of[phase])) continue;
+        if (p.cluster == 1 && !unit.has_results(p.phase_of[phase])) continue;
         f(unit, p.phase_of[phase], first);
         first = false;
       }
