@@ -35,7 +35,8 @@ struct Message {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Makes progress without blocking. Returns true once the collective has completed. Throws as wait() does.
+  /// Makes progress without blocking. Returns true once the collective has completed; under NCCL, which makes progress
+  /// without calls, always returns false. Throws as wait() does.
   virtual bool test() = 0;
   /// Returns once the collective has completed; under NCCL, makes the current stream wait for the collective instead.
   /// Under MPI, throws CollectiveError if a rank does not join before the timeout, or if the ranks' calls differ.

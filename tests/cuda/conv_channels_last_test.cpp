@@ -1,5 +1,5 @@
 // Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every compiled tile, strides,
-// dilations, split-K, groups, any number of channels, infinities and NaN.
+// dilations, split-K, groups, any number of channels, infinities and NaN. docs/conv-kernels.md defines the terms.
 #include <array>
 
 #include "cuda/conv/plan/choose.h"
@@ -89,7 +89,7 @@ const Problem kProblems[] = {
     {1, 40, 24, {7, 9, 20}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 64, 64, {9, 12, 14}, {3, 3, 3}, {{1, 1, 1}, {2, 2, 2}, {2, 2, 2}, 1}},   // dilated
     {1, 64, 64, {6, 7, 8}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 2}},     // groups
-    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // one phase has no taps
+    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // phases without taps
     {1, 8, 16, {6, 20, 20}, {5, 3, 7}, {{1, 1, 1}, {2, 1, 3}, {1, 1, 1}, 1}},
     {2, 1, 32, {9, 10, 17}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // taps along the width become channels
     {1, 1, 24, {9, 8, 23}, {3, 1, 5}, {{1, 2, 2}, {1, 0, 3}, {1, 1, 2}, 1}},
