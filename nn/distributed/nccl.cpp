@@ -173,7 +173,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   Event ready(device().index, /*enable_timing=*/false);
   const auto over = std::make_shared<Event>(device().index, /*enable_timing=*/false);
   ready.record();
-  {  // the profiler's trace has a separate track for the stream of collectives
+  {  // collectives have their own stream, which is a separate track of the profiler's trace
     const cuda::StreamGuard stream(*stream_);
     ready.wait();
     const profiler::Scope scope(profiler::Kind::op, collective.name, nullptr, device());

@@ -61,7 +61,7 @@ VG_HOST_DEVICE Result with_operators(ActivationKind kind, const Result& none, co
   return none;
 }
 
-/// Any activation, selected at run time for each element.
+/// Any activation. Each call selects the activation at run time.
 struct AnyActivation {
   ActivationArguments a;
 

@@ -175,7 +175,7 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems)
-    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // both start at a random element
+    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // tensors begin at a random element of a buffer
       Comparison comparison(problem, mode.dtype, random, layout);
       for (const int16_t rows : {128, 256, 0}) {
         SCOPED_TRACE(concat(mode, ", ", rows, " rows: ", problem));
@@ -197,7 +197,8 @@ TEST_P(CudaConvModes, IsExactForEmptyAndExtremeSizes) {
       {1, 2, 2, {1, 7, 1}, {1, 7, 1}, {{9, 9, 9}, {0, 0, 0}, {1, 1, 1}, 2}},     // stride larger than the input
       {1, 4, 4, {9, 9, 9}, {3, 3, 3}, {{2, 2, 2}, {2, 2, 2}, {2, 2, 2}, 1}},     // one of eight phases has taps
       {1, 2, 3, {6, 6, 6}, {2, 2, 2}, {{4, 4, 4}, {3, 3, 3}, {1, 1, 1}, 1}},     // phases without taps
-      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise; wgrad sums voxel ranges
+      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise; wgrad adds the sums of
+                                                                                 // several ranges of voxels
       {1, 3, 70, {17, 16, 15}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 3, 5, {31, 2, 40}, {10, 1, 10}, {{10, 1, 10}, {2, 0, 3}, {1, 1, 1}, 1}},  // too many phases for a tile
       {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},  // as many taps as the tap table holds

@@ -72,7 +72,7 @@ class Norm:
         channels = self.groups * (1 if instance else draw.choice([1, 2, 8]))
         self.x = [draw.choice([1, 2, 3]), channels, *(draw.choice([3, 4, 9]) for _ in range(self.axes))]
         self.has_weight, self.has_bias = draw.random() < 0.8, draw.random() < 0.8
-        self.wide = draw.random() < 0.5  # float32 parameters of a bfloat16 or float16 input
+        self.wide = draw.random() < 0.5  # weight and bias are float32 even if the input is not
         self.eps = draw.choice([1e-5, 1e-3])
         self.forms = [draw.choice([f for f in FORMS if f != CHANGES_VALUES]), "contiguous", draw.choice(FORMS)]
 
@@ -143,7 +143,10 @@ def test_values_and_gradients_match_float64(kind, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("order", ["conv norm activation", "transposed activation norm"])
 def test_fused_values_and_gradients_match_float64(order, dtype, device):
-    """Compares a fused operation with separate float64 operations, which round the result of the convolution."""
+    """Compares a fused operation with separate operations in float64.
+
+    As in the fused operation, the result of the convolution is rounded to `dtype`.
+    """
     draw = problems(order, dtype)
     transposed = order.startswith("transposed")
     for _ in range(PROBLEMS):
