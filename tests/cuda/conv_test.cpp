@@ -201,8 +201,8 @@ TEST_P(CudaConvModes, IsExactForEmptyAndExtremeSizes) {
                                                                                  // several ranges of voxels
       {1, 3, 70, {17, 16, 15}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 3, 5, {31, 2, 40}, {10, 1, 10}, {{10, 1, 10}, {2, 0, 3}, {1, 1, 1}, 1}},  // too many phases for a tile
-      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},  // as many taps as the tap table holds
-      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},  // more taps than the table holds
+      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},                                   // the taps fill the tap table
+      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},                                   // more taps than the table holds
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
