@@ -462,7 +462,7 @@ void convolve(const char* op, bool transposed, View out, View in, const View& w,
     }
     problem.weight = w.as<const T>();
     problem.relu = epilogue.relu && covered;
-    if (merged && problem.out.stride[2] == 1 && problem.in.stride[2] == 1) return multiply_pointwise(problem);
+    if (merged && has_many_voxels(problem)) return multiply_pointwise(problem);
     if (!covered) fill_bias<T>(out, bias);
     if (is_depthwise(w, geometry))
       convolve_depthwise(problem);

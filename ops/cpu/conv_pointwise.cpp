@@ -48,19 +48,16 @@ void store_row(const ConvProblem<T>& p, int64_t channel, const T* sums, int64_t 
 
 // A task computes a piece: consecutive voxels of a sample and a group. It packs the input channels of the piece, so
 // that they stay in the second-level cache, and computes a few output channels at a time. With few output channels, it
-// reads each input once, so it does not pack the channels.
+// reads each input once, so it does not pack the channels. The size of the pieces does not change the order of any sum.
 template <class T>
 void multiply_pointwise(const ConvProblem<T>& p) {
   constexpr int64_t kPackedBytes = 1 << 18, kMaxPiece = 1536, kUnit = 2 * kVectorBytes / sizeof(T);
+  const TileFamily<T>& tiles = *column_blocks<T>(kUnit).front().family;  // has kUnit columns
   const int64_t voxels = p.out.size[2], outputs = p.out_channels(), inputs = p.in_channels();
   const int64_t fitting = kPackedBytes / static_cast<int64_t>(sizeof(T)) / std::max<int64_t>(inputs, 1);
-  const int64_t piece = std::clamp(fitting, kUnit, kMaxPiece) / kUnit * kUnit, pieces = divide_up(voxels, piece);
-  const std::vector<ColumnBlock<T>> blocks = column_blocks<T>(piece),
-                                    last_blocks = column_blocks<T>(voxels - (pieces - 1) * piece);
-  int max_rows = kMaxTileRows;
-  for (const auto* list : {&blocks, &last_blocks})
-    for (const ColumnBlock<T>& block : *list) max_rows = std::min(max_rows, block.family->max_rows);
-  const int64_t rows = even_piece(outputs, int64_t{max_rows});
+  const int64_t parallel = voxels * p.out.batch * p.groups / (4 * num_threads());  // pieces for all threads
+  const int64_t piece = std::clamp(std::min(fitting, parallel), kUnit, kMaxPiece) / kUnit * kUnit;
+  const int64_t pieces = divide_up(voxels, piece), rows = even_piece(outputs, int64_t{tiles.max_rows});
   const int64_t pitch = piece + kUnit / 2;  // not a power of two, so that channels use different sets of the cache
   const Workspace<T> weights(p.groups * outputs * inputs);
   pack_weights(p, rows, weights.data());
@@ -82,12 +79,11 @@ void multiply_pointwise(const ConvProblem<T>& p) {
       }
       for (int64_t o = 0; o < outputs; o += rows) {
         const int64_t now = std::min(rows, outputs - o), channel = group * outputs + o;
-        for (const ColumnBlock<T>& block : count < piece ? last_blocks : blocks) {
-          block.family->products[now - 1](
-              {weights.data() + channel * inputs, now, x + block.first, x_stride, whole, inputs, sums});
+        for (int64_t j = 0; j < count; j += kUnit) {
+          tiles.products[now - 1]({weights.data() + channel * inputs, now, x + j, x_stride, whole, inputs, sums});
           for (int64_t r = 0; r < now; ++r)
-            store_row(p, channel + r, sums + r * block.family->columns, block.count,
-                      p.out.at(n, channel + r) + first + block.first);
+            store_row(p, channel + r, sums + r * kUnit, std::min(kUnit, count - j),
+                      p.out.at(n, channel + r) + first + j);
         }
       }
     }

@@ -10,7 +10,16 @@ namespace voxgrad::cpu {
 /// equally spaced. Returns whether the axes are merged.
 bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry);
 
-/// Computes a pointwise convolution with merged axes and contiguous voxels. Compiled for f32 and f64.
+/// Returns whether multiply_pointwise() supports a pointwise convolution with merged axes, and is fast: contiguous
+/// voxels, enough voxels for all threads, and weights that fit in the workspace.
+template <class T>
+bool has_many_voxels(const ConvProblem<T>& p) {
+  constexpr int64_t kMinVoxels = 1024, kMaxWeights = 1 << 22;
+  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && p.out.size[2] >= kMinVoxels &&
+         p.groups * p.out_channels() * p.in_channels() <= kMaxWeights;
+}
+
+/// Computes a convolution for which has_many_voxels() is true. Compiled for f32 and f64.
 template <class T>
 void multiply_pointwise(const ConvProblem<T>& problem);
 

@@ -21,7 +21,7 @@ struct PipelineState {
 
 #if VOXGRAD_HAS_WGMMA
 /// Initializes a barrier for `threads` arrivals per round. Other threads may use the barrier after fence_barrier_init()
-/// and __syncthreads().
+/// and __syncthreads(), or cluster_sync() if other CTAs of the cluster use it.
 __device__ inline void init_barrier(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

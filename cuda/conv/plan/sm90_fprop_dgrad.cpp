@@ -97,7 +97,10 @@ class Search {
  public:
   Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
     taps_ = 1;
-    for (const AxisPhases& axis : axes.axis) taps_ *= axis.kernel;
+    for (const AxisPhases& axis : axes.axis) {
+      taps_ *= axis.kernel;
+      complete_ &= axis.complete;
+    }
   }
 
   std::optional<FpropDgradPlan> best() {
@@ -280,8 +283,9 @@ class Search {
       plan.units = units * splits;
       plan.cycles = cycles(plan);
       if (plan.units < kMaxUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
-      const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
-      if (!complete || units >= clusters || plan.resident || plan.kept || plan.cta.slide > 1 || p_.choice.unsplit)
+      // Splits into more than four rounds of units cost more than they save.
+      if (!complete_ || units >= clusters || plan.units >= 4 * clusters || plan.resident || plan.kept ||
+          plan.cta.slide > 1 || p_.choice.unsplit)
         break;
     }
   }
@@ -351,6 +355,7 @@ class Search {
   const ConvProblem& p_;
   const FpropDgradPlan& axes_;
   int taps_;
+  bool complete_ = true;  // each result has a tap
   std::optional<FpropDgradPlan> best_;
 };
 

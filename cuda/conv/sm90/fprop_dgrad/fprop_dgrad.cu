@@ -291,8 +291,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   if (plan.splits > 1) store_partial_sums(p, out, partial.as<float>());
   const int shared = 1024 + plan.input_stages * plan.input_bytes() + plan.all_weight_bytes();
-  const int ctas =
-      plan.cluster * static_cast<int>(std::min<int64_t>(plan.units, problem.multiprocessors / plan.cluster));
+  const int ctas = plan.cluster *
+                   static_cast<int>(std::min<int64_t>(plan.units, std::max(problem.multiprocessors / plan.cluster, 1)));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta, n_major, ctas, shared,
                                                                          launch.stream);

@@ -14,8 +14,8 @@
 // inputs, and another producer warp loads weights. Two consumer warpgroups compute the GEMMs in turn (ping-pong), so
 // that the epilogue of one GEMM overlaps the products of the next. Cooperative warpgroups share every CTA tile instead.
 //
-// L2 limits GEMMs with few taps per box. Two CTAs may therefore form a cluster that loads the boxes of weights or
-// inputs once for both (multicast). The CTAs then issue the copies of the shared operand in turn.
+// L2 limits GEMMs with few taps per box. Two CTAs may therefore form a cluster that loads the weights once for both
+// (multicast). The CTAs then issue the copies of weights in turn.
 #pragma once
 
 #include "core/detail/divide.h"
