@@ -56,7 +56,7 @@ TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}  # name of a PyTorc
 FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
-        "slide", "multistage")  # members of voxgrad::cuda::ConvChoice
+        "slide", "multistage", "cluster")  # members of voxgrad::cuda::ConvChoice
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
 ROTATED_BYTES = 400e6  # minimum size of all copies of a problem's buffers together; the L2 cache has 50 MB
 MAX_COPIES = 64

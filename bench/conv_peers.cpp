@@ -84,7 +84,7 @@ extern "C" {
 
 /// Overrides the planner's choices for all later convolutions. The arguments are the members of cuda::ConvChoice.
 void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit, int k_blocks, int m_tiles, int pairs,
-                        int width, int slide, int multistage) {
+                        int width, int slide, int multistage, int cluster) {
   cuda::force_conv_choice({.plain = plain != 0,
                            .mma_sync = mma_sync != 0,
                            .small_channel = small_channel != 0,
@@ -94,7 +94,8 @@ void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit,
                            .k_blocks = static_cast<int8_t>(k_blocks),
                            .m_tiles = static_cast<int8_t>(m_tiles),
                            .pairs = static_cast<int8_t>(pairs),
-                           .width = static_cast<int16_t>(width)});
+                           .width = static_cast<int16_t>(width),
+                           .cluster = static_cast<int8_t>(cluster)});
 }
 
 /// Runs one pass of a convolution or a transposed convolution x (N, Cin, ...) -> y (N, Cout, ...). The weight w has

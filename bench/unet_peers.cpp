@@ -21,7 +21,7 @@ constexpr Device kDevice = Device::cuda();
 struct NetworkArguments {
   int64_t stages;          ///< number of stages of an nn::UNet
   int64_t channels;        ///< channels of the first stage
-  int64_t max_channels;    ///< upper bound of the channels of an nn::UNet
+  int64_t max_channels;    ///< maximum number of channels of a stage of an nn::UNet
   int64_t classes;         ///< output channels
   int64_t mednext_kernel;  ///< 0: an nn::UNet; otherwise, a MedNeXt-B with this kernel size
   int residual;   ///< 1: nnU-Net's residual encoder with 1, 3, 4 and then 6 blocks per stage, and one convolution per

@@ -35,7 +35,9 @@ struct Message {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Makes progress without blocking. Returns true once the collective has completed. Throws as wait() does.
+  /// Makes progress without blocking. Returns true once the collective has completed. Under NCCL, which makes progress
+  /// without calls, test() does nothing and returns false even after completion; call wait() instead. Throws as wait()
+  /// does.
   virtual bool test() = 0;
   /// Returns once the collective has completed; under NCCL, makes the current stream wait for the collective instead.
   /// Under MPI, throws CollectiveError if a rank does not join before the timeout, or if the ranks' calls differ.
@@ -67,7 +69,9 @@ struct Collective {
   int root = 0;
   std::vector<Message> sends{};     ///< for send_receive only; the tensors may also be channels_last
   std::vector<Message> receives{};  ///< for send_receive only; the tensors may also be channels_last
-  Shape slab{};                     ///< for send_receive: the shape of the volume that contains the messages, or empty
+  /// For send_receive only: the shape of this rank's part (slab) of a volume that is divided among the ranks, or empty.
+  /// Only call() reads `slab`: the ranks' calls match only if their slabs have the same shape.
+  Shape slab{};
 
   /// Returns all tensors of the collective.
   Tensors tensors() const;
@@ -124,8 +128,9 @@ class Communicator {
   /// Starts sends and receives, as torch.distributed.batch_isend_irecv does. Elements are sent in memory order. For
   /// each message that a rank sends, the peer must list a message with the same number of bytes among the `receives` of
   /// its matching call. Tensors must be on device() and dense in either memory format; all dtypes are allowed. Until
-  /// the Work has completed, sent tensors must not be written, and received tensors must not be read or written.
-  /// `slab`, if given, is the shape of the volume that contains the messages. `slab` must be the same on all ranks.
+  /// the Work has completed, sent tensors must not be written, and received tensors must not be read or written. If the
+  /// messages are planes of a volume that is divided among the ranks, `slab` can be the shape of this rank's part. A
+  /// difference between the shapes is then reported as a difference between the ranks' calls.
   std::unique_ptr<Work> send_receive_async(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                            const Shape& slab = {});
   /// Returns the tensors of all ranks, stacked: (size(), shape of `tensor`...).

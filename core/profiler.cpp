@@ -29,7 +29,8 @@ struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
   std::vector<Event> events;  // the events of all running sessions
-  // Maps each block that no operator has written to the index of its allocation in `events`.
+  // The blocks that were allocated outside operators and that no operator has written to yet. The value is the index in
+  // `events` of the allocation.
   std::unordered_map<const void*, size_t> unclaimed;
 };
 Recorder& recorder() {
@@ -98,8 +99,8 @@ void Scope::stop() noexcept {
   const std::unique_ptr<Event> open(std::exchange(open_, nullptr));
   Event& event = *open;
   event.end = now();
-  // Ranges do not change the place. A range may end after the call of the module in which it began; its `outer` is then
-  // no longer the current place.
+  // Do not restore the place after a range. A range that began within a call of a module may end after this call, and
+  // its `outer` is then outdated.
   if (event.kind != Kind::range) current_place = event.outer;
   if (event.kind == Kind::op) op_event = outer_op_;
   nvtxRangePop();
@@ -180,8 +181,8 @@ void Session::stop() {
   for (const int index : devices) {
     check(!Capture::current(), "profiler", "stop() cannot wait for the device while a CUDA graph is being captured");
     const Device device = Device::cuda(index);
-    // All device times are relative to the anchor event. Without pending work, the device reaches this event at the
-    // host time `at`.
+    // All device times are relative to the anchor event. After synchronize(), the device has no pending work, so it
+    // reaches the anchor event at about the host time `at`.
     synchronize(device);
     const std::shared_ptr<void> anchor = runtime(device).mark(index);
     runtime(device).elapsed_ms(anchor.get(), anchor.get());

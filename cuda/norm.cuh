@@ -349,8 +349,9 @@ void apply_formula(const char* op, const Formula& formula, const Launch& launch,
   kernel::reduce(ReduceOp::sum, pairs(total, 1), pairs(partial.template as<double2>(), tiling.ranges));
 }
 
-/// Returns the sum of g * xhat, where g is the gradient of u and xhat = (v - mean) * rstd. `sums` are the sums of g and
-/// of g * (v - m), where m is the mean rounded to compute_t<T>. `group` is (mean, rstd).
+/// With u and v as in Normalization (norm_shapes.cuh), let g be the gradient of u, and xhat = (v - mean) * rstd.
+/// Returns the sum of g * xhat. `sums` are the sums of g and of g * (v - m), where m is the mean rounded to
+/// compute_t<T>. `group` is (mean, rstd).
 template <class T>
 __device__ double sum_of_products(const double2& sums, const double2& group) {
   return (sums.y - rest_of<T>(group.x) * sums.x) * group.y;

@@ -11,8 +11,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-/// Computes the sums of g and of g * (v - mean). Here, g is the gradient of u, and the mean is rounded to compute_t<T>
-/// (see Normalization). The inputs are dy and x.
+/// A normalization (norm_shapes.cuh) computes v = before(x), u = (v - mean) * rstd * gamma + beta and y = after(u). Let
+/// g be the gradient of u. Computes the sums of g and of g * (v - mean), where the mean is rounded to compute_t<T>. The
+/// inputs are dy and x.
 template <class T, class Activations>
 struct GradientSums {
   static constexpr FormulaTraits kTraits{.inputs = 2,
@@ -34,9 +35,10 @@ struct GradientSums {
   }
 };
 
-/// Computes group_means[sample, group], the means of h and of h * xhat over the group, from `total`, the sums of
-/// GradientSums. Here, xhat = (v - mean) * rstd and h = gamma * g. Launch: one CTA per layout.columns groups in a 1-D
-/// grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock pairs of sums.
+/// Let xhat = (v - mean) * rstd, and let h = gamma * g be the gradient of xhat. Computes the mean of h and the mean of
+/// h * xhat over each group, and stores the two means in group_means[sample, group]. `total` contains the sums that
+/// GradientSums computed. Launch: one CTA per layout.columns groups in a 1-D grid-stride loop, kBlock threads per CTA.
+/// Static shared memory: kBlock pairs of sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,
@@ -60,8 +62,9 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)), and the gradient of
-/// before() converts it to dx. With `sums`, also sums the rounded dx: the gradient of a bias that was added to x.
+/// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)). Because v = before(x),
+/// dx is this gradient times the derivative of the activation `before` at x. With `sums`, also sums the rounded dx: the
+/// gradient of a bias that was added to x.
 template <class T, class Activations, bool sums>
 struct InputGradient {
   static constexpr FormulaTraits kTraits{

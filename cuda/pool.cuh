@@ -61,7 +61,8 @@ __device__ void store_best(const Best<C, Index> (&best)[width], T* values, Index
   }
 }
 
-/// The operands of max pooling (out: y, in: x) or its gradient (out: dx, in: dy), or of a part of the output.
+/// The operands of max pooling (out: y, in: x) or of its gradient (out: dx, in: dy). After cut(), `out` is only a part
+/// of the output.
 struct PoolViews {
   View out;
   View in;

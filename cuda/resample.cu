@@ -150,12 +150,12 @@ __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ 
   }
 }
 
-/// The arguments of a call of resample(), or of a part of its output.
+/// The arguments of resample(). After cut(), `out` is only a part of the output.
 struct ResampleCall {
   View out;
   View in;
   AxisMap map[3];
-  int64_t max_terms[3];  ///< upper bound of the terms of a position
+  int64_t max_terms[3];  ///< upper bound of the number of terms of an output position
 
   int64_t term_count(int i) const { return out.size[i + 2] * max_terms[i]; }
   /// Restricts the output to a range of an axis.

@@ -41,7 +41,8 @@ struct FusionMatch {
 
   /// Returns the number of modules that the operation replaces, or 0 if there is nothing to fuse.
   size_t count() const { return size_t{norm != nullptr} + size_t{activation.kind != ActivationKind::none}; }
-  /// Calls function(operation) and counts the batch.
+  /// Calls `function` with the arguments of the fused operation. Then calls count_batch() of the norm, if there is one:
+  /// a batch norm in training mode increments num_batches_tracked.
   template <class F>
   Tensor run(const F& function) const {
     const Tensor y = function({norm ? norm->arguments() : NormArguments(), activation, activation_first});

@@ -51,7 +51,7 @@ struct UNetOptions {
 /// activation before the sum. The skip connection contains an AvgPool3d if the block is strided, and a normalized 1x1x1
 /// convolution without bias if the number of channels changes.
 ///
-/// Weights start from the normal distribution with variance 2 / ((1 + a^2) fan_in), where a is the negative slope of
+/// Weights start from the normal distribution with variance 2 / ((1 + a^2) fan_in), where `a` is the negative slope of
 /// the LeakyReLU and 0 for other activations (He et al. 2015). Biases start at 0. The weight of a residual block's last
 /// normalization starts at 0. The constructor throws Error for invalid options.
 class UNet : public Layer {

@@ -155,8 +155,8 @@ Tensor hardsigmoid(const Tensor& x);
 Tensor hardswish(const Tensor& x);
 /// Returns log(1 + exp(beta * x)) / beta, or x where beta * x > threshold.
 Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20);
-/// Zeroes each element with probability p and scales the others by 1 / (1 - p). Returns x if not training. Throws Error
-/// unless 0 <= p <= 1. Uses default_generator() if `generator` is null.
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p). Returns x if `training` is false.
+/// Throws Error unless 0 <= p <= 1. Uses default_generator() if `generator` is null.
 Tensor dropout(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);
 /// Zeroes each channel of x (N, C, D, H, W) or (C, D, H, W) with probability p and scales the others like dropout.
 Tensor dropout3d(const Tensor& x, double p = 0.5, bool training = true, Generator* generator = nullptr);

@@ -95,7 +95,8 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
   const Dims size = result_size(x, options);
   const int64_t axes = size.size();
   if (axes == 3) {
-    // If ranks share the volume in slabs, D must not change, or each plane must be repeated a whole number of times.
+    // If the volume is divided among ranks along D, two cases are supported: D does not change, or all planes are
+    // repeated the same whole number of times.
     const bool same = size[0] == x.size(2) && (!options.scale_factor || (*options.scale_factor)[0] == 1);
     const bool repeats =
         size[0] % x.size(2) == 0 && row_of(options.mode).map < Resample::Mode::linear &&

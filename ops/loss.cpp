@@ -149,7 +149,7 @@ void check_smoothing(const char* op, double smoothing) {
   check(smoothing >= 0 && smoothing <= 1, op, "label_smoothing must lie in [0, 1], got ", smoothing);
 }
 
-/// Converts values (C) to the dtype of `like` (N, C, ...) and reshapes them to (1, C, 1, ...).
+/// Converts `values` (C) to the dtype of `like` (N, C, ...) and reshapes them to (1, C, 1, ...).
 Tensor along_classes(const Tensor& values, const Tensor& like) {
   Shape shape = Dims::filled(like.dim(), 1);
   shape[1] = values.size(0);

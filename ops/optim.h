@@ -25,7 +25,7 @@ struct SgdStep {
   bool nesterov = false, maximize = false;
   int64_t step = 1;
 };
-/// Adam, or AdamW if `decoupled`.
+/// Adam, or AdamW if `decoupled` is true.
 struct AdamStep {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled = false;  ///< decoupled weight decay, as in AdamW
@@ -50,7 +50,7 @@ struct EmaStep {
   double decay = 0.999;
 };
 /// Divides gradients, which the caller passes as `params`, by StepScaling::scale. Sets *found_inf to 1 if a quotient is
-/// not finite. Writes the quotients to the gradients if `write`.
+/// not finite. Writes the quotients to the gradients if `write` is true.
 struct UnscaleStep {
   int64_t* found_inf = nullptr;
   bool write = false;
@@ -85,8 +85,8 @@ using TensorSpan = std::span<const Tensor>;
 void optimizer_step(TensorSpan params, TensorSpan grads, std::initializer_list<TensorSpan> states, const AnyStep& step,
                     const StepScaling& scaling = {});
 /// Divides `grads` by `scale` (f32, one element) and sets found_inf (i64, one element) to 1 if a quotient is not
-/// finite. Writes the quotients to the gradients if `write`. All tensors must be on the same device; gradients may have
-/// any strides.
+/// finite. Writes the quotients to the gradients if `write` is true. All tensors must be on the same device; gradients
+/// may have any strides.
 void unscale_gradients(TensorSpan grads, const Tensor& found_inf, const Tensor& scale, bool write = true);
 /// Returns the sum of the squares of all elements of `grads`, as an f64 tensor without axes on the device of the first
 /// gradient. The gradients may have any floating-point dtypes, devices and strides.

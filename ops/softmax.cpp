@@ -11,7 +11,7 @@
 namespace voxgrad {
 namespace {
 
-/// Computes softmax or, if `logarithm`, log_softmax.
+/// Computes log_softmax if `logarithm` is true, otherwise softmax.
 Tensor run(const char* op, const Tensor& input, int64_t axis, bool logarithm) {
   const Tensor x = autocasted(op, input);
   check_defined(op, "input", x);

@@ -4,9 +4,9 @@
 //
 // A writer that is killed leaves its temporary file behind, and the next writer of the same path removes it. Each
 // writer holds an flock on its file, so a file without a lock is abandoned. The system releases the lock when the
-// process ends in any way. Linux forwards the lock to other hosts of an NFS mount. On a file system without flock,
-// nothing is removed. On a file system whose locks are local to each host, writers of one path must run on the same
-// host.
+// process ends in any way. On NFS, Linux locks the file on the server, so the lock also protects the file from writers
+// on other hosts. On a file system without flock, nothing is removed. On a file system whose locks are local to each
+// host, writers of one path must run on the same host.
 #include "core/io/atomic_file.h"
 
 #include <fcntl.h>

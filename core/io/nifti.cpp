@@ -177,8 +177,9 @@ void set_from_qform(const InputFile& file, const RawHeader& header, const std::a
          d = header.get<float>(field::kQuatern, 2);
   double rest = 1 - (b * b + c * c + d * d);
   file.check(rest >= -1e-5, "the quaternion of the qform (", b, ", ", c, ", ", d, ") is longer than 1 or not finite");
-  // For a rotation by 180 degrees, a is 0. Rounding to float32 can leave a^2 = 1e-7 instead, and the root of this value
-  // is 3e-4. As in the reference implementation (nifti_quatern_to_mat44), smaller values of a^2 are therefore set to 0.
+  // For a rotation by 180 degrees, `a` is 0. Rounding to float32 can leave a^2 = 1e-7 instead, and the root of this
+  // value is 3e-4. As in the reference implementation (nifti_quatern_to_mat44), smaller values of a^2 are therefore set
+  // to 0.
   if (rest < 1e-7) {
     const double length = std::sqrt(b * b + c * c + d * d);
     for (double* x : {&b, &c, &d}) *x /= length;

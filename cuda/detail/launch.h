@@ -99,12 +99,22 @@ void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
 }
 
 #ifdef __CUDACC__
-/// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB.
+/// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB, in clusters of CTAs.
 template <class Problem>
 void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
-                        const Problem& problem) {
+                        const Problem& problem, unsigned cluster = 1) {
   allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
-  kernel<<<blocks, threads, static_cast<size_t>(shared_bytes), stream>>>(problem);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1;
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, problem));  // check_launch() reports errors
 }
 
 /// Checks indices in a kernel and reports those that are out of range. `op` is a string literal in host memory.

@@ -83,8 +83,8 @@ uint32_t blend(double gray, uint32_t color, double amount) {
 enum class Column : uint8_t { image, truth, labels, error };
 constexpr std::array kTitles{"image", "truth", "prediction", "error"};
 
-/// Returns the pixels of a slice as the column `column` of the figure shows them. Voxels whose true label is
-/// `ignore_index` show no label in Column::truth and no error in Column::error.
+/// Returns the pixels of a slice for one column of the figure. Voxels whose true label is `ignore_index` show no label
+/// in Column::truth and no error in Column::error.
 std::vector<uint32_t> paint(Column column, const std::vector<double>& gray, const std::vector<int64_t>& truth,
                             const std::vector<int64_t>& labels, int64_t ignore_index) {
   std::vector<uint32_t> pixels(gray.size());

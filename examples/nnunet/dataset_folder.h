@@ -16,10 +16,10 @@ namespace nnunet {
 /// second and so on, and the label labelsTr/CASE.nii.gz. imagesTs holds the test cases, which have no label.
 ///
 /// dataset.json must contain "channel_names" (or "modality", its former name), "labels", "file_ending" and
-/// "numTraining". If there is a label "ignore", it must have the highest number. Regions as labels,
-/// "regions_class_order", "dataset" (a list of cases) and an "overwrite_image_reader_writer" other than "SimpleITKIO"
-/// and "NibabelIO" are not supported. Other keys are ignored, as in nnU-Net. The caller must choose the normalization
-/// of a channel by the name of the channel.
+/// "numTraining". If there is a label "ignore", it must have the highest number. The following are not supported:
+/// labels that are regions, the keys "regions_class_order" and "dataset" (a list of cases), and an
+/// "overwrite_image_reader_writer" other than "SimpleITKIO" and "NibabelIO". Other keys are ignored, as in nnU-Net. The
+/// caller must choose the normalization of a channel by the name of the channel.
 struct DatasetFolder {
   /// Reads dataset.json and lists the files. Throws Error, with the name of the file, if a file is missing or has an
   /// unexpected name, or if dataset.json contradicts the files. Also throws if a required key is missing, if a key is

@@ -1,9 +1,11 @@
 // Segmentation by nnU-Net's recipe. The program trains a network on labeled volumes, predicts the labels of other
 // volumes, and writes these labels, Dice coefficients and pictures.
 //
-//   segment                                     segments seven structures of a brain scan (package mricron-data)
+//   segment                                     segments seven structures of a brain scan
 //   segment --dataset Dataset004_Hippocampus    uses a folder in nnU-Net's layout
 //   segment --resume                            continues a stopped run
+//
+// The brain scan is part of Debian's package mricron-data.
 //
 // Results are written to out/segment.
 #include <CLI/CLI.hpp>
@@ -96,8 +98,8 @@ int parse(int argc, char** argv, Options& options) {
       ->check(CLI::Range(1, 320));
   auto* const network =
       app.add_option("--network", train.network,
-                     "unet: nnU-Net's plain U-Net; resenc-m, resenc-l: residual encoder, for patches of 128^3 or 160^3 "
-                     "voxels on a GPU; mednext-b, mednext-l: MedNeXt")
+                     "unet: nnU-Net's plain U-Net; resenc-m, resenc-l: U-Net with a residual encoder, by default with "
+                     "patches of 128^3 (resenc-m) or 160^3 voxels (resenc-l) on a GPU; mednext-b, mednext-l: MedNeXt")
           ->check(CLI::IsMember({"unet", "resenc-m", "resenc-l", "mednext-b", "mednext-l"}))
           ->capture_default_str();
   app.add_option("--kernel-size", train.kernel_size, "kernel size of MedNeXt: 3 or 5")

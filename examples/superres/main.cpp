@@ -43,10 +43,11 @@ int64_t margin_of(const Options& options) { return options.train.patch / 5; }
 /// Reads the command line. Returns -1 if the program should continue, otherwise its exit code.
 int parse(int argc, char** argv, Options& options) {
   CLI::App app{"3-D super-resolution of brain MRI with voxgrad"};
-  app.add_option("--volume", options.volume, "NIfTI volume to train and test on (default: ch2.nii.gz of mricron-data)")
+  app.add_option("--volume", options.volume,
+                 "NIfTI volume to train and test on (default: ch2.nii.gz of Debian's package mricron-data)")
       ->check(examples::not_empty());
   app.add_option("--test-volume", options.test_volume,
-                 "NIfTI volume for a second test (default: the macaque of mricron-data)")
+                 "NIfTI volume for a second test (default: the macaque of Debian's package mricron-data)")
       ->check(examples::not_empty());
   app.add_flag("--phantom", options.phantom, "use a 3-D Shepp-Logan phantom instead of a scan");
   app.add_option("--out", options.out, "folder for the results; only one run can use it at a time")

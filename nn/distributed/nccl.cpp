@@ -48,7 +48,7 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_s
 
 class NcclCommunicator : public Communicator {
  public:
-  /// The message of `rendezvous` is the NCCL id of the group. `rendezvous` is null for a single rank.
+  /// Joins the group whose NCCL id is rendezvous->message(). `rendezvous` is null for a single rank.
   NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous)
       : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
     cuda_runtime().require(device);
@@ -154,7 +154,7 @@ class NcclCommunicator::NcclWork : public Work {
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
-  bool test() override { return false; }  // does not poll, because NCCL makes progress without calls
+  bool test() override { return false; }  // always false under NCCL; see Work::test()
   void wait() override {
     if (const auto over = std::exchange(over_, nullptr)) over->wait();
   }
@@ -173,7 +173,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   Event ready(device().index, /*enable_timing=*/false);
   const auto over = std::make_shared<Event>(device().index, /*enable_timing=*/false);
   ready.record();
-  {  // the profiler's trace has a separate track for the stream of collectives
+  {  // collectives have their own stream, which is a separate track of the profiler's trace
     const cuda::StreamGuard stream(*stream_);
     ready.wait();
     const profiler::Scope scope(profiler::Kind::op, collective.name, nullptr, device());
@@ -260,8 +260,8 @@ bool nccl_available() { return true; }
 void set_environment() {
   // NCCL does not guarantee that sums in NVLink switches have the same order in two runs.
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // With the default of eight hardware queues, a queue that waits for an event delays launches on other queues; see
-  // docs/how-distributed-works.md.
+  // With CUDA's default of eight hardware queues, a queue that waits for an event delays launches on other queues. With
+  // one to four queues, this delay was not observed; see docs/how-distributed-works.md.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 0);
 }
 

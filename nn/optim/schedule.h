@@ -39,9 +39,9 @@ class Schedule : public nn::Stateful {
   Optimizer& optimizer_;
 };
 
-/// A schedule that computes the learning rates from the number of steps. The initial learning rate of each group is the
-/// rate of the optimizer when its first schedule is constructed. Later schedules of the same optimizer use the same
-/// initial rates, unless set_lr() has been called in between.
+/// A schedule that computes the learning rates from the number of steps. The initial learning rate of a group is the
+/// rate that the group has when the first schedule of the optimizer is constructed. Later schedules of the same
+/// optimizer use the same initial rates, unless set_lr() has been called in between.
 class StepSchedule : public Schedule {
  public:
   /// Counts one step, which may be an epoch or a batch, and sets the learning rates. Throws Error, before anything is
@@ -77,7 +77,8 @@ inline double ramp(double start, double end, int64_t steps, int64_t total) {
   return start + (end - start) * done;
 }
 
-/// A StepSchedule that Options defines: kName (the class name), validate(), lr_at() and, optionally, momentum_at().
+/// A StepSchedule that computes its rates with the functions of the struct Options. Options has the members kName (the
+/// class name), validate(), lr_at() and, optionally, momentum_at().
 template <class Options>
 class ScheduleOf : public StepSchedule {
  public:
@@ -242,7 +243,7 @@ enum class AnnealStrategy : uint8_t { cos, linear };
 /// rate reaches its last value after total_steps - 1 steps. One more step keeps this value; further calls of step()
 /// throw Error.
 struct OneCycleLROptions {
-  double max_lr = 0;        ///< highest rate of all groups; the optimizer's rates are ignored
+  double max_lr = 0;        ///< highest rate, the same for all groups; the optimizer's rates are ignored
   int64_t total_steps = 0;  ///< number of epochs * steps per epoch
   double pct_start = 0.3;   ///< fraction of the steps in which the rate increases
   AnnealStrategy anneal_strategy = AnnealStrategy::cos;
@@ -288,11 +289,11 @@ enum class ThresholdMode : uint8_t { relative, absolute };
 /// Options of ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
   PlateauMode mode = PlateauMode::min;
-  double factor = 0.1;      ///< multiplies the learning rates, in [0, 1)
+  double factor = 0.1;      ///< factor of each reduction, in [0, 1)
   int64_t patience = 10;    ///< consecutive steps without improvement that are tolerated
-  double threshold = 1e-4;  ///< minimum improvement of the metric; below 1 if relative
+  double threshold = 1e-4;  ///< minimum improvement of the metric; with ThresholdMode::relative, it must be below 1
   ThresholdMode threshold_mode = ThresholdMode::relative;
-  int64_t cooldown = 0;  ///< steps after a reduction that do not count as steps without improvement
+  int64_t cooldown = 0;  ///< number of steps after each reduction in which a lack of improvement is ignored
   double min_lr = 0;     ///< lower bound of the learning rates
   double eps = 1e-8;     ///< reductions of a rate by at most this amount are skipped
 };

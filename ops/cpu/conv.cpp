@@ -37,8 +37,6 @@ constexpr int64_t kTileBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 384 << 10;
 // Products with fewer terms per tap along w read zeros where a tap is outside the input; see multiply_inside().
 constexpr int64_t kMinDepth = 64;
-// Storing the outputs takes a considerable part of the time if a sum has at most this number of terms.
-constexpr int64_t kMaxShortSum = 512;
 // All inputs are packed at once if they are smaller than this limit and smaller than the weights.
 constexpr int64_t kInputBytes = 4 << 20;
 // Number of input channels whose weights one task packs. In channels_last, the f32 weights of these channels fill a
@@ -73,10 +71,8 @@ class Convolution {
     const int64_t slots = kTileBytes / item() / std::max<int64_t>(1, channels_per_unit_);
     tiling_ = make_tiling(p_.gather, p_.kernel, {.slots = slots, .tiles = min_tiles});
     voxels_are_columns_ = choose_columns();
-    // An odd number of cache lines per channel spreads the channels of a voxel over the sets of the cache.
-    const int64_t line = kTileAlignment / item(), slots_w = tiling_.windows[2].slots;
-    const int64_t pitch = voxels_are_columns_ && weights_.taps() == 1 ? (divide_up(slots_w, line) | 1) * line : slots_w;
-    layout_ = {pitch * channels_per_unit_, pitch, 1};
+    const int64_t slots_w = tiling_.windows[2].slots;
+    layout_ = {slots_w * channels_per_unit_, slots_w, 1};
   }
 
   void run() {
@@ -192,15 +188,11 @@ class Convolution {
     return even_piece(p_.in_channels(), std::max<int64_t>(1, max_channels));
   }
 
-  /// Returns whether voxels are the columns of the register tile: if columns of channels would be mostly padding, or if
-  /// the sums have few terms and vectors of voxels can be stored as they are. With several taps, vectors of voxels
-  /// would not be aligned.
+  /// Returns whether voxels are the columns of the register tile, because columns of channels would be mostly padding.
   bool choose_columns() const {
     const int64_t channels = p_.out_channels(), width = tiling_.length[2];
     const int64_t with_voxels = channels * padded_columns(column_blocks<T>(width));
     const int64_t with_channels = width * padded_columns(blocks_);
-    if (p_.out.stride[2] * p_.gather[2].out_step == 1 && weights_.taps() == 1 && p_.in_channels() <= kMaxShortSum)
-      return 4 * with_voxels <= 5 * with_channels;
     return 2 * channels <= padded_columns(blocks_) && with_voxels < with_channels;
   }
 
@@ -470,7 +462,7 @@ void convolve(const char* op, bool transposed, View out, View in, const View& w,
     }
     problem.weight = w.as<const T>();
     problem.relu = epilogue.relu && covered;
-    if (merged && is_head(problem)) return multiply_head(problem);
+    if (merged && has_many_voxels(problem)) return multiply_pointwise(problem);
     if (!covered) fill_bias<T>(out, bias);
     if (is_depthwise(w, geometry))
       convolve_depthwise(problem);

@@ -1,6 +1,5 @@
-// Pointwise convolutions on the CPU: the forward pass with few output channels, as in the last layer of a network, and
-// the weight gradient with few channels. Other pointwise convolutions use the kernels of ops/cpu/conv.cpp and
-// ops/cpu/conv_weight.cpp.
+// Pointwise convolutions of contiguous voxels on the CPU: the forward pass, and the weight gradient with few channels.
+// Other pointwise convolutions use the kernels of ops/cpu/conv.cpp and ops/cpu/conv_weight.cpp.
 #include "ops/cpu/conv_pointwise.h"
 
 #include <algorithm>
@@ -24,40 +23,67 @@ bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry)
   return true;
 }
 
+namespace {
+
+/// Packs the weights for multiply_pointwise(): (group, block of `rows` outputs, input, output of the block).
 template <class T>
-void multiply_head(const ConvProblem<T>& p) {
-  const TileFamily<T>& tiles = *column_blocks<T>(kMaxTileWidth / sizeof(T)).front().family;
-  const int64_t voxels = p.out.size[2], columns = tiles.columns, pieces = divide_up(voxels, columns);
-  const int64_t outputs = p.out_channels(), inputs = p.in_channels(), terms = inputs * outputs;
-  const Workspace<T> weights(p.groups * terms);  // (group, input, output)
-  for (int64_t i = 0; i < p.groups * terms; ++i)
-    weights.data()[i] = p.weight[i / terms * p.weight_group_stride + i / outputs % inputs * p.weight_in_stride +
-                                 i % outputs * p.weight_out_stride];
+void pack_weights(const ConvProblem<T>& p, int64_t rows, T* to) {
+  const int64_t outputs = p.out_channels(), inputs = p.in_channels();
+  for (int64_t i = 0; i < p.groups * outputs; ++i) {
+    const int64_t group = i / outputs, o = i % outputs, first = o / rows * rows, step = std::min(rows, outputs - first);
+    const T* const from = p.weight + group * p.weight_group_stride + o * p.weight_out_stride;
+    T* const block = to + (group * outputs + first) * inputs;
+    for (int64_t c = 0; c < inputs; ++c) block[c * step + o - first] = from[c * p.weight_in_stride];
+  }
+}
+
+/// Stores the sums of one output channel. NaN remains NaN.
+template <class T>
+void store_row(const ConvProblem<T>& p, int64_t channel, const T* sums, int64_t count, T* y) {
+  const T bias = p.bias ? p.bias[channel * p.bias_stride] : T(0);
+  for (int64_t j = 0; j < count; ++j) y[j] = p.relu && sums[j] + bias < 0 ? T(0) : sums[j] + bias;
+}
+
+}  // namespace
+
+// A task computes a piece: consecutive voxels of a sample and a group. It packs the input channels of the piece, so
+// that they stay in the second-level cache, and computes a few output channels at a time. With few output channels, it
+// reads each input once, so it does not pack the channels. The size of the pieces does not change the order of any sum.
+template <class T>
+void multiply_pointwise(const ConvProblem<T>& p) {
+  constexpr int64_t kPackedBytes = 1 << 18, kMaxPiece = 1536, kUnit = 2 * kVectorBytes / sizeof(T);
+  const TileFamily<T>& tiles = *column_blocks<T>(kUnit).front().family;  // has kUnit columns
+  const int64_t voxels = p.out.size[2], outputs = p.out_channels(), inputs = p.in_channels();
+  const int64_t fitting = kPackedBytes / static_cast<int64_t>(sizeof(T)) / std::max<int64_t>(inputs, 1);
+  const int64_t parallel = voxels * p.out.batch * p.groups / (4 * num_threads());  // pieces for all threads
+  const int64_t piece = std::clamp(std::min(fitting, parallel), kUnit, kMaxPiece) / kUnit * kUnit;
+  const int64_t pieces = divide_up(voxels, piece), rows = even_piece(outputs, int64_t{tiles.max_rows});
+  const int64_t pitch = piece + kUnit / 2;  // not a power of two, so that channels use different sets of the cache
+  const Workspace<T> weights(p.groups * outputs * inputs);
+  pack_weights(p, rows, weights.data());
   const std::array<TileSegment, 1> whole{};
-  parallel_for(p.out.batch * p.groups * pieces, grain_of(columns * terms), [&](int64_t begin, int64_t end) {
-    const Workspace<T> last(inputs * columns);
+  parallel_for(p.out.batch * p.groups * pieces, grain_of(piece * inputs * outputs), [&](int64_t begin, int64_t end) {
+    const Workspace<T> packed(inputs * pitch);
     alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i % pieces * columns, count = std::min(columns, voxels - first);
+      const int64_t first = i % pieces * piece, count = std::min(piece, voxels - first);
       const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
       const T* x = p.in.at(n, group * inputs) + first;
       int64_t x_stride = p.in.channel_stride;
-      if (count < columns) {
+      if (count < piece || outputs > rows) {
         for (int64_t c = 0; c < inputs; ++c)
-          std::fill(std::copy_n(x + c * x_stride, count, last.data() + c * columns), last.data() + (c + 1) * columns,
+          std::fill(std::copy_n(x + c * x_stride, count, packed.data() + c * pitch), packed.data() + (c + 1) * pitch,
                     T(0));
-        x = last.data();
-        x_stride = columns;
+        x = packed.data();
+        x_stride = pitch;
       }
-      for (int64_t o = 0; o < outputs; o += tiles.max_rows) {
-        const int64_t rows = std::min<int64_t>(tiles.max_rows, outputs - o);
-        tiles.products[rows - 1]({weights.data() + group * terms + o, outputs, x, x_stride, whole, inputs, sums});
-        for (int64_t r = 0; r < rows; ++r) {
-          const int64_t channel = group * outputs + o + r;
-          const T bias = p.bias ? p.bias[channel * p.bias_stride] : T(0);
-          T* const y = p.out.at(n, channel) + first;
-          const T* const sum = sums + r * columns;
-          for (int64_t j = 0; j < count; ++j) y[j] = p.relu && sum[j] + bias < 0 ? T(0) : sum[j] + bias;  // keeps NaN
+      for (int64_t o = 0; o < outputs; o += rows) {
+        const int64_t now = std::min(rows, outputs - o), channel = group * outputs + o;
+        for (int64_t j = 0; j < count; j += kUnit) {
+          tiles.products[now - 1]({weights.data() + channel * inputs, now, x + j, x_stride, whole, inputs, sums});
+          for (int64_t r = 0; r < now; ++r)
+            store_row(p, channel + r, sums + r * kUnit, std::min(kUnit, count - j),
+                      p.out.at(n, channel + r) + first + j);
         }
       }
     }
@@ -181,8 +207,8 @@ void pointwise_weight_gradient(const View& w, const View& x_view, const View& y_
     }
 }
 
-template void multiply_head(const ConvProblem<float>& problem);
-template void multiply_head(const ConvProblem<double>& problem);
+template void multiply_pointwise(const ConvProblem<float>& problem);
+template void multiply_pointwise(const ConvProblem<double>& problem);
 template void pointwise_weight_gradient<float>(const View&, const View&, const View&, int64_t);
 template void pointwise_weight_gradient<double>(const View&, const View&, const View&, int64_t);
 

@@ -10,19 +10,18 @@ namespace voxgrad::cpu {
 /// equally spaced. Returns whether the axes are merged.
 bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry);
 
-/// Returns whether multiply_head() supports a pointwise convolution with merged axes. Requires few output channels, as
-/// in the last layer of a network, and contiguous voxels.
+/// Returns whether multiply_pointwise() supports a pointwise convolution with merged axes, and is fast: contiguous
+/// voxels, enough voxels for all threads, and weights that fit in the workspace.
 template <class T>
-bool is_head(const ConvProblem<T>& p) {
-  constexpr int64_t kMaxOutputs = 8;
-  return p.out_channels() <= kMaxOutputs && p.out.stride[2] == 1 && p.in.stride[2] == 1;
+bool has_many_voxels(const ConvProblem<T>& p) {
+  constexpr int64_t kMinVoxels = 1024, kMaxWeights = 1 << 22;
+  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && p.out.size[2] >= kMinVoxels &&
+         p.groups * p.out_channels() * p.in_channels() <= kMaxWeights;
 }
 
-/// Computes a convolution for which is_head() is true. Reads each input element once. Packs only the last voxels of a
-/// channel.
-/// Compiled for f32 and f64.
+/// Computes a convolution for which has_many_voxels() is true. Compiled for f32 and f64.
 template <class T>
-void multiply_head(const ConvProblem<T>& problem);
+void multiply_pointwise(const ConvProblem<T>& problem);
 
 /// Returns whether pointwise_weight_gradient() computes the weight gradient of a pointwise convolution with merged
 /// axes: contiguous voxels and few channels.

@@ -1,5 +1,5 @@
-// The register tile of the CPU convolutions. It computes c = a * b: each element of a is multiplied by vectors of
-// elements of b, and the sums stay in registers.
+// The register tile of the CPU convolutions. It computes c = a * b: each element of `a` is multiplied by vectors of
+// elements of `b`, and the sums stay in registers.
 //
 // A convolution is a matrix product whose left operand contains the input once per tap. Eigen's matrix product would
 // require a copy of this operand in memory and would then pack the copy. The register tile instead sums over segments

@@ -60,7 +60,7 @@ struct Operand {
   }
 };
 
-/// Computes out = a * b, where `out` is row-major.
+/// Computes the matrix product `a` * `b` and stores it in `out`, which is row-major.
 template <class T>
 void store_product(T* out, int64_t row_step, const Operand<T>& a, const Operand<T>& b) {
   Matrix<T, Eigen::RowMajor> product(out, a.rows, b.columns, Eigen::OuterStride<>(row_step));

@@ -93,8 +93,8 @@ void apply_norm(const Slabs& slabs, const View& y, const View& x, const View& st
       [a](const LineNorm<T>& norm, T v, T) { return a.after.value(norm.normalized(norm.centered(a, v))); }, y, x, x);
 }
 
-/// Computes dgamma, dbeta and, in `means`, the means over each group of h and h * n. n is the normalized value, g is
-/// the gradient of n * gamma + beta, and h = gamma * g.
+/// Let n be the normalized value, g the gradient of n * gamma + beta, and h = gamma * g the gradient of n. Computes
+/// dgamma and dbeta, and stores the mean of h and the mean of h * n over each group in `means`.
 template <class T, class Activations>
 void sum_gradients(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, const View& means,
                    const GroupNormGradients& out, const View& dy, const View& x, const View& statistics,
@@ -128,7 +128,8 @@ void sum_gradients(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, co
   }
 }
 
-/// Computes dx from dv = rstd * (h - mean(h) - n * mean(h * n)), the gradient of v = before(x).
+/// Computes dx from dv, the gradient of v = before(x): dv = rstd * (h - mean(h) - n * mean(h * n)), with n and h as in
+/// sum_gradients().
 template <class T, class Activations>
 void input_gradient(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, const View& dx, const View& dy,
                     const View& x, const View& statistics, const View& means, const Activations& a) {

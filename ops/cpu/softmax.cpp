@@ -10,9 +10,10 @@
 namespace voxgrad::cpu {
 namespace {
 
-/// Computes up to kBlock lines of any strides at once.
+/// Computes softmax or log_softmax of up to kBlock lines at once. A line consists of the elements along the axis for
+/// one index of each other axis. The strides along a line and between lines are arbitrary.
 template <class T>
-struct Columns {
+struct LineBlock {
   Offsets axis;    // strides of y and x along a line
   Offsets across;  // strides of y and x between lines
   int64_t length;  // elements per line
@@ -20,16 +21,17 @@ struct Columns {
 
   void operator()(T* y, const T* x, int64_t count) const {
     using C = compute_t<T>;
-    C row[kBlock], top[kBlock];
+    C element[kBlock];  // element k of each line
+    C top[kBlock];      // the maximum of each line
     double total[kBlock] = {};
     const auto load = [&](int64_t k) {
-      for (int64_t j = 0; j < count; ++j) row[j] = x[k * axis[1] + j * across[1]];
+      for (int64_t j = 0; j < count; ++j) element[j] = x[k * axis[1] + j * across[1]];
     };
     load(0);
-    std::copy_n(row, count, top);
+    std::copy_n(element, count, top);
     for (int64_t k = 1; k < length; ++k) {
       load(k);
-      for (int64_t j = 0; j < count; ++j) top[j] = extremum<true>(top[j], row[j]);
+      for (int64_t j = 0; j < count; ++j) top[j] = extremum<true>(top[j], element[j]);
     }
     // The results before the division by the total are stored in y or, for bf16 and f16, in `wide`.
     std::vector<C> wide(std::is_same_v<T, C> ? 0 : static_cast<size_t>(length * count));
@@ -43,10 +45,10 @@ struct Columns {
       load(k);
       C power[kBlock];
       map_blocks<C>([](const Block<C>& a, const Block<C>& b) -> Block<C> { return exp_block<C>(a - b); }, count, power,
-                    static_cast<const C*>(row), static_cast<const C*>(top));
+                    static_cast<const C*>(element), static_cast<const C*>(top));
       for (int64_t j = 0; j < count; ++j) {
         total[j] += power[j];
-        intermediate(k, j) = logarithm ? row[j] - top[j] : power[j];
+        intermediate(k, j) = logarithm ? element[j] - top[j] : power[j];
       }
     }
     for (int64_t j = 0; j < count; ++j) total[j] = logarithm ? std::log(total[j]) : 1 / total[j];
@@ -58,9 +60,9 @@ struct Columns {
   }
 };
 
-/// Computes a line of `length` contiguous elements.
+/// Computes softmax or log_softmax of a line of `length` contiguous elements.
 template <class T>
-void softmax_row(T* y, const T* x, int64_t length, bool logarithm) {
+void softmax_line(T* y, const T* x, int64_t length, bool logarithm) {
   const T top = fold_lanes(length, x[0], extremum<true, T>, [x](int64_t k) { return x[k]; });
   map_blocks<T>([top](const Block<T>& a) -> Block<T> { return exp_block<T>(a - top); }, length, y, x);
   const double total = sum_lanes(length, [y](int64_t k) { return static_cast<double>(y[k]); });
@@ -86,10 +88,10 @@ void softmax(const View& y, const View& x, int axis, bool logarithm) {
       const T* const from = x.as<const T>() + offset[1];
       if constexpr (std::is_floating_point_v<T>)
         if (along[0] == 1 && along[1] == 1 && length >= kBlock) {
-          for (int64_t j = 0; j < count; ++j) softmax_row(to + j * across[0], from + j * across[1], length, logarithm);
+          for (int64_t j = 0; j < count; ++j) softmax_line(to + j * across[0], from + j * across[1], length, logarithm);
           return;
         }
-      Columns<T>{along, across, length, logarithm}(to, from, count);
+      LineBlock<T>{along, across, length, logarithm}(to, from, count);
     };
     for_each_row(nest, compute, kBlock, length);
   });

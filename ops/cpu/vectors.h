@@ -46,8 +46,8 @@ template <class T, int bytes>
   return vector;
 }
 
-/// Transposes a square: loads n vectors of n elements from from(0), from(1), ..., and stores element j of all vectors
-/// to to(j).
+/// Transposes a square: loads n vectors of n elements from the addresses `from(0)`, `from(1)`, ..., and stores element
+/// j of all vectors at the address `to(j)`.
 template <class T, int n, class From, class To>
 [[gnu::always_inline]] inline void transpose(const From& from, const To& to) {
   using Vector = typename VectorOf<T, n* static_cast<int>(sizeof(T))>::Type;

@@ -38,9 +38,10 @@ Tensor sum_over_voxels(const Tensor& grad);
 /// Saves t for the backward pass if `needed`.
 inline Saved saved_if(bool needed, const Tensor& t) { return needed ? Saved(t) : Saved(); }
 
-/// Computes convolve() of a volume that the ranks of `group` share. x and the result are this rank's slabs (consecutive
-/// planes along D) of the operand and of the result. Throws Error unless a convolution divides the depth of the volume
-/// by exactly the stride, or a transposed convolution multiplies the depth by exactly the stride (ops/spatial.h).
+/// Computes convolve() of a volume that the ranks of `group` share. `x` and the result are this rank's slabs
+/// (consecutive planes along D) of the operand and of the result. Throws Error unless a convolution divides the depth
+/// of the volume by exactly the stride, or a transposed convolution multiplies the depth by exactly the stride
+/// (ops/spatial.h).
 Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
                      FusedEpilogue epilogue);

@@ -1,4 +1,5 @@
-// Communication between ranks that share a volume in slabs (ops/spatial.h). Private to the library.
+// Communication between ranks that share a volume, of which each rank has a slab: consecutive planes along D
+// (ops/spatial.h). Private to the library.
 #pragma once
 
 #include <array>

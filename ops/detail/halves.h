@@ -16,7 +16,7 @@ inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; 
 /// composed of other operators call this function if their intermediate values exceed the range or precision of halves.
 Tensor widened(const Tensor& x);
 
-/// Copies a, b and `bias` to contiguous float32 tensors, calls `kernel` with these copies and a float32 output, and
+/// Copies `a`, `b` and `bias` to contiguous float32 tensors, calls `kernel` with these copies and a float32 output, and
 /// converts the output to the dtype of `out`. `bias` may be null.
 void through_float32(
     const View& out, const View& a, const View& b, const View* bias,

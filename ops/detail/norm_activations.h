@@ -6,7 +6,8 @@
 
 namespace voxgrad {
 
-// ---- one activation: value(x), and gradient(g, x) from the gradient g of the value
+// ---- single activations: value(x) applies the activation; gradient(g, x) returns the gradient of x, where g is the
+// gradient of value(x)
 
 struct NoActivation {
   explicit NoActivation(const ActivationArguments&) {}
@@ -60,7 +61,7 @@ VG_HOST_DEVICE Result with_operators(ActivationKind kind, const Result& none, co
   return none;
 }
 
-/// Any activation, selected at run time for each element.
+/// Any activation. Each call selects the activation at run time.
 struct AnyActivation {
   ActivationArguments a;
 
@@ -89,7 +90,7 @@ struct ActivationPair {
 using NoActivations = ActivationPair<NoActivation, NoActivation>;
 using AnyActivations = ActivationPair<AnyActivation, AnyActivation>;
 
-/// Calls f(activations) with the fastest ActivationPair for the activations and elements of type T.
+/// Calls f with the fastest ActivationPair that computes `a` for elements of type T.
 template <class T, class F>
 void with_activations(const NormActivations& a, F&& f) {
   const auto is_piecewise = [](const ActivationArguments& activation) {

@@ -6,8 +6,8 @@
 // A binary row lists: name, dtypes, formula of x and y, then for each operand the tensors that the gradient of the
 // operand needs, and this gradient. The code that uses the rows sums the gradients over broadcast axes.
 //
-// a and b are the constants of an operator, and T is the type in which the operator computes (compute_t). If a formula
-// returns bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in
+// `a` and `b` are the constants of an operator, and T is the type in which the operator computes (compute_t). If a
+// formula returns bool, the result is a bool tensor and has no gradient. Helpers of the formulas are in
 // ops/detail/scalar_ops.h, helpers of the gradients in ops/elementwise.cpp.
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.

@@ -370,7 +370,7 @@ TEST_F(NiftiTest, RejectsInvalidImages) {
   EXPECT_EQ(file_count(), 0);
 }
 
-TEST_F(NiftiTest, LoadsOrRejectsDamagedFiles) {
+TEST_F(NiftiTest, ThrowsOnlyErrorForDamagedFiles) {
   const auto load = [](const auto& file) { return load_nifti(file); };
   expect_loads_or_rejects_damaged("v.nii", Volume().bytes, load);
   expect_loads_or_rejects_damaged("v.nii", gzip(Volume(true).put<int16_t>(252, 1).bytes), load);

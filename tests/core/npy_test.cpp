@@ -240,7 +240,7 @@ TEST_F(NpyTest, RejectsTensorsThatCannotBeSaved) {
   EXPECT_EQ(file_count(), 0);
 }
 
-TEST_F(NpyTest, LoadsOrRejectsDamagedFiles) {
+TEST_F(NpyTest, ThrowsOnlyErrorForDamagedFiles) {
   const std::string bytes = file_of(header_of("<i4", "True", "(2, 3)"), elements<int32_t>(6));
   expect_loads_or_rejects_damaged("f", bytes, [](const auto& file) { return load_npy(file); });
 }

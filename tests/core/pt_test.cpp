@@ -401,7 +401,7 @@ TEST_F(PtTest, RejectsTruncationAtEveryByte) {
   }
 }
 
-TEST_F(PtTest, LoadsOrRejectsChangedBytes) {
+TEST_F(PtTest, ThrowsOnlyErrorForChangedBytes) {
   std::mt19937 random(1);
   const int64_t before = memory::stats().current;
   memory::reset_peak();

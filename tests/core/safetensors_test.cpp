@@ -293,7 +293,7 @@ TEST_F(SafetensorsTest, SaveRejectsContentsThatLoadWouldReject) {
   EXPECT_EQ(file_count(), 0);
 }
 
-TEST_F(SafetensorsTest, LoadsOrRejectsDamagedFiles) {
+TEST_F(SafetensorsTest, ThrowsOnlyErrorForDamagedFiles) {
   expect_loads_or_rejects_damaged("f", file_of(kPair, kPairData),
                                   [](const auto& file) { return load_safetensors(file); });
 }

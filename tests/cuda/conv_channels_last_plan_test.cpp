@@ -1,5 +1,6 @@
 // Tests the plans of the channels-last convolutions (cuda/conv/sm90) without a GPU. Tiles must cover every output, the
 // boxes that TMA loads must contain each tap and channel once, and shared memory must be within the limits.
+// docs/conv-kernels.md defines the terms.
 #include <algorithm>
 #include <map>
 #include <set>

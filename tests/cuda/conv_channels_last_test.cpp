@@ -1,5 +1,5 @@
 // Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every compiled tile, strides,
-// dilations, split-K, groups, any number of channels, infinities and NaN.
+// dilations, split-K, groups, any number of channels, infinities and NaN. docs/conv-kernels.md defines the terms.
 #include <array>
 
 #include "cuda/conv/plan/choose.h"
@@ -89,7 +89,7 @@ const Problem kProblems[] = {
     {1, 40, 24, {7, 9, 20}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 64, 64, {9, 12, 14}, {3, 3, 3}, {{1, 1, 1}, {2, 2, 2}, {2, 2, 2}, 1}},   // dilated
     {1, 64, 64, {6, 7, 8}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 2}},     // groups
-    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // one phase has no taps
+    {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // phases without taps
     {1, 8, 16, {6, 20, 20}, {5, 3, 7}, {{1, 1, 1}, {2, 1, 3}, {1, 1, 1}, 1}},
     {2, 1, 32, {9, 10, 17}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // taps along the width become channels
     {1, 1, 24, {9, 8, 23}, {3, 1, 5}, {{1, 2, 2}, {1, 0, 3}, {1, 1, 2}, 1}},
@@ -113,6 +113,12 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                            .m_tiles = static_cast<int8_t>(tile.row_tiles),
                            .pairs = warpgroups,
                            .width = static_cast<int16_t>(tile.columns)});
+  for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
+    for (const int8_t warpgroups : {1, 2})
+      choices.push_back({.m_tiles = static_cast<int8_t>(tile.row_tiles),
+                         .pairs = warpgroups,
+                         .width = static_cast<int16_t>(tile.columns),
+                         .cluster = 2});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
     choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
                        .k_blocks = static_cast<int8_t>(tile.chunk),
@@ -132,7 +138,7 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
     Operands operands(problem, mode.dtype, random, input, result);
     for (const cuda::ConvChoice& choice : choices) {
       SCOPED_TRACE(concat(mode, ", ", int{choice.width}, " columns, ", int{choice.m_tiles}, " row tiles, depth ",
-                          int{choice.k_blocks}, ": ", problem));
+                          int{choice.k_blocks}, ", cluster ", int{choice.cluster}, ": ", problem));
       const ScopedSetting setting(mode.precision, choice);
       operands.check();
       if (HasFailure()) return;
@@ -160,8 +166,9 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     const auto [input, result] = kLayouts[random.integer(0, 5)];
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
     // With two warpgroups per tile forced, the planner selects these kernels for more problems.
-    const ScopedSetting setting(mode.precision,
-                                {.multistage = seed % 3 == 1, .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2)});
+    const ScopedSetting setting(mode.precision, {.multistage = seed % 3 == 1,
+                                                 .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2),
+                                                 .cluster = static_cast<int8_t>(seed / 3 % 3)});
     Operands(problem, mode.dtype, random, input, result).check();
   }
 }

@@ -1,6 +1,6 @@
 // Tests the CUDA convolutions against the CPU through the kernel table: every parameter, any strides, and every tile of
 // the mma.sync and small-channel kernels. Outputs contain NaN before the call and lie between guard values that no
-// kernel may change.
+// kernel may change. docs/conv-kernels.md defines the terms tap, phase and residue.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -38,7 +38,7 @@ struct Comparison {
   RandomView dw;      // result of conv_backward_weight
   bool biased;        // true if the kernels add the biases
 
-  /// Uses random layouts unless `layout` is given.
+  /// x, y, out and dx have the given layout, or random layouts without `layout`. w and dw always have random layouts.
   Comparison(const Problem& problem, DType dtype, Random& random, std::optional<Layout> layout = {})
       : p(problem),
         x(dtype, p.x_shape(), layout.value_or(any_layout(random, true)), random),
@@ -133,7 +133,7 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 65, 65, {4, 4, 35}, {1, 1, 7}, {{1, 1, 4}, {0, 0, 3}, {1, 1, 2}, 1}},
       {3, 5, 1, {17, 1, 5}, {5, 1, 2}, {{3, 1, 2}, {6, 0, 1}, {2, 1, 3}, 2}},
       {2, 96, 96, {5, 6, 9}, {3, 1, 4}, {{2, 1, 2}, {1, 0, 1}, {1, 1, 1}, 1}},
-      {1, 9, 17, {70, 9, 9}, {2, 1, 2}, {{31, 3, 2}, {1, 0, 1}, {1, 1, 1}, 1}},   // residues that no tap reads
+      {1, 9, 17, {70, 9, 9}, {2, 1, 2}, {{31, 3, 2}, {1, 0, 1}, {1, 1, 1}, 1}},   // taps read 2 of 31 residues along D
       {1, 20, 12, {9, 10, 22}, {3, 2, 3}, {{1, 2, 3}, {1, 1, 1}, {1, 2, 3}, 1}},  // phases without taps
       {2, 33, 18, {20, 19, 9}, {2, 3, 2}, {{8, 7, 3}, {1, 0, 1}, {1, 2, 1}, 1}},
   };
@@ -163,10 +163,10 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
       {1, 8, 8, {12, 24, 48}, {3, 5, 7}, {{2, 2, 2}, {1, 2, 3}, {1, 1, 1}, 3}},
       {2, 16, 3, {17, 41, 65}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 3, 16, {9, 40, 65}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // a network's first layer
-      {1, 5, 9, {6, 30, 47}, {2, 3, 4}, {{1, 1, 3}, {0, 2, 1}, {2, 1, 2}, 2}},   // dilated, three residues
+      {1, 5, 9, {6, 30, 47}, {2, 3, 4}, {{1, 1, 3}, {0, 2, 1}, {2, 1, 2}, 2}},   // taps read three residues along W
       {3, 1, 1, {20, 33, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 5}},  // depthwise
       {1, 12, 16, {40, 7, 9}, {4, 1, 2}, {{2, 1, 1}, {1, 0, 1}, {1, 1, 1}, 1}},  // the ring of stages wraps around
-      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // a TMA box is one line
+      {1, 2, 13, {4, 3, 700}, {1, 1, 3}, {{1, 1, 3}, {0, 0, 0}, {1, 1, 1}, 1}},  // long lines, stride 3 along W
       {1, 16, 2, {3, 150, 6}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
       {1, 4, 4, {8, 10, 11}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 16, 4, {7, 20, 22}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
@@ -175,7 +175,7 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems)
-    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // contiguous tensors start at any element
+    for (const Layout layout : {Layout::contiguous, Layout::spaced}) {  // tensors begin at a random element of a buffer
       Comparison comparison(problem, mode.dtype, random, layout);
       for (const int16_t rows : {128, 256, 0}) {
         SCOPED_TRACE(concat(mode, ", ", rows, " rows: ", problem));
@@ -197,11 +197,12 @@ TEST_P(CudaConvModes, IsExactForEmptyAndExtremeSizes) {
       {1, 2, 2, {1, 7, 1}, {1, 7, 1}, {{9, 9, 9}, {0, 0, 0}, {1, 1, 1}, 2}},     // stride larger than the input
       {1, 4, 4, {9, 9, 9}, {3, 3, 3}, {{2, 2, 2}, {2, 2, 2}, {2, 2, 2}, 1}},     // one of eight phases has taps
       {1, 2, 3, {6, 6, 6}, {2, 2, 2}, {{4, 4, 4}, {3, 3, 3}, {1, 1, 1}, 1}},     // phases without taps
-      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise, voxels split into ranges
+      {1, 1, 1, {30, 30, 30}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 8}},  // depthwise; wgrad adds the sums of
+                                                                                 // several ranges of voxels
       {1, 3, 70, {17, 16, 15}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
       {1, 3, 5, {31, 2, 40}, {10, 1, 10}, {{10, 1, 10}, {2, 0, 3}, {1, 1, 1}, 1}},  // too many phases for a tile
-      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},  // as many taps as the tap table holds
-      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},  // more taps than the table holds
+      {1, 2, 2, {19, 11, 10}, {16, 8, 8}, plain},                                   // the taps fill the tap table
+      {1, 2, 2, {20, 11, 10}, {17, 8, 8}, plain},                                   // more taps than the table holds
   };
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
@@ -212,9 +213,9 @@ TEST_P(CudaConvModes, IsExactForEmptyAndExtremeSizes) {
   }
 }
 
-/// The problems have so many boxes that CTAs prefetch far ahead and each warpgroup processes many boxes. The first
-/// problem has one stage per box, the second has several phases.
-TEST_P(CudaConvModes, IsExactWithManyBoxes) {
+/// The problems have so many CTA tiles that a persistent CTA computes several tiles and can load the operands of later
+/// tiles early. The kernel of the first problem has one tap. The data gradient of the second problem has eight phases.
+TEST_P(CudaConvModes, IsExactWithManyTiles) {
   const Problem problems[] = {
       {1, 3, 9, {64, 64, 96}, {1, 1, 1}, {}},
       {1, 9, 5, {64, 80, 96}, {3, 3, 3}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},

@@ -36,6 +36,8 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                       "std::max(plan.axis[a].max_span - 2, 0) : 0);"),
     "fprop_dgrad_forgets_a_phase": ("cuda/conv/sm90/fprop_dgrad/scheduler.cuh", "p.merged ? p.phases :",
                                     "p.merged ? p.phases - 1 :"),
+    "fprop_dgrad_gives_a_cluster_one_tile": ("cuda/conv/sm90/fprop_dgrad/scheduler.cuh",
+                                             "static_cast<int>(blockIdx.x) % 2;", "0;"),
     "fprop_dgrad_repeats_weights": ("cuda/conv/sm90/fprop_dgrad/fprop_dgrad.cu", "static_cast<uint16_t>(weight)}",
                                     "static_cast<uint16_t>(weight / 2 * 2)}"),
     "fprop_dgrad_releases_a_stage_early": ("cuda/conv/sm90/fprop_dgrad/kernel.cuh",

@@ -205,8 +205,8 @@ TEST_F(CudaAllocator, RecoversFromFailingHostAllocations) {
   EXPECT_EQ(ones({1 << 20}, {.device = device}).sum().item(), 1 << 20);
 }
 
-/// Hands out parts of a tensor, in order, and counts the calls. The first part begins after the start of the tensor,
-/// because the caching allocator owns a block at that address.
+/// Hands out parts of a tensor, in order, and counts the calls. Skips the first 512 bytes, because the tensor is
+/// itself a block of the caching allocator, and two blocks must not have the same address.
 struct PoolAllocator {
   Tensor pool = bytes_on_gpu(64 * kMiB);
   size_t used = 512;

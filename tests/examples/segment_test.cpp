@@ -195,7 +195,7 @@ TEST_F(Segment, ReusesOnlyValidPreprocessedFiles) {
   expect_written("", "2 written, 0 reused");
   EXPECT_EQ(load_npy(stored / "c-image.npy").shape(), (Shape{1, 16, 18, 20}));
   EXPECT_EQ(load_npy(stored / "b-label.npy").dtype(), u8);
-  EXPECT_FALSE(fs::exists(stored / "a-image.npy"));  // case a is for validation
+  EXPECT_FALSE(fs::exists(stored / "a-image.npy"));  // case 'a' is for validation
   std::map<std::string, std::string> files;
   for (const char* name : {"c-image.npy", "c-label.npy", "b-image.npy", "b-label.npy", "contents.txt"})
     files[name] = read(stored / name);
@@ -214,7 +214,7 @@ TEST_F(Segment, ReusesOnlyValidPreprocessedFiles) {
   fs::remove(stored / "c-label.npy");
   expect_restored("2 written, 0 reused");
   bytes = files["b-image.npy"];
-  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // a different shape with as many voxels
+  bytes.replace(bytes.find("18, 20"), 6, "20, 18");  // another shape with the same number of voxels
   std::ofstream(stored / "b-image.npy", std::ios::binary) << bytes;
   expect_restored("1 written, 1 reused");
   fs::remove(stored / "contents.txt");

@@ -9,8 +9,9 @@
 namespace video {
 namespace {
 
-/// Returns the largest difference, divided by the largest element of b if that exceeds 1. (The gradient of a bias is 0
-/// if each channel is normalized by itself.)
+/// Returns the largest absolute difference of elements, divided by max(1, m), where m is the largest absolute element
+/// of `b`. The lower bound of 1 is for biases before a normalization of single channels: their gradient is 0 except for
+/// rounding.
 double difference(const Tensor& a, const Tensor& b) {
   return vg::amax(vg::abs(a - b)).item() / std::max(1.0, vg::amax(vg::abs(b)).item());
 }

@@ -26,7 +26,8 @@ UP = {"kernel_size": 3, "stride": 2, "padding": 1}
 
 
 class Model(nn.Module):
-    """A transposed convolution followed by the function `then`. `parts` are named layers and shapes of parameters."""
+    """A transposed convolution followed by the function `then`. Each keyword argument in `parts` becomes an attribute:
+    a layer, or a parameter whose shape is the given tuple."""
 
     def __init__(self, conv, then, **parts):
         super().__init__()

@@ -164,7 +164,7 @@ TEST_F(PatchTest, RejectsReadersWithWrongResults) {
   EXPECT_ERROR(get({good.shape, good.image, returning(zeros({9, 12, 8}, {.dtype = u8}))}),
                "PatchDataset: the label reader must return [10, 12, 8] u8 at [0, 0, 0], got [9, 12, 8] u8");
   EXPECT_ERROR(get({good.shape, good.image, returning(zeros({10, 12, 8}))}), "got [10, 12, 8] f32");
-  // This reader is wrong only for patches.
+  // This reader returns the whole label correctly, but patches with a wrong shape.
   const auto label = [&](const Dims& start, const Shape& size) {
     return size == good.shape ? good.label(start, size) : zeros({2, 2, 1}, {.dtype = u8});
   };

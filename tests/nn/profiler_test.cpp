@@ -350,7 +350,7 @@ TEST(MemoryTable, ListsTheLiveBlocksByOperatorAndModule) {
   const std::vector<std::string> conv = rows_with(table, "conv_forward ");
   ASSERT_EQ(conv.size(), 1u) << table;
   EXPECT_TRUE(conv[0].ends_with("  ProfiledNet.rest.0")) << table;
-  EXPECT_NE(conv[0].find(" 0.016 "), std::string::npos) << "2 * 4 * 512 floats\n" << table;
+  EXPECT_NE(conv[0].find(" 0.016 "), std::string::npos) << "the result has 2 * 4 * 512 floats (0.016 MiB)\n" << table;
   EXPECT_FALSE(rows_with(table, "(before the session)").empty()) << table;
   EXPECT_FALSE(profiler::active());
 }

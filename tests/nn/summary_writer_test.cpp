@@ -200,23 +200,18 @@ TEST_F(SummaryWriterTest, AKilledRunLeavesCompleteRecords) {
   ASSERT_GE(run, 0);
   if (run == 0) {
     SummaryWriter writer(path("run"));
-    for (int i = 0;; ++i) writer.add_scalar(std::string(1000, 'x'), i, i);
+    for (int i = 0; i < 100'000; ++i) writer.add_scalar(std::string(1000, 'x'), i, i);  // at most 100 MB
+    _exit(0);
   }
-  const auto file = [&]() -> std::filesystem::path {
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(path("run"), none)) return entry.path();
-    return {};
-  };
-  // Do not read the growing file: a slow reader would never reach its end.
-  const auto size = [&]() -> uintmax_t {
-    std::error_code none;
-    const uintmax_t bytes = std::filesystem::file_size(file(), none);
-    return none ? 0 : bytes;
-  };
-  while (size() < 20000) usleep(1000);
+  std::filesystem::path file;
+  std::error_code none;
+  while (file.empty() || std::filesystem::file_size(file) < 20000) {
+    usleep(100);
+    for (const auto& entry : std::filesystem::directory_iterator(path("run"), none)) file = entry.path();
+  }
   kill(run, SIGKILL);
   waitpid(run, nullptr, 0);
-  EXPECT_GE(records(get(file())).size(), 20u);
+  EXPECT_GE(records(get(file)).size(), 20u);
 }
 
 TEST_F(SummaryWriterTest, TwoWritersUseSeparateFiles) {

@@ -14,7 +14,7 @@ PROBLEMS = 200  # per kind and dtype
 ACTIVATIONS = [torch.nn.ReLU(), torch.nn.LeakyReLU(0.01), torch.nn.GELU(), torch.nn.SiLU(), None]
 # The largest permitted error, as a multiple of the dtype's epsilon:
 FACTORS = {torch.float32: 32, torch.float64: 1000, torch.bfloat16: 4, torch.float16: 4}
-CHANGES_VALUES = "expanded"  # the form of in_form() that replaces all slices of a tensor by one slice
+CHANGES_VALUES = "expanded"  # in this form, in_form() repeats one slice of the tensor, so the values change
 
 
 class Conv:
@@ -72,7 +72,7 @@ class Norm:
         channels = self.groups * (1 if instance else draw.choice([1, 2, 8]))
         self.x = [draw.choice([1, 2, 3]), channels, *(draw.choice([3, 4, 9]) for _ in range(self.axes))]
         self.has_weight, self.has_bias = draw.random() < 0.8, draw.random() < 0.8
-        self.wide = draw.random() < 0.5  # float32 parameters of a bfloat16 or float16 input
+        self.wide = draw.random() < 0.5  # weight and bias are float32 even if the input is not
         self.eps = draw.choice([1e-5, 1e-3])
         self.forms = [draw.choice([f for f in FORMS if f != CHANGES_VALUES]), "contiguous", draw.choice(FORMS)]
 
@@ -117,8 +117,8 @@ def compare(problem, function, reference, operands, factor):
     got = gradients(function, operands, keep)
     expected = gradients(reference, [t if t is None else t.double().contiguous() for t in operands],
                          grads[0].double().contiguous())  # F.instance_norm has wrong gradients in other formats
-    # If the terms of a gradient cancel, its error is relative to the terms, not to their sum. Estimate the terms by the
-    # largest element of dy.
+    # If the terms of a gradient cancel, its error is proportional to the terms, not to their sum. The tolerance is
+    # therefore at least `factor` rounding errors of the largest element of dy, which estimates the terms.
     floor = grads[0].abs().max().item() if grads[0].numel() else 0
     names = ["y", "dx"] + [n for n, t in zip(["dweight", "dbias", "dgamma", "dbeta"], operands[1:]) if t is not None]
     for name, g, e in zip(names, got, expected):
@@ -143,7 +143,10 @@ def test_values_and_gradients_match_float64(kind, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("order", ["conv norm activation", "transposed activation norm"])
 def test_fused_values_and_gradients_match_float64(order, dtype, device):
-    """Compares a fused operation with float64 modules, between which only the result of the convolution is rounded."""
+    """Compares a fused operation with separate operations in float64.
+
+    As in the fused operation, the result of the convolution is rounded to `dtype`.
+    """
     draw = problems(order, dtype)
     transposed = order.startswith("transposed")
     for _ in range(PROBLEMS):

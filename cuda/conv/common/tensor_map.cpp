@@ -69,10 +69,13 @@ CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
     const int64_t stride = tensor.size[a] == 1 ? 16 : tensor.stride[a] * static_cast<int64_t>(item_size(tensor.dtype));
     if (a > 0) strides[a - 1] = static_cast<cuuint64_t>(stride);
   }
+  // A row of 64 bytes can be half a voxel. Its other half may be evicted from L2 before it is read.
+  const CUtensorMapL2promotion promotion =
+      tensor.row_bytes == 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
-  const CUresult status = encoder(op)(&map, type, static_cast<cuuint32_t>(tensor.rank), tensor.data, sizes, strides,
-                                      box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encoder(op)(&map, type, static_cast<cuuint32_t>(tensor.rank), tensor.data, sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(status == CUDA_SUCCESS, op, "cuTensorMapEncodeTiled rejected boxes of ", tensor.box[0], " channels x ",
         tensor.box[1], " x ", tensor.box[2], " of a tensor of ", tensor.size[0], " x ", tensor.size[1], " x ",
         tensor.size[2], ": CUresult ", static_cast<int>(status));

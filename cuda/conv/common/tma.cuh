@@ -21,12 +21,24 @@ struct PipelineState {
 
 #if VOXGRAD_HAS_WGMMA
 /// Initializes a barrier for `threads` arrivals per round. Other threads may use the barrier after fence_barrier_init()
-/// and __syncthreads().
+/// and __syncthreads(), or cluster_sync() if other CTAs of the cluster use it.
 __device__ inline void init_barrier(uint32_t barrier, int threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives at the same barrier in the CTA `rank` of the cluster.
+__device__ inline void arrive_at(int rank, uint32_t barrier) {
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 "
+      "_, [remote];}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+/// Waits until all threads of the cluster have called this function.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -59,6 +71,17 @@ __device__ inline void tma_store(const CUtensorMap& tensor, uint32_t shared, int
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&tensor),
       "r"(shared), "r"(c), "r"(x), "r"(y), "r"(z), "r"(n)
+      : "memory");
+}
+
+/// Copies the box to the same address of shared memory in each CTA of `ctas`, a bit set of ranks in the cluster. The
+/// copied bytes count for the barrier at the same address in each of these CTAs.
+__device__ inline void tma_multicast(uint32_t shared, const CUtensorMap& tensor, int x, int y, int z, uint32_t barrier,
+                                     uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(&tensor), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(ctas)
       : "memory");
 }
 
@@ -100,11 +123,14 @@ __device__ inline void wait_barrier(uint32_t barrier, int round) {
 #else
 __device__ inline void init_barrier(uint32_t, int) {}
 __device__ inline void arrive(uint32_t) {}
+__device__ inline void arrive_at(int, uint32_t) {}
+__device__ inline void cluster_sync() {}
 __device__ inline void fence_barrier_init() {}
 __device__ inline void expect_bytes(uint32_t, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
 __device__ inline void tma_store(const CUtensorMap&, uint32_t, int, int, int, int, int) {}
+__device__ inline void tma_multicast(uint32_t, const CUtensorMap&, int, int, int, uint32_t, uint16_t) {}
 __device__ inline void prefetch_tensor(const CUtensorMap&) {}
 __device__ inline void prefetch_bulk(const void*, uint32_t) {}
 __device__ inline void bulk_store(void*, uint32_t, uint32_t) {}

@@ -49,8 +49,8 @@ struct DepthwisePlan {
 };
 
 /// Returns nothing unless the problem is a depthwise convolution of channels-last tensors that TMA can read, with a
-/// kernel of 3^3, 5^3 or 7^3, the stride 1 or 2 along all axes, and no dilation. For dgrad with stride 2, the paddings
-/// and kernel / 2 (rounded down) must be all even or all odd.
+/// kernel of 3^3, 5^3 or 7^3, the stride 1 or 2 along all axes, and no dilation. For dgrad with stride 2, each padding
+/// must have the same parity as kernel / 2 (rounded down).
 std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& problem);
 /// Returns the bytes of the weights in float, or of the partial sums of wgrad.
 int64_t workspace_bytes(const ConvProblem& problem, const DepthwisePlan& plan);

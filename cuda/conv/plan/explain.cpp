@@ -91,11 +91,13 @@ std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
                 copied_bytes(p) > 0 ? "channels-last copies" : "channels-last", ": CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
                 each_tap       ? "a box for each tap"
-                : plan.halo[0] ? "halo"
-                               : "halo of each plane",
+                : plan.halo[2] ? plan.halo[0] ? "halo" : "halo of each plane"
+                : plan.halo[1] ? "halo along depth and height"
+                               : "halo along depth",
                 ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
-                plan.phases == 1 ? " phase, " : " phases, ", plan.units, " work units, split-K ", plan.splits,
-                ", workspace ", in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
+                plan.phases == 1 ? " phase, " : " phases, ", plan.units * plan.cluster, " work units, ",
+                plan.cluster > 1 ? "weights shared by two CTAs, " : "", "split-K ", plan.splits, ", workspace ",
+                in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
 }
 
 std::string describe(const ConvProblem& p, const WgradPlan& plan) {

@@ -14,13 +14,21 @@ namespace {
 constexpr int kMaxSide = 255;      // voxels of a tile along an axis
 constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
-constexpr double kFromL2 = 32;       // rate at which an SM reads from L2
-constexpr double kToMemory = 32;     // rate at which an SM writes results
-constexpr double kUnit = 1000;       // time per work unit
-constexpr double kReduction = 4000;  // time of a second kernel
-constexpr double kMemory = 2500;     // rate at which all SMs together transfer data from and to memory
-constexpr double kWait = 1500;       // time per unit whose boxes cannot be loaded during the previous unit
-constexpr double kAlone = 1.3;       // slowdown of a warpgroup that is alone on its SM
+constexpr double kFromL2 = 32;          // rate at which an SM reads from L2
+constexpr double kToShared = 50;        // rate at which an SM receives boxes, including those that the other CTA copies
+constexpr double kCluster = 1.1;        // slowdown of CTAs that wait for each other
+constexpr double kClusterStart = 4000;  // additional time of clusters
+constexpr double kToMemory = 32;        // rate at which an SM writes results
+constexpr double kUnit = 1000;          // time per work unit
+constexpr double kReduction = 4000;     // time of a second kernel
+constexpr double kMemory = 2500;        // rate at which all SMs together transfer data from and to memory
+constexpr double kWait = 1500;          // time per unit whose boxes cannot be loaded during the previous unit
+constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone on its SM
+
+// Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
+// rows between the lines of results.
+constexpr bool kHalos[][3] = {
+    {false, false, false}, {true, false, false}, {true, true, false}, {false, true, true}, {true, true, true}};
 
 using Bases = std::array<int, FpropDgradPlan::kMaxTiles>;
 
@@ -89,7 +97,10 @@ class Search {
  public:
   Search(const ConvProblem& problem, const FpropDgradPlan& axes) : p_(problem), axes_(axes) {
     taps_ = 1;
-    for (const AxisPhases& axis : axes.axis) taps_ *= axis.kernel;
+    for (const AxisPhases& axis : axes.axis) {
+      taps_ *= axis.kernel;
+      complete_ &= axis.complete;
+    }
   }
 
   std::optional<FpropDgradPlan> best() {
@@ -100,28 +111,26 @@ class Search {
       if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
       if (cta.slide > 1 && !may_slide(cta.slide)) continue;
       for (const int row_bytes : {128, 64, 32})
-        for (const bool depth : {false, true})
-          for (const bool plane : {false, true}) {
-            if (p_.choice.k_blocks > 0 && row_bytes != 32 * p_.choice.k_blocks) continue;
-            FpropDgradPlan plan = axes_;
-            plan.cta = cta;
-            plan.halo[0] = depth;
-            plan.halo[1] = plan.halo[2] = plane;
-            if (depth && (!plane || cta.slide > 1)) continue;
-            if (!compiled.has(row_bytes, static_cast<int>(item_size(p_.dtype)), three_products(p_))) continue;
-            plan.row_bytes = row_bytes;
-            plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
-            if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
-            if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
-            plan.products = three_products(p_) ? 3 : 1;
-            plan.chunks = plan.products * divide_up(static_cast<int>(p_.in_channels), plan.chunk_channels);
-            for (const bool cooperative : {false, true}) {
-              if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
-              if (three_products(p_) ? !cooperative : cooperative && cta.slide > 1) continue;
-              plan.cooperative = cooperative;
-              try_tiles(plan);
-            }
+        for (const auto& halo : kHalos) {
+          if (p_.choice.k_blocks > 0 && row_bytes != 32 * p_.choice.k_blocks) continue;
+          FpropDgradPlan plan = axes_;
+          plan.cta = cta;
+          std::copy_n(halo, 3, plan.halo);
+          if (cta.slide > 1 && halo[0]) continue;
+          if (!compiled.has(row_bytes, static_cast<int>(item_size(p_.dtype)), three_products(p_))) continue;
+          plan.row_bytes = row_bytes;
+          plan.chunk_channels = row_bytes / static_cast<int>(item_size(p_.dtype));
+          if (row_bytes > 32 && plan.chunk_channels > 2 * p_.in_channels) continue;
+          if (p_.groups > 1 && p_.in_channels % plan.chunk_channels != 0) continue;
+          plan.products = three_products(p_) ? 3 : 1;
+          plan.chunks = plan.products * divide_up(static_cast<int>(p_.in_channels), plan.chunk_channels);
+          for (const bool cooperative : {false, true}) {
+            if (p_.choice.pairs > 0 && (p_.choice.pairs == 2) != cooperative) continue;
+            if (three_products(p_) ? !cooperative : cooperative && cta.slide > 1) continue;
+            plan.cooperative = cooperative;
+            try_tiles(plan);
           }
+        }
     }
     return best_;
   }
@@ -137,7 +146,8 @@ class Search {
 
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
-    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.resident_chunks() <= FpropDgradPlan::kMaxStages) {
+    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.halo[2] &&
+        plan.resident_chunks() <= FpropDgradPlan::kMaxStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
       for (AxisPhases& axis : resident.axis) merge_halos(axis);
@@ -178,14 +188,14 @@ class Search {
     std::copy(covered->base.begin(), covered->base.end(), plan.base);
     for (const bool kept : {true, false}) {
       plan.kept = kept;
-      if (choose_stages(plan, *covered)) plan.cta.slide > 1 ? choose_run(plan) : choose_splits(plan);
+      if (choose_stages(plan, *covered)) plan.cta.slide > 1 ? choose_run(plan) : choose_cluster(plan);
     }
   }
   /// Tries divisions of the depth into nearly equal runs of planes. Two runs are a work unit.
   void choose_run(FpropDgradPlan& plan) {
     const int depth = plan.axis[0].count;
     for (int runs = 2; runs < 2 * depth; runs += 2)
-      if (plan.run = divide_up(depth, runs); runs == 2 || plan.run != divide_up(depth, runs - 2)) choose_splits(plan);
+      if (plan.run = divide_up(depth, runs); runs == 2 || plan.run != divide_up(depth, runs - 2)) choose_cluster(plan);
   }
 
   /// Returns the largest number of taps that read the same box.
@@ -207,7 +217,7 @@ class Search {
     for (const int base : covered.base) end = std::max(end, base + 7 * covered.pitch + 8);
     for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
       if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
-    const bool by_tap = !plan.halo[1] || taps_ == 1;
+    const bool by_tap = (!plan.halo[0] && !plan.halo[1]) || taps_ == 1;
     plan.stage_taps = std::min(plan.kept ? FpropDgradPlan::kMaxTaps : most_stage_taps(plan.cta.product_columns()),
                                most_box_taps(plan));
     const int weight = plan.weight_bytes(), input = plan.input_bytes();
@@ -242,21 +252,40 @@ class Search {
     return plan.chunks * all_loads(plan);
   }
 
-  void choose_splits(FpropDgradPlan& plan) {
+  /// Chooses whether two CTAs share weights.
+  void choose_cluster(FpropDgradPlan& plan) {
+    for (const int cluster : {1, 2}) {
+      if (p_.choice.cluster > 0 && p_.choice.cluster != cluster) continue;
+      if (cluster > 1 && (plan.kept || plan.cta.slide > 1 || p_.groups > 1)) continue;
+      plan.cluster = cluster;
+      choose_units(plan);
+    }
+  }
+
+  /// Chooses whether a work unit consists of all phases of a tile. Phases that are separate units read the inputs at
+  /// different times, so the inputs must fit into L2.
+  void choose_units(FpropDgradPlan& plan) {
     int64_t tiles = divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.unit_depth() : plan.tile[a + 1]);
-    tiles *= p_.groups * divide_up(p_.out_channels, plan.cta.columns);
-    plan.merged = plan.phases > 1 && (plan.resident || tiles >= 4 * kMultiprocessors);
-    const int64_t units = plan.merged ? tiles : tiles * plan.phases;
+    tiles = divide_up(tiles, plan.cluster) * p_.groups * divide_up(p_.out_channels, plan.cta.columns);
+    const int64_t clusters = kMultiprocessors / plan.cluster;
+    for (const bool merged : {false, true}) {
+      if (merged ? plan.phases == 1 : plan.phases > 1 && (plan.resident || tiles >= 4 * clusters)) continue;
+      plan.merged = merged;
+      choose_splits(plan, merged ? tiles : tiles * plan.phases, clusters);
+    }
+  }
+
+  void choose_splits(FpropDgradPlan& plan, int64_t units, int64_t clusters) {
     const int k_blocks = plan.chunks * k_loads(plan);
     for (int splits = 1; splits <= std::min(k_blocks, 32); ++splits) {
       plan.splits = splits;
       plan.units = units * splits;
       plan.cycles = cycles(plan);
       if (plan.units < kMaxUnits && (!best_ || plan.cycles < best_->cycles)) best_ = plan;
-      const bool complete = std::all_of(plan.axis, plan.axis + 3, [](const AxisPhases& axis) { return axis.complete; });
-      if (!complete || units >= kMultiprocessors || plan.resident || plan.kept || plan.cta.slide > 1 ||
-          p_.choice.unsplit)
+      // Splits into more than four rounds of units cost more than they save.
+      if (!complete_ || units >= clusters || plan.units >= 4 * clusters || plan.resident || plan.kept ||
+          plan.cta.slide > 1 || p_.choice.unsplit)
         break;
     }
   }
@@ -273,30 +302,45 @@ class Search {
     const double multiplies = taps * k * plan.m_tiles() * product;
     const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
     const double weights = taps * b * plan.chunks * plan.row_bytes;
-    const double bytes = loads * plan.box_rows() * plan.row_bytes + (plan.kept ? 0 : weights);
+    const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
+    const double load = std::max((inputs + streamed / plan.cluster) / kFromL2, (inputs + streamed) / kToShared);
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
     // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
-    const int64_t rounds = divide_up(plan.units, kMultiprocessors);
-    const double mainloop = std::max({multiplies, bytes / kFromL2, stages}) / plan.splits;
+    const double rounds = rounds_of(plan);
+    const double mainloop = std::max({multiplies, load, stages}) / plan.splits;
     // A warpgroup that is alone on its SM does not keep the tensor cores busy.
-    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases == 1;
+    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases <= 1;
     const double both = plan.cooperative
                             ? mainloop + epilogue
                             : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
-    const double unit = both + (waits ? kWait : 0) + bytes / plan.splits / (10 * kFromL2);
+    const double unit = both + (waits ? kWait : 0) + load / plan.splits / 10;
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
-    double all = static_cast<double>(rounds) * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
+    double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
     if (plan.kept) all += weights / kFromL2;
     const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory;
     all = std::max(all, memory + all / 8);
     // N-major weights must be copied unless the tile supports them.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
+    if (plan.cluster > 1) all = all * kCluster + kClusterStart;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
     return all;
+  }
+
+  /// Returns the work units of the SM that computes most, as a multiple of the mean unit.
+  static double rounds_of(const FpropDgradPlan& plan) {
+    const int64_t ctas = plan.units * plan.cluster;
+    if (plan.phases == 1 || plan.merged) return static_cast<double>(divide_up(ctas, kMultiprocessors));
+    double longest = 1;  // phase
+    for (const AxisPhases& axis : plan.axis) {
+      int taps = 0;
+      for (int i = 0; i < axis.phases; ++i) taps = std::max(taps, static_cast<int>(axis.phase[i].taps));
+      longest *= 1.0 * taps * axis.phases / axis.kernel;
+    }
+    return std::max(longest, static_cast<double>(ctas) / kMultiprocessors + 0.5);
   }
 
   /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,
@@ -311,6 +355,7 @@ class Search {
   const ConvProblem& p_;
   const FpropDgradPlan& axes_;
   int taps_;
+  bool complete_ = true;  // each result has a tap
   std::optional<FpropDgradPlan> best_;
 };
 

@@ -76,12 +76,13 @@ struct FpropDgradPlan {
   bool merged = false;
   bool cooperative = false;
   bool kept = false;  ///< all weights stay in shared memory
+  int cluster = 1;    ///< CTAs of a cluster, which share the weights
   int run = 0;        ///< sliding: planes of results of a warpgroup in a work unit
   int splits = 1;
   int input_stages = 0;
   int weight_stages = 0;
   int stage_taps = 1;
-  int64_t units = 0;  ///< work units
+  int64_t units = 0;  ///< work units of all clusters
   double cycles = 0;  ///< cost according to the planner's model
 
   /// Returns the m64 tiles of a CTA tile.

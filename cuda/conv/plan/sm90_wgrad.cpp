@@ -85,26 +85,37 @@ class Search {
   /// boxes of several chunks of channels.
   void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
     std::vector<WgradBox> boxes;
-    int all = 0;
+    int m_tiles = 0;
     const AxisPhases* axis = plan.axis;
     for (int d = 0; d < axis[0].phases; ++d)
       for (int h = 0; h < axis[1].phases; ++h)
         for (int w = 0; w < axis[2].phases; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
-    for (const WgradBox& box : boxes) all += m_tiles_of(plan.cta, box.taps());
+    for (const WgradBox& box : boxes) m_tiles += m_tiles_of(plan.cta, box.taps());
     const int room = 2 * plan.cta.m_tiles;
-    plan.chunks = std::clamp(room / all, 1, chunks);
-    int left = 0;
-    for (int chunk = 0; chunk < plan.chunks; ++chunk)
-      for (WgradBox box : boxes) {
-        box.chunk = chunk;
-        const int m_tiles = m_tiles_of(plan.cta, box.taps());
-        if (m_tiles > left) {
-          plan.sets.emplace_back();
-          left = room;
-        }
-        plan.sets.back().push_back(box);
-        left -= m_tiles;
-      }
+    plan.chunks = std::clamp(room / m_tiles, 1, chunks);
+    m_tiles *= plan.chunks;
+    const size_t boxes_of_chunk = boxes.size();
+    for (int chunk = 1; chunk < plan.chunks; ++chunk)
+      for (size_t i = 0; i < boxes_of_chunk; ++i) boxes.push_back(boxes[i]), boxes.back().chunk = chunk;
+    std::stable_sort(boxes.begin(), boxes.end(),
+                     [](const WgradBox& left, const WgradBox& right) { return left.taps() > right.taps(); });
+    for (int sets = divide_up(m_tiles, room);; ++sets)
+      for (int capacity = divide_up(m_tiles, sets); capacity <= room; ++capacity)
+        if (pack(plan, boxes, sets, capacity)) return;
+  }
+  /// Packs the boxes into sets of at most `capacity` m64 tiles, each box into the first set with room. Returns false if
+  /// there are too few sets.
+  static bool pack(WgradPlan& plan, const std::vector<WgradBox>& boxes, int sets, int capacity) {
+    std::vector<int> left(static_cast<size_t>(sets), capacity);
+    plan.sets.assign(left.size(), {});
+    for (const WgradBox& box : boxes) {
+      const int m_tiles = m_tiles_of(plan.cta, box.taps());
+      const auto found = std::find_if(left.begin(), left.end(), [&](int room) { return room >= m_tiles; });
+      if (found == left.end()) return false;
+      *found -= m_tiles;
+      plan.sets[static_cast<size_t>(found - left.begin())].push_back(box);
+    }
+    return true;
   }
   /// Appends the boxes of one phase, with at most `most` taps each.
   static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
@@ -192,7 +203,7 @@ class Search {
   double cycles(const WgradPlan& plan) const {
     const double n = plan.cta.columns, b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);
     const int steps = plan.rows() / 16;
-    double of_units = 0, first_load = 0;
+    double of_sets = 0, longest = 0, first_load = 0;
     for (const auto& set : plan.sets) {
       // A warpgroup multiplies all its m64 tiles or all but one, even if some have no tap.
       int m_tiles = 0;
@@ -201,11 +212,14 @@ class Search {
       const double bytes =
           static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
       first_load = bytes / kFromL2;
-      of_units += plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
+      const double of_set = plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
+      of_sets += of_set;
+      longest = std::max(longest, of_set);
     }
     const bool direct =
         plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // assumes channels-last weights
-    const double unit = of_units / static_cast<double>(plan.sets.size()) + first_load +
+    const double mean = of_sets / static_cast<double>(plan.sets.size());
+    const double unit = (plan.units <= kMultiprocessors ? longest : mean) + first_load +
                         2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
     const double units = static_cast<double>(divide_up(plan.units, kMultiprocessors)) * unit;
     return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;

@@ -101,9 +101,10 @@ def _is_norm(module):
 
 
 def _fusible(modules):
-    """Returns (number of modules, norm, activation, activation_first) of the modules to fuse, or None.
+    """Finds the longest sequence at the start of `modules` that can be fused.
 
-    These modules are the longest sequence at the start of `modules` that can be fused.
+    Returns (number of modules, norm, activation, activation_first), or None if no sequence can be fused. `activation`
+    is None if the sequence has no activation. `activation_first` is true if the activation precedes the norm.
     """
     if not isinstance(modules[0], _CONVS) or any(map(_has_hooks, modules[:2])):
         return None

@@ -1,4 +1,5 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, launches, and the second kernel of split-K.
+#include <algorithm>
 #include <optional>
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -106,6 +107,11 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
     phase.loads = static_cast<uint16_t>(loads - phase.first_load);
   }
   p.phases = plan.phases;
+  const auto taps_of = [&](const Phase& phase) {
+    return phase.loads > 0 ? phase.loads * p.load[phase.first_load].taps : 0;
+  };
+  std::stable_sort(p.phase_of, p.phase_of + p.phases,
+                   [&](const Phase& a, const Phase& b) { return taps_of(a) > taps_of(b); });
   for (int i = 1; i < p.phases; ++i)
     p.phase_of[i].first_stage = p.phase_of[i - 1].first_stage + plan.chunks * p.phase_of[i - 1].weight_stages;
   if (slides) list_blocks(p, axis[0].phase[0], kernel[1] * kernel[2]);
@@ -123,6 +129,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.resident = plan.resident;
   p.merged = plan.merged;
   p.cooperative = plan.cooperative;
+  p.cluster = plan.cluster;
   p.chunks = plan.chunks;
   p.product_chunks = Divisor(plan.chunks / plan.products);
   p.resident_chunks = plan.resident_chunks();
@@ -135,21 +142,24 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.units = static_cast<int>(plan.units);
   p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
   p.split = Divisor(plan.splits);
-  p.phase = Divisor(plan.merged ? 1 : plan.phases);
+  p.phase_units = Divisor(plan.units / (plan.merged ? 1 : plan.phases));
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
   const int wide = problem.dtype == DType::f32 ? 2 : 8;
   p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);
   p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
+  int all_tiles = 1;
   for (int a = 0; a < 4; ++a) {
     p.tile[a] = plan.tile[a];
     p.unit[a] = a == 1 ? plan.unit_depth() : plan.tile[a];
     p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], p.unit[a])));
+    all_tiles *= p.tiles[a].value();
     p.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
     if (a == 0) continue;
     p.in_step[a - 1] = plan.axis[a - 1].in_step;
     p.out_step[a - 1] = plan.axis[a - 1].out_step;
     p.extent[a - 1] = Divisor(plan.box[4 - a]);
   }
+  if (all_tiles % plan.cluster != 0) p.tiles[0] = Divisor(p.tiles[0].value() + 1);
   p.box_rows = plan.box_rows();
   p.group_pitch = plan.group_pitch;
   std::copy_n(plan.base, FpropDgradPlan::kMaxTiles, p.base);
@@ -281,7 +291,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   if (plan.splits > 1) store_partial_sums(p, out, partial.as<float>());
   const int shared = 1024 + plan.input_stages * plan.input_bytes() + plan.all_weight_bytes();
-  const int ctas = static_cast<int>(std::min<int64_t>(plan.units, problem.multiprocessors));
+  const int ctas = plan.cluster *
+                   static_cast<int>(std::min<int64_t>(plan.units, std::max(problem.multiprocessors / plan.cluster, 1)));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta, n_major, ctas, shared,
                                                                          launch.stream);

@@ -13,6 +13,9 @@
 // In dgrad with strides, each stride phase is a separate GEMM with its own taps. One producer warp loads boxes of
 // inputs, and another producer warp loads weights. Two consumer warpgroups compute the GEMMs in turn (ping-pong), so
 // that the epilogue of one GEMM overlaps the products of the next. Cooperative warpgroups share every CTA tile instead.
+//
+// L2 limits GEMMs with few taps per box. Two CTAs may therefore form a cluster that loads the weights once for both
+// (multicast). The CTAs then issue the copies of weights in turn.
 #pragma once
 
 #include "core/detail/divide.h"
@@ -73,6 +76,7 @@ __device__ int stage_of_weights(const Params& p, const KBlocks& k, int tap, cons
 template <class Tile>
 __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipeline) {
   constexpr int tap_bytes = Tile::kWeightBytes;
+  int turn = 0;
   const auto load = [&](const WorkUnit& unit, const Phase& phase, bool) {
     const int n = unit.group * p.n_group + unit.column * Tile::kN;
     for (KBlocks block(p, unit, phase); block.left > 0; block.next()) {
@@ -84,14 +88,15 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
         pipeline.acquire();
         pipeline.commit(taps * tap_bytes);
         uint32_t to = stages + stage_of_weights<Tile>(p, block, box.first_tap + begin, pipeline);
-        for (int i = 0; i < taps; ++i) {
+        for (int i = 0; i < taps; ++i, ++turn) {
           int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
           for (int block = 0; block < Tile::kSlide; ++block, tap += p.slide_step)
             for (int j = 0; j < Tile::kN; j += Tile::kNBlock) {
-              if constexpr (Tile::kNMajor)
-                tma_load(to, p.weight, n + j, k, tap, pipeline.barrier());
-              else
-                tma_load(to, p.weight, k, n, tap, pipeline.barrier());
+              const int x = Tile::kNMajor ? n + j : k, y = Tile::kNMajor ? k : n;
+              if (p.cluster == 1)
+                tma_load(to, p.weight, x, y, tap, pipeline.barrier());
+              else if ((turn ^ static_cast<int>(blockIdx.x)) % 2 == 0)
+                tma_multicast(to, p.weight, x, y, tap, pipeline.barrier(), 3);
               to += Tile::kNBlock * Tile::kRowBytes;
             }
         }
@@ -168,7 +173,7 @@ struct Mainloop {
     // The products of the previous tap read these stages until the products of the next tap have begun.
     int last_weights = -1, last_inputs = -1;
     const auto release_last = [&] {
-      if (releases && last_weights >= 0) weights.release(last_weights);
+      if (releases && last_weights >= 0) weights.release(last_weights, p.cluster);
       if (releases && last_inputs >= 0) inputs.release(last_inputs);
       last_weights = last_inputs = -1;
     };
@@ -243,7 +248,7 @@ struct Mainloop {
             sum[t][n][j] += x;
           });
         }
-        if (releases && p.kept_taps == 0) weights.release(weights.stage());
+        if (releases && p.kept_taps == 0) weights.release(weights.stage(), p.cluster);
         weights.next();
       }
       if (releases && !p.resident) inputs.release(input.stage());
@@ -295,8 +300,8 @@ struct Mainloop {
   }
 };
 
-/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic shared memory: the rings
-/// of inputs and weights.
+/// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM, in clusters of p.cluster.
+/// Dynamic shared memory: the rings of inputs and weights.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
@@ -313,12 +318,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
     prefetch_tensor(p.input);
     prefetch_tensor(p.weight);
     inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
-    weights.init(p.cooperative ? Tile::kConsumers : 1);
+    weights.init((p.cooperative ? Tile::kConsumers : 1) * p.cluster);
     init_barrier(turn, 1);
   }
   fence_barrier_init();
   rows.list(p);
-  __syncthreads();
+  p.cluster > 1 ? cluster_sync() : __syncthreads();
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
@@ -347,6 +352,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
     if (warp == 0 && is_leader()) produce_inputs<Tile>(p, input_stages, inputs);
     if (warp == 1 && is_leader()) produce_weights<Tile>(p, weight_stages, weights);
   }
+  if (p.cluster > 1)
+    cluster_sync();  // the other CTA still copies to the memory of this CTA and arrives at its barriers
 #endif
 }
 

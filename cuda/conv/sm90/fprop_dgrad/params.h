@@ -54,6 +54,7 @@ struct Params {
   bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
                      ///< in turn (ping-pong)
   bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
+  int cluster;       ///< CTAs of a cluster (1 or 2): they share the weights and compute different tiles of voxels
   int samples;
   int phases;
   int chunks;
@@ -67,12 +68,13 @@ struct Params {
   int chunk_channels;      ///< channels of a voxel in one chunk
   int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
   int splits;
-  int units;
-  // The digits of a unit's number, least significant first. The group is the rest.
+  int units;            ///< of all clusters
+  Divisor phase_units;  ///< units of a phase. The units of the first phase have the first numbers
+  // The digits of a unit's number in its phase, least significant first. The group is the rest.
   Divisor columns;   ///< tiles along the output channels
   Divisor split;     ///< splits of K
-  Divisor phase;     ///< phases, or 1 if `merged`
-  Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant
+  Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant. One more
+                     ///< along the samples if `cluster` does not divide their number
   int in_step[3];
   int out_step[3];
   Coordinates tile;                     ///< results of a CTA tile
@@ -88,7 +90,7 @@ struct Params {
   int run;          ///< sliding: planes of results of a warpgroup in a work unit
   int slide_step;   ///< sliding: taps from the weights of one block of columns to those of the next
   int input_bytes;  ///< bytes of a stage: the box, rounded up
-  Phase phase_of[FpropDgradPlan::kMaxPhases];
+  Phase phase_of[FpropDgradPlan::kMaxPhases];  ///< in descending order of their K
   Load load[FpropDgradPlan::kMaxTaps];
   Tap tap[FpropDgradPlan::kMaxTaps];
 };

@@ -14,7 +14,7 @@ class Pipeline {
 
   __device__ Pipeline(uint32_t barriers, int stages) : barriers_(barriers), stages_(stages) {}
   /// Initializes the barriers. One thread must call it before other threads use the ring. `consumers` is the number of
-  /// warpgroups that read each stage.
+  /// warpgroups that read each stage, in all CTAs that share the copies.
   __device__ void init(int consumers) const {
     for (int i = 0; i < stages_; ++i) {
       init_barrier(full(i), 1);
@@ -41,8 +41,12 @@ class Pipeline {
 
   /// Waits until the stage is full.
   __device__ void wait() const { wait_barrier(full(stage_), round_); }
-  /// Frees a stage. One thread of each consumer warpgroup must call it.
-  __device__ void release(int stage) const { arrive(empty(stage)); }
+  /// Frees a stage. One thread of each consumer warpgroup must call it. `ctas` is the number of CTAs of the cluster
+  /// that share the copies, 1 or 2.
+  __device__ void release(int stage, int ctas = 1) const {
+    arrive(empty(stage));
+    if (ctas > 1) arrive_at(static_cast<int>(blockIdx.x) % 2 ^ 1, empty(stage));
+  }
 
  private:
   __device__ uint32_t full(int i) const { return barriers_ + kBarrierBytes * i; }

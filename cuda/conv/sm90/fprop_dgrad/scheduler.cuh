@@ -16,10 +16,13 @@ struct WorkUnit {
   int plane = 0;   // sliding: current plane of inputs
   int planes = 1;  // sliding: number of planes of inputs
 
+  /// `number` is the number of the cluster's unit.
   __device__ WorkUnit(const Params& p, int number) {
+    phase = number;
+    number = p.phase_units.take_digit(phase);
     column = p.columns.take_digit(number);
     split = p.split.take_digit(number);
-    phase = p.phase.take_digit(number);
+    if (p.cluster > 1) number = 2 * number + static_cast<int>(blockIdx.x) % 2;
     for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
     group = number;
   }
@@ -43,23 +46,27 @@ __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
 }
 
 /// Calls f(unit, phase, first) for the implicit GEMMs of this CTA. `first` is true for the first GEMM of a unit. The
-/// assignment of units to CTAs rotates from round to round, so that each CTA computes all phases, whose K differ.
+/// first units have the largest K. Each round assigns units to the clusters in the opposite order of the previous
+/// round, so that the total K of all clusters is similar. The CTAs of a cluster compute the same GEMMs, even if a
+/// tile of one of them lies outside of the results.
 template <int kSlide, class F>
 __device__ void for_each_gemm(const Params& p, const F& f) {
-  const int ctas = static_cast<int>(gridDim.x);
-  for (int begin = 0, turn = static_cast<int>(blockIdx.x); begin < p.units; begin += ctas) {
-    if (begin + turn < p.units) {
-      const WorkUnit unit(p, begin + turn);
-      if constexpr (kSlide > 1) {
-        for_each_plane<kSlide>(p, unit, f);
-      } else {
-        const int end = p.merged ? p.phases : unit.phase + 1;
-        bool first = true;
-        for (int phase = unit.phase; phase < end; ++phase)
-          if (unit.has_results(p.phase_of[phase])) f(unit, p.phase_of[phase], first), first = false;
+  const int clusters = static_cast<int>(gridDim.x) / p.cluster;
+  for (int begin = 0, turn = static_cast<int>(blockIdx.x) / p.cluster; begin < p.units;
+       begin += clusters, turn = clusters - 1 - turn) {
+    if (begin + turn >= p.units) continue;
+    const WorkUnit unit(p, begin + turn);
+    if constexpr (kSlide > 1) {
+      for_each_plane<kSlide>(p, unit, f);
+    } else {
+      const int end = p.merged ? p.phases : unit.phase + 1;
+      bool first = true;
+      for (int phase = unit.phase; phase < end; ++phase) {
+        if (p.cluster == 1 && !unit.has_results(p.phase_of[phase])) continue;
+        f(unit, p.phase_of[phase], first);
+        first = false;
       }
     }
-    if (++turn == ctas) turn = 0;
   }
 }
 

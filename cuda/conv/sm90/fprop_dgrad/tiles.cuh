@@ -21,7 +21,8 @@ inline ConvInstance instance{ConvPass::fprop,
 template <class Tile>
 void launch_tile(const Params& p, int ctas, int shared_bytes, cudaStream_t stream) {
   ++instance<Tile>.launches;
-  launch_with_shared(fprop_dgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
+  launch_with_shared(fprop_dgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p,
+                     static_cast<unsigned>(p.cluster));
 }
 
 template <class Element, bool kThree, bool kNMajor>
