@@ -362,6 +362,20 @@ TEST_F(CpuConv, HandlesManyTiles) {
     ConvCheck<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 
+// Pointwise convolutions with at least 1024 voxels have their own kernel. The cases have several pieces of voxels, the
+// last of which is short; a single piece and few channels; and groups.
+TEST_F(CpuConv, HandlesPointwiseKernelsOnManyVoxels) {
+  for (int threads : {1, 3}) {
+    set_num_threads(threads);
+    for (const Case& c : {convolution(2, 37, 29, {11, 13, 15}, 1), convolution(1, 5, 3, {8, 8, 16}, 1),
+                          convolution(2, 6, 60, {9, 16, 17}, 1, {.groups = 3})}) {
+      ConvCheck<float>(c, Layout::contiguous, 12).expect_exact(Layout::contiguous);
+      ConvCheck<double>(c, Layout::contiguous, 13).expect_exact(Layout::contiguous);
+      ConvCheck<float>(c, Layout::channels_last, 14).expect_exact(Layout::channels_last);
+    }
+  }
+}
+
 // With more weights than inputs, blocks of channels run in parallel, and each block packs its own weights. In the
 // second case some taps reach no output. The third case has groups.
 TEST_F(CpuConv, HandlesFewVoxelsWithManyChannels) {
@@ -384,10 +398,11 @@ TEST_F(CpuConv, HandlesLongKernels) {
 }
 
 // The second case has few voxels. Blocks of channels therefore run in parallel, unless there are more threads than
-// blocks.
+// blocks. The third case is pointwise; the size of its pieces of voxels depends on the number of threads.
 TEST_F(CpuConv, IsBitwiseIndependentOfThreadCount) {
-  for (const Case& c : {transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1),
-                        convolution(2, 130, 70, {3, 4, 5}, 3, {.padding = 1})}) {
+  for (const Case& c :
+       {transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1),
+        convolution(2, 130, 70, {3, 4, 5}, 3, {.padding = 1}), convolution(1, 90, 40, {16, 17, 18}, 1)}) {
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
     auto noise = [&](std::array<int64_t, 5> shape) {
@@ -397,7 +412,7 @@ TEST_F(CpuConv, IsBitwiseIndependentOfThreadCount) {
     };
     const std::array<int64_t, 5> x_shape{c.batch, c.x_channels, c.x_size[0], c.x_size[1], c.x_size[2]},
         y_shape{c.batch, c.y_channels, c.y_size[0], c.y_size[1], c.y_size[2]},
-        w_shape{c.y_channels, c.x_channels, 3, 3, 3};
+        w_shape{c.y_channels, c.x_channels, c.kernel[0], c.kernel[1], c.kernel[2]};
     Block<float> x = noise(x_shape), y = noise(y_shape), w = noise(w_shape);
     std::vector<std::vector<float>> first;
     for (int threads : {1, 2, 3, 7}) {
