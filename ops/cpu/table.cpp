@@ -1,6 +1,6 @@
-// The table of the CPU kernels. CMake compiles this folder once for each CPU capability (ops/cpu_capability.cpp) and
-// defines VG_CPU_TABLE as the name of the function below. The linker sees no
-// other name of the folder, so the capabilities do not collide.
+// The table of the CPU kernels. CMake compiles this folder once for each CPU capability (ops/cpu_capability.cpp). The
+// macro VG_CPU_TABLE is the name of the function below, which differs between capabilities. All other symbols of the
+// folder are local, so the capabilities do not collide.
 #include "ops/cpu/kernels.h"
 
 extern "C" const voxgrad::Kernels* VG_CPU_TABLE() {

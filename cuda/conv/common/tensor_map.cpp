@@ -69,7 +69,8 @@ CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
     const int64_t stride = tensor.size[a] == 1 ? 16 : tensor.stride[a] * static_cast<int64_t>(item_size(tensor.dtype));
     if (a > 0) strides[a - 1] = static_cast<cuuint64_t>(stride);
   }
-  // A row of 64 bytes can be half a voxel. Its other half may be evicted from L2 before it is read.
+  // A row of 64 bytes can be half a voxel, whose other half may be evicted from L2 before it is read. Rows of 32 bytes
+  // were not measured.
   const CUtensorMapL2promotion promotion =
       tensor.row_bytes == 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;

@@ -85,16 +85,18 @@ std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
                 plan.blocks * plan.grid_rows, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
+/// Describes the axes whose taps share a box.
+const char* describe_halo(const bool (&halo)[3]) {
+  if (halo[2]) return halo[0] ? "halo" : "halo of each plane";
+  if (halo[1]) return "halo along depth and height";
+  return halo[0] ? "halo along depth" : "a box for each tap";
+}
+
 std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
-  const bool each_tap = !plan.halo[0] && !plan.halo[1];
   return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, ",
                 copied_bytes(p) > 0 ? "channels-last copies" : "channels-last", ": CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
-                each_tap       ? "a box for each tap"
-                : plan.halo[2] ? plan.halo[0] ? "halo" : "halo of each plane"
-                : plan.halo[1] ? "halo along depth and height"
-                               : "halo along depth",
-                ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
+                describe_halo(plan.halo), ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
                 plan.phases == 1 ? " phase, " : " phases, ", plan.units * plan.cluster, " work units, ",
                 plan.cluster > 1 ? "weights shared by two CTAs, " : "", "split-K ", plan.splits, ", workspace ",
                 in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
