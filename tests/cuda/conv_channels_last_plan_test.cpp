@@ -85,7 +85,7 @@ TEST(ConvChannelsLastPlan, RowsOfATileCoverItsOutputs) {
 }
 
 TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
-  int plans = 0;
+  int plans = 0, with_splits[3] = {};  // plans with partial sums in memory; direct plans with one and with two splits
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 300; ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
@@ -119,10 +119,13 @@ TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
     EXPECT_GE(plan->channel_tiles * plan->chunks * plan->cta.chunk, p.in_channels);
     EXPECT_GE(static_cast<int64_t>(plan->splits) * plan->tiles_of_split, plan->all_tiles);
     EXPECT_LT(static_cast<int64_t>(plan->splits - 1) * plan->tiles_of_split, plan->all_tiles);
-    EXPECT_LE(plan->stages * plan->stage_bytes() + 2048, p.shared_limit);
+    EXPECT_LE(plan->shared_bytes() + 2048, p.shared_limit);
     EXPECT_EQ(plan->rows() % 16, 0);
+    ASSERT_TRUE(!plan->direct || plan->splits <= WgradPlan::kMaxCluster);
+    ++with_splits[plan->direct ? plan->splits : 0];
   }
   EXPECT_GT(plans, 60);
+  for (const int count : with_splits) EXPECT_GT(count, 5);
 }
 
 // TMA box offsets have 16 bits.

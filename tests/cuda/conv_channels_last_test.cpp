@@ -120,10 +120,12 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                          .width = static_cast<int16_t>(tile.columns),
                          .cluster = 2});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
-    choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
-                       .k_blocks = static_cast<int8_t>(tile.chunk),
-                       .m_tiles = static_cast<int8_t>(tile.m_tiles),
-                       .width = static_cast<int16_t>(tile.columns)});
+    for (const int8_t cluster : {1, 2})
+      choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
+                         .k_blocks = static_cast<int8_t>(tile.chunk),
+                         .m_tiles = static_cast<int8_t>(tile.m_tiles),
+                         .width = static_cast<int16_t>(tile.columns),
+                         .cluster = cluster});
   for (const cuda::MultistageWgradTile& tile : cuda::multistage_wgrad_tiles(mode.arithmetic()))
     choices.push_back({.multistage = true,
                        .m_tiles = static_cast<int8_t>(tile.rows / 64),

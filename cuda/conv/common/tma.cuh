@@ -40,6 +40,16 @@ __device__ inline void arrive_at(int rank, uint32_t barrier) {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
+/// Like cluster_sync(), but does not make the writes of a thread visible to the others.
+__device__ inline void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+}
+/// Returns the address of this location of shared memory in the CTA `rank` of the cluster.
+__device__ inline const float* in_cta(int rank, const float* shared) {
+  const float* address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(shared), "r"(rank));
+  return address;
+}
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 /// Arrives at the barrier. The current round of the barrier ends when `bytes` bytes have been copied.
@@ -125,6 +135,8 @@ __device__ inline void init_barrier(uint32_t, int) {}
 __device__ inline void arrive(uint32_t) {}
 __device__ inline void arrive_at(int, uint32_t) {}
 __device__ inline void cluster_sync() {}
+__device__ inline void cluster_sync_relaxed() {}
+__device__ inline const float* in_cta(int, const float* shared) { return shared; }
 __device__ inline void fence_barrier_init() {}
 __device__ inline void expect_bytes(uint32_t, uint32_t) {}
 __device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}

@@ -28,11 +28,6 @@ struct Params {
 
 constexpr int kLanes = 32, kWarps = 8;
 
-/// Divides a sum by the scales of its channels of x and y.
-__device__ float unscaled(const Params& p, float sum, int x_channel, int y_channel) {
-  return ldexpf(sum, -scale_exponent(p.sums.x_maxima[x_channel]) - scale_exponent(p.sums.y_maxima[y_channel]));
-}
-
 /// Adds the partial sums of weights that have the layout of the partial sums. A warp adds 32 vectors of 4 elements. If
 /// `slices` is more than 1, this number of warps shares the splits of the same vectors. Launch: kLanes * kWarps threads
 /// per CTA in a 1-D grid. Static shared memory: four floats per thread.
@@ -66,7 +61,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
     const int of_y = static_cast<int>(first / (int64_t{p.taps} * p.sums.in_channels));
     const int of_x = p.out_channels.divide(of_y) * p.sums.in_channels + channel;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = unscaled(p, sum[i], of_x + i, of_y);
+    for (int i = 0; i < 4; ++i) sum[i] = unscaled(sum[i], p.sums.x_maxima[of_x + i], p.sums.y_maxima[of_y]);
   }
   store_values<4>(static_cast<T*>(p.weight) + first, sum);
 }
@@ -114,12 +109,11 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
       left /= p.kernel[a];
     }
     const float sum = sums[channel * pitch + tap];
-    out[offset] = T(p.sums.x_maxima ? unscaled(p, sum, x_channel + channel, block) : sum);
+    out[offset] = T(p.sums.x_maxima ? unscaled(sum, p.sums.x_maxima[x_channel + channel], p.sums.y_maxima[block]) : sum);
   }
 }
 
-}  // namespace
-
+/// Returns whether the input channels are innermost, followed by the taps, without gaps.
 bool is_dense_channels_last(const View& w) {
   int64_t stride = 1;
   for (const int axis : {1, 4, 3, 2}) {
@@ -128,6 +122,8 @@ bool is_dense_channels_last(const View& w) {
   }
   return true;
 }
+
+}  // namespace
 
 void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t stream) {
   Params p{};

@@ -24,13 +24,14 @@ struct WgradSplits {
 /// gradient `w` in its layout and dtype.
 void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t stream);
 
-/// Returns whether the input channels are innermost, followed by the taps, without gaps.
-bool is_dense_channels_last(const View& w);
-
 #ifdef __CUDACC__
 /// Returns the exponent of the scale factor of a channel. `maximum` is the largest magnitude, as the bits of a float.
 __device__ inline int scale_exponent(uint32_t maximum) {
   return maximum == 0 ? 0 : min(max(14 + 127 - static_cast<int>(maximum >> 23), -126), 126);
+}
+/// Divides a sum by the scales of its channels of x and y.
+__device__ inline float unscaled(float sum, uint32_t x_maximum, uint32_t y_maximum) {
+  return ldexpf(sum, -scale_exponent(x_maximum) - scale_exponent(y_maximum));
 }
 #endif
 

@@ -109,7 +109,8 @@ std::string describe(const ConvProblem& p, const WgradPlan& plan) {
   return concat("tensor cores, ", products, " by wgmma, channels-last: ", plan.sets.size(), " sets of taps x ",
                 plan.chunks * plan.cta.chunk, " by ", plan.cta.columns, " channels, CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " voxels, ", plan.units,
-                " work units, split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan)));
+                " work units, split-K ", plan.splits, plan.direct && plan.splits > 1 ? " in a cluster" : "",
+                ", workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, std::monostate) {

@@ -15,6 +15,7 @@ constexpr int kMaxSide = 255;      // voxels of a tile along an axis
 constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
 constexpr double kFromL2 = 32;          // rate at which an SM reads from L2
+constexpr double kLatency = 1500;       // time from the request of a box until it has arrived
 constexpr double kToShared = 50;        // rate at which an SM receives boxes, including those that the other CTA copies
 constexpr double kCluster = 1.1;        // slowdown of CTAs that wait for each other
 constexpr double kClusterStart = 4000;  // additional time of clusters
@@ -304,6 +305,8 @@ class Search {
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
     const double load = std::max((inputs + streamed / plan.cluster) / kFromL2, (inputs + streamed) / kToShared);
+    // While the products with one box are computed, the other stages wait for their boxes.
+    const double wait = plan.kept ? (loads * kLatency + inputs / kFromL2) / (plan.input_stages - 1) : 0;
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
@@ -311,7 +314,7 @@ class Search {
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
     const double rounds = rounds_of(plan);
-    const double mainloop = std::max({multiplies, load, stages}) / plan.splits;
+    const double mainloop = std::max({multiplies, load, wait, stages}) / plan.splits;
     // A warpgroup that is alone on its SM does not keep the tensor cores busy.
     const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases <= 1;
     const double both = plan.cooperative

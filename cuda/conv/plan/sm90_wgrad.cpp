@@ -16,9 +16,12 @@ constexpr int kStatic = 2 * 1024;  // bytes of shared memory for barriers and al
 constexpr double kFromL2 = 45;            // rate at which an SM reads from L2
 constexpr double kUnit = 1500;            // time per work unit
 constexpr double kStage = 150;            // time per stage
-constexpr double kToMemory = 16;          // rate at which an SM writes sums
+constexpr double kToMemory = 16;          // rate at which an SM writes sums or results
+constexpr double kToShared = 64;          // rate at which an SM reads or writes sums in its shared memory
+constexpr double kFromCluster = 32;       // rate at which an SM reads sums of two CTAs
+constexpr double kCluster = 1000;         // time of the barriers of a cluster
 constexpr double kReduction = 4000;       // time of the second kernel
-constexpr double kReductionBytes = 2500;  // rate at which all SMs together transfer partial sums
+constexpr double kReductionBytes = 1500;  // rate at which all SMs together transfer partial sums
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
 // With three products, the sums need registers in addition to the accumulators.
@@ -47,7 +50,8 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
 /// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
 class Search {
  public:
-  Search(const ConvProblem& problem, const WgradPlan& axes) : p_(problem), axes_(axes) {}
+  Search(const ConvProblem& problem, const WgradPlan& axes, bool one_launch)
+      : p_(problem), axes_(axes), one_launch_(one_launch) {}
 
   std::optional<WgradPlan> best() {
     for (const WgradTile& cta : wgrad_tiles(arithmetic_of(p_))) {
@@ -73,6 +77,13 @@ class Search {
   }
 
  private:
+  /// Times in clocks of the sets of taps according to the cost model.
+  struct SetTimes {
+    double mean = 0;        ///< of a tile
+    double longest = 0;     ///< of a tile
+    double first_load = 0;  ///< of the boxes of a tile
+  };
+
   /// Returns true if a tile may slide along the depth: neighboring taps must read neighboring planes of x.
   bool may_slide(int taps) const {
     const AxisPhases& depth = axes_.axis[0];
@@ -188,45 +199,62 @@ class Search {
     const int64_t units = static_cast<int64_t>(plan.sets.size()) * divide_up(p_.out_channels, plan.cta.columns) *
                           plan.channel_tiles * p_.groups;
     const int most = std::max(most_voxels(p_) / plan.rows(), 1);
-    for (const int waves : {1, 2, 3, 4, 8}) {
-      const int64_t splits = std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles);
-      plan.tiles_of_split = static_cast<int>(std::min<int64_t>(divide_up(tiles, splits), most));
-      plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
-      plan.units = units * plan.splits;
-      plan.cycles = cycles(plan);
-      if (plan.units < kMaxUnits && workspace_bytes(p_, plan) <= kMaxSums && (!best_ || plan.cycles < best_->cycles))
-        best_ = plan;
-    }
+    const SetTimes times = times_of_sets(plan);
+    if (p_.choice.cluster != 2)
+      for (const int waves : {1, 2, 3, 4, 8})
+        try_splits(plan, units, std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles), most, times);
+    plan.direct = true;
+    if (one_launch_ && p_.choice.cluster != 1 && plan.cta.sums_bytes() + kStatic <= p_.shared_limit)
+      for (int splits = 1; splits <= std::min<int64_t>(tiles, WgradPlan::kMaxCluster); ++splits)
+        try_splits(plan, units, splits, most, times);
+    plan.direct = false;
+  }
+  /// Tries to divide the tiles of y into about `splits` splits of at most `most` tiles.
+  void try_splits(WgradPlan& plan, int64_t units, int64_t splits, int most, const SetTimes& times) {
+    plan.tiles_of_split = static_cast<int>(std::min<int64_t>(divide_up(plan.all_tiles, splits), most));
+    plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
+    if (plan.direct && plan.splits > WgradPlan::kMaxCluster) return;
+    plan.units = units * plan.splits;
+    plan.cycles = cycles(plan, times);
+    if (plan.units < kMaxUnits && workspace_bytes(p_, plan) <= kMaxSums && (!best_ || plan.cycles < best_->cycles))
+      best_ = plan;
   }
 
-  /// Returns the time in clocks according to the cost model.
-  double cycles(const WgradPlan& plan) const {
+  static SetTimes times_of_sets(const WgradPlan& plan) {
     const double n = plan.cta.columns, b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);
-    const int steps = plan.rows() / 16;
-    double of_sets = 0, longest = 0, first_load = 0;
+    SetTimes times;
     for (const auto& set : plan.sets) {
       // A warpgroup multiplies all its m64 tiles or all but one, even if some have no tap.
       int m_tiles = 0;
       for (const WgradBox& box : set) m_tiles += m_tiles_of(plan.cta, box.taps());
-      const double multiplies = steps * product * std::max(m_tiles, 2 * (plan.cta.m_tiles - 1));
+      const double multiplies = plan.rows() / 16 * product * std::max(m_tiles, 2 * (plan.cta.m_tiles - 1));
       const double bytes =
           static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
-      first_load = bytes / kFromL2;
-      const double of_set = plan.tiles_of_split * (std::max(multiplies, bytes / kFromL2) + kStage);
-      of_sets += of_set;
-      longest = std::max(longest, of_set);
+      times.first_load = bytes / kFromL2;
+      const double of_set = std::max(multiplies, times.first_load) + kStage;
+      times.mean += of_set / static_cast<double>(plan.sets.size());
+      times.longest = std::max(times.longest, of_set);
     }
-    const bool direct =
-        plan.splits == 1 && elements_of(p_) == 2 && is_channels_last(p_);  // assumes channels-last weights
-    const double mean = of_sets / static_cast<double>(plan.sets.size());
-    const double unit = (plan.units <= kMultiprocessors ? longest : mean) + first_load +
-                        2.0 * plan.cta.m_tiles * 64 * b * (direct ? 2 : 4) / kToMemory + kUnit;
+    return times;
+  }
+  /// Returns the time in clocks according to the cost model.
+  double cycles(const WgradPlan& plan, const SetTimes& times) const {
+    const double sums = 2.0 * plan.cta.m_tiles * 64 * plan.cta.product_columns();
+    double unit =
+        plan.tiles_of_split * (plan.units <= kMultiprocessors ? times.longest : times.mean) + times.first_load + kUnit;
+    if (plan.direct)
+      unit += 4 * sums * (1 / kToShared + 1 / (plan.splits > 1 ? kFromCluster : kToShared)) +
+              sums / plan.splits * static_cast<double>(item_size(p_.dtype)) / kToMemory +
+              (plan.splits > 1 ? kCluster : 0);
+    else
+      unit += 4 * sums / kToMemory;
     const double units = static_cast<double>(divide_up(plan.units, kMultiprocessors)) * unit;
-    return direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
+    return plan.direct ? units : units + kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kReductionBytes;
   }
 
   const ConvProblem& p_;
   const WgradPlan& axes_;
+  const bool one_launch_;
   const int products_ = three_products(p_) ? 3 : 1;
   std::optional<WgradPlan> best_;
 };
@@ -278,10 +306,11 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   if (!choose_axes(p, axes)) return std::nullopt;
   ConvProblem at_once = p;
   at_once.batch = axes.samples = samples_at_once(p);
-  return Search(at_once, axes).best();
+  return Search(at_once, axes, at_once.batch == p.batch).best();
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const WgradPlan& plan) {
+  if (plan.direct) return 0;
   return plan.splits * p.groups * p.out_channels * p.in_channels * p.kernel[0] * p.kernel[1] * p.kernel[2] * 4;
 }
 

@@ -1,6 +1,7 @@
 // Plans of the channels-last weight gradient by wgmma: the taps, channels and voxels of a CTA.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,7 +17,12 @@ struct WgradTile {
   int columns;  ///< output channels of y
   int m_tiles;  ///< m64 tiles of a warpgroup
   int slide = 1;
-  int product_columns() const { return columns * slide; }
+  constexpr int product_columns() const { return columns * slide; }
+  /// Floats from one tap to the next and from one column to the next in SharedSums (sm90/wgrad/epilogue.cuh). These
+  /// distances avoid bank conflicts.
+  constexpr int slot_pitch() const { return chunk + 1; }
+  constexpr int pitch() const { return (2 * m_tiles * (64 / chunk) * slot_pitch() + 27) / 32 * 32 + 4; }
+  constexpr int sums_bytes() const { return 4 * product_columns() * pitch(); }
 };
 /// Returns the compiled CTA tiles.
 std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic);
@@ -38,6 +44,7 @@ struct WgradPlan {
   static constexpr int kMaxMTiles = 7;   ///< m64 tiles of a warpgroup
   static constexpr int kMaxSteps = 32;   ///< steps of 16 voxels in a tile
   static constexpr int kMaxStages = 6;
+  static constexpr int kMaxCluster = 2;  ///< splits that are added in shared memory
 
   AxisPhases axis[3];
   WgradTile cta{};
@@ -48,6 +55,7 @@ struct WgradPlan {
   int box[4] = {};                          ///< voxels of a box of x
   int depth = 0;                            ///< planes of y (sliding: of x) that the tiles cover
   int splits = 1;                           ///< splits of the tiles of y (split-K)
+  bool direct = false;                      ///< the kernel adds up to kMaxCluster splits and stores the results
   int tiles_of_split = 0;                   ///< tiles of y in a split
   int all_tiles = 0;                        ///< tiles of all products
   int stages = 0;                           ///< stages of shared memory
@@ -62,13 +70,14 @@ struct WgradPlan {
   int box_bytes() const { return (box_rows() * chunk_bytes() + 1023) / 1024 * 1024; }
   int chunk_bytes() const { return 2 * cta.chunk; }
   int most_boxes() const;
+  int shared_bytes() const { return std::max(stages * stage_bytes(), direct ? cta.sums_bytes() : 0); }
   int stage_bytes() const { return most_boxes() * box_bytes() + (y_rows() * 2 * cta.columns + 1023) / 1024 * 1024; }
 };
 
 /// Plans launches of as many samples as may be copied at a time. Returns nothing for problems that the family does not
 /// support: f64, or too many taps or residues.
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& problem);
-/// Returns the bytes of the partial sums.
+/// Returns the bytes of the partial sums in memory.
 int64_t workspace_bytes(const ConvProblem& problem, const WgradPlan& plan);
 
 }  // namespace voxgrad::cuda

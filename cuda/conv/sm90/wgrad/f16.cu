@@ -3,7 +3,7 @@
 
 namespace voxgrad::cuda::implicit_wgrad {
 
-template void launch_kernel<Float16, false>(const Params& p, const WgradTile& tile, int ctas, int shared_bytes,
-                                            cudaStream_t stream);
+template void launch_kernel<Float16, false>(const Params& p, const WgradTile& tile, int ctas, int cluster,
+                                            int shared_bytes, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_wgrad

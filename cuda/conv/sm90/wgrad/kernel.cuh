@@ -11,51 +11,18 @@
 // With few output channels, a tile slides along the depth: three consecutive planes of y, which correspond to three
 // taps along the depth, are blocks of columns of one product. A CTA computes a set of taps by 64 (or 32) output
 // channels for a part of the voxels (split-K). One producer warp loads both operands, and two consumer warpgroups share
-// the m64 tiles. Partial sums are float32, and a second kernel adds them in a fixed order.
+// the m64 tiles. The sums of up to two splits are added in shared memory, and the kernel stores the weight gradient;
+// two CTAs form a cluster for this purpose (epilogue.cuh). With more splits, the kernel stores partial sums in float32,
+// and a second kernel adds them in a fixed order.
 //
 // If a tile extends beyond the end of y, the missing voxels of y are zeros, which are multiplied by elements of x. An
 // infinity or NaN in x can therefore reach the gradient of a tap that does not read it.
 #pragma once
 
 #include "cuda/conv/sm90/fprop_dgrad/pipeline.cuh"
-#include "cuda/conv/sm90/wgrad/params.h"
+#include "cuda/conv/sm90/wgrad/epilogue.cuh"
 
 namespace voxgrad::cuda::implicit_wgrad {
-
-/// A CTA tile. A row of x has kChunk input channels and a row of y has kN output channels, 32 or 64 each. A warpgroup
-/// has kMTiles m64 tiles. A sliding tile has kSlide planes of y; the first plane belongs to the last tap along the
-/// depth. kPromotes: the sums over 64 voxels are added in float, because the accumulators of tensor cores truncate.
-template <class Element_, int kChunk_, int kN_, int kMTiles_, int kSlide_, bool kPromotes_>
-struct CtaTile {
-  using Element = Element_;
-  static constexpr int kChunk = kChunk_, kN = kN_, kMTiles = kMTiles_, kSlide = kSlide_, kN8 = kN / 8;
-  using Sums = Accumulator[kMTiles][kN8 * kSlide];
-  static constexpr int kTapsOfSlot = 64 / kChunk;
-  static constexpr bool kPromotes = kPromotes_;
-  static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kRegisters = 232, kProducerRegisters = 40;
-};
-
-/// The taps, channels and voxels that a CTA computes at a time.
-struct WorkUnit {
-  int set;           // index of the set of taps
-  int column;        // index of the tile along the output channels
-  int channel_tile;  // index of the tile along the input channels
-  int group;
-  int split;
-  int first_tile;  // first tile of y
-  int last_tile;   // tile of y after the last tile of the unit
-
-  __device__ WorkUnit(const Params& p, int number) {
-    set = p.sets.take_digit(number);
-    column = p.columns.take_digit(number);
-    channel_tile = p.channel_tiles.take_digit(number);
-    group = p.groups.take_digit(number);
-    split = number;
-    first_tile = split * p.tiles_of_split;
-    last_tile = min(first_tile + p.tiles_of_split, p.all_tiles);
-  }
-};
 
 /// Loads the boxes of x and y. One thread runs this function.
 template <class Tile>
@@ -217,50 +184,16 @@ struct Mainloop {
   }
 };
 
-/// Stores the partial sums, or the results if p.result is not null. Rows of the sums are (tap, input channel), and
-/// columns are output channels. 8 lanes store neighboring input channels.
-template <class Tile>
-__device__ void store_sums(const Params& p, const WorkUnit& unit, int warpgroup, const typename Tile::Sums& sum) {
-  using T = typename Tile::Element;
-  const TapSet& set = p.set[unit.set];
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
-  const int column = unit.column * Tile::kN + lane % 4 * 2, of_y = unit.group * p.out_channels + column;
-  const int64_t first = unit.split * p.split_stride + of_y * p.out_stride;
-#pragma unroll
-  for (int s = 0; s < Tile::kMTiles; ++s) {
-    if (s >= set.m_tiles[warpgroup]) break;
-    const MTile& m_tile = set.m_tile[warpgroup][s];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp * 16 + half * 8 + lane / 4, tap = m_tile.tap[row / Tile::kChunk];
-      const int channel = (unit.channel_tile * p.chunks + m_tile.chunk) * Tile::kChunk + row % Tile::kChunk;
-      const bool exists = tap != MTile::kNone && channel < p.in_channels;
-      const int64_t to = first + tap * p.in_channels + channel;
-#pragma unroll
-      for (int n = 0; n < Tile::kN8 * Tile::kSlide; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float value = sum[s][n][half * 2 + i];
-          const int in_block = n % Tile::kN8 * 8 + i, plane = Tile::kSlide - 1 - n / Tile::kN8;
-          const int64_t at = to + in_block * p.out_stride + plane * p.plane_taps * p.in_channels;
-          if (!exists || column + in_block >= p.out_channels) continue;
-          if (p.result)
-            static_cast<T*>(p.result)[at] = T(value);
-          else
-            p.partial[at] = value;
-        }
-    }
-  }
-}
-
-/// Computes the weight gradient or its partial sums. Launch: a 1-D grid of persistent CTAs, at most one per SM. Dynamic
-/// shared memory: the ring of stages.
+/// Computes the weight gradient or its partial sums. Launch: a 1-D grid of persistent CTAs, at most one per SM; if
+/// p.weight is not null, one CTA per work unit, in clusters of p.cluster. Dynamic shared memory: the ring of stages, or
+/// SharedSums, which overwrites the ring.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
   __shared__ uint64_t barriers[2 * WgradPlan::kMaxStages];
-  const uint32_t stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
+  __shared__ TapList<Tile> taps;
+  const uint32_t at = warp_uniform(shared_address(dynamic_shared)), stages = (at + 1023) & ~1023u;
   const Pipeline pipeline(warp_uniform(shared_address(barriers)), p.stages);
   if (threadIdx.x == 0) {
     prefetch_tensor(p.x);
@@ -273,15 +206,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     Mainloop<Tile> mainloop(p, stages, pipeline);
+    float* const sums = reinterpret_cast<float*>(dynamic_shared + (stages - at) / sizeof(uint4));
     for (int number = static_cast<int>(blockIdx.x); number < p.units; number += static_cast<int>(gridDim.x)) {
       const WorkUnit unit(p, number);
       typename Tile::Sums sum;
       mainloop.multiply(unit, warpgroup, sum);
-      store_sums<Tile>(p, unit, warpgroup, sum);
+      if (p.weight)
+        SharedSums<Tile>(p, unit, sums).reduce(warpgroup, sum, taps);
+      else
+        store_partial<Tile>(p, unit, warpgroup, sum);
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
-    if (warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0 && is_leader()) produce<Tile>(p, stages, pipeline);
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4);
+    if (warp == 0 && is_leader()) produce<Tile>(p, stages, pipeline);
+    if (warp == 1 && p.weight) list_taps(p, WorkUnit(p, static_cast<int>(blockIdx.x)), taps);
   }
 #endif
 }

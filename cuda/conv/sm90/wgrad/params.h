@@ -43,10 +43,17 @@ struct Parts {
 struct Params {
   CUtensorMap x;  ///< (C, W, H, D, N)
   CUtensorMap y;
-  float* partial;  ///< (split, group, output channel, tap, input channel)
-  void* result;    ///< if not null, the kernel stores the results here as halves, in the same order of axes
-  int64_t split_stride;
-  int64_t out_stride;
+  float* partial;        ///< (split, group, output channel, tap, input channel)
+  int64_t split_stride;  ///< of `partial`
+  void* weight;          ///< if not null, the kernel stores the weight gradient here
+  int64_t out_stride;    ///< strides of the weight gradient in elements
+  int64_t in_stride;
+  int64_t tap_stride[3];
+  int kernel[3];
+  bool by_taps;              ///< taps are closer in memory than channels
+  const uint32_t* x_maxima;  ///< null, or the maxima of the scaled channels; the weight gradient is then float32
+  const uint32_t* y_maxima;
+  Divisor cluster;  ///< splits that a cluster adds: 1 or 2
   int taps;
   int in_channels;       ///< per group
   int out_channels;      ///< per group
@@ -66,7 +73,7 @@ struct Params {
   int stages;
   int units;
   int tiles_of_split;  ///< maximum tiles of y in a split
-  Divisor sets;        ///< digits of a unit's number, least significant first; the last digit is the split
+  Divisor sets;  ///< digits of a unit's number after the rank in the cluster, least significant first; then the split
   Divisor columns;
   Divisor channel_tiles;
   Divisor groups;
@@ -81,8 +88,9 @@ struct Params {
   TapSet set[WgradPlan::kMaxSets];
 };
 
-/// Launches the kernel of a CTA tile. kPromotes selects tf32x3.
+/// Launches the kernel of a CTA tile in clusters of `cluster` CTAs. kPromotes selects tf32x3.
 template <class Element, bool kPromotes>
-void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream);
+void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int cluster, int shared_bytes,
+                   cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_wgrad

@@ -19,12 +19,14 @@ inline ConvInstance instance{ConvPass::wgrad,
 
 /// Launches the kernel of a tile. kPromotes selects the tiles for three products.
 template <class Element, bool kPromotes>
-void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int shared_bytes, cudaStream_t stream) {
+void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int cluster, int shared_bytes,
+                   cudaStream_t stream) {
   const auto run = [&]<int kChunk, int kN, int kMTiles, int kSlide = 1>() {
     using Tile = CtaTile<Element, kChunk, kN, kMTiles, kSlide, kPromotes>;
     if (tile.chunk != kChunk || tile.columns != kN || tile.m_tiles != kMTiles || tile.slide != kSlide) return;
     ++instance<Tile>.launches;
-    launch_with_shared(wgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p);
+    launch_with_shared(wgrad_kernel<Tile>, static_cast<unsigned>(ctas), Tile::kThreads, shared_bytes, stream, p,
+                       static_cast<unsigned>(cluster));
   };
   if constexpr (kPromotes) {
     run.template operator()<64, 64, 4>();

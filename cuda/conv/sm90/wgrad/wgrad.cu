@@ -83,7 +83,6 @@ Params make_params(const Operand& x, const Operand& y, const ConvProblem& proble
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.split_stride = problem.groups * problem.out_channels * problem.in_channels * p.taps;
-  p.out_stride = int64_t{p.taps} * p.in_channels;
   p.chunks = plan.chunks;
   p.box_bytes = plan.box_bytes();
   p.boxes_bytes = plan.most_boxes() * plan.box_bytes();
@@ -129,6 +128,21 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
   return splits;
 }
 
+/// Makes the kernel store the weight gradient `w`.
+void set_result(Params& p, const View& w, const Operand& x, const Operand& y, const WgradPlan& plan) {
+  p.weight = w.data;
+  p.out_stride = w.stride[0];
+  p.in_stride = w.stride[1];
+  for (int a = 0; a < 3; ++a) {
+    p.kernel[a] = static_cast<int>(w.size[a + 2]);
+    p.tap_stride[a] = w.stride[a + 2];
+  }
+  p.by_taps = w.stride[1] != 1;
+  p.x_maxima = x.maxima();
+  p.y_maxima = y.maxima();
+  p.cluster = Divisor(plan.splits);
+}
+
 /// Returns x without the positions after the last position that a tap reads. An infinity there could reach the result.
 View read_part(View x, const ConvProblem& problem) {
   for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
@@ -146,14 +160,10 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
   const Scales scales(input, gradient, launch);
   Params p = make_params(input, gradient, problem, plan);
   const int64_t launches = divide_up(problem.batch, plan.samples);
-  const bool direct = is_half(w.dtype) && launches * plan.splits == 1 && is_dense_channels_last(w);
-  const Workspace partial(launch, direct ? 0 : static_cast<size_t>(launches * workspace_bytes(problem, plan)));
+  const Workspace partial(launch, static_cast<size_t>(launches * workspace_bytes(problem, plan)));
   p.partial = partial.as<float>();
-  if (direct) {
-    p.result = w.data;
-    p.out_stride = w.stride[0];
-  }
-  const int shared = 1024 + plan.stages * plan.stage_bytes();
+  if (plan.direct) set_result(p, w, input, gradient, plan);
+  const int shared = 1024 + plan.shared_bytes(), cluster = p.cluster.value();
   const auto run = !is_half(w.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
                    : w.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
                                             : launch_kernel<Float16, false>;
@@ -162,12 +172,13 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
     const int64_t count = std::min(plan.samples, problem.batch - first);
     const View in = input.samples(first, count), out = gradient.samples(first, count);
     const int more = set_samples(p, in, out, static_cast<int>(count), problem, plan);
-    run(p, plan.cta, std::min(p.units, problem.multiprocessors), shared, launch.stream);
+    run(p, plan.cta, plan.direct ? p.units : std::min(p.units, problem.multiprocessors), cluster, shared,
+        launch.stream);
     check_launch("conv weight gradient");
     p.partial += more * p.split_stride;
     splits += more;
   }
-  if (direct) return;
+  if (plan.direct) return;
   reduce_wgrad_splits(w,
                       {.partial = partial.as<float>(),
                        .split_stride = p.split_stride,
