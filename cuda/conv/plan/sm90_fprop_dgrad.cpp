@@ -15,7 +15,6 @@ constexpr int kMaxSide = 255;      // voxels of a tile along an axis
 constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
 constexpr double kFromL2 = 32;          // rate at which an SM reads from L2
-constexpr double kLatency = 1500;       // time from the request of a box until it has arrived
 constexpr double kToShared = 50;        // rate at which an SM receives boxes, including those that the other CTA copies
 constexpr double kCluster = 1.1;        // slowdown of CTAs that wait for each other
 constexpr double kClusterStart = 4000;  // additional time of clusters
@@ -23,6 +22,7 @@ constexpr double kToMemory = 32;        // rate at which an SM writes results
 constexpr double kUnit = 1000;          // time per work unit
 constexpr double kReduction = 4000;     // time of a second kernel
 constexpr double kMemory = 2500;        // rate at which all SMs together transfer data from and to memory
+constexpr double kInFlight = 30720;     // bytes that an SM must request at a time to keep memory busy
 constexpr double kWait = 1500;          // time per unit whose boxes cannot be loaded during the previous unit
 constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone on its SM
 
@@ -305,8 +305,6 @@ class Search {
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
     const double load = std::max((inputs + streamed / plan.cluster) / kFromL2, (inputs + streamed) / kToShared);
-    // While the products with one box are computed, the other stages wait for their boxes.
-    const double wait = plan.kept ? (loads * kLatency + inputs / kFromL2) / (plan.input_stages - 1) : 0;
     const double results = 64.0 * plan.m_tiles() * n * phases;
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
@@ -314,7 +312,7 @@ class Search {
     const double epilogue =
         results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
     const double rounds = rounds_of(plan);
-    const double mainloop = std::max({multiplies, load, wait, stages}) / plan.splits;
+    const double mainloop = std::max({multiplies, load, stages}) / plan.splits;
     // A warpgroup that is alone on its SM does not keep the tensor cores busy.
     const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases <= 1;
     const double both = plan.cooperative
@@ -324,7 +322,8 @@ class Search {
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
     double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
     if (plan.kept) all += weights / kFromL2;
-    const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory;
+    const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory *
+                          std::max(kInFlight / (plan.input_stages * plan.input_bytes()), 1.0);
     all = std::max(all, memory + all / 8);
     // N-major weights must be copied unless the tile supports them.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
