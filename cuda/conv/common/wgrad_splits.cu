@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
       left /= p.kernel[a];
     }
     const float sum = sums[channel * pitch + tap];
-    out[offset] = T(p.sums.x_maxima ? unscaled(sum, p.sums.x_maxima[x_channel + channel], p.sums.y_maxima[block]) : sum);
+    out[offset] =
+        T(p.sums.x_maxima ? unscaled(sum, p.sums.x_maxima[x_channel + channel], p.sums.y_maxima[block]) : sum);
   }
 }
 
