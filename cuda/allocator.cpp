@@ -21,7 +21,7 @@ constexpr size_t kGranule = 512;               // alignment of block sizes and a
 constexpr size_t kMaxSmall = kMiB;             // largest request that is served from a small segment
 constexpr size_t kSmallSegment = 2 * kMiB;     // size of a segment for small requests
 constexpr size_t kMediumSegment = 20 * kMiB;   // size of a segment for other requests below half of this size
-constexpr size_t kLargeGranule = 2 * kMiB;     // sizes of all larger segments are multiples of this size
+constexpr size_t kLargeGranule = 2 * kMiB;     // sizes of larger segments are rounded up to multiples of this size
 constexpr size_t kMaxBytes = size_t{1} << 62;  // largest request; rounding it up cannot overflow
 
 /// Returns the size of a new segment for a request of `bytes` bytes.
@@ -215,7 +215,7 @@ void Allocator::split(Block* block, size_t bytes) {
   free_.insert(std::move(entry));
 }
 
-/// Merges `next` into `block`, its neighbor, and returns `block`. Neither block may be in free_.
+/// Merges `next` into its neighbor `block` and returns `block`. Neither block may be in free_.
 Allocator::Block* Allocator::merge(Block* block, Block* next) {
   block->bytes += next->bytes;
   block->next = next->next;

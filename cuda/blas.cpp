@@ -1,9 +1,9 @@
 // Matrix products with cuBLAS.
 //
 // There is one cuBLAS handle per device. float32 products are computed in float32, or in TF32 if
-// set_float32_precision() selects TF32. Products of halves (bf16, f16) are accumulated in float32. The workspace of a
-// call comes from the caching allocator. If cuBLAS used its own workspace, its choice of the algorithm, and therefore
-// the order of sums, could depend on other work that runs at the same time.
+// set_float32_precision() selects TF32. Products of halves (bf16, f16) are accumulated in float32. Each call passes its
+// own workspace to cuBLAS. If cuBLAS used an internal workspace, the choice of the algorithm, and therefore the order
+// of sums, could depend on other work that runs at the same time.
 #include <cublas_v2.h>
 
 #include <algorithm>

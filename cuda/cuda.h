@@ -142,14 +142,15 @@ class GraphRecording;
 ///       graph.replay();         // overwrites the captured results: loss is the loss of this step
 ///     }
 ///
-/// - capture() runs the function once, on the host only: the kernels are recorded and do not run. replay() runs the
-///   recorded kernels only, not the function. Run the function once or twice before the capture, so that state is
+/// - capture() runs the function once, on the host only: the kernels are recorded and do not run. replay() runs only
+///   the recorded kernels, not the function. Run the function once or twice before the capture, so that state is
 ///   allocated and libraries are initialized.
 /// - Tensors that the function creates are stored in memory that belongs to the graph. These tensors hold the values of
 ///   the last replay and remain valid after the graph is destroyed. The graph keeps all other memory alive that its
 ///   kernels read or write.
 /// - Replayed optimizer steps use the learning rate and the step number at the time of the replay. The optimizer must
-///   still exist and have the same state tensors. Its first step, which allocates the state, cannot be captured.
+///   still exist and have the same state tensors as during the capture. The first step of an optimizer, which allocates
+///   the state, cannot be captured.
 /// - During a capture, these operations throw Error: reads of results by the CPU (item(), to(cpu), printing), copies
 ///   from the CPU, waits for the device, and random numbers (dropout in training). An Error ends the capture and
 ///   leaves the graph without a recording; the program can continue.

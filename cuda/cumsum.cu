@@ -12,14 +12,15 @@ struct ScanProblem {
   Nest<2> lines;     ///< the axes other than the summed axis, with the strides of the input and the output
   int64_t count;     ///< number of lines
   int64_t length;    ///< elements of a line
-  int64_t in_step;   ///< stride of the input along a line, negative if the order is reversed
-  int64_t out_step;  ///< stride of the output along a line
+  int64_t in_step;   ///< stride of the input along a line, negated if the order is reversed
+  int64_t out_step;  ///< stride of the output along a line, negated if the order is reversed
   int threads;       ///< threads per line: 1 or kBlock
 };
 
 /// Computes the cumulative sums of all lines. With one thread per line, a thread scans the whole line. Otherwise a CTA
 /// splits a line into equal ranges: a thread first sums its range and then scans it, starting from the sum of all
-/// earlier ranges. Launch: a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock sums.
+/// earlier ranges. Launch: one thread or one CTA per line in a 1-D grid-stride loop, kBlock threads per CTA. Static
+/// shared memory: kBlock sums.
 template <class T, class Out, class Sum>
 __global__ void __launch_bounds__(kBlock)
     scan_lines(const __grid_constant__ ScanProblem problem, Out* __restrict__ out, const T* __restrict__ in) {

@@ -9,7 +9,7 @@ namespace voxgrad::cuda::kernel {
 namespace {
 
 /// The normal distribution function at x, and e^(-x^2 / 2), for GELU in bf16 and f16. With erff(), the GELU kernels
-/// would be bound by arithmetic instead of memory. Before rounding, the approximation of the distribution has an
+/// would be bound by arithmetic instead of memory. In exact arithmetic, the approximation of the distribution has an
 /// absolute error of at most 7.5e-8 (M. Abramowitz, I. A. Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26).
 /// For negative x, the distribution is computed without a subtraction from 1, which would cancel digits. In bfloat16,
 /// the error of x * distribution is therefore at most one unit in the last place for x >= -6.5.
@@ -47,10 +47,12 @@ struct Elementwise {
   }
 };
 
-/// Always T. Repeated<T, Views>... is one T for each type of the parameter pack Views.
+/// An alias of T that ignores its second parameter. Repeated<T, Views>... is one T for each type of the parameter pack
+/// Views.
 template <class T, class>
 using Repeated = T;
 
+/// Computes out = op(x, y...) elementwise. `a` and `b` are the parameters of the operator.
 template <auto op, class... Views>
 void run(double a, double b, const View& out, const View& x, const Views&... y) {
   dispatch_cuda(typename Operator<op>::DTypes(), x.dtype, name(op), [&]<class T>() {

@@ -14,8 +14,8 @@ struct Axis {
   int64_t stride;
 };
 
-/// Returns `view` in the shape of `like`, with stride 0 along `axis`: all positions of the axis refer to its first
-/// element.
+/// Returns `view` in the shape of `like`, with stride 0 along `axis`: all positions along the axis refer to the first
+/// element of the axis.
 View hold_axis(const View& view, const View& like, int axis) {
   View held = like;
   held.data = view.data;
@@ -25,10 +25,10 @@ View hold_axis(const View& view, const View& like, int axis) {
   return held;
 }
 
-/// Computes out[i] = in[index[i]] along an axis. Where the index is out of range, the result is NaN, or 0 for integers.
-/// `stride` is the stride of the axis in `in`. `offsets` holds the offsets in `out`, in `in` (without the indexed axis)
-/// and in `index`. Launch: one thread per element of the output, `count` in all, in a 1-D grid-stride loop, kBlock
-/// threads per CTA. No shared memory.
+/// Computes out[i] = in[index[i]] along an axis. Where the index is out of range, reports the error and stores NaN, or
+/// 0 for integers. `stride` is the stride of the axis in `in`. `offsets` holds the offsets in `out`, in `in` (without
+/// the indexed axis) and in `index`. Launch: one thread per element of the output, `count` in all, in a 1-D grid-stride
+/// loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, const int64_t* index, int64_t stride,
                                                           IndexCheck inside, uint32_t count, Offsets<3> offsets) {

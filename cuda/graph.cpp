@@ -135,8 +135,8 @@ class GraphRecording final : public Capture {
   }
 
   Stream stream_;
-  /// The stream that owns the memory of numbers_. The memory must not belong to stream_, because captured kernels could
-  /// then reuse it, although its contents are written before each replay.
+  /// The stream that owns the memory of numbers_. If this memory belonged to stream_, captured kernels could reuse the
+  /// memory and overwrite the numbers, which are written before each replay.
   Stream numbers_stream_;
   cudaEvent_t replayed_ = nullptr;  ///< recorded after the last replay
   cudaGraphExec_t exec_ = nullptr;
@@ -146,7 +146,7 @@ class GraphRecording final : public Capture {
   std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that its kernels write
   std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
   std::vector<std::unique_ptr<Storage>> numbers_;            ///< memory for the numbers of these steps, in kernel order
-  size_t next_number_ = 0;                                   ///< refresh(): index in numbers_ for the next kernel
+  size_t next_number_ = 0;                                   ///< index in numbers_ of the memory for the next kernel
   int64_t replays_ = 0;
   bool stepping_ = false;    ///< an optimizer step is being captured
   bool refreshing_ = false;  ///< see refreshing()

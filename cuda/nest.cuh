@@ -52,8 +52,9 @@ struct Nest {
     }
     return rest;
   }
-  /// Returns the offset in `view` of element `index` of the nest that consists of the axes first, first + 1 and so on.
-  /// Supports indices of 64 bits. Offsets is faster for nests of fewer than 2^31 elements.
+  /// Returns the offset of an element in `view`. `index` enumerates the elements along the axes first, first + 1, ...;
+  /// the position along earlier axes is 0. Supports indices of 64 bits. Offsets is faster for nests of fewer than 2^31
+  /// elements.
   __device__ int64_t offset(int64_t index, size_t view, int first = 0) const {
     int64_t result = 0;
 #pragma unroll 1

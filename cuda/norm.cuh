@@ -19,10 +19,10 @@
 namespace voxgrad::cuda {
 namespace {  // several .cu files instantiate kernels with the same names
 
-/// The division of the work among CTAs and threads. A tile has layout.columns lines or, in the form `columns`,
-/// layout.columns vectors of neighboring lines. The positions are split into ranges. A CTA handles one range of one
-/// tile. The tiling depends only on the shape, the order of the strides and the form, so that sums are bitwise
-/// reproducible.
+/// The division of the work among CTAs and threads. A line is the positions of one (sample, channel). A tile has
+/// layout.columns lines or, in the form `columns`, layout.columns vectors of neighboring lines. The positions are split
+/// into ranges. A CTA handles one range of one tile. The tiling depends only on the shape, the order of the strides and
+/// the form, so that sums are bitwise reproducible.
 struct Tiling {
   BlockLayout layout;
   int64_t length;        ///< positions of a line

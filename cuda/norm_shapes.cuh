@@ -1,5 +1,5 @@
-// The tensors, groups and parameters of normalizations as kernels address them, and the forms of the kernel that
-// computes normalizations (norm.cuh).
+// Types through which kernels address the tensors, groups and parameters of normalizations, and the forms of the kernel
+// that computes normalizations (norm.cuh).
 #pragma once
 
 #include <bit>
@@ -52,8 +52,8 @@ __device__ double rest_of(double mean) {
   return mean - static_cast<double>(static_cast<compute_t<T>>(mean));
 }
 
-/// The sizes of a normalization. A group consists of neighboring channels of one sample or, if `joined`, of all
-/// samples. A line is the positions of one (sample, channel); its index is n * channels + c.
+/// The sizes of a normalization. A group consists of neighboring channels of one sample or, if `joined` is true, of the
+/// same channels of all samples. A line is the positions of one (sample, channel); its index is n * channels + c.
 struct Groups {
   int64_t samples;
   int64_t channels;

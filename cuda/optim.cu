@@ -1,5 +1,6 @@
 // The steps of optimizers (ops/detail/optim_step.h), in one pass over the parameters and their state. The argument of a
-// kernel is a table of up to kMaxParams parameters, so that small models need one launch.
+// kernel is a table of up to kMaxParams parameters, so that small models need one launch. The file also contains the
+// sum of the squares of several tensors, from which the norm of the gradients is computed.
 #include "core/detail/divide.h"
 #include "cuda/detail/graph.h"
 #include "cuda/detail/kernels.h"
@@ -10,7 +11,7 @@
 namespace voxgrad::cuda::kernel {
 namespace {
 
-/// Elements of a piece. A CTA updates one piece at a time.
+/// Elements of a piece, which is the part of a parameter that a CTA processes at a time.
 constexpr int64_t kPiece = 8192;
 /// Maximum number of parameters in a table. The table stays below the limit of 4 KB for kernel arguments.
 constexpr int kMaxParams = 64;
@@ -112,8 +113,8 @@ const Number* live_number(const Launch& launch, const Number& number, bool* refr
   return live;
 }
 
-/// Computes *update, the update for step number step.step - *skipped, where *skipped is the number of skipped steps and
-/// `step` is `*live` if `live` is not null, otherwise `given`. Launch: one thread.
+/// Computes *update. The step is `*live` if `live` is not null, otherwise `given`. The step number of the update is
+/// reduced by *skipped, the number of skipped steps. Launch: one thread.
 template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
   Step step = live ? *live : given;

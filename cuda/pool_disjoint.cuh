@@ -8,8 +8,8 @@
 
 namespace voxgrad::cuda {
 
-/// Number of windows along the height per thread (a run), if a thread handles `width` windows along the width or
-/// `width` channels.
+/// Number of windows along the height that a thread handles, called a run. In each row, the thread handles `width`
+/// windows along the width or `width` channels.
 template <int width>
 inline constexpr int kRun = std::clamp(8 / width, 1, 4);
 

@@ -1,8 +1,9 @@
 // Sums, means, extrema and positions of extrema, over any axes.
 //
-// The host sorts the kept and the reduced axes by stride and merges them. If the reduced axes are innermost in memory,
-// neighboring threads read neighboring elements of one output. Otherwise, neighboring threads read elements of
-// neighboring outputs. In both cases, contiguous elements are read in vectors of 16 bytes.
+// The host sorts the kept axes and the reduced axes by stride, and merges neighboring axes of each kind where possible.
+// If the reduced axes are innermost in memory, neighboring threads read neighboring elements of one output. Otherwise,
+// neighboring threads read elements of neighboring outputs. In both cases, contiguous elements are read in vectors of
+// 16 bytes.
 //
 // A long reduction with few outputs is split into ranges, and the results of the ranges are reduced in the same way.
 // The number of ranges depends on the shape alone, and the order of operations is fixed, so that results are bitwise

@@ -20,11 +20,11 @@ using SumOf = std::conditional_t<std::is_floating_point_v<compute_t<T>>, double,
 
 /// The arrangement of a CTA's threads: `columns` outputs at a time, each reduced by `reducers` threads.
 ///
-/// Neighboring threads are neighboring columns if `columns_adjacent`, otherwise neighboring reducers of one column.
-/// Kernels choose the arrangement in which neighboring threads read neighboring addresses. The default is one column,
-/// which all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock. With
-/// `columns_adjacent`, any two numbers whose product is at most kBlock are allowed, and threads whose reducer() is not
-/// below `reducers` are idle.
+/// If `columns_adjacent`, neighboring threads belong to neighboring columns; otherwise, they are neighboring reducers
+/// of one column. Kernels choose the arrangement in which neighboring threads read neighboring addresses. The default
+/// is one column, which all kBlock threads reduce. `columns` and `reducers` are powers of two whose product is kBlock.
+/// With `columns_adjacent`, any two numbers whose product is at most kBlock are allowed, and threads whose reducer() is
+/// not below `reducers` are idle.
 struct BlockLayout {
   int columns = 1;
   int reducers = kBlock;
@@ -44,7 +44,9 @@ struct BlockLayout {
   __device__ int reducer() const { return columns_adjacent ? outer() : inner(); }
 
  private:
+  /// Returns threadIdx.x / neighbors.
   __device__ int outer() const { return static_cast<int>(threadIdx.x * inverse / 65536); }
+  /// Returns threadIdx.x % neighbors.
   __device__ int inner() const { return static_cast<int>(threadIdx.x) - outer() * static_cast<int>(neighbors); }
 };
 

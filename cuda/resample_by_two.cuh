@@ -56,9 +56,9 @@ struct ByTwoStep {
   }
 };
 
-/// Offsets and weights of the inputs of output o along axis 2 or 3. If the axis is not resampled, all taps read input
-/// o. The weights are then powers of two that add up to 1, so that the result is exactly the input. Nearest maps do not
-/// use the weights, because ByTwoProblem::scale includes them.
+/// Offsets and weights of the inputs (taps) of output o along axis 2 or 3. If the axis is not resampled, all taps read
+/// input o. The weights are then powers of two that add up to 1, so that the result is exactly the input. Nearest maps
+/// do not use the weights, because ByTwoProblem::scale includes them.
 template <class Step, int taps, class C>
 struct ByTwoTaps {
   int offset[taps];

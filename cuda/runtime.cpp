@@ -1,5 +1,5 @@
-// The table of the runtime functions for GPUs, copies, CUDA error checks, device guards, and errors that kernels
-// report.
+// The runtime functions for GPUs and their table: device queries, allocation, copies, CUDA error checks, device guards,
+// workspaces, and index errors that kernels report.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -69,7 +69,7 @@ struct SoftmaxSlice {
   int64_t vectors;  ///< number of vectors of the row
   int reducer;
   int reducers;
-  int left;  ///< vectors of the row from this thread's first vector on
+  int left;  ///< number of vectors from this thread's first vector to the end of the row
   C kept[held > 0 ? held : 1][width];
 
   /// Returns the row to which element j of a vector belongs.
@@ -105,7 +105,7 @@ struct SoftmaxSlice {
     }
   }
 
-  /// Returns the maxima of this thread's elements. The maxima ignore NaN; the sum of the exponentials propagates it.
+  /// Returns the maxima of this thread's elements. The maxima ignore NaN; the sum of the exponentials propagates NaN.
   __device__ Maximum maximum() {
     Maximum highest;
     unrolled<kRows>([&](int r) { highest.v[r] = kMinusInfinity; });

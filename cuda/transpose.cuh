@@ -8,7 +8,7 @@
 
 namespace voxgrad::cuda {
 
-/// The rows of a tile in the input or the output. A row lies along the innermost axis of this tensor and consists of
+/// The rows of a tile in the input or the output. A row lies along the innermost axis of its tensor and consists of
 /// slots, which begin at aligned addresses. If the rows of a tile follow each other in memory without gaps, but their
 /// length is not a multiple of the vector width, all rows of the tile are joined to one long row.
 struct TileSide {

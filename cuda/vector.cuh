@@ -118,10 +118,10 @@ struct Span {
 };
 
 /// Passes this thread's share of the `count` elements at `data` to the consumer, in a fixed order. `threads` threads
-/// share the elements; `thread` is the index of this thread. Each thread keeps `kUnroll` vectors in flight. Calls
-/// consumer.accumulate(element) for every element, and consumer.flush() after every vector, so that a consumer can
-/// limit the number of elements that are summed in a narrow type. A thread loads kUnroll vectors at a time. Vectors of
-/// the last group that lie beyond the data consist of `neutral` elements.
+/// share the elements; `thread` is the index of this thread. Calls consumer.accumulate(element) for every element, and
+/// consumer.flush() after every vector, so that a consumer can limit the number of elements that are summed in a narrow
+/// type. A thread loads kUnroll vectors at a time, all of which are in flight together. Vectors that lie beyond the
+/// data consist of `neutral` elements.
 template <int kUnroll, class T, class Consumer>
 __device__ void read_span(const T* data, int64_t count, T neutral, int thread, int threads, Consumer& consumer) {
   constexpr int width = Span<T>::kWidth;

@@ -27,12 +27,13 @@ class Allocator {
   static Allocator& of(int device);
 
   /// Returns at least `bytes` bytes, aligned to 512 bytes, for use on `stream`; null for 0 bytes. If the driver has no
-  /// memory left, returns the cache to the driver and tries again. Throws OutOfMemoryError if this fails, too.
+  /// memory left, returns unused segments to the driver and tries again. Throws OutOfMemoryError if the second attempt
+  /// also fails.
   void* allocate(size_t bytes, cudaStream_t stream);
   /// Frees a block that was last used on `stream`. If the block belongs to another stream, that stream waits for
   /// `stream`.
   void deallocate(void* data, cudaStream_t stream) noexcept;
-  /// Keeps all blocks of `stream`, including free ones, for a CUDA graph: they are not returned to the driver until
+  /// Marks `stream` as the stream of a CUDA graph: free blocks of the stream are not returned to the driver until
   /// release().
   void keep(cudaStream_t stream);
   /// Reverses keep(): free blocks of `stream` may again be returned to the driver.
@@ -83,7 +84,7 @@ class Allocator {
   std::mutex mutex_;
   FreeBlocks free_;
   std::unordered_map<const void*, Block*> live_;  ///< the live blocks by address
-  std::set<cudaStream_t> kept_;                   ///< streams of CUDA graphs
+  std::set<cudaStream_t> kept_;                   ///< streams for which keep() was called
   MemoryStats stats_;
   cudaEvent_t event_ = nullptr;  ///< created and reused by make_wait()
 };

@@ -7,19 +7,18 @@
 
 namespace voxgrad::cuda {
 
-/// Returns whether any thread is capturing work of this device. During a capture, no thread may wait for the whole
-/// device.
+/// Returns whether any thread is capturing work of `device`. During a capture, no thread may wait for the whole device.
 bool capture_under_way(int device) noexcept;
 
-/// Throws Error "<op>: <why> while a CUDA graph is being captured" if this thread is capturing work of the device.
+/// Throws Error "<op>: <why> while a CUDA graph is being captured" if this thread is capturing work of `device`.
 void refuse_in_capture(const char* op, int device, const char* why);
 
 /// GPU memory for numbers that change from replay to replay, such as a learning rate.
 struct ReplayNumbers {
-  void* data = nullptr;  ///< null outside of a capture: the numbers are then kernel arguments
+  void* data = nullptr;  ///< null unless an optimizer step is captured: the numbers are then kernel arguments
   bool refresh = false;  ///< true before a replay: the caller must write `data` and launch nothing else
 };
-/// Returns `bytes` bytes of memory for the numbers of the next kernel.
+/// Returns `bytes` bytes of memory for the numbers of the next kernel of a captured optimizer step.
 ReplayNumbers replay_numbers(size_t bytes);
 
 }  // namespace voxgrad::cuda

@@ -31,8 +31,8 @@ inline constexpr int kMaxDevices = 64;
 /// Returns the current stream of `device` on this thread; null is CUDA's default stream.
 cudaStream_t current_stream(int device) noexcept;
 
-/// The device and the stream on which an operation launches its kernels. Makes the device of `view` CUDA's current
-/// device as long as the object exists.
+/// The device and the stream on which an operation launches its kernels. While the object exists, the device of `view`
+/// is CUDA's current device.
 struct Launch {
   explicit Launch(const View& view) : device(view.device), guard(view.device), stream(current_stream(view.device)) {}
 
@@ -41,9 +41,9 @@ struct Launch {
   cudaStream_t stream;
 };
 
-/// Scratch memory of one call, from the caching allocator. A Workspace may be destroyed as soon as the kernels that use
-/// it are queued: the memory is reused only by later work in the same stream. The constructor throws
-/// OutOfMemoryError if the memory cannot be allocated.
+/// Scratch memory of one call, from the allocator of the innermost AllocatorGuard or, without a guard, from the caching
+/// allocator. A Workspace may be destroyed as soon as the kernels that use it are queued: the memory is reused only by
+/// later work in the same stream. The constructor throws OutOfMemoryError if the memory cannot be allocated.
 class Workspace {
  public:
   Workspace(const Launch& launch, size_t bytes);
@@ -99,7 +99,8 @@ void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
 }
 
 #ifdef __CUDACC__
-/// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB, in clusters of CTAs.
+/// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB, in clusters of `cluster`
+/// CTAs.
 template <class Problem>
 void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
                         const Problem& problem, unsigned cluster = 1) {
