@@ -48,7 +48,7 @@ class Node {
   static std::shared_ptr<Node> make(std::string name);
 
   std::string name;
-  /// Larger than the sequence numbers of all nodes that produced an input, including accumulators.
+  /// The sequence number. It is larger than those of all nodes that produced an input, including accumulators.
   uint64_t sequence = 0;
   std::vector<Edge> edges;  ///< one per input; an empty edge means that the input needs no gradient
   std::vector<Output> outputs;

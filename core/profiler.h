@@ -58,9 +58,9 @@ const Place& place();
 struct Event {
   Kind kind = Kind::op;
   Name name = nullptr;
-  Place place{};               ///< place of the thread during the event; for a block, of its first writer
-  Place outer{};               ///< place of the thread before the event
-  int thread = 0;              ///< number of the thread; threads are numbered in the order of their first events
+  Place place{};   ///< place of the thread during the event; for Kind::memory, place of the block's first writer
+  Place outer{};   ///< place of the thread before the event
+  int thread = 0;  ///< number of the thread; threads are numbered in the order of their first events
   int64_t begin = 0, end = 0;  ///< host time: nanoseconds of steady_clock
 
   // For operators:
@@ -116,9 +116,9 @@ class [[nodiscard]] RecordFunction : Scope {
   [[nodiscard]] explicit RecordFunction(std::string_view name) : Scope(Kind::range, name) {}
 };
 
-/// Selects the rows of a table. `op`: one row for the forward calls of each operator, and one row for its calls
-/// within the gradient of each kind of node. `shape`: the rows of `op`, split by shapes. `module`: one row per module
-/// for the forward pass, and one for the backward pass.
+/// Selects the rows of a table. `op`: for each operator, one row for the forward calls, and one row for each kind of
+/// node in whose backward function the operator is called. `shape`: the rows of `op`, split by shapes. `module`: one
+/// row per module for the forward pass, and one for the backward pass.
 enum class GroupBy : uint8_t { op, shape, module };
 
 /// Sums over a group of operators.

@@ -161,8 +161,8 @@ struct OpenNpy {
 };
 
 /// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
-/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array. A
-/// whole array may also be a scalar or empty.
+/// run(first element in the array, first element in the part, count) for each run. If the part is the
+/// whole array, the array may also be a scalar or empty.
 template <class Run>
 void for_each_run(Shape shape, Dims start, Shape size, Run run) {
   if (shape.empty()) return run(0, 0, 1);

@@ -184,7 +184,7 @@ class DataParallel::Reducer {
       places.push_back(slots_[i].values);
       grads.push_back(grad);
     }
-    // Divides in the wider dtype, that of the bucket's `memory` or that of its `wire`.
+    // Divides in the wider of the dtypes of `bucket.memory` and `bucket.wire`.
     const double part = 1.0 / group_.size();
     const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
     scaled_copies(places, grads, widens ? 1 : part);

@@ -80,8 +80,8 @@ struct FixedCall {
   std::array<char, 240> text{};  ///< the beginning of the description, null-terminated
 };
 
-/// A running collective. Its Work owns the operation; until the collective has completed, the communicator owns it,
-/// too.
+/// A running collective. Its Work shares the ownership of this object with the communicator, which releases the object
+/// after the collective has completed.
 struct Operation {
   const char* name;
   Tensors tensors;

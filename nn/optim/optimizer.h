@@ -46,7 +46,7 @@ struct GradScaling {
   Tensor found_inf{};  ///< i64; if not 0, the device skips the step and does not count it; undefined: 0
 };
 
-/// One step of the parameters of a group that have taken the same number of steps.
+/// One step of parameters that are in the same group and have taken the same number of steps.
 struct Update {
   size_t group = 0;
   int64_t step = 0;                            ///< number of this step, from 1

@@ -2,7 +2,7 @@
 // ended, and compares the ranks' calls of collectives.
 //
 // Rank 0 listens, and the other ranks connect. Every connection starts with a hello that contains the token of the job.
-// Rank 0 refuses a hello with another token: the peer receives the reason and nothing else. Everything is sent in plain
+// Rank 0 refuses a hello with a wrong token: the peer receives the reason and nothing else. Everything is sent in plain
 // text, including the token. docs/distributed.md describes the trust model.
 #pragma once
 
@@ -64,9 +64,9 @@ struct Progress {
 class Rendezvous {
  public:
   /// Rank 0: waits until all other ranks have joined, and sends `message` to these ranks. Refuses peers without the
-  /// token, with another number of ranks, or with a rank that has already joined; this does not affect the other peers.
-  /// If ranks are missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks
-  /// and the last refusal.
+  /// token, with a different number of ranks, or with a rank that has already joined; this does not affect the other
+  /// peers. If ranks are missing after `seconds`, throws Error on all ranks that joined. The message names the missing
+  /// ranks and the last refusal.
   Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
   /// Other ranks: joins rank 0. If the connection is closed before rank 0 answers, connects again. Throws Error if rank
   /// 0 refuses this rank or does not answer within `seconds`.
