@@ -20,7 +20,7 @@ namespace vg = voxgrad;
 using vg::Tensor;
 
 constexpr int64_t kSize = 32;     // voxels along each axis of a shape
-constexpr int64_t kRegions = 54;  // in each half of the atlas; left regions have odd numbers, right ones even numbers
+constexpr int64_t kRegions = 54;  // in each half of the atlas; left regions have odd numbers, right regions even
 
 /// Maps occupancies (N, 1, 32, 32, 32) to codes (N, 64), and codes to the logits of occupancies. An occupancy is 1
 /// inside the shape, 0 outside, and between 0 and 1 at the surface.

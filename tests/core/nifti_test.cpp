@@ -15,7 +15,7 @@ using Affine = std::array<std::array<double, 4>, 4>;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// The bytes of a NIfTI-1 file that holds 4 x 3 x 2 (W x H x D) voxels of type u8 with the values 0, 1, 2, ... put()
+/// The bytes of a NIfTI-1 file that holds 4 x 3 x 2 (W x H x D) voxels of type u8 with the values 0 to 23. put()
 /// writes a header field, given its byte offset in the struct of nifti1.h, the format's official header.
 struct Volume {
   bool big_endian = false;
