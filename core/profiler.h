@@ -152,8 +152,8 @@ struct Row {
 ///   an operator includes copies of its operands and reductions of partial sums.
 /// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication counts as
 ///   2 FLOP; multiplications with the padding are not counted.
-/// - The minimum time of an operator is the longer of the times that the device needs for the arithmetic and for the
-///   memory traffic, at the rates that explain_conv3d uses. It is an estimate.
+/// - The minimum time of an operator is an estimate: the longer of two times, one for the arithmetic and one for the
+///   memory traffic, at the rates of the device that explain_conv3d uses.
 /// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a function by autograd::recompute() counts as backward.
 class [[nodiscard]] Session {

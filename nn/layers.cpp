@@ -1,4 +1,4 @@
-// Implements linear layers, activations, dropout and flatten.
+// Implements the layers that layers.h declares.
 #include "nn/layers.h"
 
 #include <cmath>

@@ -277,7 +277,7 @@ decltype(auto) forward(M& module, Args&&... args) {
 
 }  // namespace detail
 
-/// A string literal as a template argument. Layer templates such as Activation use it as their class name.
+/// A string literal as a template argument. Layer templates such as Activation use the text as their class name.
 struct LayerName {
   constexpr LayerName(const char* name) {
     for (int i = 0; name[i]; ++i) text[i] = name[i];

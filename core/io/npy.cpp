@@ -152,8 +152,8 @@ struct OpenNpy {
   OpenNpy(const std::filesystem::path& path, const char* op, const NpyOptions& options)
       : file(path, op, options.max_bytes), layout(read_layout(file)) {}
   /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape. If `maps` is
-  /// true, these must be all elements. Then the tensor is a memory map, unless the elements are in Fortran order or the
-  /// byte order of the file is not that of the machine.
+  /// true, these elements must be the whole array, and the tensor is a memory map. Exceptions are arrays in Fortran
+  /// order, and files whose byte order is not that of the machine.
   Tensor read(const Dims& start, const Shape& size, bool maps) const;
 
   InputFile file;

@@ -74,7 +74,7 @@ class DataParallel::Reducer {
     Tensor param;
     size_t bucket = 0;
     Tensor values{};       // the part of the bucket, with the shape and strides of the parameter
-    bool arrived = false;  // the gradient has been computed, or this pass does not compute it
+    bool arrived = false;  // true if the gradient has been computed or will not be computed in this pass
   };
   /// Gradients of one dtype and device.
   struct Bucket {

@@ -142,7 +142,7 @@ class Optimizer : public nn::Stateful {
   /// Returns whether this process updates the parameter.
   bool owns(size_t slot) const { return owned_.empty() || owned_[slot]; }
   void check_gradients() const;
-  /// Returns the addresses of the parameters and of their state. A captured step uses them in its replays.
+  /// Returns the addresses of the parameters and of their state. A captured step uses these addresses in its replays.
   std::vector<const void*> memory_of(const Update& u) const;
   /// Adds u.given.found_inf to u.skipped. If parameters outside `u` share the counter, first creates a separate counter
   /// for the parameters of `u`.

@@ -79,8 +79,8 @@ class Rendezvous {
   /// Returns the message of rank 0.
   const std::string& message() const { return message_; }
   /// Starts a thread that calls `progress` every 0.1 seconds. If a process ends without leaving the group, if a
-  /// collective is late or fails, or if the ranks' calls differ, the thread prints one line on stderr that names the
-  /// rank and the cause, and ends the processes of all ranks.
+  /// collective is late or fails, or if the ranks' calls differ, the thread ends the processes of all ranks. Before
+  /// that, it prints one line on stderr that names the rank and the cause.
   void watch(std::function<Progress()> progress);
   /// Records a call of a collective, which rank 0 compares and counts. The description must be one line. Thread-safe.
   void add_call(const Call& call);
