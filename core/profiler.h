@@ -58,21 +58,23 @@ const Place& place();
 struct Event {
   Kind kind = Kind::op;
   Name name = nullptr;
-  Place place{};   ///< place of the thread during the event; for Kind::memory, place of the block's first writer
-  Place outer{};   ///< place of the thread before the event
-  int thread = 0;  ///< number of the thread; threads are numbered in the order of their first events
-  int64_t begin = 0, end = 0;  ///< host time: nanoseconds of steady_clock
+  Place place{};      ///< place of the thread during the event; for Kind::memory, place of the block's first writer
+  Place outer{};      ///< place of the thread before the event
+  int thread = 0;     ///< number of the thread; threads are numbered in the order of their first events
+  int64_t begin = 0;  ///< start on the host, in nanoseconds of steady_clock
+  int64_t end = 0;    ///< end on the host, in nanoseconds of steady_clock
 
   // For operators:
   Device device;
   void* stream = nullptr;
-  int64_t device_begin = 0, device_end = 0;  ///< time in the stream, on the host's clock; 0 if unknown
-  std::vector<Shape> shapes{};               ///< results first
-  double bytes = 0;                          ///< bytes of results and operands, each tensor counted once
-  double flop = 0;                           ///< floating-point operations; 0 if unknown
-  double floor = 0;                          ///< minimum time on the device in seconds; 0 if unknown
-  int64_t memory = 0;                        ///< bytes allocated for results and as workspace
-  std::shared_ptr<void> marks[2]{};          ///< CUDA events, until the session reads them
+  int64_t device_begin = 0;          ///< start in the stream, on the host's clock; 0 if unknown
+  int64_t device_end = 0;            ///< end in the stream, on the host's clock; 0 if unknown
+  std::vector<Shape> shapes{};       ///< shapes of the results, then of the operands; at most 8
+  double bytes = 0;                  ///< bytes of results and operands, each tensor counted once
+  double flop = 0;                   ///< floating-point operations; 0 if unknown
+  double floor = 0;                  ///< minimum time on the device in seconds; 0 if unknown
+  int64_t memory = 0;                ///< bytes allocated for results and as workspace
+  std::shared_ptr<void> marks[2]{};  ///< CUDA events, until the session reads them
 
   // For Kind::memory, where `memory` is the number of bytes in live storages afterwards:
   const void* block = nullptr;

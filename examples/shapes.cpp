@@ -44,7 +44,8 @@ Tensor load_regions(const Tensor& atlas, bool right) {
   vg::Tensors regions;
   for (int64_t pair = 0; pair < kRegions; ++pair) {
     const Tensor mask = vg::eq(atlas, static_cast<double>(2 * pair + (right ? 2 : 1))).to(vg::f32);
-    std::array<double, 3> center{}, length{};  // along W, H and D, in voxels
+    std::array<double, 3> center{};  // center of the region along W, H and D, in voxels
+    std::array<double, 3> length{};  // size of the region along W, H and D, in voxels
     for (int64_t axis = 0; axis < 3; ++axis) {
       const Tensor line = mask.amax({axis == 2 ? 1 : 2, axis == 0 ? 1 : 0});
       const auto first = line.argmax().item(),

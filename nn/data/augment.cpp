@@ -213,7 +213,7 @@ void resample(const Batch& b, const std::vector<AugmentParams>& params, const Au
     if (needs_resampling(p)) std::ranges::copy(theta_of(p, b.x, b.size), std::back_inserter(maps));
   const TensorOptions kind{b.y.dtype(), b.y.device()};
   const auto count = static_cast<int64_t>(maps.size() / 12);
-  // The matrices of all samples are copied to the device at once.
+  // One copy transfers the matrices of all samples to the device.
   const Tensor thetas = from_span<double>(maps, {count, 3, 4}).to(kind.device, kind.dtype);
   for (int64_t n = 0, moved = 0; n < b.x.size(0); ++n) {
     const auto part = [n](const Tensor& t) { return narrow(t, 0, n, 1); };

@@ -12,7 +12,7 @@ namespace voxgrad::data {
 /// number of the epoch, so that a loader can resume at any position.
 class Sampler {
  public:
-  /// Maps a position in [0, size()) to the index of a sample. Several threads call the function at once.
+  /// Maps a position in [0, size()) to the index of a sample. Several threads may call the function at the same time.
   using Order = std::function<int64_t(int64_t position)>;
 
   virtual ~Sampler() = default;
