@@ -235,7 +235,7 @@ TEST_F(NiftiTest, RejectsBadHeaders) {
       {Volume().put<float>(80, kNan).bytes, "pixdim[1] is not finite"},
       {Volume().put<float>(88, kInfinity).bytes, "pixdim[3] is not finite"},
       {Volume().put<float>(84, 0).bytes, "pixdim[2] is 0"},
-      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number of at least 352, is 0"},
+      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number of at least 352, got 0"},
       {Volume().put<float>(108, 352.5f).bytes, "vox_offset"},
       {Volume().put<float>(108, kNan).bytes, "vox_offset"},
       {Volume().put<float>(108, 1e30f).bytes, "vox_offset"},
