@@ -96,13 +96,13 @@ struct TensorBody {
 /// Returns whether operations on this thread are recorded.
 bool grad_enabled();
 
-/// Switches recording on this thread on or off during its lifetime.
+/// Enables or disables recording on this thread during the lifetime of the guard.
 class [[nodiscard]] GradModeGuard : ScopedValue<bool> {
  public:
   [[nodiscard]] explicit GradModeGuard(bool enabled);
 };
 
-/// Switches recording on this thread off during its lifetime: `NoGradGuard no_grad;`
+/// Disables recording on this thread during the lifetime of the guard: `NoGradGuard no_grad;`
 class [[nodiscard]] NoGradGuard : public GradModeGuard {
  public:
   [[nodiscard]] NoGradGuard() : GradModeGuard(false) {}
