@@ -197,8 +197,8 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool ret
 
 using autograd::grad;
 
-/// Records an operation with one output, and returns the output. backward(grad) or backward(grad, output) returns one
-/// gradient per input.
+/// Records an operation with one output, and returns the output. The function `backward` takes (grad) or (grad,
+/// output), and returns one gradient per input.
 template <class F>
 Tensor record(const char* name, Tensor output, const Tensors& inputs, F backward) {
   if (!needs_grad(inputs)) return output;

@@ -15,7 +15,7 @@ class ZipFile {
   struct Entry {
     int64_t header = 0;  ///< position of the local header
     int64_t size = 0;    ///< bytes in the archive
-    bool stored = true;  ///< neither compressed nor encrypted
+    bool stored = true;  ///< true if the entry is neither compressed nor encrypted
   };
   /// A range of bytes of the file.
   struct Range {
