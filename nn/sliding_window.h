@@ -49,7 +49,7 @@ using WindowModel = std::function<Tensor(const Tensor& windows)>;
 /// a batch while the GPU computes the next one.
 ///
 /// Returns an undefined tensor if `progress` cancels. Throws Error for invalid options, for a volume that is empty or
-/// not floating, and for predictions of a wrong shape or dtype.
+/// not floating-point, and for predictions of a wrong shape or dtype.
 Tensor sliding_window_inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& options);
 
 }  // namespace voxgrad::nn

@@ -14,7 +14,7 @@ using voxgrad::Triple;
 struct PlanOptions {
   int64_t in_channels = 1;
   int64_t num_classes = 2;
-  bool residual = false;       ///< residual encoder instead of plain convolutions
+  bool residual = false;       ///< uses a residual encoder instead of plain convolutions
   int64_t base_features = 32;  ///< channels of the first stage
   int64_t max_features = 320;  ///< upper bound for the channels of a stage
   int64_t min_size = 4;        ///< minimum voxels along an axis after it is halved

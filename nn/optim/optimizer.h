@@ -66,10 +66,11 @@ struct Update {
   }
 };
 
-/// Base class of optimizers, which update parameters from their gradients. The parameters must be floating leaves that
-/// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has the memory
-/// format and the dtype of the parameter. For bf16 and f16 parameters, the state is f32 and steps are computed in f32.
-/// While a thread uses an optimizer, no other thread may use the optimizer or its parameters.
+/// Base class of optimizers, which update parameters from their gradients. The parameters must be floating-point
+/// leaves that are contiguous or channels_last. No parameter may appear twice, and no two parameters may share memory.
+/// The state of a parameter has the memory format and the dtype of the parameter. For bf16 and f16 parameters, the
+/// state is f32 and steps are computed in f32. While a thread uses an optimizer, no other thread may use the optimizer
+/// or its parameters.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -172,7 +173,7 @@ class OptimizerOf : public Optimizer {
   using Group = ParamGroup<Options>;
 
   /// Creates an optimizer with one group, or with the given groups. Throws Error for an empty group, for a tensor that
-  /// is not a floating leaf, for parameters that appear twice or share memory, and for invalid options.
+  /// is not a floating-point leaf, for parameters that appear twice or share memory, and for invalid options.
   explicit OptimizerOf(const Tensors& params, const Options& options = {})
       : OptimizerOf(std::vector<Group>{{params, options}}) {}
   OptimizerOf(const Tensors& params, double lr) : OptimizerOf(params, Options{.lr = lr}) {}

@@ -119,7 +119,8 @@ class Rendezvous {
   const int rank_;
   const int size_;
   std::string message_;
-  std::vector<Peer> peers_;  // on rank 0, one entry per rank (the first is not connected); otherwise rank 0 only
+  // On rank 0, one entry per rank; entry 0 is unused. On the other ranks, one entry for rank 0.
+  std::vector<Peer> peers_;
   std::function<Progress()> progress_;
   std::optional<Deadline> error_deadline_;  // when this rank ends all processes because of its error
   std::optional<Frame> late_;               // the first report of a late collective
