@@ -5,8 +5,9 @@
 
 The network is nnU-Net's PlainConvUNet or ResidualEncoderUNet (dynamic-network-architectures from PyPI) with six stages,
 3 classes and deep supervision, under autocast to bfloat16. A training step is a forward pass, cross entropy and Dice
-loss, a backward pass and a step of SGD with Nesterov momentum. The variants run one after another in this process. The
-columns of the table are:
+loss, a backward pass and a step of SGD with Nesterov momentum. The table has a row
+for each combination of modules, mode and layout; the combinations run one after another in this process. The columns of
+the table are:
 
   modules    torch.nn, or voxgrad_torch after replace_modules()
   mode       eager, or compiled with torch.compile
