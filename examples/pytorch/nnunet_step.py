@@ -5,9 +5,9 @@
 
 The network is nnU-Net's PlainConvUNet or ResidualEncoderUNet (dynamic-network-architectures from PyPI) with six stages,
 3 classes and deep supervision, under autocast to bfloat16. A training step is a forward pass, cross entropy and Dice
-loss, a backward pass and a step of SGD with Nesterov momentum. Prints a
-Markdown table with a row for each combination of modules, mode and layout. The combinations run one after another in
-this process. For each mode, also prints the ratio of the best times of torch.nn and voxgrad_torch. The columns are:
+loss, a backward pass and a step of SGD with Nesterov momentum. Prints a Markdown table with a row for each combination
+of modules, mode and layout. The combinations run one after another in this process. For each mode, also prints the
+ratio of the best times of torch.nn and voxgrad_torch. The columns are:
 
   modules    torch.nn, or voxgrad_torch after replace_modules()
   mode       eager, or compiled with torch.compile
