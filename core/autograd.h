@@ -48,7 +48,7 @@ class Node {
   static std::shared_ptr<Node> make(std::string name);
 
   std::string name;
-  /// Larger than the sequence numbers of all nodes that produced an input, including accumulators.
+  /// The sequence number. It is larger than those of all nodes that produced an input, including accumulators.
   uint64_t sequence = 0;
   std::vector<Edge> edges;  ///< one per input; an empty edge means that the input needs no gradient
   std::vector<Output> outputs;
@@ -96,13 +96,13 @@ struct TensorBody {
 /// Returns whether operations on this thread are recorded.
 bool grad_enabled();
 
-/// Switches recording on this thread on or off during its lifetime.
+/// Enables or disables recording on this thread during the lifetime of the guard.
 class [[nodiscard]] GradModeGuard : ScopedValue<bool> {
  public:
   [[nodiscard]] explicit GradModeGuard(bool enabled);
 };
 
-/// Switches recording on this thread off during its lifetime: `NoGradGuard no_grad;`
+/// Disables recording on this thread during the lifetime of the guard: `NoGradGuard no_grad;`
 class [[nodiscard]] NoGradGuard : public GradModeGuard {
  public:
   [[nodiscard]] NoGradGuard() : GradModeGuard(false) {}
@@ -197,8 +197,8 @@ void backward(const Tensors& outputs, const Tensors& grad_outputs = {}, bool ret
 
 using autograd::grad;
 
-/// Records an operation with one output, and returns the output. backward(grad) or backward(grad, output) returns one
-/// gradient per input.
+/// Records an operation with one output, and returns the output. The function `backward` takes (grad) or (grad,
+/// output), and returns one gradient per input.
 template <class F>
 Tensor record(const char* name, Tensor output, const Tensors& inputs, F backward) {
   if (!needs_grad(inputs)) return output;

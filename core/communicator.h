@@ -17,7 +17,7 @@ namespace voxgrad::distributed {
 class CollectiveError : public Error {
  public:
   CollectiveError(int reporter, const std::string& what) : Error(what), reporter_(reporter) {}
-  /// The lowest of these ranks, which should print the message.
+  /// Returns the lowest of the ranks that throw the error. This rank should print the message.
   int reporter() const { return reporter_; }
 
  private:

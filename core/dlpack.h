@@ -56,8 +56,8 @@ dlpack::DLManagedTensor* to_dlpack_unversioned(const Tensor& tensor);
 
 /// Returns a tensor that shares the memory of `managed`. The result keeps the strides unless it is empty. Takes
 /// ownership: `deleter` is called when the last view is destroyed, or before the function throws. Throws for a major
-/// version other than 1, read-only memory, dtypes and devices that voxgrad does not support, more than kMaxRank axes,
-/// negative strides, and memory that is null, too large or not aligned to the dtype.
+/// version other than 1, for dtypes and devices that voxgrad does not support, for more than kMaxRank axes, and for
+/// negative strides. Also throws for memory that is read-only, null, too large or not aligned to the dtype.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* managed);
 Tensor from_dlpack(dlpack::DLManagedTensor* managed);
 

@@ -1,8 +1,8 @@
 // Runs the recorded graph backward.
 //
 // The sequence number of a node is larger than the numbers of the nodes that produced its inputs. The engine therefore
-// uses a heap to visit the reachable nodes in descending order of their numbers. When it visits a node, all gradients
-// of the node's outputs have arrived. This order needs neither dependency counts nor recursion.
+// uses a heap to visit the reachable nodes in descending order of their numbers. When the engine visits a node, all
+// gradients of the node's outputs have arrived. This order needs neither dependency counts nor recursion.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>

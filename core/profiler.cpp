@@ -29,8 +29,8 @@ struct Recorder {
   std::mutex mutex;
   std::set<std::string, std::less<>> names;
   std::vector<Event> events;  // the events of all running sessions
-  // The blocks that were allocated outside operators and that no operator has written to yet. The value is the index in
-  // `events` of the allocation.
+  // The blocks that were allocated outside operators and that no operator has written to yet. The key is the
+  // address of the block. The value is the index of the allocation in `events`.
   std::unordered_map<const void*, size_t> unclaimed;
 };
 Recorder& recorder() {

@@ -58,21 +58,23 @@ const Place& place();
 struct Event {
   Kind kind = Kind::op;
   Name name = nullptr;
-  Place place{};               ///< place of the thread during the event; for a block, of its first writer
-  Place outer{};               ///< place of the thread before the event
-  int thread = 0;              ///< number of the thread; threads are numbered in the order of their first events
-  int64_t begin = 0, end = 0;  ///< host time: nanoseconds of steady_clock
+  Place place{};      ///< place of the thread during the event; for Kind::memory, place of the block's first writer
+  Place outer{};      ///< place of the thread before the event
+  int thread = 0;     ///< number of the thread; threads are numbered in the order of their first events
+  int64_t begin = 0;  ///< start on the host, in nanoseconds of steady_clock
+  int64_t end = 0;    ///< end on the host, in nanoseconds of steady_clock
 
   // For operators:
   Device device;
   void* stream = nullptr;
-  int64_t device_begin = 0, device_end = 0;  ///< time in the stream, on the host's clock; 0 if unknown
-  std::vector<Shape> shapes{};               ///< results first
-  double bytes = 0;                          ///< bytes of results and operands, each tensor counted once
-  double flop = 0;                           ///< floating-point operations; 0 if unknown
-  double floor = 0;                          ///< minimum time on the device in seconds; 0 if unknown
-  int64_t memory = 0;                        ///< bytes allocated for results and as workspace
-  std::shared_ptr<void> marks[2]{};          ///< CUDA events, until the session reads them
+  int64_t device_begin = 0;          ///< start in the stream, on the host's clock; 0 if unknown
+  int64_t device_end = 0;            ///< end in the stream, on the host's clock; 0 if unknown
+  std::vector<Shape> shapes{};       ///< shapes of the results, then of the operands; at most 8
+  double bytes = 0;                  ///< bytes of results and operands, each tensor counted once
+  double flop = 0;                   ///< floating-point operations; 0 if unknown
+  double floor = 0;                  ///< minimum time on the device in seconds; 0 if unknown
+  int64_t memory = 0;                ///< bytes allocated for results and as workspace
+  std::shared_ptr<void> marks[2]{};  ///< CUDA events, until the session reads them
 
   // For Kind::memory, where `memory` is the number of bytes in live storages afterwards:
   const void* block = nullptr;
@@ -116,9 +118,9 @@ class [[nodiscard]] RecordFunction : Scope {
   [[nodiscard]] explicit RecordFunction(std::string_view name) : Scope(Kind::range, name) {}
 };
 
-/// Selects the rows of a table. `op`: one row for the forward calls of each operator, and one row for its calls
-/// within the gradient of each kind of node. `shape`: the rows of `op`, split by shapes. `module`: one row per module
-/// for the forward pass, and one for the backward pass.
+/// Selects the rows of a table. `op`: for each operator, one row for the forward calls, and one row for each kind of
+/// node in whose backward function the operator is called. `shape`: the rows of `op`, split by shapes. `module`: one
+/// row per module for the forward pass, and one for the backward pass.
 enum class GroupBy : uint8_t { op, shape, module };
 
 /// Sums over a group of operators.
@@ -152,8 +154,8 @@ struct Row {
 ///   an operator includes copies of its operands and reductions of partial sums.
 /// - FLOP counts are known for matrix products and convolutions. In a convolution, each multiplication counts as
 ///   2 FLOP; multiplications with the padding are not counted.
-/// - The minimum time of an operator is the longer of the times that the device needs for the arithmetic and for the
-///   memory traffic, at the rates that explain_conv3d uses. It is an estimate.
+/// - The minimum time of an operator is an estimate: the longer of two times, one for the arithmetic and one for the
+///   memory traffic, at the rates of the device that explain_conv3d uses.
 /// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a function by autograd::recompute() counts as backward.
 class [[nodiscard]] Session {

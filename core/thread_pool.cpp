@@ -25,7 +25,7 @@ thread_local ScopedValue<bool>* inside_loop = nullptr;
 struct Loop {
   const std::function<void(int64_t, int64_t)>& body;
   int64_t count;     // number of elements
-  int64_t pieces;    // number of ranges into which they are split
+  int64_t pieces;    // number of ranges into which the elements are split
   int64_t next = 0;  // number of the next piece
   int64_t finished = 0;
   std::exception_ptr error{};

@@ -20,8 +20,8 @@ void set_num_threads(int count);
 /// on the ranges.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
-/// During its lifetime, parallel_for runs on the calling thread only. Use it in programs that already run one thread
-/// per core.
+/// While the guard exists, loops that this thread starts with parallel_for run on this thread only. Use the guard in
+/// programs that already run one thread per core.
 class [[nodiscard]] SerialGuard : ScopedValue<bool> {
  public:
   [[nodiscard]] SerialGuard();

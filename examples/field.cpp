@@ -77,7 +77,7 @@ Tensor total_variation(const Tensor& x) {
   return vg::mean(vg::sqrt(vg::sum(gradient * gradient, {1}) + 1e-4));
 }
 
-/// Returns log k of the block to recover: k is 1, except for a ball with k = 3.3 and a ball with k = 0.3.
+/// Returns the true log k, which the program recovers: k is 1, except for a ball with k = 3.3 and a ball with k = 0.3.
 Tensor true_log_conductivity(const Tensor& x, const Tensor& y, const Tensor& z) {
   const auto ball = [&](double cx, double cy, double cz, double radius) {
     return vg::sigmoid(60 * (radius - vg::sqrt(vg::pow(x - cx, 2) + vg::pow(y - cy, 2) + vg::pow(z - cz, 2))));

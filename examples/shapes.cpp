@@ -20,7 +20,7 @@ namespace vg = voxgrad;
 using vg::Tensor;
 
 constexpr int64_t kSize = 32;     // voxels along each axis of a shape
-constexpr int64_t kRegions = 54;  // in each half of the atlas; left regions have odd numbers, right ones even numbers
+constexpr int64_t kRegions = 54;  // in each half of the atlas; left regions have odd numbers, right regions even
 
 /// Maps occupancies (N, 1, 32, 32, 32) to codes (N, 64), and codes to the logits of occupancies. An occupancy is 1
 /// inside the shape, 0 outside, and between 0 and 1 at the surface.
@@ -44,7 +44,8 @@ Tensor load_regions(const Tensor& atlas, bool right) {
   vg::Tensors regions;
   for (int64_t pair = 0; pair < kRegions; ++pair) {
     const Tensor mask = vg::eq(atlas, static_cast<double>(2 * pair + (right ? 2 : 1))).to(vg::f32);
-    std::array<double, 3> center{}, length{};  // along W, H and D, in voxels
+    std::array<double, 3> center{};  // center of the region along W, H and D, in voxels
+    std::array<double, 3> length{};  // size of the region along W, H and D, in voxels
     for (int64_t axis = 0; axis < 3; ++axis) {
       const Tensor line = mask.amax({axis == 2 ? 1 : 2, axis == 0 ? 1 : 0});
       const auto first = line.argmax().item(),

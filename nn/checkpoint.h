@@ -37,10 +37,10 @@ struct CheckpointParts {
 void save_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts, const Metadata& metadata = {});
 
 /// Restores all parts from a file, and returns the metadata of the file. Ignores entries of parts that the caller does
-/// not pass. Throws Error, before anything is changed, if the checksum is wrong, if a part is missing from the file, if
-/// a part does not accept its state (see the load_state_dict of each part), or if the values of the model in the file
-/// fail the check of save_checkpoint. A file without a checksum, for example from another program, is loaded with a
-/// warning on stderr.
+/// not pass. Throws Error, before anything is changed, if the checksum is wrong, if a part is missing from the file, or
+/// if a part does not accept its state (see the load_state_dict of each part). Also throws if the values of the model
+/// in the file fail the check of save_checkpoint. A file without a checksum, for example from another program, is
+/// loaded with a warning on stderr.
 Metadata load_checkpoint(const std::filesystem::path& path, const CheckpointParts& parts);
 
 }  // namespace voxgrad

@@ -13,7 +13,7 @@ namespace voxgrad::nn {
 namespace {
 
 constexpr int64_t kVersion = 1;
-constexpr int64_t kMaxCount = int64_t{1} << 62;  // small enough that counting cannot overflow
+constexpr int64_t kMaxCount = int64_t{1} << 62;  // so small that incrementing a count cannot overflow
 
 /// The element type of the tensor that stores a T.
 template <class T>

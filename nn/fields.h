@@ -57,9 +57,9 @@ class Stateful {
 
 /// Adds each field to `state` under the name prefix + name.
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields);
-/// Checks the entries of `state` for all fields. If `keep`, sets the fields. Throws an Error that begins with `op`,
-/// before any field is set, if an entry is missing or has the wrong shape or dtype, if a double is NaN, or if an
-/// int64_t, which is a count, does not lie in [0, 2^62].
+/// Checks the entries of `state` for all fields. If `keep`, sets the fields. Throws an Error that begins with `op`
+/// if an entry is missing or has the wrong shape or dtype, or if a double is NaN. Also throws if an int64_t does not
+/// lie in [0, 2^62], because each int64_t is a count. After an error, all fields are unchanged.
 void read_fields(const TensorMap& state, const std::string& prefix, const Fields& fields, const char* op,
                  bool keep = true);
 

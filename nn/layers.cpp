@@ -1,4 +1,4 @@
-// Implements linear layers, activations, dropout and flatten.
+// Implements the layers that layers.h declares.
 #include "nn/layers.h"
 
 #include <cmath>
@@ -46,7 +46,8 @@ Flatten::Flatten(int64_t start_axis, int64_t end_axis) : start_axis_(start_axis)
   for (int64_t axis : {start_axis, end_axis})
     check(axis >= -kMaxRank && axis < kMaxRank, "Flatten", "axes must lie in [", -kMaxRank, ", ", kMaxRank, "), got ",
           start_axis, " and ", end_axis);
-  // If only one of the axes counts from the end, their order depends on the rank of the input and is not checked here.
+  // If one axis counts from the beginning and the other axis from the end, their order depends on the rank of the input
+  // and is not checked here.
   check((start_axis < 0) != (end_axis < 0) || start_axis <= end_axis, "Flatten", "start_axis ", start_axis,
         " comes after end_axis ", end_axis);
 }

@@ -1,4 +1,4 @@
-// Includes the headers of all layers. Declares linear layers, activations, dropout and flatten.
+// Includes the headers of all layers. Declares Linear, Identity, Flatten, and the activation and dropout layers.
 #pragma once
 
 #include "../ops/elementwise.h"

@@ -156,7 +156,7 @@ class Module {
   /// of an optimizer, refer to the moved tensors. Throws Error if the device is not available.
   void to(Device device);
   /// Converts all floating-point parameters, buffers and gradients to a floating-point dtype, in place. Integer tensors
-  /// keep their dtype. Throws Error if `dtype` is not floating.
+  /// keep their dtype. Throws Error if `dtype` is not a floating-point dtype.
   void to(DType dtype);
   /// Converts all parameters, buffers and gradients with four or five axes to a memory format, in place, as PyTorch
   /// does. In channels_last the second axis of a weight (out_channels, in_channels / groups, kernel...) is innermost.
@@ -277,7 +277,7 @@ decltype(auto) forward(M& module, Args&&... args) {
 
 }  // namespace detail
 
-/// A string literal as a template argument. Layer templates such as Activation use it as their class name.
+/// A string literal as a template argument. Layer templates such as Activation use the text as their class name.
 struct LayerName {
   constexpr LayerName(const char* name) {
     for (int i = 0; name[i]; ++i) text[i] = name[i];

@@ -32,7 +32,7 @@ class ChannelNorm : public Layer {
   VG_MODULE(weight, bias)
 
  protected:
-  /// The name of a norm, and the form of its inputs.
+  /// The name of a norm, and the axes that its inputs may have.
   struct Form {
     const char* name;
     const char* axes;  ///< names of the axes after N and C, for error messages

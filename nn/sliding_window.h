@@ -12,10 +12,10 @@ namespace voxgrad::nn {
 /// Options of sliding_window_inference.
 struct SlidingWindowOptions {
   Triple window;         ///< D, H, W of the model's input, in voxels
-  double overlap = 0.5;  ///< minimum overlap of neighboring windows along each axis, as a fraction in [0, 1)
-  /// Standard deviation of the Gaussian that weights the voxels of a window, relative to the window's size; nnU-Net
-  /// uses 1/8. 0 selects equal weights. As in nnU-Net, the largest weight is 10, and weights that f16 would round to 0
-  /// get the smallest weight that is positive in f16.
+  double overlap = 0.5;  ///< minimum overlap of neighboring windows, as a fraction of their size, in [0, 1)
+  /// Standard deviation of the Gaussian that weights the voxels of a window, as a fraction of the window's size.
+  /// nnU-Net uses 1/8. 0 selects equal weights. As in nnU-Net, the largest weight is 10, and weights that f16 would
+  /// round to 0 get the smallest weight that is positive in f16.
   double sigma = 0.125;
   /// Axes of test-time mirroring (0: D, 1: H, 2: W). The result is the mean over all combinations of mirrored axes. The
   /// time doubles with each axis.
@@ -49,7 +49,7 @@ using WindowModel = std::function<Tensor(const Tensor& windows)>;
 /// a batch while the GPU computes the next one.
 ///
 /// Returns an undefined tensor if `progress` cancels. Throws Error for invalid options, for a volume that is empty or
-/// not floating, and for predictions of a wrong shape or dtype.
+/// not floating-point, and for predictions of a wrong shape or dtype.
 Tensor sliding_window_inference(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& options);
 
 }  // namespace voxgrad::nn

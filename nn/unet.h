@@ -1,8 +1,8 @@
 // The U-Nets of nnU-Net v2.
 //
-// Plain: Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation",
-// Nature Methods 2021. Residual encoder: Isensee et al., "nnU-Net revisited", MICCAI 2024. The names of the parameters
-// are those of PlainConvUNet and ResidualEncoderUNet in the package dynamic-network-architectures
+// Plain U-Net: Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image
+// segmentation", Nature Methods 2021. Residual encoder: Isensee et al., "nnU-Net revisited", MICCAI 2024. The names of
+// the parameters are those of PlainConvUNet and ResidualEncoderUNet in the package dynamic-network-architectures
 // (docs/nnunet-weights.md).
 #pragma once
 
@@ -35,10 +35,11 @@ struct UNetNorm {
 /// Options of UNet.
 struct UNetOptions {
   int64_t in_channels = 1;
-  int64_t num_classes = 2;                    ///< channels of the result
-  std::vector<UNetStage> stages{};            ///< at least two, from the highest resolution; the first has stride 1
-  bool residual = false;                      ///< uses the residual encoder
-  bool bias = true;                           ///< adds a bias to convolutions; heads always have a bias
+  int64_t num_classes = 2;          ///< channels of the result
+  std::vector<UNetStage> stages{};  ///< at least two, from the highest resolution; the first has stride 1
+  bool residual = false;            ///< uses the residual encoder
+  /// Adds a bias to convolutions. The heads, which compute the logits, always have a bias.
+  bool bias = true;
   std::optional<UNetNorm> norm = UNetNorm{};  ///< nullopt: no normalization
   ActivationArguments activation{ActivationKind::leaky_relu};
   bool recompute = false;  ///< saves only the results of stages; the backward pass recomputes each stage

@@ -61,7 +61,7 @@ def main():
             if not block or not any(occurs(block, source) for source in sources):
                 print(f"{name}:{number}: this block does not occur in {', '.join(SOURCES)}")
                 faults += 1
-    print(f"{found} blocks, {faults} of them do not occur in the sources")
+    print(f"blocks: {found}, not in the sources: {faults}")
     missing = missing_tests()
     for name in missing:
         print(f"docs/reliability.md: there is no test {name}")

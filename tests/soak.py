@@ -16,7 +16,7 @@
     power    Records the system calls of superres, segment and the ranks. At every moment of the run, a loss of power
              must leave complete files: the contents of a file must be on the disk before the file is renamed.
 
-Without parts, runs all of them. Prints one line per part. The exit status is 1 if a part fails. Needs strace, and
+Runs all parts unless parts are named. Prints one line per part. The exit status is 1 if a part fails. Needs strace, and
 unshare for `disk`.
 """
 import argparse

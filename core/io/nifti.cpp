@@ -142,7 +142,7 @@ Layout read_layout(const InputFile& file, const RawHeader& header) {
 
   const auto offset = header.get<float>(field::kVoxOffset);
   const bool whole = offset >= kDataStart && offset < 0x1p53f && offset == std::floor(offset);
-  file.check(whole, "vox_offset must be a whole number of at least ", kDataStart, ", is ", offset);
+  file.check(whole, "vox_offset must be a whole number of at least ", kDataStart, ", got ", offset);
   layout.offset = static_cast<int64_t>(offset);
 
   // As in the reference implementation, a slope that is 0 or not finite means that there is no scaling.

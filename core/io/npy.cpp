@@ -152,8 +152,8 @@ struct OpenNpy {
   OpenNpy(const std::filesystem::path& path, const char* op, const NpyOptions& options)
       : file(path, op, options.max_bytes), layout(read_layout(file)) {}
   /// Returns a contiguous tensor of the elements start .. start + size, which must lie within the shape. If `maps` is
-  /// true, these must be all elements. Then the tensor is a memory map, unless the elements are in Fortran order or the
-  /// byte order of the file is not that of the machine.
+  /// true, these elements must be the whole array, and the tensor is a memory map. Exceptions are arrays in Fortran
+  /// order, and files whose byte order is not that of the machine.
   Tensor read(const Dims& start, const Shape& size, bool maps) const;
 
   InputFile file;
@@ -161,8 +161,8 @@ struct OpenNpy {
 };
 
 /// Splits a part of a row-major array into runs of elements that are adjacent in the array and in the part. Calls
-/// run(first element in the array, first element in the part, count) for each run. The part may be the whole array. A
-/// whole array may also be a scalar or empty.
+/// run(first element in the array, first element in the part, count) for each run. If the part is the
+/// whole array, the array may also be a scalar or empty.
 template <class Run>
 void for_each_run(Shape shape, Dims start, Shape size, Run run) {
   if (shape.empty()) return run(0, 0, 1);

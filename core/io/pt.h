@@ -23,9 +23,9 @@ struct PtOptions {
 
 struct PtFile;
 
-/// A value in a checkpoint. The file stays open as long as one of its values exists. If the kind of the value is not
-/// the kind that a function expects, the function throws Error with the file, the path of keys, the expected kind and
-/// the kind of the value. Several threads may use values of one file.
+/// A value in a checkpoint. The file stays open as long as one of its values exists. A function throws Error if
+/// the value does not have the kind that the function expects. The message contains the file, the path of keys, and
+/// both kinds. Several threads may use values of one file.
 class PtValue {
  public:
   /// NumPy scalars are boolean, integer or number; torch.Size is a tuple; torch.device and dtypes are text ("cuda:0",
@@ -55,8 +55,8 @@ class PtValue {
   Tensor tensor() const;
   /// Returns all tensors below this value by dotted names: text keys, integer keys and list indices joined by '.'. The
   /// name of a tensor itself is "". A container that contains itself is not entered again. Throws if tensor() throws
-  /// for one of the tensors, if two names are equal, if a key above a tensor is neither text nor integer, and for more
-  /// than 1000 levels, 10^6 tensors, 10^7 values or 64 MB of names.
+  /// for one of the tensors, if two names are equal, or if a key above a tensor is neither text nor integer. Also
+  /// throws for more than 1000 levels, 10^6 tensors, 10^7 values or 64 MB of names.
   TensorMap tensors() const;
 
  private:
@@ -74,8 +74,9 @@ class PtValue {
 
 /// Returns the value that was passed to torch.save (PyTorch 1.6 or newer, pickle protocols 1 to 5). PtValue::tensor()
 /// and PtValue::tensors() read the tensors. Throws Error for files of older versions, TorchScript archives, compressed
-/// archives, big-endian elements, and pickles that are malformed, larger than 256 MB, or have more than 4 million
-/// values or 10^6 tensors. Checksums of the archive are not verified, because PyTorch does not always write them.
+/// archives and big-endian elements. Also throws if the pickle is malformed, is larger than 256 MB, or has more than 4
+/// million values or 10^6 tensors. Checksums of the archive are not verified, because PyTorch does not always write
+/// them.
 PtValue open_pt(const std::filesystem::path& path, const PtOptions& options = {});
 
 /// Returns all tensors of a checkpoint on `device`, with the names of PtValue::tensors(). Tensors that share a storage

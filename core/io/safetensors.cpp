@@ -90,7 +90,8 @@ std::string read_header(InputFile& file) {
 struct Entry {
   DType dtype;
   Shape shape;
-  int64_t begin, end;  ///< byte range, relative to the end of the header
+  int64_t begin;  ///< first byte, relative to the end of the header
+  int64_t end;    ///< end of the byte range, relative to the end of the header
 };
 
 /// Converts the description of a tensor, and checks it without regard to the other tensors.

@@ -17,8 +17,8 @@ using TensorMap = std::map<std::string, Tensor>;
 using Metadata = std::map<std::string, std::string>;
 
 struct LoadSafetensorsOptions {
-  /// Maximum number of bytes of the header, and separately of all tensors together. Throws Error before anything is
-  /// loaded if one of them is larger.
+  /// Maximum number of bytes. The limit applies to the header and, separately, to all tensors together. If either is
+  /// larger, Error is thrown before anything is loaded.
   int64_t max_bytes = INT64_MAX;
 };
 
@@ -33,9 +33,9 @@ struct LoadSafetensorsOptions {
 /// pages.
 ///
 /// Throws Error if the file cannot be read, if its checksum does not match, or if a bool is neither 0 nor 1. Also
-/// throws if the header is larger than 100 MB, extends beyond the end of the file, is not valid JSON, or contains
-/// unknown or repeated keys, a dtype that voxgrad does not support, more than 8 axes or sizes that overflow. The byte
-/// ranges must match shape and dtype, must not overlap or leave gaps, and must end with the file.
+/// throws if the header is larger than 100 MB, extends beyond the end of the file or is not valid JSON. The header must
+/// not contain unknown or repeated keys, dtypes that voxgrad does not support, more than 8 axes, or sizes that
+/// overflow. The byte ranges must match shape and dtype, must not overlap or leave gaps, and must end with the file.
 TensorMap load_safetensors(const std::filesystem::path& path, Device device = Device::cpu(),
                            Metadata* metadata = nullptr, const LoadSafetensorsOptions& options = {});
 
@@ -55,8 +55,8 @@ struct SaveSafetensorsOptions {
 };
 
 /// Writes tensors atomically. The tensors may be on any device and have any strides. Throws Error if `tensors` is
-/// empty, if a tensor is undefined or named "__metadata__", if a name or an entry of `metadata` is not UTF-8, or if a
-/// key of `metadata` is "voxgrad.crc32".
+/// empty, or if a tensor is undefined or named "__metadata__". Also throws if a name or an entry of `metadata` is not
+/// UTF-8, or if a key of `metadata` is "voxgrad.crc32".
 void save_safetensors(const std::filesystem::path& path, const TensorMap& tensors, const Metadata& metadata = {},
                       const SaveSafetensorsOptions& options = {});
 

@@ -18,7 +18,7 @@ using Indices = std::vector<uint32_t>;
 
 constexpr size_t kMaxNodes = 4'000'000;
 constexpr size_t kMaxArguments = 8;     // maximum number of arguments of evaluated calls
-constexpr size_t kMaxShortText = 1000;  // bytes of a storage's key, of its type and of a device's type
+constexpr size_t kMaxShortText = 1000;  // maximum bytes of a storage's key, a storage's type and a device's type
 
 constexpr std::pair<std::string_view, DType> kStorageTypes[] = {
     {"torch.FloatStorage", f32}, {"torch.DoubleStorage", f64},    {"torch.HalfStorage", f16}, {"torch.IntStorage", i32},

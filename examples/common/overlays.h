@@ -21,8 +21,8 @@ struct Overlays {
 };
 
 /// Writes a PNG file with an axial, a coronal and a sagittal slice, one per row. The columns show the image, the true
-/// labels, the predicted labels, and the voxels where the two differ. Without true labels, the columns show the image
-/// and the predicted labels.
+/// labels, the predicted labels, and the voxels where these labels differ. Without true labels, the columns show the
+/// image and the predicted labels.
 void write_overlays(const std::filesystem::path& path, const Overlays& overlays);
 
 }  // namespace examples

@@ -30,7 +30,7 @@ int run_program(const char* name, int argc, char** argv, int (*parse)(int, char*
 }
 
 /// Prints how to resume a run that Ctrl-C stopped, and returns the exit code 130. If printing would block, ends the
-/// program with this exit code at once.
+/// program with this exit code immediately.
 inline int report_stop(int64_t steps, const std::filesystem::path& checkpoint) {
   if (!output_ready()) std::_Exit(130);  // printing would block until another program reads the pipe
   std::printf("stopped after step %lld; --resume continues from %s\n", static_cast<long long>(steps),

@@ -29,8 +29,8 @@ Geometry geometry_of(const std::filesystem::path& path, const Shape& shape, cons
   return g;
 }
 
-/// Returns an upper bound for the distance along any world axis, in mm, between voxels with the same index in two
-/// geometries of the same shape.
+/// Compares the positions of voxels with the same index in two geometries of the same shape. Returns an upper bound, in
+/// mm, for the difference along any world axis.
 double distance(const Geometry& a, const Geometry& b) {
   double maximum = 0;
   for (size_t row = 0; row < 3; ++row) {

@@ -13,7 +13,7 @@ namespace nnunet {
 struct Labels {
   std::vector<std::string> names;           ///< names of the outputs; without regions, names[0] is the background
   bool regions = false;                     ///< true if the outputs are regions, which may overlap
-  std::vector<int64_t> values;              ///< label of each output; later regions overwrite earlier ones
+  std::vector<int64_t> values;              ///< label of each output; later regions overwrite earlier regions
   std::vector<std::vector<int64_t>> parts;  ///< labels that each output covers: more than one for regions
 };
 

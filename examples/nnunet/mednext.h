@@ -18,7 +18,7 @@ struct MedNeXtOptions {
   int64_t kernel_size = 3;         ///< kernel size of the depthwise convolutions: 3 or 5
   std::vector<int64_t> blocks;     ///< blocks of each part
   std::vector<int64_t> expansion;  ///< for each part: hidden channels of a block, divided by the block's input channels
-  bool recompute = false;          ///< keep only the results of blocks; the backward pass recomputes each block
+  bool recompute = false;          ///< keeps only the results of blocks; the backward pass recomputes each block
 };
 
 /// Returns the options of MedNeXt-B or, with `large`, of MedNeXt-L (Table 1 of the paper).
@@ -26,9 +26,9 @@ MedNeXtOptions mednext_preset(bool large);
 
 /// A U-Net of ConvNeXt blocks. A block is a depthwise convolution, GroupNorm with one group per channel, a 1x1x1
 /// convolution to more channels, GELU, and a 1x1x1 convolution to the output channels, with a skip connection around
-/// them. Blocks with stride 2 change the resolution. The decoder adds the features of the encoder to its own features.
-/// Transposed convolutions have output padding 1, whereas the authors' code pads their result with zeros at the front
-/// of each axis.
+/// all of these layers. Blocks with stride 2 change the resolution. The decoder adds the features of the encoder to its
+/// own features. Transposed convolutions have output padding 1, whereas the authors' code pads their result with zeros
+/// at the front of each axis.
 class MedNeXt : public voxgrad::nn::Layer {
  public:
   /// Throws Error unless `blocks` and `expansion` each have nine numbers from 1 to 1024, the kernel size is 3 or 5,

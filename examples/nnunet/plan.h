@@ -14,7 +14,7 @@ using voxgrad::Triple;
 struct PlanOptions {
   int64_t in_channels = 1;
   int64_t num_classes = 2;
-  bool residual = false;       ///< residual encoder instead of plain convolutions
+  bool residual = false;       ///< uses a residual encoder instead of plain convolutions
   int64_t base_features = 32;  ///< channels of the first stage
   int64_t max_features = 320;  ///< upper bound for the channels of a stage
   int64_t min_size = 4;        ///< minimum voxels along an axis after it is halved
@@ -30,8 +30,8 @@ struct Plan {
 /// have the order D, H, W. Only the ratios of the spacings matter, so the spacings may have any unit.
 ///
 /// - Strides: an axis is long if it has at least 2 * min_size voxels. Each stage halves the long axes whose spacing is
-///   less than twice the smallest spacing of all long axes. If this is a single axis, the axis must have at least
-///   3 * min_size voxels. Stages are added until no axis can be halved.
+///   less than twice the smallest spacing of all long axes. If only one axis meets this condition, it must have at
+///   least 3 * min_size voxels. Stages are added until no axis can be halved.
 /// - Kernel sizes: 1 along an axis while its spacing is at least twice the smallest spacing, then 3. The last stage has
 ///   kernel size 3 along all axes.
 /// - Features: base_features in the first stage, doubled in each stage up to max_features.

@@ -16,9 +16,9 @@ struct Job {
 
 /// Lists the cases. `inputs` is either one folder with files CASE_0000.nii.gz (and _0001 and so on for further
 /// channels), or one file per channel of a single case. The result of each case of a folder is written to CASE.nii.gz
-/// in the folder `output`. The result of a single case is written to the file `output`, or into the folder `output` if
-/// that folder exists or its name does not end with .nii or .nii.gz. If `file_ending` is .nii, files in folders end
-/// with .nii instead of .nii.gz.
+/// in the folder `output`. The result of a single case is written to the file `output`. If `output` is an existing
+/// folder, or if its name does not end with .nii or .nii.gz, the result is written into the folder `output` instead. If
+/// `file_ending` is .nii, files in folders end with .nii instead of .nii.gz.
 ///
 /// Throws voxgrad::Error if a file is missing or unexpected, if there is no case, if `output` cannot be written, or if
 /// a result would replace an input.

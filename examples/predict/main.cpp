@@ -4,7 +4,7 @@
 //   predict Dataset004/nnUNetTrainer__nnUNetPlans__3d_fullres imagesTs labels --folds 0 1 2 3 4
 //
 // MODEL_FOLDER contains dataset.json, plans.json and fold_0/checkpoint_final.pth. If the program segment wrote the
-// folder, it contains fold_0/checkpoint_final.safetensors instead. The program predict reads these files without
+// folder, the checkpoint is fold_0/checkpoint_final.safetensors instead. The program predict reads these files without
 // Python. INPUT is a folder, or one NIfTI file per channel.
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Times nnU-Net's network with and without replace_modules() on a GPU. Prints a Markdown table.
+"""Times nnU-Net's network with and without replace_modules() on a GPU.
 
     nnunet_step.py [--network plain|residual] [--size 128] [--batch 2] [--steps 20] [--compile] [--layouts ...]
 
 The network is nnU-Net's PlainConvUNet or ResidualEncoderUNet (dynamic-network-architectures from PyPI) with six stages,
 3 classes and deep supervision, under autocast to bfloat16. A training step is a forward pass, cross entropy and Dice
-loss, a backward pass and a step of SGD with Nesterov momentum. The variants run one after another in this process. The
-columns of the table are:
+loss, a backward pass and a step of SGD with Nesterov momentum. Prints a Markdown table with a row for each combination
+of modules, mode and layout. The combinations run one after another in this process. For each mode, also prints the
+ratio of the best times of torch.nn and voxgrad_torch. The columns are:
 
   modules    torch.nn, or voxgrad_torch after replace_modules()
   mode       eager, or compiled with torch.compile
   layout     memory format of the input and the weights
   step, inference  median times in ms; inference is a forward pass without gradients
   memory     peak of the memory that PyTorch allocated in a step, in GB
-  loss       the loss of the first and of the tenth step. All variants start with the same weights and batch.
+  loss       the loss of the first and of the tenth step. All combinations start with the same weights and batch.
 """
 
 import argparse

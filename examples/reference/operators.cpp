@@ -1,4 +1,4 @@
-// Examples of the reference: operators and losses. docs/site/reference.py shows
+// Code examples of the API reference: operators and losses. docs/site/reference.py shows
 // the code between "// [NAME]" and "// [end]" beside the declaration of NAME.
 #include <voxgrad.h>
 

@@ -1,5 +1,5 @@
-// Examples of the reference: tensors, files and gradients. docs/site/reference.py shows
-// the code between "// [NAME]" and "// [end]" beside the declaration of NAME.
+// Code examples of the API reference: tensors, files and gradients. docs/site/reference.py
+// shows the code between "// [NAME]" and "// [end]" beside the declaration of NAME.
 #include <voxgrad.h>
 
 #include <iostream>

@@ -1,4 +1,4 @@
-// Examples of the reference: modules, layers, optimizers, data and tools.
+// Code examples of the API reference: modules, layers, optimizers, data and tools.
 // docs/site/reference.py shows the code between "// [NAME]" and "// [end]" beside the
 // declaration of NAME.
 #include <voxgrad.h>

@@ -25,8 +25,8 @@ struct Survey {
 /// over all cases. The returned plan resamples to `spacing` mm along all axes or, if `spacing` is 0, to the median
 /// spacing of the cases. CT channels are measured at random voxels, which `seed` selects.
 ///
-/// If `plans` is not empty, it is the path of a plans.json of nnU-Net. The returned plan, including the patch size and
-/// the network, is then the configuration 3d_fullres of this file, and the function computes only the sums and the
+/// If `plans` is not empty, it is the path of a plans.json of nnU-Net. The returned plan is then the configuration
+/// 3d_fullres of this file, including the patch size and the network. The function computes only the sums and the
 /// checksums of the cases. Throws voxgrad::Error if the task has no dataset.json, or if nnunet::check_savable()
 /// rejects the plan. The plan is checked before the cases are loaded.
 Survey survey(const Task& task, double spacing, uint64_t seed, const std::filesystem::path& plans = {});

@@ -35,7 +35,7 @@ Tensor draw(int64_t count, vg::Device device) {
   const Tensor distance = vg::sqrt(dx * dx + dy * dy);
   const Tensor disc = distance - radius, ring = vg::abs(disc) - 1.5;
   const Tensor cross = vg::maximum(vg::minimum(dx, dy) - 0.4 * radius, vg::maximum(dx, dy) - 1.2 * radius);
-  return vg::clamp(0.5 - vg::cat({disc, cross, ring}, 1), 0, 1);  // signed distances to gray values
+  return vg::clamp(0.5 - vg::cat({disc, cross, ring}, 1), 0, 1);  // converts signed distances to gray values
 }
 
 /// Returns the encoder, whose result holds the means and the logarithms of the variances of the latent video.

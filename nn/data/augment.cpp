@@ -110,8 +110,8 @@ std::array<double, 12> theta_of(const AugmentParams& params, const Tensor& x, co
   return theta;
 }
 
-/// Returns the cubic B-spline weight of each control point at each voxel, (size, points). Control points are `spacing`
-/// voxels apart.
+/// Returns a tensor (size, points) with the cubic B-spline weight of each control point at each voxel of an axis. The
+/// control points are `spacing` voxels apart.
 Tensor spline_weights(int64_t size, double spacing, const TensorOptions& kind) {
   const int64_t points = static_cast<int64_t>(static_cast<double>(size - 1) / spacing) + 4;
   std::vector<double> weights(static_cast<size_t>(size * points));
@@ -170,7 +170,7 @@ Tensor at_low_resolution(const Tensor& x, double scale, const std::array<bool, 3
 }
 
 Tensor with_gamma(const Tensor& x, double exponent) {
-  constexpr double kMinDivisor = 1e-7;  // lower bound of divisors, which are 0 in a constant channel
+  constexpr double kMinDivisor = 1e-7;  // lower bound of divisors, which would be 0 for a constant channel
   const Tensor low = amin(x), range = amax(x) - low;
   const Tensor y = pow((x - low) / clamp_min(range, kMinDivisor), exponent) * range + low;
   const Tensor scale = std(x, {}, 0) / clamp_min(std(y, {}, 0), kMinDivisor);
@@ -205,15 +205,15 @@ bool needs_resampling(const AugmentParams& p) {
   return p.elastic != 0 || p.rotation != std::array<double, 3>{} || p.scaling != std::array<double, 3>{1, 1, 1};
 }
 
-/// Fills the results with the central part of the inputs. Resamples the samples with rotation, scaling or elastic
-/// deformation.
+/// Fills the results with the central part of the inputs. If the parameters of a sample contain a rotation, a scaling
+/// or an elastic deformation, resamples this sample.
 void resample(const Batch& b, const std::vector<AugmentParams>& params, const AugmentOptions& o) {
   std::vector<double> maps;
   for (const AugmentParams& p : params)
     if (needs_resampling(p)) std::ranges::copy(theta_of(p, b.x, b.size), std::back_inserter(maps));
   const TensorOptions kind{b.y.dtype(), b.y.device()};
   const auto count = static_cast<int64_t>(maps.size() / 12);
-  // The matrices of all samples are copied to the device at once.
+  // One copy transfers the matrices of all samples to the device.
   const Tensor thetas = from_span<double>(maps, {count, 3, 4}).to(kind.device, kind.dtype);
   for (int64_t n = 0, moved = 0; n < b.x.size(0); ++n) {
     const auto part = [n](const Tensor& t) { return narrow(t, 0, n, 1); };

@@ -114,7 +114,7 @@ class Augmentation {
   /// H, W) or (N, D, H, W) of an integer dtype and contains class indices below 2^24. The target is rotated, scaled,
   /// deformed and mirrored like the input, with nearest-neighbor interpolation, and may be undefined. Autograd does not
   /// record the steps. Throws Error for other shapes, dtypes or devices, for a result larger than the input, and if the
-  /// parameters are for another number of samples or channels.
+  /// parameters were drawn for a different number of samples or channels.
   Sample apply(const Sample& batch, const std::vector<AugmentParams>& params) const;
 
   /// Draws parameters and applies them: apply(batch, draw(N, C, random)).

@@ -15,8 +15,8 @@ struct Sample {
   Tensor target{};  ///< may be undefined
 };
 
-/// Base class of datasets: a fixed number of samples that are created on request. Loaders call get() from several
-/// threads at once.
+/// Base class of datasets: a fixed number of samples that are created on request. Several threads of a loader may call
+/// get() at the same time.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -45,7 +45,7 @@ class TensorDataset : public Dataset {
 class FunctionDataset : public Dataset {
  public:
   using Function = std::function<Sample(int64_t index, Generator& random)>;
-  /// Throws Error if `size` is negative or `function` is empty. Several threads call `function` at once.
+  /// Throws Error if `size` is negative or `function` is empty. Several threads may call `function` at the same time.
   FunctionDataset(int64_t size, Function function);
   int64_t size() const override { return size_; }
   Sample get(int64_t index, Generator& random) const override { return function_(index, random); }

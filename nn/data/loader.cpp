@@ -24,7 +24,7 @@ namespace voxgrad::data {
 namespace {
 
 constexpr const char* kOp = "data::Loader";
-constexpr int64_t kMaxEpoch = int64_t{1} << 62;  // small enough that counting cannot overflow
+constexpr int64_t kMaxEpoch = int64_t{1} << 62;  // so small that incrementing an epoch cannot overflow
 constexpr int64_t kMaxQueue = 1 << 20;           // batches
 
 /// Stacks the inputs or the targets of a batch. Throws if their shapes or dtypes differ.

@@ -96,7 +96,7 @@ class Loader : public nn::Stateful {
   void read_state(const TensorMap& state, bool keep) override;
   /// Returns the sum of the batch sizes of all processes that share an epoch.
   int64_t global_batch_size() const { return options_.batch_size * sampler_->num_replicas(); }
-  /// Returns the number of samples per epoch of these processes together.
+  /// Returns the number of samples per epoch, summed over all processes that share an epoch.
   int64_t global_samples() const { return sampler_->size() * sampler_->num_replicas(); }
 
   const Dataset& dataset_;

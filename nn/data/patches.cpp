@@ -62,7 +62,7 @@ PatchSource patch_source(const NpyFile& image, const NpyFile& label) {
 
 PatchDataset::Centers PatchDataset::find_centers(const PatchSource& source, int64_t ignore_index) {
   constexpr int64_t kMaxVoxels = 10'000;  // voxels kept per class
-  constexpr int64_t kSlab = 1 << 22;      // voxels read at once
+  constexpr int64_t kSlab = 1 << 22;      // maximum number of voxels per read, unless a single plane has more
   constexpr size_t kAny = 256;            // index of the entry for all classes together
   std::array<Voxels, 257> voxels;         // kept voxels, by class or kAny
   std::array<int64_t, 257> seen{};        // number of voxels found, by class or kAny

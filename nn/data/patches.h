@@ -12,8 +12,8 @@ namespace voxgrad::data {
 
 /// A labeled volume whose parts are read on request, for example from a file that is larger than memory.
 struct PatchSource {
-  /// Returns the voxels from start (D, H, W) to start + size, which lie within `shape`. Several threads call the
-  /// function at once.
+  /// Returns the voxels from start (D, H, W) to start + size, which lie within `shape`. Several threads may call the
+  /// function at the same time.
   using Read = std::function<Tensor(const Dims& start, const Shape& size)>;
   Shape shape;  ///< (D, H, W)
   Read image;   ///< returns the image as f32 (C, size[0], size[1], size[2])

@@ -12,7 +12,7 @@ namespace voxgrad::data {
 /// number of the epoch, so that a loader can resume at any position.
 class Sampler {
  public:
-  /// Maps a position in [0, size()) to the index of a sample. Several threads call the function at once.
+  /// Maps a position in [0, size()) to the index of a sample. Several threads may call the function at the same time.
   using Order = std::function<int64_t(int64_t position)>;
 
   virtual ~Sampler() = default;
@@ -75,9 +75,9 @@ struct DistributedSamplerOptions {
 /// single samples.
 class DistributedSampler : public Sampler {
  public:
-  /// `sampler` must define the same order on all ranks. Throws Error if `sampler` is null or is itself distributed, if
-  /// rank lies outside [0, num_replicas), if batch_size is not a positive multiple of num_replicas, or if the number of
-  /// samples plus batch_size exceeds 2^63 - 1.
+  /// `sampler` must define the same order on all ranks. Throws Error if `sampler` is null or is itself distributed.
+  /// Also throws if rank lies outside [0, num_replicas), if batch_size is not a positive multiple of num_replicas, or
+  /// if the number of samples plus batch_size exceeds 2^63 - 1.
   DistributedSampler(std::shared_ptr<const Sampler> sampler, const DistributedSamplerOptions& options);
   int64_t size() const override;
   Order order(int64_t epoch) const override;

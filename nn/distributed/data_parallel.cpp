@@ -74,7 +74,7 @@ class DataParallel::Reducer {
     Tensor param;
     size_t bucket = 0;
     Tensor values{};       // the part of the bucket, with the shape and strides of the parameter
-    bool arrived = false;  // the gradient has been computed, or this pass does not compute it
+    bool arrived = false;  // true if the gradient has been computed or will not be computed in this pass
   };
   /// Gradients of one dtype and device.
   struct Bucket {
@@ -184,7 +184,7 @@ class DataParallel::Reducer {
       places.push_back(slots_[i].values);
       grads.push_back(grad);
     }
-    // Divides in the wider dtype, that of the bucket's `memory` or that of its `wire`.
+    // Divides in the wider of the dtypes of `bucket.memory` and `bucket.wire`.
     const double part = 1.0 / group_.size();
     const bool widens = item_size(bucket.wire.dtype()) > item_size(bucket.memory.dtype());
     scaled_copies(places, grads, widens ? 1 : part);

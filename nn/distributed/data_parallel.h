@@ -46,8 +46,8 @@ class DataParallel {
   /// Copies the parameters and buffers of rank 0 to all ranks. From then on, backward passes average the gradients of
   /// the parameters that require grad at the time of construction. Keeps references to the tensors and to
   /// `communicator`. Throws Error on all ranks if a parameter is neither contiguous nor channels_last, or if the ranks
-  /// have different options, or parameters or buffers that differ in name, order, shape, dtype or requires_grad. The
-  /// message names the rank and the tensor.
+  /// have different options. Also throws if the parameters or buffers of two ranks differ in name, order, shape, dtype
+  /// or requires_grad; the message names the rank and the tensor.
   explicit DataParallel(const Module& module, distributed::Communicator& communicator,
                         const DataParallelOptions& options = {});
   ~DataParallel();

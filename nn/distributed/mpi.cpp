@@ -80,8 +80,8 @@ struct FixedCall {
   std::array<char, 240> text{};  ///< the beginning of the description, null-terminated
 };
 
-/// A running collective. Its Work owns the operation; until the collective has completed, the communicator owns it,
-/// too.
+/// A running collective. Its Work shares the ownership of this object with the communicator, which releases the object
+/// after the collective has completed.
 struct Operation {
   const char* name;
   Tensors tensors;
@@ -309,8 +309,8 @@ Communicator& mpi_world() {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads), "MPI_Init_thread");
     started_here = true;
   }
-  // MPI returns error codes instead of aborting, and check_mpi() throws. Copies of the communicator inherit the
-  // handler.
+  // With this error handler, MPI returns error codes instead of aborting, and check_mpi() throws. Copies of the
+  // communicator inherit the handler.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
   world = new MpiCommunicator;

@@ -85,7 +85,7 @@ class NcclCommunicator : public Communicator {
     const char* op;
     int64_t number;               // index of the call, from 1
     std::shared_ptr<Event> over;  // recorded after the collective
-    Clock::time_point begun;      // when the host queued it
+    Clock::time_point begun;      // when the host queued the collective
   };
 
   /// Queues a collective on `stream`. Returns the status of NCCL.
@@ -201,7 +201,7 @@ struct RendezvousAddress {
   std::string token;
 };
 
-/// Connects the ranks. Rank 0 waits at the listener for the others. Returns null for one rank, which needs no listener.
+/// Connects the ranks. Rank 0 waits at the listener for the other ranks. A single rank needs no listener and gets null.
 std::unique_ptr<Rendezvous> connect_ranks(int rank, int size, const std::optional<Listener>& listener,
                                           const RendezvousAddress& at) {
   if (size == 1) return nullptr;

@@ -310,7 +310,7 @@ void Rendezvous::compare_calls() {
   }
 }
 
-/// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the others.
+/// Reports a late collective to rank 0, which names the missing ranks once it has the latest calls of the other ranks.
 void Rendezvous::report_late(const Frame& frame) {
   if (late_) return;
   late_ = frame;

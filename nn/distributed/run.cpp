@@ -27,7 +27,8 @@ void run_guarded(Communicator& world, const std::function<void(Communicator& wor
   try {
     f(world);
   } catch (const CollectiveError& error) {
-    // Only one rank, the reporter, prints the message and ends all ranks. The other ranks give it five seconds.
+    // Only one rank, the reporter, prints the message and ends all ranks. The other ranks give the reporter five
+    // seconds.
     if (world.rank() != error.reporter()) std::this_thread::sleep_for(std::chrono::seconds(5));
     end_all(world, error.what());
   } catch (const std::exception& error) {

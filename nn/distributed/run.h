@@ -15,7 +15,7 @@ namespace voxgrad::distributed {
 void set_environment();
 
 /// Calls f(world) with the group of all ranks, and then leaves the group. The group is nccl_world() if `device` is a
-/// GPU, otherwise mpi_world(). If f throws on one rank, the processes of all ranks end at once, after one line on
+/// GPU, otherwise mpi_world(). If f throws on one rank, the processes of all ranks end immediately, after one line on
 /// stderr: "rank 1 of 4 on host node7: <what()>". Returns 0. If the group cannot be created, prints the reason on
 /// stderr and returns 1. Return this result from main(): `return distributed::run(train);`.
 int run(const std::function<void(Communicator& world)>& f, Device device = Device::cpu());

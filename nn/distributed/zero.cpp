@@ -41,7 +41,8 @@ ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communi
   for (const auto& slot : optimizer_.slots_) sizes.push_back(slot.param.numel());
   bool fresh = !optimizer_.after_step_;
   for (size_t g = 0; g < optimizer_.num_groups(); ++g) fresh = fresh && !optimizer_.has_state(g);
-  // The number of parameters, the number of elements, and 1 if the optimizer has no state and is not sharded.
+  // Three numbers of this rank: its parameters, their elements, and whether the optimizer has no state and is not
+  // sharded (1 or 0).
   const Tensor own = zeros({3}, {.dtype = i64});
   own.mutable_data<int64_t>()[0] = std::ssize(sizes);
   own.mutable_data<int64_t>()[1] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});

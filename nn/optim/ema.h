@@ -11,7 +11,7 @@ namespace voxgrad::optim {
 /// Options of ExponentialMovingAverage.
 struct EmaOptions {
   double decay = 0.999;  ///< weight of the previous average in an update, in [0, 1]
-  /// If not 0, limits the decay of update n (from 0) to (1 + n) / (warmup + n), so that the influence of the initial
+  /// If not 0, limits the decay of update n = 0, 1, ... to (1 + n) / (warmup + n), so that the influence of the initial
   /// parameters decreases quickly. Must be 0 or at least 1; 10 is common.
   double warmup = 0;
 };

@@ -38,7 +38,7 @@ class GradScaler : public nn::Stateful {
   explicit GradScaler(const GradScalerOptions& options = {});
 
   /// Returns loss * scale, differentiably. For a scalar f16 loss, the product is f32. Throws Error if the loss is not
-  /// floating or is on another device than the first loss.
+  /// floating-point or is not on the device of the first loss.
   Tensor scale(const Tensor& loss);
   /// Divides the optimizer's gradients by the scale in place and checks them for infinities and NaN. Call unscale_()
   /// before step(), at most once between two updates. Throws Error for a wrong order of calls, if there are no

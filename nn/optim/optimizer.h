@@ -46,7 +46,7 @@ struct GradScaling {
   Tensor found_inf{};  ///< i64; if not 0, the device skips the step and does not count it; undefined: 0
 };
 
-/// One step of the parameters of a group that have taken the same number of steps.
+/// One step of parameters that are in the same group and have taken the same number of steps.
 struct Update {
   size_t group = 0;
   int64_t step = 0;                            ///< number of this step, from 1
@@ -66,10 +66,11 @@ struct Update {
   }
 };
 
-/// Base class of optimizers, which update parameters from their gradients. The parameters must be floating leaves that
-/// are contiguous or channels_last, each given once, and must not share memory. The state of a parameter has the memory
-/// format and the dtype of the parameter. For bf16 and f16 parameters, the state is f32 and steps are computed in f32.
-/// While a thread uses an optimizer, no other thread may use the optimizer or its parameters.
+/// Base class of optimizers, which update parameters from their gradients. The parameters must be floating-point
+/// leaves that are contiguous or channels_last. No parameter may appear twice, and no two parameters may share memory.
+/// The state of a parameter has the memory format and the dtype of the parameter. For bf16 and f16 parameters, the
+/// state is f32 and steps are computed in f32. While a thread uses an optimizer, no other thread may use the optimizer
+/// or its parameters.
 class Optimizer : public nn::Stateful {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -142,7 +143,7 @@ class Optimizer : public nn::Stateful {
   /// Returns whether this process updates the parameter.
   bool owns(size_t slot) const { return owned_.empty() || owned_[slot]; }
   void check_gradients() const;
-  /// Returns the addresses of the parameters and of their state. A captured step uses them in its replays.
+  /// Returns the addresses of the parameters and of their state. A captured step uses these addresses in its replays.
   std::vector<const void*> memory_of(const Update& u) const;
   /// Adds u.given.found_inf to u.skipped. If parameters outside `u` share the counter, first creates a separate counter
   /// for the parameters of `u`.
@@ -172,7 +173,7 @@ class OptimizerOf : public Optimizer {
   using Group = ParamGroup<Options>;
 
   /// Creates an optimizer with one group, or with the given groups. Throws Error for an empty group, for a tensor that
-  /// is not a floating leaf, for parameters that appear twice or share memory, and for invalid options.
+  /// is not a floating-point leaf, for parameters that appear twice or share memory, and for invalid options.
   explicit OptimizerOf(const Tensors& params, const Options& options = {})
       : OptimizerOf(std::vector<Group>{{params, options}}) {}
   OptimizerOf(const Tensors& params, double lr) : OptimizerOf(params, Options{.lr = lr}) {}

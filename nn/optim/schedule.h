@@ -273,8 +273,8 @@ class SequentialLR : public StepSchedule {
   std::optional<double> momentum_at(int64_t steps) const override;
 
  private:
-  /// Returns the schedule that is active after *steps steps. Sets *steps to the number of steps since the start of that
-  /// schedule.
+  /// On entry, `*steps` is a number of steps of this SequentialLR. Returns the schedule that is active after these
+  /// steps, and sets `*steps` to the number of steps since the start of that schedule.
   const StepSchedule& current(int64_t* steps) const;
 
   std::vector<std::shared_ptr<StepSchedule>> schedules_;

@@ -49,28 +49,22 @@ const TileFamily<T>* tile_family() {
 
 }  // namespace
 
-// Columns are counted in units of half a vector. If the number of units is odd, the first block has three vectors of
-// half width, or one if there is only one unit. All other blocks have two whole vectors. If the number of vectors in
-// these blocks is odd, one block has three vectors, or one if only one remains.
+// At most 8 channels of f32 fill half a vector. Otherwise, all blocks have two whole vectors, except one with three, or
+// with one if there is only one vector.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
-  constexpr int half = kHalfVectorBytes;
-  constexpr int64_t unit = kColumnUnit<T>;
-  constexpr int64_t units_per_vector = kVectorBytes / half;
   std::vector<ColumnBlock<T>> blocks;
   int64_t first = 0;
   auto add = [&](const TileFamily<T>* family) {
     blocks.push_back({first, std::min<int64_t>(family->columns, channels - first), family});
     first += family->columns;
   };
-  int64_t units = divide_up(channels, unit);
-  if constexpr (units_per_vector == 2) {
-    if (units % 2 == 1) {
-      add(units >= 3 ? tile_family<T, half, 3>() : tile_family<T, half, 1>());
-      units -= units >= 3 ? 3 : 1;
-    }
+  const int64_t bytes = channels * static_cast<int64_t>(sizeof(T));
+  int64_t vectors = divide_up(bytes, kVectorBytes);
+  if (bytes <= kHalfVectorBytes) {
+    add(tile_family<T, kHalfVectorBytes, 1>());
+    return blocks;
   }
-  int64_t vectors = units / units_per_vector;
   if (vectors == 1) add(tile_family<T, kVectorBytes, 1>());
   if (vectors % 2 == 1 && vectors > 1) {
     add(tile_family<T, kVectorBytes, 3>());

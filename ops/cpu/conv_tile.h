@@ -34,7 +34,7 @@ struct TileProduct {
 };
 
 inline constexpr int kTileAlignment = 64;
-inline constexpr int kMaxTileRows = 12;
+inline constexpr int kMaxTileRows = 24;
 /// Largest width of a tile in bytes.
 inline constexpr int kMaxTileWidth = 3 * kTileAlignment;
 

@@ -1,4 +1,4 @@
-// Helpers shared by the tests of the file formats: a temporary directory, files of given bytes, and damaged files.
+// Helpers shared by the tests of the file formats: a temporary directory, files with given bytes, and damaged files.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@ using Affine = std::array<std::array<double, 4>, 4>;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// The bytes of a NIfTI-1 file that holds 4 x 3 x 2 (W x H x D) voxels of type u8 with the values 0, 1, 2, ... put()
+/// The bytes of a NIfTI-1 file that holds 4 x 3 x 2 (W x H x D) voxels of type u8 with the values 0 to 23. put()
 /// writes a header field, given its byte offset in the struct of nifti1.h, the format's official header.
 struct Volume {
   bool big_endian = false;
@@ -235,7 +235,7 @@ TEST_F(NiftiTest, RejectsBadHeaders) {
       {Volume().put<float>(80, kNan).bytes, "pixdim[1] is not finite"},
       {Volume().put<float>(88, kInfinity).bytes, "pixdim[3] is not finite"},
       {Volume().put<float>(84, 0).bytes, "pixdim[2] is 0"},
-      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number of at least 352, is 0"},
+      {Volume().put<float>(108, 0).bytes, "vox_offset must be a whole number of at least 352, got 0"},
       {Volume().put<float>(108, 352.5f).bytes, "vox_offset"},
       {Volume().put<float>(108, kNan).bytes, "vox_offset"},
       {Volume().put<float>(108, 1e30f).bytes, "vox_offset"},

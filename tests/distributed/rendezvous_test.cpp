@@ -40,8 +40,8 @@ std::string error_of(const F& f) {
   return {};
 }
 
-/// Runs a rendezvous of rank 0, which expects `size` ranks, with further threads. `others` holds the rank and the world
-/// size of each of these threads. Returns the error of rank 0, followed by the errors of the other threads.
+/// Runs the rendezvous of rank 0, which expects `size` ranks, and one more thread for each entry of `others`: the rank
+/// and the world size of that thread. Returns the error of rank 0, followed by the errors of these threads.
 std::vector<std::string> errors_of(int size, const std::vector<std::pair<int, int>>& others, double seconds) {
   const Listener listener("localhost", 0, "secret");
   std::vector<std::string> errors(others.size() + 1);
@@ -153,7 +153,8 @@ std::string hello(const std::string& token, const std::string& host) {
   return std::string(reinterpret_cast<const char*>(head.data()), sizeof head) + text;
 }
 
-/// Starts rank 0 and calls connect_strangers(port). Starts rank 1 0.3 seconds after this call. Returns rank 0's error.
+/// Runs rank 0 of two ranks. Meanwhile, a second thread calls connect_strangers(port), waits 0.3 seconds and joins as
+/// rank 1. Returns rank 0's error.
 std::string rank0_error_with(const std::function<void(int port)>& connect_strangers, double seconds) {
   const Listener listener("127.0.0.1", 0, "secret");
   std::thread others([&] {

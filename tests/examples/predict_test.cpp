@@ -46,7 +46,8 @@ void expect_labels(const NiftiImage& found, const NiftiImage& expected, double e
   }
   const auto count = static_cast<size_t>(expected.data.numel());
   const std::span a(found.data.data<float>(), count), b(expected.data.data<float>(), count);
-  // Per label: [0] the voxels that have the label in both volumes, [1] the sum of the label's voxels in each volume.
+  // For each label, two numbers of voxels: [0] voxels with this label in both volumes, [1] voxels with this label in
+  // one volume plus voxels with this label in the other volume.
   std::map<float, std::array<double, 2>> voxels;
   double same = 0;
   for (size_t i = 0; i < count; ++i) {

@@ -84,7 +84,7 @@ class Run:
         new = [path for path in merged.iterdir() if path.read_bytes() not in seeds]
         new.sort(key=lambda path: (path.stat().st_size, path.name))
         total = 0
-        for path in new[:: len(new) // KEPT_FILES + 1]:  # some of each size
+        for path in new[:: len(new) // KEPT_FILES + 1]:  # every n-th file; the files are sorted by size
             total += path.stat().st_size
             if total <= KEPT_BYTES:
                 shutil.copy(path, kept / path.name)

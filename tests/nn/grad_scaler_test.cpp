@@ -81,7 +81,7 @@ TEST(GradScaler, AgreesWithPyTorch) {
     }
 }
 
-TEST(GradScaler, CapturedStepsAgreeOnCuda) {
+TEST(GradScaler, CapturedStepsAgreeWithPyTorchOnCuda) {
   if (!cuda::is_available()) GTEST_SKIP() << "needs a GPU";
   const Device device = Device::cuda();
   for (const auto& [name, test] : kCases) {

@@ -262,8 +262,8 @@ double largest(const vg::Tensor& x) { return vg::amax(vg::abs(x.to(vg::f64))).it
 double length(const vg::Tensor& x) { return vg::norm(x.to(vg::f64)).item(); }
 
 /// Compares with the recorded results. In float32, each element must agree up to the order of summation. In bf16, the
-/// norm of the difference must be small: rounding can change the maximum of a pool or the side of a kink, so single
-/// elements may differ.
+/// norm of the difference must be small: rounding can change the maximum of a pool or the branch of a function such as
+/// ReLU, so single elements may differ.
 void expect_recorded_results(vg::Device device, vg::MemoryFormat format, bool low = false) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.number);

@@ -386,7 +386,7 @@ TEST(Clip, ChangesNothingIfOneGradientCannotBeClipped) {
   EXPECT_EQ(a.grad().to_vector(), (std::vector<double>{3, 4}));
 }
 
-/// Clips more gradients than one kernel launch handles, with odd sizes and several dtypes and strides.
+/// Clips more gradients than one kernel launch handles. The gradients have many different sizes, dtypes and strides.
 TEST(Clip, ClipsManyGradientsOfAnyDtypeAndStride) {
   for (const Device device : devices()) {
     manual_seed(7);

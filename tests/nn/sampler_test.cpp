@@ -79,7 +79,6 @@ TEST(DistributedSampler, RejectsSizesWhoseLastBatchWouldOverflow) {
   EXPECT_EQ(largest.order(0)(largest.size() - 2), INT64_MAX - 5);
 }
 
-// The loader needs no memory per sample, except for the permutation of a shuffled epoch.
 /// Visits every second sample.
 class EvenSampler : public data::Sampler {
  public:

@@ -1,5 +1,6 @@
-// Tests ops/detail/conv_geometry.h, which defines the phases and the gather form of a convolution. The gather form must
-// contain the same products as the definition: position i of x, position o of y and tap k form a product if
+// Tests ops/detail/conv_geometry.h. The gather form of a convolution divides the outputs into phases. A phase consists
+// of evenly spaced outputs and the kernel taps that they use. The gather form must contain the same products as the
+// definition of the convolution: position i of x, position o of y and tap k form a product if
 // i + padding = o * stride + k * dilation. Also tests the output sizes.
 #include "ops/detail/conv_geometry.h"
 

@@ -362,8 +362,9 @@ TEST_F(CpuConv, HandlesManyTiles) {
     ConvCheck<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 
-// Pointwise convolutions with at least 1024 voxels have their own kernel. The cases have several pieces of voxels, the
-// last of which is short; a single piece and few channels; and groups.
+// Pointwise convolutions with at least 1024 voxels have their own kernel. In the first case, the voxels are divided
+// into several pieces, the last of which is shorter. The second case has a single piece and few channels. The third
+// case has groups.
 TEST_F(CpuConv, HandlesPointwiseKernelsOnManyVoxels) {
   for (int threads : {1, 3}) {
     set_num_threads(threads);

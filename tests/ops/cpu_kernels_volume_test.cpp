@@ -186,7 +186,8 @@ TEST(CpuKernels, MaxPoolAndGradientMatchReference) {
   });
 }
 
-/// Returns the weight of element i of the n inputs in output o. Computes the weight from the definition of map.mode.
+/// Returns the weight of input i in output o, where n is the number of inputs. Computes the weight from the definition
+/// of map.mode.
 double resample_entry(const Resample& map, int64_t o, int64_t i, int64_t n) {
   const double at = static_cast<double>(o);
   using enum Resample::Mode;

@@ -14,7 +14,8 @@ namespace voxgrad::optest {
 using reference::Array;
 using reference::Arrays;
 
-/// The range of the random elements of an input. Cases select a domain that avoids kinks, poles and ties where needed.
+/// The range of the random elements of an input. Where needed, cases select a domain without kinks (points without a
+/// derivative), poles and ties.
 enum class Domain : uint8_t {
   any,       ///< [-2, 2]
   nonzero,   ///< magnitude in [0.3, 2], either sign

@@ -224,11 +224,8 @@ void add_chains(std::vector<OpCase>& cases) {
         name == "k3_p1" || name == "groups" || name == "dilated_strided_padded" || name == "unbatched")
       add_chains(cases, true, g);
   const Geometry plain{"plain", {2, 3, 2, 3, 2}, {3, 2, 2, 1, 2}, false};
-  const Geometry gaps{"gaps",
-                      {2, 2, 2, 1, 3},
-                      {2, 2, 1, 2, 1},
-                      true,
-                      {2, 3, 2}};  // outputs in the gaps have no taps and equal the bias
+  const Geometry gaps{
+      "gaps", {2, 2, 2, 1, 3}, {2, 2, 1, 2, 1}, true, {2, 3, 2}};  // outputs that no input reaches equal the bias
   for (const Geometry& g : {plain, gaps}) add_chains(cases, true, g);
 
   const Geometry up1{"", {2, 2, 3}, {2, 2, 4}, true, {1, 1, 3}, {0, 0, 1}};

@@ -1,5 +1,5 @@
 // Cases of pooling and interpolation with one or two spatial axes, adaptive pooling, padding, grid sampling and pixel
-// shuffle. Names with "signal" have one spatial axis, names with "image" have two.
+// shuffle. Cases whose name contains "signal" have one spatial axis; cases whose name contains "image" have two.
 #include <algorithm>
 #include <cmath>
 

@@ -22,7 +22,8 @@ struct JsonValue {
   std::vector<std::pair<std::string, JsonValue>> items{};
 };
 
-/// Parses `text`. Throws Error if `text` is not JSON, has more than 64 levels or an array of more than 64 items.
+/// Parses `text`. Throws Error if `text` is not JSON, if it has more than 64 levels, or if an array has more than 64
+/// items.
 /// `what`, which must end with a space, is the prefix of the message.
 JsonValue read_json(const InputFile& file, const char* what, const std::string& text);
 

@@ -31,8 +31,11 @@ struct PickledTensor {
 
 /// A value. Values refer to each other by index, so shared and cyclic values are destroyed without recursion.
 struct PickledNode {
+  /// The role of an object.
+  enum class Role : uint8_t { plain, global, storage, numpy_dtype };
+
   PtValue::Kind kind = PtValue::Kind::none;
-  enum class Role : uint8_t { plain, global, storage, numpy_dtype } role = Role::plain;  ///< the role of an object
+  Role role = Role::plain;
   uint32_t detail = 0;  ///< for a storage: index into `storages`; for a NumPy dtype: index of the node of its type code
   /// The value of a boolean or integer, or the bits of a number. For a text, for bytes and for the class name of an
   /// object, the index into `texts`. For a tensor, the index into `tensors`.

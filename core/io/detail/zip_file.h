@@ -15,7 +15,7 @@ class ZipFile {
   struct Entry {
     int64_t header = 0;  ///< position of the local header
     int64_t size = 0;    ///< bytes in the archive
-    bool stored = true;  ///< neither compressed nor encrypted
+    bool stored = true;  ///< true if the entry is neither compressed nor encrypted
   };
   /// A range of bytes of the file.
   struct Range {
@@ -23,8 +23,8 @@ class ZipFile {
     int64_t size = 0;
   };
 
-  /// Reads the directory. Keeps a reference to `file`. Throws Error if `file` is not a zip archive, is truncated, or
-  /// has two entries of the same name, or has entries that together are larger than the file.
+  /// Reads the directory. Keeps a reference to `file`. Throws Error if `file` is not a zip archive or is
+  /// truncated, if two entries have the same name, or if all entries together are larger than the file.
   explicit ZipFile(const InputFile& file);
 
   const std::map<std::string, Entry>& entries() const { return entries_; }

@@ -36,11 +36,12 @@ __device__ inline void arrive_at(int rank, uint32_t barrier) {
       "r"(rank)
       : "memory");
 }
-/// Waits until all threads of the cluster have called this function.
+/// Waits until all threads of the cluster have called this function, except those that have exited.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
-/// Like cluster_sync(), but does not make the writes of a thread visible to the others.
+/// Like cluster_sync(), but does not make the writes of a thread visible to the others. Does not wait for reads either:
+/// a thread must have used all values that it has read from the other CTA.
 __device__ inline void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
 }

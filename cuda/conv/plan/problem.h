@@ -33,7 +33,8 @@ struct alignas(8) ConvChoice {
   int8_t m_tiles = 0;              ///< m64 tiles of a warpgroup; multistage_wgrad: rows of a tile / 64
   int8_t pairs = 0;                ///< fprop_dgrad: 1: the warpgroups compute tiles in turn; 2: they share a tile
   int16_t width = 0;               ///< columns of a tile; rows for small_channel and the weight gradient of mma_sync
-  int8_t cluster = 0;              ///< fprop_dgrad: CTAs of a cluster, 1 or 2; wgrad: 1: partial sums; 2: none
+  int8_t cluster = 0;              ///< fprop_dgrad: CTAs of a cluster, 1 or 2; wgrad: 1: only partial sums in memory,
+                                   ///< 2: only sums in shared memory
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
 /// Sets the overrides for all later convolutions of the program. A width that is not compiled is ignored.

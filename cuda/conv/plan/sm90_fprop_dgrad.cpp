@@ -176,7 +176,22 @@ class Search {
     return result;
   }
 
+  /// Returns a lower bound of cycles() for any number of stages and splits: the time of the products if all SMs were
+  /// always busy.
+  double least_cycles(const FpropDgradPlan& plan) const {
+    double tiles = static_cast<double>(divide_up(p_.batch, plan.tile[0]) * p_.groups *
+                                       divide_up(p_.out_channels, plan.cta.columns));
+    for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, plan.tile[a + 1]);
+    return tiles * taps_ / plan.cta.slide * tap_clocks(plan) / static_cast<double>(kMultiprocessors);
+  }
+  /// Returns the clocks of the products of a CTA tile with one tap.
+  static double tap_clocks(const FpropDgradPlan& plan) {
+    const double b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);  // m64 product, 32 bytes of K
+    return plan.row_bytes / 32.0 * plan.chunks * plan.m_tiles() * product;
+  }
+
   void try_tile(FpropDgradPlan& plan) {
+    if (best_ && least_cycles(plan) * (1 - 1e-9) >= best_->cycles) return;
     plan.box[0] = plan.tile[0];
     for (int a = 0; a < 3; ++a) {
       plan.box[a + 1] = plan.tile[a + 1] + (plan.halo[a] ? plan.axis[a].max_span - 1 : 0);
@@ -297,10 +312,7 @@ class Search {
   double cycles(const FpropDgradPlan& plan) const {
     const int phases = plan.merged ? plan.phases : 1;
     const double taps = 1.0 * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
-    const double b = plan.cta.product_columns(),
-                 product = std::max(b / 2, 16 + b / 4);  // clocks of an m64 product over 32 bytes of K
-    const double k = plan.row_bytes / 32.0 * plan.chunks;
-    const double multiplies = taps * k * plan.m_tiles() * product;
+    const double b = plan.cta.product_columns(), multiplies = taps * tap_clocks(plan);
     const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;

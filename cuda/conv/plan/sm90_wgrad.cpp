@@ -11,7 +11,6 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kStatic = 2 * 1024;  // bytes of shared memory for barriers and alignment
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
 constexpr double kFromL2 = 45;            // rate at which an SM reads from L2
 constexpr double kUnit = 1500;            // time per work unit
@@ -50,6 +49,7 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
 /// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
 class Search {
  public:
+  /// one_launch: one launch computes the gradient of all samples.
   Search(const ConvProblem& problem, const WgradPlan& axes, bool one_launch)
       : p_(problem), axes_(axes), one_launch_(one_launch) {}
 
@@ -189,8 +189,8 @@ class Search {
   }
 
   void try_tile(WgradPlan& plan) {
-    plan.stages =
-        static_cast<int>(std::min<int64_t>((p_.shared_limit - kStatic) / plan.stage_bytes(), WgradPlan::kMaxStages));
+    plan.stages = static_cast<int>(
+        std::min<int64_t>((p_.shared_limit - WgradPlan::kStaticBytes) / plan.stage_bytes(), WgradPlan::kMaxStages));
     if (plan.stages < 2) return;
     int64_t tiles = products_ * divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(a == 0 ? plan.depth : p_.out_size[a], plan.tile[a + 1]);
@@ -204,7 +204,7 @@ class Search {
       for (const int waves : {1, 2, 3, 4, 8})
         try_splits(plan, units, std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles), most, times);
     plan.direct = true;
-    if (one_launch_ && p_.choice.cluster != 1 && plan.cta.sums_bytes() + kStatic <= p_.shared_limit)
+    if (one_launch_ && p_.choice.cluster != 1 && plan.cta.sums_bytes() + WgradPlan::kStaticBytes <= p_.shared_limit)
       for (int splits = 1; splits <= std::min<int64_t>(tiles, WgradPlan::kMaxCluster); ++splits)
         try_splits(plan, units, splits, most, times);
     plan.direct = false;

@@ -18,8 +18,8 @@ struct WgradTile {
   int m_tiles;  ///< m64 tiles of a warpgroup
   int slide = 1;
   constexpr int product_columns() const { return columns * slide; }
-  /// Floats from one tap to the next and from one column to the next in SharedSums (sm90/wgrad/epilogue.cuh). These
-  /// distances avoid bank conflicts.
+  /// Floats from one tap to the next and from one column to the next in SharedSums (sm90/wgrad/epilogue.cuh). Modulo
+  /// 32, they are 1 and 4. When 4 x 8 lanes store 8 input channels of 4 pairs of columns, they use 32 different banks.
   constexpr int slot_pitch() const { return chunk + 1; }
   constexpr int pitch() const { return (2 * m_tiles * (64 / chunk) * slot_pitch() + 27) / 32 * 32 + 4; }
   constexpr int sums_bytes() const { return 4 * product_columns() * pitch(); }
@@ -44,6 +44,8 @@ struct WgradPlan {
   static constexpr int kMaxMTiles = 7;   ///< m64 tiles of a warpgroup
   static constexpr int kMaxSteps = 32;   ///< steps of 16 voxels in a tile
   static constexpr int kMaxStages = 6;
+  static constexpr int kStaticBytes =
+      2 * 1024;                          ///< bytes of shared memory for barriers, the list of taps and alignment
   static constexpr int kMaxCluster = 2;  ///< splits that are added in shared memory
 
   AxisPhases axis[3];

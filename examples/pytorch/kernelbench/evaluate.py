@@ -11,7 +11,7 @@ the reference, which is KernelBench's model, eager and with torch.compile. The c
   correct     whether eval.py accepts the model
   ms          time of a forward pass of the model
   eager, compiled  speed-up over the reference, eager and with torch.compile
-  f+b         time of a forward and a backward pass of the model, timed by the same function
+  f+b         time of a forward and a backward pass of the model, measured with timing.py in --trials / 2 runs
   f+b eager   speed-up of the forward and backward pass over the eager reference
   error       relative error ||y - y64|| / ||y64|| of the model, where y64 is the result of the reference in float64
   reference   the same error of the reference

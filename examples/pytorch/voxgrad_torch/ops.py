@@ -1,7 +1,7 @@
 """The operators, registered with torch.library as torch.ops.voxgrad.*.
 
 All volumes are (N, C, D, H, W). The convolution, the transposed convolution and the weight gradient are linear in both
-operands. Therefore the gradients of each of the three are computed by the other two. The operators are:
+operands. Each of these three operators therefore computes its gradients with the other two. The operators are:
 
   conv         the convolution; if `transposed`, the transposed convolution
   conv_weight  the gradient of the weight

@@ -2,7 +2,7 @@
 // ended, and compares the ranks' calls of collectives.
 //
 // Rank 0 listens, and the other ranks connect. Every connection starts with a hello that contains the token of the job.
-// Rank 0 refuses a hello with another token: the peer receives the reason and nothing else. Everything is sent in plain
+// Rank 0 refuses a hello with a wrong token: the peer receives the reason and nothing else. Everything is sent in plain
 // text, including the token. docs/distributed.md describes the trust model.
 #pragma once
 
@@ -64,9 +64,9 @@ struct Progress {
 class Rendezvous {
  public:
   /// Rank 0: waits until all other ranks have joined, and sends `message` to these ranks. Refuses peers without the
-  /// token, with another number of ranks, or with a rank that has already joined; this does not affect the other peers.
-  /// If ranks are missing after `seconds`, throws Error on all ranks that joined. The message names the missing ranks
-  /// and the last refusal.
+  /// token, with a different number of ranks, or with a rank that has already joined; this does not affect the other
+  /// peers. If ranks are missing after `seconds`, throws Error on all ranks that joined. The message names the missing
+  /// ranks and the last refusal.
   Rendezvous(const Listener& listener, int size, const std::string& message, double seconds);
   /// Other ranks: joins rank 0. If the connection is closed before rank 0 answers, connects again. Throws Error if rank
   /// 0 refuses this rank or does not answer within `seconds`.
@@ -79,8 +79,8 @@ class Rendezvous {
   /// Returns the message of rank 0.
   const std::string& message() const { return message_; }
   /// Starts a thread that calls `progress` every 0.1 seconds. If a process ends without leaving the group, if a
-  /// collective is late or fails, or if the ranks' calls differ, the thread prints one line on stderr that names the
-  /// rank and the cause, and ends the processes of all ranks.
+  /// collective is late or fails, or if the ranks' calls differ, the thread ends the processes of all ranks. Before
+  /// that, it prints one line on stderr that names the rank and the cause.
   void watch(std::function<Progress()> progress);
   /// Records a call of a collective, which rank 0 compares and counts. The description must be one line. Thread-safe.
   void add_call(const Call& call);
@@ -119,7 +119,8 @@ class Rendezvous {
   const int rank_;
   const int size_;
   std::string message_;
-  std::vector<Peer> peers_;  // on rank 0, one entry per rank (the first is not connected); otherwise rank 0 only
+  // On rank 0, one entry per rank; entry 0 is unused. On the other ranks, one entry for rank 0.
+  std::vector<Peer> peers_;
   std::function<Progress()> progress_;
   std::optional<Deadline> error_deadline_;  // when this rank ends all processes because of its error
   std::optional<Frame> late_;               // the first report of a late collective

@@ -38,13 +38,13 @@ __device__ void store_partial(const Params& p, const WorkUnit& unit, int warpgro
   }
 }
 
-/// The taps of a work unit in the order in which weights are stored: by chunk of input channels and index of the tap.
+/// The taps of a work unit, sorted by chunk of input channels and then by index of the tap.
 template <class Tile>
 struct TapList {
   static constexpr int kSlots = 2 * Tile::kMTiles * Tile::kTapsOfSlot, kMax = kSlots * Tile::kSlide;
   struct Tap {
     int shared;      ///< offset in SharedSums of the first input channel of the first column
-    int channel;     ///< first input channel of the group
+    int channel;     ///< first input channel of the chunk, counted within the group
     int64_t offset;  ///< elements from the first tap of a weight to this tap
   };
   Tap tap[kMax];
@@ -92,8 +92,8 @@ __device__ void list_taps(const Params& p, const WorkUnit& unit, TapList<Tile>& 
   asm volatile("bar.arrive 1, %0;" ::"n"(kThreadsOfSums<Tile>) : "memory");
 }
 
-/// The sums of a work unit in shared memory, by column and (tap, input channel). The CTAs of a cluster have the two
-/// splits of the same weights. Each CTA adds and stores a part of the columns.
+/// The sums of a work unit in shared memory, by column and (tap, input channel). If there are two splits, their CTAs
+/// form a cluster, and each CTA adds and stores half of the columns.
 template <class Tile>
 class SharedSums {
  public:
@@ -118,7 +118,7 @@ class SharedSums {
   static constexpr int kPitch = Tile::kShape.pitch(), kSlotPitch = Tile::kShape.slot_pitch();
   static constexpr int kThreads = 128 * Tile::kConsumers;
 
-  // Stores with inline assembly would make ptxas serialize the products before them.
+  // These are ordinary stores. With inline assembly, ptxas would serialize the wgmma products.
   __device__ void write(int warpgroup, const typename Tile::Sums& sum) const {
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -171,8 +171,10 @@ class SharedSums {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         sum[i] = own[(begin + i) * kPitch];
-        if (kCtas > 1) sum[i] += other[(begin + i) * kPitch];
-        y_maximum[i] = scaled && first + begin + i < p_.out_channels ? p_.y_maxima[of_y + begin + i] : 0;
+        const bool exists = first + begin + i < p_.out_channels;
+        // Values that are not used must not be loaded, because cluster_sync_relaxed() does not wait for their loads.
+        if (kCtas > 1 && exists) sum[i] += other[(begin + i) * kPitch];
+        y_maximum[i] = scaled && exists ? p_.y_maxima[of_y + begin + i] : 0;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i, at += p_.out_stride) {

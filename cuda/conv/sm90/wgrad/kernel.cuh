@@ -1,4 +1,4 @@
-// Persistent, warp-specialized weight gradient (wgrad) of channels-last tensors with TMA and wgmma. Halves are
+// Warp-specialized weight gradient (wgrad) of channels-last tensors with TMA and wgmma. Halves are
 // multiplied directly. float32 is converted to scaled halves (operand.h) and computed as one product, or as three
 // products for Float32Precision::highest:
 //
@@ -11,9 +11,9 @@
 // With few output channels, a tile slides along the depth: three consecutive planes of y, which correspond to three
 // taps along the depth, are blocks of columns of one product. A CTA computes a set of taps by 64 (or 32) output
 // channels for a part of the voxels (split-K). One producer warp loads both operands, and two consumer warpgroups share
-// the m64 tiles. The sums of up to two splits are added in shared memory, and the kernel stores the weight gradient;
-// two CTAs form a cluster for this purpose (epilogue.cuh). With more splits, the kernel stores partial sums in float32,
-// and a second kernel adds them in a fixed order.
+// the m64 tiles. Either the sums of at most two splits are added in shared memory, and the kernel stores
+// the weight gradient; the CTAs of two splits form a cluster for this purpose (epilogue.cuh). Or persistent CTAs store
+// partial sums in float32, and a second kernel adds the sums of all splits in a fixed order.
 //
 // If a tile extends beyond the end of y, the missing voxels of y are zeros, which are multiplied by elements of x. An
 // infinity or NaN in x can therefore reach the gradient of a tap that does not read it.
@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
   extern __shared__ uint4 dynamic_shared[];
   __shared__ uint64_t barriers[2 * WgradPlan::kMaxStages];
   __shared__ TapList<Tile> taps;
+  static_assert(1024 + sizeof(barriers) + sizeof(taps) <= WgradPlan::kStaticBytes);
   const uint32_t at = warp_uniform(shared_address(dynamic_shared)), stages = (at + 1023) & ~1023u;
   const Pipeline pipeline(warp_uniform(shared_address(barriers)), p.stages);
   if (threadIdx.x == 0) {
