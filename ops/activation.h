@@ -16,7 +16,7 @@ struct ActivationArguments {
 /// The activations around a normalization: y = after(normalize(before(x))).
 struct NormActivations {
   ActivationArguments before{}, after{};
-  /// Returns true if at least one of the two is not ActivationKind::none.
+  /// Returns true if `before` or `after` is an activation other than none.
   bool any() const { return before.kind != ActivationKind::none || after.kind != ActivationKind::none; }
 };
 

@@ -25,7 +25,7 @@ namespace voxgrad {
 namespace {
 
 /// Returns an uninitialized result (N, channels, size...). As in PyTorch, the result is channels-last if at least one
-/// operand is.
+/// operand is channels-last.
 Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
   const MemoryFormat weight_format = weight.suggest_memory_format();
   const bool last = weight_format == MemoryFormat::channels_last;

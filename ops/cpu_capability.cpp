@@ -28,8 +28,8 @@ constexpr Capability kCapabilities[] = {
 #undef VG_CPU_CAPABILITY
 };
 
-/// Returns whether the processor has the instructions. The builtins also check that the operating system saves the
-/// vector registers.
+/// Returns whether the processor supports the instructions of the capability `name`. The builtins also check that the
+/// operating system saves the vector registers.
 bool is_supported(std::string_view name) {
 #ifdef __x86_64__
   if (name == "avx512")

@@ -26,9 +26,9 @@ enum class Reads : uint8_t { nothing, x, y, both };
 template <BinaryOp op>
 Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
 
-/// Returns the factor by which an operand of a maximum or minimum gets the gradient of the result. `lost` is true where
-/// the other operand was selected. The factor is 0 there, 1/2 where the operands are equal, and 1 elsewhere. Where an
-/// operand is NaN, the factor is 1, too.
+/// Returns the derivative of maximum or minimum with respect to one operand. `lost` is true where the other operand was
+/// selected. The derivative is 0 there, 1/2 where the operands are equal, and 1 elsewhere. Where an operand is NaN, the
+/// derivative is 1, too.
 Tensor share(const Tensor& x, const Tensor& y, const Tensor& lost) {
   const Tensor half_if_tied = affine(eq(x, y).to(x.dtype()), 0.5, 0);
   return 1.0 - lost.to(x.dtype()) - half_if_tied;
@@ -135,8 +135,8 @@ Tensor broadcast(const Tensor& x, const Shape& shape) {
   return x.shape() == shape ? x : expand(x, shape);
 }
 
-/// Returns an uninitialized result. It has the memory format of x unless x is broadcast, by this operator or by an
-/// earlier expand(). If x is broadcast, the result has the memory format of y, or is contiguous if this operator
+/// Returns an uninitialized result. The result has the memory format of x unless x is broadcast, by this operator or by
+/// an earlier expand(). If x is broadcast, the result has the memory format of y, or is contiguous if this operator
 /// broadcasts y, too.
 Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dtype) {
   const auto fits = [&](const Tensor& t) {

@@ -64,6 +64,8 @@ Tensor operator+(Scalar x, const Tensor& y);
 Tensor operator-(Scalar x, const Tensor& y);
 Tensor operator*(Scalar x, const Tensor& y);
 Tensor operator/(Scalar x, const Tensor& y);
+Tensor operator-(const Tensor& x);
+
 /// Assign the result to x, in the dtype of x. If autograd records the operation, x becomes a new tensor; otherwise, the
 /// operators write the result to the memory of x. Throw Error if x is a leaf that requires grad, or if the result has a
 /// different shape than x or a dtype of a higher kind.
@@ -75,7 +77,6 @@ Tensor& operator+=(Tensor& x, Scalar y);
 Tensor& operator-=(Tensor& x, Scalar y);
 Tensor& operator*=(Tensor& x, Scalar y);
 Tensor& operator/=(Tensor& x, Scalar y);
-Tensor operator-(const Tensor& x);
 
 /// Functions that apply to each element. neg, abs and sign accept floating and integer dtypes, the others only floating
 /// dtypes.
@@ -129,7 +130,7 @@ inline Tensor operator>=(Scalar x, const Tensor& y) { return le(y, x); }
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
-/// Activations accept floating-point dtypes only.
+/// Activations accept only floating-point dtypes.
 Tensor relu(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 Tensor tanh(const Tensor& x);

@@ -24,7 +24,7 @@ Tensor record_relu(const Tensor& y, const Tensor& bias) {
                 });
 }
 
-/// Number of spatial axes.
+/// Number of spatial axes of a convolution with these options.
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
 

@@ -1,4 +1,4 @@
-// Gathering and scattering by index.
+// The operators gather, scatter_add, index_select and one_hot.
 #include "ops/detail/index.h"
 
 #include <limits>

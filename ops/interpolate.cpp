@@ -60,7 +60,8 @@ Dims result_size(const Tensor& x, const InterpolateOptions& options) {
   return size;
 }
 
-/// Returns the distance of neighboring outputs along spatial axis `axis` in input positions, computed as in PyTorch.
+/// Returns the distance between neighboring outputs along spatial axis `axis`, in units of input positions. The
+/// value is computed as in PyTorch.
 double step_of(const InterpolateOptions& options, int64_t axis, int64_t in, int64_t out) {
   if (options.align_corners) return out > 1 ? static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
   return options.scale_factor ? 1 / (*options.scale_factor)[axis] : static_cast<double>(in) / static_cast<double>(out);

@@ -41,8 +41,8 @@ struct InterpolateOptions {
   InterpolateMode mode = InterpolateMode::nearest;
   bool align_corners = false;  ///< must be false for nearest and nearest_exact
 
-  /// Throws Error if the options are invalid regardless of the input. The message begins with `op`. interpolate calls
-  /// validate first.
+  /// Throws Error if the options are invalid for every input. The message begins with `op`. interpolate calls validate
+  /// first.
   void validate(const char* op) const;
 };
 

@@ -16,7 +16,7 @@
 namespace voxgrad {
 namespace {
 
-/// Returns the product of the matrices `a` (batch, m, k) and `b` (batch, k, n) with equal batch indices.
+/// Multiplies matrix i of `a` (batch, m, k) by matrix i of `b` (batch, k, n) for each batch index i.
 Tensor batched_product(const Tensor& a, const Tensor& b) {
   const Tensor c = empty({a.size(0), a.size(1), b.size(2)}, a.options());
   kernels(a.device()).matmul(c.view_out(), a.view_in(), b.view_in());

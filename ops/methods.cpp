@@ -41,7 +41,7 @@ bool may_share_memory(const Tensor& a, const Tensor& b) {
   return a_begin < b_end && b_begin < a_end;
 }
 
-/// Copies x to another device. A strided tensor is made dense first.
+/// Copies x to another device. If x is not dense, first makes a dense copy of x.
 Tensor transfer(const Tensor& x, Device device) {
   runtime(device).require(device.index);
   const Tensor dense = empty_like_strides(x) == x.strides() ? x : x.contiguous();

@@ -1,6 +1,6 @@
-// Normalization. One kernel, over groups of a tensor (N, C, L), computes group, instance, layer and batch norm. Another
-// kernel computes the gradients. With create_graph, the gradients are computed by differentiating a normalization that
-// is composed of other operators.
+// Normalization. One kernel normalizes groups of a tensor (N, C, L), and thus computes group, instance, layer and batch
+// norm. Another kernel computes the gradients. With create_graph, the gradients are computed by differentiating a
+// normalization that is composed of other operators.
 #include "ops/norm.h"
 
 #include <algorithm>
@@ -78,8 +78,8 @@ struct OfRanks {
   Tensor shares;  // (ranks, 1, 1): counts divided by their sum
 };
 
-/// Gathers `values` (n, groups, 2) from all ranks. `elements`: the number of elements on this rank, which may differ
-/// between ranks.
+/// Gathers `values` (n, groups, 2) from all ranks. `elements` is the number of elements of the input on this rank,
+/// which may differ between ranks.
 OfRanks gather(distributed::Communicator& ranks, const Tensor& values, int64_t elements) {
   const double count = static_cast<double>(elements * 2) / static_cast<double>(std::max<int64_t>(values.numel(), 1));
   const Tensor all = ranks.all_gather(cat({flatten(values), full({1}, count, values.options())}, 0));
@@ -327,7 +327,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
 
 namespace {
 
-/// Checks the arguments of a norm over the last axes. Returns the number of axes before them.
+/// Checks the arguments of a norm over the last axes. Returns the number of axes before the normalized axes.
 int64_t check_last_axes(const char* op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
                         const Tensor& bias, double eps) {
   check_input(op, x, 1, "(..., normalized_shape)");

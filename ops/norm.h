@@ -16,7 +16,7 @@ class Communicator;
 }
 
 /// Normalizes each group of C / num_groups channels of each sample, then multiplies by weight (C) and adds bias (C)
-/// (Wu and He, "Group Normalization", ECCV 2018). Throws Error if num_groups does not divide C and, as PyTorch does, if
+/// (Wu and He, "Group Normalization", ECCV 2018). Throws Error if num_groups does not divide C or, as PyTorch does, if
 /// x has one sample with one element per group.
 Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
@@ -24,10 +24,11 @@ Tensor group_norm(const Tensor& x, int64_t num_groups, const Tensor& weight = {}
 /// only one voxel.
 Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5);
 /// Normalizes each channel over all samples and voxels (Ioffe and Szegedy, "Batch normalization", ICML 2015). weight
-/// and bias are (C). With `training`, it uses the statistics of the batch and updates running_mean and running_var (C)
-/// in place, if defined: running = (1 - momentum) * running + momentum * batch, with the unbiased variance. Throws
-/// Error, as PyTorch does, if a channel has only one element. Without `training`, it uses running_mean and running_var,
-/// which must be defined. The dtypes of running_mean and running_var follow the rule for weight and bias.
+/// and bias are (C). With `training`, the function uses the statistics of the batch and updates running_mean and
+/// running_var (C) in place, if defined: running = (1 - momentum) * running + momentum * batch, with the unbiased
+/// variance. Throws Error, as PyTorch does, if a channel has only one element. Without `training`, the function uses
+/// running_mean and running_var, which must be defined. The dtypes of running_mean and running_var follow the rule for
+/// weight and bias.
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight = {},
                   const Tensor& bias = {}, bool training = false, double momentum = 0.1, double eps = 1e-5);
 /// Normalizes over the last axes of x, whose sizes must be `normalized_shape`. weight and bias have that shape. The
@@ -52,7 +53,7 @@ struct NormArguments {
   Tensor bias{};
   double eps = 1e-5;
   int64_t num_groups = 1;  ///< for NormKind::group
-  Tensor running_mean{};   ///< for NormKind::batch, like the members below
+  Tensor running_mean{};   ///< for NormKind::batch, as are the members below
   Tensor running_var{};
   bool training = true;
   double momentum = 0.1;

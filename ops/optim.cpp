@@ -82,8 +82,8 @@ bool is_followed_by_same_kind(TensorSpan list, size_t i) {
   return i + 1 < list.size() && list[i + 1].device() == list[i].device() && list[i + 1].dtype() == list[i].dtype();
 }
 
-/// Checks all arguments, then calls the kernel once for each longest sequence of consecutive parameters with the same
-/// device and dtype. `read_only`: the step does not modify the parameters.
+/// Checks all arguments, then calls the kernel once for each sequence of consecutive parameters with the same device
+/// and dtype. `read_only`: the step does not modify the parameters.
 void run(const char* op, TensorSpan params, TensorSpan grads, const Lists& states, const AnyStep& step,
          const StepScaling& scaling = {}, bool read_only = false) {
   const auto check_number = [&](const auto& options) {

@@ -55,11 +55,11 @@ struct UnscaleStep {
   int64_t* found_inf = nullptr;
   bool write = false;
 };
-/// Multiplies gradients, which the caller passes as `params`, by *factor, which is on the same device.
+/// Multiplies gradients, which the caller passes as `params`, by *factor, a value on the same device.
 struct ScaleStep {
   const double* factor = nullptr;
 };
-/// parameter = factor * gradient. Copies a list of tensors.
+/// Copies the gradients to the parameters: parameter = factor * gradient.
 struct CopyStep {
   double factor = 1;
 };

@@ -17,8 +17,8 @@ std::ostream& operator<<(std::ostream& out, PadMode mode);
 /// Pads x as in PyTorch. amounts = {before the last axis, after the last axis, before the second-to-last axis, ...};
 /// negative amounts crop. Mode constant pads any axes with `value`, like pad(x, amounts, value) in ops/shape.h. The
 /// other modes require x (N, C, spatial...) or (C, spatial...) with a floating-point dtype, and amounts for all of its
-/// one to three spatial axes. For reflect, an amount must be less than the size of the axis. For circular, it must be
-/// at most the size. Throws Error if an amount violates these limits, or if the result has no elements.
+/// one to three spatial axes. For reflect, an amount must be less than the size of the axis. For circular, an amount
+/// must be at most this size. Throws Error if an amount violates these limits, or if the result has no elements.
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, double value = 0);
 
 }  // namespace voxgrad

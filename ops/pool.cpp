@@ -92,8 +92,8 @@ Tensor max_unpool(const Tensor& y, const Tensor& indices, const Triple& size, co
   });
 }
 
-/// Maximum pooling of volumes (N, C, D, H, W). The indices are i32 if the volume has fewer than 2^31 voxels, otherwise
-/// i64. The indices are undefined if neither the caller (`return_indices`) nor the gradient needs them.
+/// Computes maximum pooling of volumes (N, C, D, H, W). The indices are i32 if the volume has fewer than 2^31 voxels,
+/// otherwise i64. The indices are undefined if neither the caller (`return_indices`) nor the gradient needs them.
 MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Triple& pooled, bool return_indices) {
   const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype());
   const Triple size = spatial_size(x);

@@ -24,8 +24,8 @@ struct MaxPoolOptions {
 
   /// Prefix of the name of the layer that uses these options: "MaxPool" for nn::MaxPool3d.
   static constexpr const char* kLayer = "MaxPool";
-  /// Throws Error if an option is invalid regardless of the input. The message begins with `op`. The functions below
-  /// call validate first.
+  /// Throws Error if an option is invalid for every input. The message begins with `op`. The functions below call
+  /// validate first.
   void validate(const char* op) const;
 };
 

@@ -25,7 +25,7 @@ struct Call {
   const ConvGeometry* geometry = nullptr;
 
   const View& view(size_t i) const { return *views[i]; }
-  /// Index of the GPU, or -1 for the CPU.
+  /// Returns the index of the GPU, or -1 for the CPU.
   int device() const {
     const auto first = std::ranges::find_if(views, [](const View* view) { return view != nullptr; });
     return first == views.end() ? -1 : (*first)->device;

@@ -1,8 +1,8 @@
 // Reductions, cumulative sums and softmax.
 //
 // `axes` lists the axes to reduce; an empty list means all axes. With keepdim, the result has size 1 along reduced
-// axes; otherwise they are removed. Results are deterministic, and all functions can be differentiated any number of
-// times.
+// axes; otherwise, these axes are removed. Results are deterministic, and all functions can be differentiated any
+// number of times.
 #pragma once
 
 #include "../core/tensor.h"

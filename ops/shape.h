@@ -63,8 +63,8 @@ Tensor roll(const Tensor& x, const Axes& shifts, const Axes& axes = {});
 Tensor repeat(const Tensor& x, const Dims& repeats);
 
 // In the functions below, the index is i64, and an index out of range causes an Error. On the CPU, the function throws
-// the Error. On CUDA, the element of the result is NaN or 0, and the next operation that waits for the GPU (item(),
-// to(cpu), synchronize()) throws the Error.
+// the Error. On CUDA, the affected element of the result is NaN (0 for integers), scatter_add skips the source element,
+// and the next operation that waits for the GPU (item(), to(cpu), synchronize()) throws the Error.
 
 /// Returns the elements of x at the positions index (n) along `axis`.
 Tensor index_select(const Tensor& x, int64_t axis, const Tensor& index);

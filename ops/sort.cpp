@@ -11,7 +11,7 @@ namespace {
 /// Returns x, or a view with one axis if x has none.
 Tensor with_axis(const Tensor& x) { return x.dim() > 0 ? x : unsqueeze(x, 0); }
 
-/// Returns an uninitialized i64 tensor with the shape of x except for `count` elements along `axis`.
+/// Returns an uninitialized i64 tensor with the shape of x, but with `count` elements along `axis`.
 Tensor empty_positions(const Tensor& x, int64_t axis, int64_t count) {
   Shape shape = x.shape();
   shape[axis] = count;

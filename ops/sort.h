@@ -1,5 +1,5 @@
 // Maxima, minima and sorted order along an axis, with their positions. Positions are i64 and count along the axis. NaN
-// counts as larger than any number. As an exception, min and argmin select NaN, too, if x contains NaN.
+// counts as larger than any number. As an exception, min and argmin also select NaN if there is one.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,5 @@
-// Spatial parallelism: several ranks share a volume. Each rank stores one slab of it and the activations of that slab.
+// Spatial parallelism: several ranks share a volume. Each rank stores one slab of the volume (consecutive planes along
+// D) and the activations of this slab.
 #pragma once
 
 #include "../core/communicator.h"
@@ -7,7 +8,8 @@
 namespace voxgrad::distributed {
 
 /// While an object of this class exists, operators of this thread treat volumes (N, C, D, H, W) as slabs: rank r of
-/// `group` has the r-th of size() equal parts of the planes along D. A model is used as on one rank:
+/// `group` has the r-th of size() equal parts of the planes along D. The code that uses a model is the same as for one
+/// rank:
 ///
 ///     nn::DataParallel parallel(model, world);
 ///     const distributed::SpatialParallel spatial(world);
@@ -24,14 +26,14 @@ namespace voxgrad::distributed {
 ///   loss of the whole volume.
 /// - Pooling and interpolation throw Error if a window contains planes of two slabs. Padding along D and grid_sample
 ///   throw Error.
-/// - All other operators that combine elements along D (sums, softmax, flip, cumsum, layer_norm over D) use the slab
-///   only. Ranks with equal generators draw equal random numbers (dropout).
+/// - All other operators that combine elements along D (sums, softmax, flip, cumsum, layer_norm over D) use only the
+///   slab. Ranks with equal generators draw equal random numbers (dropout).
 ///
 /// The backward pass computes the gradients of the sum of the losses of all ranks. nn::DataParallel on the same group
-/// divides them by size(), which gives the gradients of the loss of the whole volume. All ranks must call the same
-/// operators in the same order. The gradients of convolutions and norms of slabs cannot be differentiated again. A
-/// backward pass may run after the object is destroyed, but `group` must outlive it. With one rank, the object has no
-/// effect.
+/// divides these gradients by size(), which gives the gradients of the loss of the whole volume. All ranks must call
+/// the same operators in the same order. The gradients of convolutions and norms of slabs cannot be differentiated
+/// again. A backward pass may run after the object is destroyed, but `group` must outlive it. With one rank, the object
+/// has no effect.
 class [[nodiscard]] SpatialParallel {
  public:
   explicit SpatialParallel(Communicator& group) : group_(group), guard_(group.size() > 1 ? &group : nullptr) {}

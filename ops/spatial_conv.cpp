@@ -1,7 +1,7 @@
 // Convolutions of a volume that several ranks share. Each rank has a slab: consecutive planes of the volume along D. A
-// rank convolves its own slab while it receives a halo from each neighboring rank: the planes of the neighbor's slab
-// that its result depends on. Since convolutions are linear, the rank then convolves each halo separately and adds the
-// result to the planes that depend on the halo. This avoids a copy of the slab.
+// rank convolves its own slab while it receives a halo from each neighboring rank: the planes of the neighbor's slab on
+// which the result of the receiving rank depends. Since convolutions are linear, the rank then convolves each halo
+// separately and adds the result to the planes that depend on the halo. This avoids a copy of the slab.
 #include <algorithm>
 
 #include "core/autograd.h"

@@ -8,8 +8,7 @@
 namespace voxgrad::cuda {
 
 /// A divisor that the host prepares, so that a kernel divides with one multiplication, one addition and one shift
-/// instead of an integer division. Dividends are int or unsigned and in [0, 2^31). The divisor is in
-/// [1, 2^31).
+/// instead of an integer division. Dividends are int or unsigned and in [0, 2^31). The divisor is in [1, 2^31).
 /// T. Granlund, P. L. Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994.
 class Divisor {
  public:

@@ -267,7 +267,7 @@ class Convolution {
     alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
     if (voxels_are_columns_) {
       if (task.voxels != count) task.voxel_blocks = column_blocks<T>(task.voxels = count);
-      // Few channels at a time, because the processor prefetches the outputs of few channels only.
+      // Compute few channels at a time, because the processor prefetches the outputs of only a few channels.
       const int64_t channels = even_piece(unit.block.count, task.voxel_blocks.back().family->max_rows);
       for (int64_t first = 0; first < unit.block.count; first += channels)
         for (const ColumnBlock<T>& voxels : task.voxel_blocks) {

@@ -33,7 +33,7 @@ constexpr int64_t kMinParts = 64;
 
 /// A run of taps along h. For the same output, tap k of the run reads the slot that is k rows after the slot of tap 0.
 struct TapRun {
-  int64_t offset = 0;  // elements of the packed tile from the slot of an output to the slot that tap 0 reads for it
+  int64_t offset = 0;  // distance from the slot of an output to the slot that tap 0 reads for this output
   int64_t first = 0;   // position of tap 0 in Taps::weights
 };
 

@@ -31,9 +31,9 @@ class Workspace {
   Storage storage_;
 };
 
-/// The inputs that `length` consecutive steps of an axis read, stored in slots. Step q (from the first step) and tap k
-/// read slot q + base[k]. Each input that is read has one slot. Inputs between dilated taps that no step reads have no
-/// slot.
+/// The inputs that `length` consecutive steps of an axis read, stored in slots. For step q, counted from the first of
+/// these steps, tap k reads slot q + base[k]. Each input that is read has one slot. Inputs between dilated taps that no
+/// step reads have no slot.
 struct AxisWindow {
   /// Consecutive slots that hold inputs with a distance of in_step. Slot number slot + j, with j in [0, length), holds
   /// the input at (first step + j) * in_step + position.
@@ -66,7 +66,7 @@ struct Tiling {
 
 using Gather3 = std::array<ConvGather, 3>;
 
-/// Limits for the size of a tile. A tile has at least one step, even if it exceeds the limits.
+/// Limits for the size of a tile. A tile has at least one step, even if the tile then exceeds the limits.
 struct TilingLimits {
   int64_t slots = 0;                                    ///< largest number of slots per tile
   int64_t steps = std::numeric_limits<int64_t>::max();  ///< largest number of steps per tile
@@ -116,7 +116,7 @@ struct PackedRun {
   int64_t begin = 0;   // slots [begin, end) of the run are inside the input
   int64_t end = 0;
   int64_t start = 0;  // offset of slot `begin` in a row of the input
-  int64_t step = 0;   // elements of the input between slots
+  int64_t step = 0;   // distance between the inputs of neighboring slots
 
   PackedRun(const AxisWindow::Run& run, const ConvGather& gather, int64_t origin, int64_t stride);
 

@@ -46,9 +46,10 @@ void store_row(const ConvProblem<T>& p, int64_t channel, const T* sums, int64_t 
 
 }  // namespace
 
-// A task computes a piece: consecutive voxels of a sample and a group. It packs the input channels of the piece, so
-// that they stay in the second-level cache, and computes a few output channels at a time. With few output channels, it
-// reads each input once, so it does not pack the channels. The size of the pieces does not change the order of any sum.
+// A task computes a piece: consecutive voxels of a sample and a group. The task packs the input channels of the piece,
+// so that the channels stay in the second-level cache, and computes a few output channels at a time. With few output
+// channels, the task reads each input only once and therefore does not pack the channels. The size of the pieces does
+// not change the order of any sum.
 template <class T>
 void multiply_pointwise(const ConvProblem<T>& p) {
   constexpr int64_t kPackedBytes = 1 << 18, kMaxPiece = 1536, kUnit = 2 * kVectorBytes / sizeof(T);
@@ -99,7 +100,8 @@ constexpr int64_t kPiece = 512;
 constexpr int64_t kMaxProducts = 4096;
 /// Number of pieces whose products are summed in T. The results of these sums are added in double.
 constexpr int64_t kPiecesPerSum = 16;
-/// Smallest number of parallel tasks, if there are enough pieces. A task adds a part of the pieces for one group.
+/// Smallest number of parallel tasks, if there are enough pieces. A task sums the products of a part of the pieces for
+/// one group.
 constexpr int64_t kMinParts = 64;
 
 /// Rows of the register tile. A row is a channel of y.
@@ -113,7 +115,7 @@ struct ChannelProduct {
   static constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));  // elements of a vector
   const T* y = nullptr;
   const T* x = nullptr;
-  int64_t pitch = 0;  // distance of neighboring channels of y, and of x
+  int64_t pitch = 0;  // distance between neighboring channels, for x and for y
   int64_t count = 0;  // voxels, a multiple of kLanes
   T* sums = nullptr;  // one vector of sums per product
   int64_t row = 0;    // distance between the sums of neighboring channels of y

@@ -49,8 +49,8 @@ const TileFamily<T>* tile_family() {
 
 }  // namespace
 
-// At most 8 channels of f32 fill half a vector. Otherwise, all blocks have two whole vectors, except one with three, or
-// with one if there is only one vector.
+// If all channels fit in half a vector, the only block has half a vector. Otherwise, blocks have two vectors. If the
+// number of vectors is odd, one block has three vectors, or one vector if there are no others.
 template <class T>
 std::vector<ColumnBlock<T>> column_blocks(int64_t channels) {
   std::vector<ColumnBlock<T>> blocks;

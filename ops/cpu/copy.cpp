@@ -53,7 +53,8 @@ bool try_transpose(const View& out, const View& in) {
 
 void copy(const View& out, const View& in) {
   if (out.dtype == in.dtype && try_transpose(out, in)) return;
-  // bf16 and f16 have row functions for conversions from and to float32 only. Other conversions go through float32.
+  // For bf16 and f16, there are row functions only for conversions from and to float32. Other conversions go through
+  // float32.
   const bool direct = out.dtype == in.dtype || out.dtype == f32 || in.dtype == f32;
   const DType to = direct ? out.dtype : widened(out.dtype);
   const DType from = direct ? in.dtype : widened(in.dtype);

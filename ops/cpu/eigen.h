@@ -25,7 +25,7 @@
 
 namespace voxgrad::cpu {
 
-/// Elements per block. Eigen computes the unaligned beginning and the end of an array with other instructions than the
+/// Elements per block. Eigen uses other instructions for the unaligned beginning and the end of an array than for the
 /// rest, and these instructions may round differently. Kernels therefore compute whole aligned blocks, so that a result
 /// depends only on its operands.
 inline constexpr int kBlock = 64;

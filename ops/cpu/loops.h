@@ -104,7 +104,7 @@ class RowCursor {
   Offsets offset_{};
 };
 
-/// Processes `count` elements of a row from the offset in each view on.
+/// Processes `count` elements of a row, starting at the offset of each view.
 using RowBody = std::function<void(const Offsets& offset, int64_t count)>;
 /// Divides all rows into pieces of at most `piece` elements and calls row(offset, count) for each piece, in parallel.
 /// `work` is the cost of an element in memory accesses.
@@ -174,7 +174,8 @@ double sum_lanes(int64_t count, const F& f) {
 /// map_rows().
 using RowFunction = void (*)(const void* state, int64_t count, void* y, const void* const* x);
 
-/// Returns the row function y = convert(x). bf16 and f16 convert only from and to f32.
+/// Returns the row function y = convert(x). Conversions between bf16 or f16 and a dtype other than f32 are not
+/// supported.
 RowFunction conversion(DType to, DType from);
 
 /// Memory for kRowPiece elements of any dtype.

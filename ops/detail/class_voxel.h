@@ -91,8 +91,8 @@ struct ClassVoxel {
     if (!options.softmax) return each([&](int c) { p[c] = p_grad(c); });
     take_softmax();
     // The derivative of -log(p[k]) with respect to logit c is p[c] - 1 if c is k, otherwise p[c]. This
-    // derivative and the derivative of the softmax both contribute terms p[c] * x to the gradient of logit c. `common`
-    // is the sum of these x, which are the same for all classes.
+    // derivative and the derivative of the softmax both contribute terms p[c] * x to the gradient of logit c, where x
+    // does not depend on c. `common` is the sum of the factors x.
     C common = grad[own * kClassSums + 3];
     each([&](int c) { common += grad[c * kClassSums + 4] - p[c] * p_grad(c); });
     each([&](int c) {

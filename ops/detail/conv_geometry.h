@@ -75,7 +75,7 @@ ConvGather gather_transposed(const ConvAxis& axis);
 
 struct View;
 struct ConvGeometry;
-/// Returns spatial axis 0, 1 or 2 of a convolution of x with the weight `w` that gives y.
+/// Returns spatial axis `axis` (0, 1 or 2) of the convolution of x with the weight `w`, whose result is y.
 ConvAxis conv_axis(const View& x, const View& w, const View& y, const ConvGeometry& geometry, int axis);
 
 /// Returns the floating-point operations of a convolution or of either of its gradients: two for each product. Products

@@ -25,11 +25,12 @@ struct FusedEpilogue {
 
 /// Returns the convolution (N, Cout, size...) of `in` with the weight (Cout, Cin / groups, kD, kH, kW), plus the bias.
 /// With `transposed`, returns the transposed convolution (N, Cin, size...) of `in` (N, Cout, D, H, W), plus the bias.
-/// Without a bias, it is the gradient of the input of a convolution, where `in` is the gradient of the result.
+/// Without a bias, the transposed convolution is the gradient of the input of a convolution, where `in` is the gradient
+/// of the result.
 Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, FusedEpilogue epilogue = {});
-/// Returns the gradient of the weight of convolve, where `out_grad` is the gradient of its result. The size of the
-/// result is form.size.
+/// Returns the gradient of the weight of convolve, where `out_grad` is the gradient of its result. The spatial size of
+/// the result is form.size.
 Tensor convolve_weight(bool transposed, const Tensor& in, const Tensor& out_grad, const WeightForm& form,
                        const ConvGeometry& geometry);
 /// Returns the gradient of the bias (C) from the gradient (N, C, D, H, W) of the result.

@@ -81,7 +81,7 @@ using JoinRanks = std::function<void()>;
 /// Options of class_sums.
 struct ClassSums {
   int64_t ignore_index;  ///< voxels with this class index are skipped
-  bool softmax;          ///< p = softmax(x) over the classes, otherwise p = x
+  bool softmax;          ///< true: p = softmax(x) over the classes; false: p = x
   bool squared;          ///< the first sum adds p * p instead of p
 };
 /// Number of sums per class.
@@ -155,7 +155,7 @@ const Kernels& cpu_kernels();
 /// Returns the CPU kernels for `capability`; if it is null, for the best capability of this processor. Throws Error if
 /// the program has no such kernels, or if the processor does not support them.
 const Kernels& cpu_kernels_for(const char* capability);
-/// All kernels throw "this build has no CUDA" in a build without CUDA.
+/// Returns the CUDA kernels. In a build without CUDA, all kernels throw "this build has no CUDA".
 const Kernels& cuda_kernels();
 /// Returns a table whose entries run the kernels of the device and record each call in the profiler.
 const Kernels& profiled_kernels(Device device);

@@ -33,7 +33,7 @@ VG_HOST_DEVICE inline int64_t padded_input(Resample::Mode mode, int64_t i, int64
   return i < 0 ? 0 : n - 1;
 }
 
-/// Returns the taps of the part of the window [start, end) inside of the axis.
+/// Returns the taps of the window [start, end), restricted to positions inside of the axis.
 VG_HOST_DEVICE inline Taps window_taps(const Resample& map, int64_t start, int64_t end, int64_t n) {
   const int64_t first = start > 0 ? start : 0, last = end < n ? end : n, count = last > first ? last - first : 0;
   // In ceil mode, a window may extend beyond the padding. Positions beyond the padding do not count.
@@ -151,7 +151,7 @@ VG_HOST_DEVICE void for_terms(const Resample& map, bool transposed, int64_t o, i
   }
 }
 
-/// Returns an upper bound of the number of terms that for_terms() visits.
+/// Returns an upper bound of the number of calls of f in for_terms().
 inline int64_t max_terms(const Resample& map, bool transposed, int64_t n, int64_t outputs) {
   using enum Resample::Mode;
   int64_t bound = 1;

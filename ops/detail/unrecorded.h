@@ -19,9 +19,9 @@ template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
 /// Computes a group, instance or batch norm with activations before and after the norm, and records all operations.
-/// `added`: a bias (C) that was added to x without being recorded, or undefined. This function records it, too. With
-/// `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else uses
-/// x.
+/// `added` is undefined or a bias (C) whose addition to x was not recorded; this function records the addition, too.
+/// With `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else
+/// uses x.
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
                                   const Tensor& added = {}, bool overwrite = false);
 
