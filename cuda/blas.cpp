@@ -24,7 +24,7 @@ namespace {
 
 /// Bytes of workspace per call, the size that NVIDIA recommends for Hopper.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-/// Maximum number of matrices per call, because the third axis of a grid has at most 65535 CTAs.
+/// Maximum number of matrices per call: the third axis of a grid has at most 65535 CTAs.
 constexpr int64_t kMaxBatch = 65535;
 
 void check_blas(cublasStatus_t status, const char* what) {
@@ -110,9 +110,9 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
   const std::lock_guard lock(handle.mutex);
   check_blas(cublasSetStream(handle.blas, launch.stream), "cublasSetStream");
   check_blas(cublasSetWorkspace(handle.blas, workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
-  const bool high = float32_precision() == Float32Precision::high;  // affects float32 only
+  const bool high = float32_precision() == Float32Precision::high;  // affects only float32
   const auto mode = (high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
-                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // affects halves only
+                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // affects only halves
   check_blas(cublasSetMathMode(handle.blas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
   const compute_t<T> one = 1, zero = 0;
   const auto compute = std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;

@@ -17,7 +17,7 @@ bool is_available();
 int device_count();
 
 // Thread safety: several threads may use tensors of one GPU, and create Streams, Events and guards, at the same time. A
-// single object may be used by one thread at a time, except that any thread may call Event::query().
+// single object may be used by only one thread at a time, except that any thread may call Event::query().
 
 /// Makes GPU number `device` CUDA's current device on this thread for the lifetime of the guard. Use it for your own
 /// CUDA calls; voxgrad's operations always run on the GPU of their tensors. Throws Error if the device does not exist.
@@ -50,7 +50,7 @@ class Stream {
   /// A stream that was moved from can only be destroyed.
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&&) = delete;
-  /// Waits until all work queued so far has finished. Throws Error if any of it failed.
+  /// Waits until all work queued so far has finished. Throws Error if any of this work failed.
   void synchronize() const;
   int device() const { return device_; }
   /// Returns the cudaStream_t.
@@ -97,7 +97,7 @@ class [[nodiscard]] AllocatorGuard {
 /// A mark in a stream, for timing and for ordering streams.
 class Event {
  public:
-  /// An event without timing is cheaper. Throws Error if the device does not exist.
+  /// Creates an event, which is cheaper without timing. Throws Error if the device does not exist.
   explicit Event(int device = 0, bool enable_timing = true);
   ~Event();
   Event(const Event&) = delete;
@@ -112,7 +112,7 @@ class Event {
   /// Returns true if the work before the mark has completed, or if record() was never called. May be called by any
   /// thread, also while another thread captures a graph. Throws Error if the work failed.
   bool query() const;
-  /// Makes the host wait for the mark. Throws Error if the work before it failed.
+  /// Makes the host wait for the mark. Throws Error if the work before the mark failed.
   void synchronize() const;
   /// Waits for both events and returns the time from `start` to this event in milliseconds, with a resolution of about
   /// 0.5 microseconds. Throws Error if an event was never recorded or has no timing, or if the events are on different
@@ -154,7 +154,7 @@ class GraphRecording;
 /// - During a capture, these operations throw Error: reads of results by the CPU (item(), to(cpu), printing), copies
 ///   from the CPU, waits for the device, and random numbers (dropout in training). An Error ends the capture and
 ///   leaves the graph without a recording; the program can continue.
-/// - A graph may be used by one thread at a time.
+/// - A graph may be used by only one thread at a time.
 class CUDAGraph {
  public:
   /// Throws Error if the device does not exist.
@@ -165,8 +165,8 @@ class CUDAGraph {
   CUDAGraph& operator=(const CUDAGraph&) = delete;
 
   /// Records the work of `function` on the device and replaces an earlier recording. First waits for the device and
-  /// empties its memory cache. Throws the exceptions of `function`, Error if the function cannot be captured, and
-  /// OutOfMemoryError.
+  /// empties the memory cache of the device. Throws the exceptions of `function`, Error if the function cannot be
+  /// captured, and OutOfMemoryError.
   void capture(const std::function<void()>& function);
   /// Queues the recorded work on the current stream. Throws Error if no graph was captured, if the optimizer of a
   /// captured step no longer exists, or if the parameters or the state of this optimizer were replaced.

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kBlock)
 
 /// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)). Because v = before(x),
 /// dx is this gradient times the derivative of the activation `before` at x. With `sums`, also sums the rounded dx over
-/// each channel. The sums are the gradient of a bias that was added to compute x.
+/// each channel. The sums are the gradient of a bias per channel that x includes.
 template <class T, class Activations, bool sums>
 struct InputGradient {
   static constexpr FormulaTraits kTraits{

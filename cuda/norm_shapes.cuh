@@ -72,7 +72,7 @@ struct Groups {
   /// Uses the sizes of x, and derives `groups` and `joined` from the shape of the statistics.
   Groups(const View& x, const View& statistics) : Groups(x, statistics.size[1], statistics.size[0] != x.size[0]) {}
   VG_HOST_DEVICE int64_t lines() const { return samples * channels; }
-  /// Returns the number of statistics.
+  /// Returns the number of (mean, rstd) pairs.
   VG_HOST_DEVICE int64_t count() const { return joined ? groups : samples * groups; }
   VG_HOST_DEVICE int64_t group_lines() const { return joined ? samples * group_channels : group_channels; }
   /// Returns the group of a channel.

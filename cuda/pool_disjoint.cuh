@@ -135,7 +135,7 @@ inline bool has_pairs(const View& large, const View& small, const PoolViews& v, 
          (!v.indices.data || has_vectors(v.indices, 4, width));
 }
 
-/// Launches max_pool_pairs and returns true if it supports the call; otherwise returns false.
+/// If max_pool_pairs supports the call, launches this kernel and returns true; otherwise returns false.
 template <class T, class Index>
 bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
   const PoolGeometry& g = v.geometry;
@@ -156,7 +156,7 @@ bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
   });
 }
 
-/// Launches max_pool_backward_cells and returns true if windows do not overlap and offsets fit into 32 bits; otherwise
+/// If windows do not overlap and offsets fit into 32 bits, launches max_pool_backward_cells and returns true; otherwise
 /// returns false.
 template <class T, class Index>
 bool launch_cells(const PoolViews& v, cudaStream_t stream) {

@@ -6,8 +6,9 @@
 // 16 bytes.
 //
 // A long reduction with few outputs is split into ranges, and the results of the ranges are reduced in the same way.
-// The number of ranges depends on the shape alone, and the order of operations is fixed, so that results are bitwise
-// reproducible. Sums are accumulated in double or int64. Halves (bf16, f16) are first added in float, a few at a time.
+// The number of ranges depends only on the shape, the strides and the alignment of the input, and the order of
+// operations is fixed, so that results are bitwise reproducible. Sums are accumulated in double or int64. Halves (bf16,
+// f16) are first added in float, a few at a time.
 //
 // Outline: the operations (Sum, Extremum, ExtremumPosition), Fold, the kernels reduce_rows and reduce_strided, the
 // choice of kernel and layout on the host, and the table entries.
@@ -344,7 +345,7 @@ void cut_into_ranges(ReduceProblem& problem, int64_t output_tiles, int64_t threa
   problem.ranges = divide_up(problem.length, problem.range);
 }
 
-/// Returns the problem of reducing the results of the ranges of a problem, a tensor (ranges, outputs).
+/// Returns the problem that combines the results of the ranges, which form a tensor (ranges, outputs).
 ReduceProblem join_problem(const ReduceProblem& problem) {
   ReduceProblem join = problem;
   join.in = problem.partial;

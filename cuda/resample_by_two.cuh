@@ -1,5 +1,5 @@
 // Resampling by a factor of two along height, width and, optionally, depth: nearest and linear upsampling, average
-// pooling with a kernel of 2, and their gradients. Maps that are not linear, including average pooling, are called
+// pooling with a kernel of 2, and their gradients. Nearest upsampling, average pooling and their gradients are called
 // nearest maps here. Private to cuda/resample.cu.
 //
 // The kernel computes the positions and weights of the inputs from the output position, whereas the general kernels of
@@ -77,7 +77,7 @@ struct ByTwoTaps {
   }
 };
 
-/// The run of one thread.
+/// The position of the run that one thread computes.
 struct ByTwoItem {
   int vector;       ///< index of the vector along axis 0
   int run;          ///< index of the run along axis 1

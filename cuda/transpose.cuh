@@ -19,7 +19,8 @@ struct TileSide {
   Divisor slots;   ///< slots of a row
 };
 
-/// The arguments of transpose_kernel. Axis 0 is the innermost axis of the output, axis 1 that of the input.
+/// The arguments of transpose_kernel. Axis 0 is the innermost axis of the output, and axis 1 is the innermost axis of
+/// the input.
 struct Transpose {
   const void* in;
   void* out;

@@ -74,9 +74,9 @@ Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bia
 /// Return a text that describes how conv3d or conv_transpose3d would be computed for tensors of these shapes, dtype,
 /// device and memory format. The first line contains the number of floating-point operations (two for each product;
 /// products with padding are not counted) and the total size of the operands and the result in bytes. Each of the next
-/// lines describes the kernel of the forward pass or of a gradient: its arithmetic, tiles and workspace. For GPUs, the
-/// line also contains an estimate of the shortest possible time on the GPU of `kind`, or on an H200 if this GPU does
-/// not exist. The function computes no convolution and requires no GPU.
+/// lines describes the kernel of the forward pass or of a gradient: its arithmetic, tiles and workspace. For GPUs, each
+/// of these lines also contains an estimate of the shortest possible time on the GPU of `kind`, or on an H200 if this
+/// GPU does not exist. The functions compute no convolution and require no GPU.
 std::string explain_conv3d(const Shape& x, const Shape& weight, const ConvOptions<3>& options = {},
                            const TensorOptions& kind = {}, MemoryFormat format = MemoryFormat::contiguous);
 std::string explain_conv_transpose3d(const Shape& x, const Shape& weight, const ConvTransposeOptions<3>& options = {},

@@ -213,7 +213,7 @@ Tensor promoted_for(const char* op, const Tensor& x, Scalar s) {
   return x;
 }
 
-/// Returns the number as a tensor without axes, with the dtype and device of x. The caller obtains x from
+/// Returns the number `s` as a tensor without axes, with the dtype and device of x. The caller obtains x from
 /// promoted_for().
 Tensor scalar_for(const Tensor& x, Scalar s) { return full({}, s.value, x.options()); }
 
@@ -395,7 +395,7 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
   check_floating("dropout", x);
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  // Draw the random numbers in f32 even for bf16 and f16, because rounding them would change the probability.
+  // Draw the random numbers in f32 even for bf16 and f16, because rounding the numbers would change the probability.
   const Tensor draws = rand(x.shape(), {widened(x.dtype()), x.device()}, generator);
   return affine(x, p < 1 ? 1 / (1 - p) : 0, 0) * ge(draws, p).to(x.dtype());
 }

@@ -4,9 +4,9 @@
 // otherwise the functions throw Error. The result has the memory format of the first operand that is not broadcast.
 // All functions whose result is not bool can be differentiated any number of times.
 //
-// Integer arithmetic wraps around on every device: in i32, 2147483647 + 1 is -2147483648, and neg() and abs() of that
-// value return the value itself. Numbers (Scalar and the constants of affine and clamp) are passed as double, which
-// represents integers exactly up to 2^53.
+// Integer arithmetic wraps around on every device: in i32, 2147483647 + 1 is -2147483648, and neg() and abs() return
+// -2147483648 unchanged. Numbers (Scalar and the constants of affine and clamp) are passed as double, which represents
+// integers exactly up to 2^53.
 #pragma once
 
 #include <type_traits>
@@ -78,8 +78,8 @@ Tensor& operator-=(Tensor& x, Scalar y);
 Tensor& operator*=(Tensor& x, Scalar y);
 Tensor& operator/=(Tensor& x, Scalar y);
 
-/// Functions that apply to each element. neg, abs and sign accept floating and integer dtypes, the others only floating
-/// dtypes.
+/// Functions that apply to each element. neg, abs and sign accept floating and integer dtypes; the other functions
+/// accept only floating dtypes.
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor exp(const Tensor& x);
@@ -139,7 +139,8 @@ Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01);
 /// Returns x where x > 0, otherwise weight * x. `weight` has one element, or one for each channel (axis 1), and the
 /// dtype of x (He et al., "Delving deep into rectifiers", 2015).
 Tensor prelu(const Tensor& x, const Tensor& weight);
-/// Returns x * Phi(x), in the exact form with erf (Hendrycks and Gimpel 2016).
+/// Returns x * Phi(x), where Phi is the standard normal distribution function, computed with erf (Hendrycks and Gimpel
+/// 2016).
 Tensor gelu(const Tensor& x);
 /// Returns x * sigmoid(x).
 Tensor silu(const Tensor& x);

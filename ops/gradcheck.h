@@ -27,7 +27,7 @@ struct GradcheckReport {
   int64_t checked = 0;   ///< number of derivatives that were compared
   int64_t kinks = 0;     ///< number of derivatives that were skipped because of a kink
   double max_error = 0;  ///< largest |analytic - numeric|
-  std::string message;   ///< the largest failure: input, index, analytic and numeric value
+  std::string message;   ///< describes the largest failure: input, index, analytic and numeric value
   explicit operator bool() const { return passed; }
 };
 

@@ -64,14 +64,15 @@ Tensor nll_loss(const Tensor& input, const Tensor& target, const NLLLossOptions&
 
 /// Options of dice_loss, with the names of MONAI.
 struct DiceOptions {
-  bool softmax = true;             ///< the input holds logits; if false, probabilities
+  bool softmax = true;             ///< true: the input holds logits; false: probabilities
   bool batch = false;              ///< sum over the batch: one coefficient per class instead of per sample and class
   bool include_background = true;  ///< include class 0
   bool squared_pred = false;       ///< use p * p and t * t in the denominator
   double smooth_nr = 1e-5;         ///< added to the numerator
   double smooth_dr = 1e-5;         ///< added to the denominator
   int64_t ignore_index = -100;     ///< voxels with this class index are ignored
-  Reduction reduction = Reduction::mean;  ///< over samples and classes; none returns (N, C), or (1, C) with `batch`
+  /// Reduction over samples and classes. `none` returns (N, C), or (1, C) with `batch`.
+  Reduction reduction = Reduction::mean;
 };
 /// Dice loss 1 - (2 sum(p t) + smooth_nr) / (sum(p) + sum(t) + smooth_dr) of probabilities p and target t, where the
 /// sums are over the voxels of each class (Milletari, Navab and Ahmadi, "V-Net", 2016; nnU-Net uses this form, Isensee

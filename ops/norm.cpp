@@ -26,7 +26,7 @@ struct GradientRequest {
   Shape groups;  // shape of the statistics: (N, groups), or (1, C)
   double eps;
   NormActivations activations;
-  bool x;                                      // compute the gradient of x
+  bool x;                                      // whether to compute the gradient of x
   std::optional<DType> weight, bias, added;    // dtypes of the gradients to compute
   distributed::Communicator* ranks = nullptr;  // the ranks whose elements contribute to a group, or null
 };
@@ -129,8 +129,8 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
   };
   allocate(grads[1], dweight, r.weight);
   allocate(grads[2], dbias, r.bias);
-  // The kernel writes the gradient of the added bias in f32 or f64. It is converted below, because under autocast the
-  // bias of a convolution may have another dtype than x.
+  // The kernel writes the gradient of the added bias in f32 or f64. The gradient is converted below, because under
+  // autocast the dtype of the bias may differ from the dtype of x.
   allocate(grads[3], sums, r.added ? std::optional(widened(x.dtype())) : std::nullopt);
   // A norm with one group per channel subtracts the mean of the channel, so that the added bias has no effect and its
   // gradient is 0. With an activation before the norm, the bias has an effect.

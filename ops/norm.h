@@ -52,12 +52,12 @@ struct NormArguments {
   Tensor weight{};
   Tensor bias{};
   double eps = 1e-5;
-  int64_t num_groups = 1;  ///< for NormKind::group
-  Tensor running_mean{};   ///< for NormKind::batch, as are the members below
+  int64_t num_groups = 1;  ///< number of groups of NormKind::group
+  Tensor running_mean{};   ///< used by NormKind::batch, as are the members below
   Tensor running_var{};
   bool training = true;
   double momentum = 0.1;
-  /// For NormKind::batch in training: the ranks whose batches contribute to the statistics; null for this rank only.
+  /// The ranks whose batches contribute to the statistics of NormKind::batch in training. Null means only this rank.
   distributed::Communicator* ranks = nullptr;
 };
 

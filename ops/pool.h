@@ -18,7 +18,7 @@ template <int N>
 struct MaxPoolOptions {
   Extent<N> kernel_size{1};
   std::optional<Extent<N>> stride{};  ///< default: kernel_size
-  Extent<N> padding{0};               ///< on both sides of each axis, at most half of kernel_size
+  Extent<N> padding{0};               ///< padding on both sides of each axis, at most half of kernel_size
   Extent<N> dilation{1};
   bool ceil_mode = false;  ///< rounds the size of the result up instead of down
 
@@ -34,7 +34,7 @@ template <int N>
 struct AvgPoolOptions {
   Extent<N> kernel_size{1};
   std::optional<Extent<N>> stride{};          ///< default: kernel_size
-  Extent<N> padding{0};                       ///< on both sides of each axis, at most half of kernel_size
+  Extent<N> padding{0};                       ///< padding on both sides of each axis, at most half of kernel_size
   bool ceil_mode = false;                     ///< rounds the size of the result up instead of down
   bool count_include_pad = true;              ///< counts the padding in the divisor
   std::optional<int64_t> divisor_override{};  ///< divisor of the sums; default: the number of elements of the window

@@ -15,7 +15,7 @@ void refuse_in_capture(const char* op, int device, const char* why);
 
 /// GPU memory for numbers that change from replay to replay, such as a learning rate.
 struct ReplayNumbers {
-  void* data = nullptr;  ///< null unless an optimizer step is captured: the numbers are then kernel arguments
+  void* data = nullptr;  ///< null if no optimizer step is captured; the numbers are then kernel arguments
   bool refresh = false;  ///< true before a replay: the caller must write `data` and launch nothing else
 };
 /// Returns `bytes` bytes of memory for the numbers of the next kernel of a captured optimizer step.

@@ -57,7 +57,7 @@ struct TileTask {
   std::vector<TileSegment> segments = {};         // the segments of the current product
   std::vector<ColumnBlock<T>> voxel_blocks = {};  // column blocks for rows of `voxels` voxels
   int64_t voxels = 0;
-  int64_t n = 0;                    // sample
+  int64_t n = 0;                    // index of the sample
   std::array<int64_t, 3> origin{};  // first step of the tile on each axis
 };
 
@@ -298,7 +298,7 @@ class Convolution {
     }
   }
 
-  /// Computes a product for the `rows` steps from `step` on. A tap may be inside the input along w for only some of
+  /// Computes a product for `rows` steps, starting at `step`. A tap may be inside the input along w for only some of
   /// these steps. If the product has at least kMinDepth terms per tap along w, each tap is multiplied only for the
   /// steps for which the tap is inside. Otherwise, all taps are multiplied for all steps, and read zeros outside.
   void multiply_inside(const TileFamily<T>& family, const TileProduct<T>& product, int64_t rows, int64_t step,
@@ -363,8 +363,8 @@ class Convolution {
     int64_t row, channel;
   };
 
-  /// Stores the sums of channels [channels.begin, channels.end) of a unit to the `rows` outputs from `out` on. The unit
-  /// with the first input channels overwrites the outputs; later units add to the outputs.
+  /// Stores the sums of channels [channels.begin, channels.end) of a unit to `rows` outputs, starting at `out`. The
+  /// unit with the first input channels overwrites the outputs; later units add to the outputs.
   void store(const ConvUnit<T>& unit, const ConvRange& channels, const Sums& sums, int64_t rows, T* out,
              int64_t out_step) const {
     const int64_t channel_stride = p_.out.channel_stride, count = channels.end - channels.begin;

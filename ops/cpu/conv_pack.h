@@ -184,8 +184,8 @@ struct PackedRun {
 };
 
 /// Packs `channels` channels of the tile at `origin`. `source` is the element (n, first channel, 0, 0, 0). Slots
-/// outside the input along w become 0. Rows outside the input are only written if layout.fills_rows, which requires
-/// that layout.step is 1. Requires that layout.step or layout.channel is 1, or that there is a single channel.
+/// outside the input along w become 0. Rows outside the input are written only if layout.fills_rows is true, which
+/// requires that layout.step is 1. Requires that layout.step or layout.channel is 1, or that there is a single channel.
 template <class T>
 void pack_tile(T* packed, const PackedLayout& layout, const T* source, const Volume<const T>& volume, int64_t channels,
                const Gather3& gather, const Tiling& tiling, const std::array<int64_t, 3>& origin) {

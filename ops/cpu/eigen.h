@@ -13,7 +13,7 @@
 #define EIGEN_DONT_PARALLELIZE
 #endif
 
-// GCC 12 warns of undefined operands in its own AVX-512 intrinsics (GCC bug 105593).
+// GCC 12 warns about undefined operands in its own AVX-512 intrinsics (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

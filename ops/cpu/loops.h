@@ -208,8 +208,8 @@ class RowOperand {
 
   /// Returns whether row functions can read and write rows with this step in the view itself, without a buffer.
   bool in_place(int64_t step) const { return step == 1 && !load_; }
-  /// Returns the address of `count` contiguous elements from `offset` on, which are in the view or copied to `buffer`.
-  /// `count` is at most kRowPiece if the elements are copied.
+  /// Returns the address of `count` contiguous elements, starting at `offset`. The elements are in the view or are
+  /// copied to `buffer`. `count` is at most kRowPiece if the elements are copied.
   const void* load(int64_t offset, int64_t step, int64_t count, RowBuffer& buffer) const {
     return in_place(step) ? at(offset) : gather(offset, step, count, buffer);
   }

@@ -28,7 +28,7 @@ struct Slab {
   int64_t position;  // first position along L
   int64_t rows;
   int64_t columns;
-  int64_t chunk;  // number of the slab along L
+  int64_t chunk;  // index of the slab along L
 };
 
 /// The division of (N, C, L) into slabs. It depends on the shape and strides of x and is used for all views of a call.

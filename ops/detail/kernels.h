@@ -72,7 +72,7 @@ struct GroupNormGradients {
   View dx;
   const View* dgamma = nullptr;
   const View* dbeta = nullptr;
-  const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias added to x
+  const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias that x includes
 };
 
 /// Joins the results of a normalization whose groups span several ranks (kernels.def).

@@ -12,7 +12,7 @@
 //
 // The rows named *_grad are gradients with their own kernel: x is the gradient of the result, y is the saved tensor.
 // These operators are linear in x, so that the same operator computes the gradient of x. VG_GRADIENT_ROW fills in this
-// gradient. Its arguments after the formula describe the gradient of y.
+// gradient. The arguments of VG_GRADIENT_ROW after the formula describe the gradient of y.
 #pragma once
 
 #include <cmath>
