@@ -124,15 +124,15 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
                                                  : "; an input without a batch begins with its channels: use "
                                                    "unsqueeze(1) if the first axis is the batch";
   if (r.transposed) {
-    check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0), " input channels, input has ", channels,
-          operands, hint);
+    check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0),
+          weight.size(0) == 1 ? " input channel" : " input channels", ", input has ", channels, operands, hint);
     check(channels % r.groups == 0, r.op, "groups ", r.groups, " does not divide the input channel count ", channels,
           operands);
   } else {
     int64_t expected = 0;
     const bool overflow = __builtin_mul_overflow(weight.size(1), r.groups, &expected);
     check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
-    check(expected == channels, r.op, "weight expects ", expected, " input channels",
+    check(expected == channels, r.op, "weight expects ", expected, expected == 1 ? " input channel" : " input channels",
           r.groups == 1 ? "" : " in all groups together", ", input has ", channels, operands, hint);
     check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the output channel count ",
           weight.size(0), operands);

@@ -120,8 +120,8 @@ Tensor randperm(int64_t n, Generator* generator) {
 
 template <class T>
 Tensor from_span(std::span<const T> values, const Shape& shape, Device device) {
-  check(static_cast<int64_t>(values.size()) == numel(shape, "from_span"), "from_span", values.size(),
-        " values do not match shape ", shape);
+  check(static_cast<int64_t>(values.size()) == numel(shape, "from_span"), "from_span", "shape ", shape,
+        " does not match the number of values, ", values.size());
   Tensor out = empty(shape, {.dtype = dtype_of<T>});
   if (!values.empty()) std::memcpy(out.mutable_raw_data(), values.data(), values.size_bytes());
   return out.to(device);

@@ -85,7 +85,8 @@ Tensor linear(const Tensor& input, const Tensor& given_weight, const Tensor& giv
   check_same_kind("linear", {{"input", x}, {"weight", weight}, {"bias", bias}});
   check(weight.dim() == 2, "linear", "weight must be (out, in), got ", weight.shape());
   check(x.dim() > 0 && x.size(-1) == weight.size(1), "linear", "weight expects ", weight.size(1),
-        " input features (input ", x.shape(), ", weight ", weight.shape(), ')');
+        weight.size(1) == 1 ? " input feature (input " : " input features (input ", x.shape(), ", weight ",
+        weight.shape(), ')');
   check(!bias.defined() || bias.shape() == Shape{weight.size(0)}, "linear", "bias must have shape [", weight.size(0),
         "], got ", describe(bias));
   const Tensor y = matmul(x, transpose(weight, 0, 1));

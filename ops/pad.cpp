@@ -38,8 +38,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, d
   check_floating("pad", x);
   const auto axes = static_cast<int64_t>(amounts.size() / 2);
   check(amounts.size() % 2 == 0 && axes >= 1 && axes <= 3 && (x.dim() == axes + 1 || x.dim() == axes + 2), "pad",
-        amounts.size(), " amounts do not fit shape ", x.shape(),
-        ": expected two for each spatial axis of (N, C, spatial...) or (C, spatial...)");
+        "the number of amounts, ", amounts.size(), ", does not fit shape ", x.shape(),
+        ": expected two amounts for each spatial axis of (N, C, spatial...) or (C, spatial...)");
   ResampleMaps maps;
   Triple size(1);
   for (int64_t i = 0; i < axes; ++i) {

@@ -317,8 +317,9 @@ Tensor stack(const Tensors& tensors, int64_t axis) {
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, double value) {
   check_within_slab("pad", !x.defined() || x.dim() < 4 || amounts.size() < 6 || (amounts[4] == 0 && amounts[5] == 0));
   check_defined("pad", "input", x);
-  check(amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * x.dim(), "pad", amounts.size(),
-        " amounts do not fit shape ", x.shape(), ": expected two for each padded axis");
+  check(amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * x.dim(), "pad",
+        "the number of amounts, ", amounts.size(), ", does not fit shape ", x.shape(),
+        ": expected two amounts for each padded axis");
   Shape shape = x.shape();
   Tensor inside = x;  // x without the cropped elements
   Dims start = Dims::filled(x.dim(), 0);

@@ -42,8 +42,8 @@ Tensor SpatialParallel::slab(const Tensor& whole) const {
   constexpr const char* kOp = "SpatialParallel::slab";
   check(whole.defined() && whole.dim() >= 3, kOp, "the volume must be (..., D, H, W)");
   const int64_t axis = whole.dim() - 3, depth = whole.size(axis), ranks = group_.size();
-  check(depth % ranks == 0, kOp, "the ", depth, " planes of ", describe(whole), " cannot be divided equally among ",
-        ranks, " ranks");
+  check(depth % ranks == 0, kOp, "the ", depth, depth == 1 ? " plane of " : " planes of ", describe(whole),
+        " cannot be divided equally among ", ranks, " ranks");
   return narrow(whole, axis, group_.rank() * depth / ranks, depth / ranks).contiguous(whole.suggest_memory_format());
 }
 

@@ -486,7 +486,7 @@ void conv_backward_data(const View& x, const View& y, const View& w, const ConvE
 
 ConvExplanation explain_conv(ConvPass, const View&, const View& w, const View&, const ConvGeometry&) {
   return {concat(is_half(w.dtype) ? "float32 copies, then " : "", "CPU: register tile, ", num_threads(),
-                 " threads, workspace below 64 MB")};
+                 num_threads() == 1 ? " thread" : " threads", ", workspace below 64 MB")};
 }
 
 }  // namespace voxgrad::cpu

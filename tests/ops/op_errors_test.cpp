@@ -156,7 +156,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
          stack({x, floats({3, 2})});
        },
        "differ"},
-      {[&] { pad(x, {1}); }, "do not fit shape"},
+      {[&] { pad(x, {1}); }, "does not fit shape"},
       {[&] {
          pad(x, {-2, -2});
        },
@@ -267,7 +267,7 @@ TEST(OpErrors, VolumeOpsAndLossesRejectInvalidArguments) {
       {[&] {
          pad(x, {4, 0}, PadMode::reflect);
        },
-       "pad: 2 amounts do not fit shape [2, 6, 4, 4, 4]"},
+       "pad: the number of amounts, 2, does not fit shape [2, 6, 4, 4, 4]"},
       {[&] {
          pad(x, {4, 0, 0, 0, 0, 0}, PadMode::reflect);
        },
