@@ -9,7 +9,7 @@
 //   without elements is not written, and an empty sum is 0.
 // - Outputs arrive uninitialized; the kernel writes every element.
 // - CUDA kernels are queued on the current stream of the views' device. No kernel waits for the device.
-// - The same inputs give the same bits, for any number of threads.
+// - Inputs with the same values, strides and alignment give the same bits, for any number of threads.
 // - Unless noted, kernels support f32, f64, bf16 and f16. Kernels compute bf16 and f16 in float32 or double and round
 //   once.
 #pragma once
