@@ -3,6 +3,7 @@
 
     bench/compare_gpu.py LIBRARY [--modes high highest bf16] [--set nnunet] [--shapes NAME ...] [--layout contiguous]
     bench/compare_gpu.py LIBRARY --set race --seed 7 --count 60 --unchecked --json race.json
+    bench/compare_gpu.py LIBRARY --modes bf16 --shapes 'C 4x256>512 24 k3 s2 p1' --plan cluster=1
 
 LIBRARY is the built libconv_peers.so. voxgrad and PyTorch take turns after each run. Each time is the median over the
 runs, measured by CUDA events; the runs together take about --ms milliseconds. A run of a small problem consists of many
@@ -18,7 +19,7 @@ whichever is longer. docs/performance.md explains how the efficiency can exceed 
 voxgrad's results must agree with PyTorch's results in float64 (for large problems, in float32 without TF32). One call
 for both gradients must give the same bits as two separate calls. The program exits with 1 if a result is wrong, if
 voxgrad fails, or if a time is shorter than the hardware permits. It reports failures below the table and continues with
-the next problem.
+the next problem. The times of each pass alone are printed to stderr.
 """
 
 import argparse
@@ -329,7 +330,9 @@ def parse():
                         help="problems of bench/conv_shapes.py; race: random problems (default: peers)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
     parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="problems to run (default: all of --set)")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME",
+                        help="problems to run, by their names or in the form of the tables: 'C 2x256>256 16 k3 p1' "
+                        "(default: all of --set)")
     parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of voxgrad's tensors")
     parser.add_argument("--runs", type=int, default=15, help="maximum number of runs for each median, at least 3")
     parser.add_argument("--ms", type=float, default=40, help="milliseconds of GPU time for each median")
@@ -343,9 +346,12 @@ def parse():
     options = parser.parse_args()
     shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
     known = {name: shape for each in (*conv_shapes.SETS.values(), shapes) for name, shape in each.items()}
-    unknown = [name for name in options.shapes or () if name not in known]
-    if unknown:
-        parser.error(f"unknown shapes: {', '.join(unknown)}; known shapes: {', '.join(known)}")
+    for name in options.shapes or ():
+        if name not in known:
+            try:
+                known[name] = conv_shapes.Shape.parse(name)
+            except ValueError as error:
+                parser.error(f"--shapes: {error}, which is not one of {', '.join(known)} either")
     return options, {name: known[name] for name in options.shapes or shapes}
 
 

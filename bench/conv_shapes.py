@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from typing import NamedTuple, Union
 
 Sizes = Union[int, tuple]
@@ -16,6 +17,14 @@ def text(v):
     """Returns "3" for equal numbers, otherwise for example "1,3,3"."""
     v = triple(v)
     return str(v[0]) if len(set(v)) == 1 else ",".join(map(str, v))
+
+
+def sizes(text_of_sizes):
+    """Returns the sizes that text() describes. Raises ValueError unless there are one or three numbers."""
+    numbers = tuple(map(int, text_of_sizes.split(",")))
+    if len(numbers) not in (1, 3):
+        raise ValueError(f"expected one or three sizes, got '{text_of_sizes}'")
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 class Shape(NamedTuple):
@@ -61,6 +70,17 @@ class Shape(NamedTuple):
         unusual = [key + text(value) for key, value, usual in rest if text(value) != text(usual)]
         channels = f"{'T' if self.transposed else 'C'} {self.batch}x{self.cin}>{self.cout}"
         return " ".join([channels, text(self.size), f"k{text(self.kernel)}", *unusual])
+
+    @staticmethod
+    def parse(description):
+        """Returns the shape that describe() describes. Raises ValueError if the text is not such a description."""
+        match = re.fullmatch(r"([CT]) (\d+)x(\d+)>(\d+) ([\d,]+) k([\d,]+)((?: (?:op|s|p|d|g)[\d,]+)*)", description)
+        if not match:
+            raise ValueError(f"expected a problem such as 'T 4x256>128 16 k4 s2 p1', got '{description}'")
+        kind, batch, cin, cout, size, kernel, rest = match.groups()
+        names = {"s": "stride", "p": "padding", "op": "output_padding", "d": "dilation", "g": "groups"}
+        others = {names[key]: sizes(value) for key, value in re.findall(r" ([a-z]+)([\d,]+)", rest)}
+        return Shape(int(batch), int(cin), int(cout), sizes(size), sizes(kernel), transposed=kind == "T", **others)
 
 
 def mirror(shape):

@@ -121,7 +121,7 @@ TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
     EXPECT_LT(static_cast<int64_t>(plan->splits - 1) * plan->tiles_of_split, plan->all_tiles);
     EXPECT_LE(plan->shared_bytes() + 2048, p.shared_limit);
     EXPECT_EQ(plan->rows() % 16, 0);
-    ASSERT_TRUE(!plan->direct || plan->splits <= WgradPlan::kMaxCluster);
+    ASSERT_TRUE(!plan->direct || plan->splits <= WgradPlan::kMaxDirectSplits);
     ++with_splits[plan->direct ? plan->splits : 0];
   }
   EXPECT_GT(plans, 60);

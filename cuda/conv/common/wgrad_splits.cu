@@ -16,14 +16,9 @@ struct Params {
   int taps;              ///< taps of the kernel
   int taps_of_block;     ///< taps that a CTA of reduce_splits() adds
   Divisor out_channels;  ///< per group
-  void* weight;
-  int64_t out_stride;
-  int64_t in_stride;
-  int kernel[3];
-  int64_t tap_stride[3];
+  WeightLayout weight;
   Divisor channel_tiles;  ///< tiles of kLanes input channels
   Divisor tap_tiles;      ///< tiles of taps_of_block taps
-  bool by_taps;           ///< taps are closer in memory than channels
 };
 
 constexpr int kLanes = 32, kWarps = 8;
@@ -63,7 +58,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] = unscaled(sum[i], p.sums.x_maxima[of_x + i], p.sums.y_maxima[of_y]);
   }
-  store_values<4>(static_cast<T*>(p.weight) + first, sum);
+  store_values<4>(static_cast<T*>(p.weight.data) + first, sum);
 }
 
 /// Adds the partial sums of weights in any layout. A CTA adds several taps of 32 input channels for one output
@@ -99,15 +94,11 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_con
   }
   __syncthreads();
   const int x_channel = p.out_channels.divide(block) * p.sums.in_channels + first_channel;
-  T* const out = static_cast<T*>(p.weight) + block * p.out_stride + first_channel * p.in_stride;
+  T* const out = static_cast<T*>(p.weight.data) + block * p.weight.out_stride + first_channel * p.weight.in_stride;
   for (int i = static_cast<int>(threadIdx.x); i < channels * taps; i += kLanes * kWarps) {
-    const int channel = p.by_taps ? i / taps : i % channels, tap = p.by_taps ? i % taps : i / channels;
-    int left = first_tap + tap;
-    int64_t offset = channel * p.in_stride;
-    for (int a = 2; a >= 0; --a) {
-      offset += left % p.kernel[a] * p.tap_stride[a];
-      left /= p.kernel[a];
-    }
+    const bool by_taps = p.weight.by_taps;
+    const int channel = by_taps ? i / taps : i % channels, tap = by_taps ? i % taps : i / channels;
+    const int64_t offset = channel * p.weight.in_stride + p.weight.tap_offset(first_tap + tap);
     const float sum = sums[channel * pitch + tap];
     out[offset] =
         T(p.sums.x_maxima ? unscaled(sum, p.sums.x_maxima[x_channel + channel], p.sums.y_maxima[block]) : sum);
@@ -132,14 +123,7 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   p.slices = sums.splits >= 32 ? 8 : sums.splits >= 16 ? 4 : sums.splits >= 8 ? 2 : 1;
   p.taps = static_cast<int>(w.size[2] * w.size[3] * w.size[4]);
   p.out_channels = Divisor(sums.out_channels);
-  p.weight = w.data;
-  p.out_stride = w.stride[0];
-  p.in_stride = w.stride[1];
-  for (int a = 0; a < 3; ++a) {
-    p.kernel[a] = static_cast<int>(w.size[a + 2]);
-    p.tap_stride[a] = w.stride[a + 2];
-  }
-  p.by_taps = w.stride[1] != 1;
+  p.weight = WeightLayout(w);
   const auto with_type = [&](const auto& f) {
     w.dtype == DType::f32 ? f(float()) : w.dtype == DType::bf16 ? f(BFloat16()) : f(Float16());
   };

@@ -9,6 +9,36 @@
 
 namespace voxgrad::cuda {
 
+/// A weight gradient (output channels, input channels, D, H, W) in memory.
+struct WeightLayout {
+  void* data = nullptr;
+  int64_t out_stride = 0;  ///< elements, as all strides
+  int64_t in_stride = 0;
+  int64_t tap_stride[3] = {};
+  int kernel[3] = {};
+  bool by_taps = false;  ///< taps are closer in memory than input channels
+
+  WeightLayout() = default;
+  explicit WeightLayout(const View& w)
+      : data(w.data),
+        out_stride(w.stride[0]),
+        in_stride(w.stride[1]),
+        tap_stride{w.stride[2], w.stride[3], w.stride[4]},
+        kernel{static_cast<int>(w.size[2]), static_cast<int>(w.size[3]), static_cast<int>(w.size[4])},
+        by_taps(w.stride[1] != 1) {}
+#ifdef __CUDACC__
+  /// Returns the elements from the first tap of a weight to this tap.
+  __device__ int64_t tap_offset(int tap) const {
+    int64_t offset = 0;
+    for (int a = 2; a >= 0; --a) {
+      offset += tap % kernel[a] * tap_stride[a];
+      tap /= kernel[a];
+    }
+    return offset;
+  }
+#endif
+};
+
 /// Partial sums in the order (split, group, output channel, tap, input channel), without gaps within a split.
 struct WgradSplits {
   const float* partial;

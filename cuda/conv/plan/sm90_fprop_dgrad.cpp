@@ -2,10 +2,10 @@
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/detail/divide.h"
 #include "cuda/conv/plan/common.h"
+#include "cuda/conv/plan/m64_cover.h"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
@@ -30,51 +30,6 @@ constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone
 // rows between the lines of results.
 constexpr bool kHalos[][3] = {
     {false, false, false}, {true, false, false}, {true, true, false}, {false, true, true}, {true, true, true}};
-
-using Bases = std::array<int, FpropDgradPlan::kMaxTiles>;
-
-/// m64 tiles that cover the results of a CTA tile in its box of inputs.
-struct Cover {
-  int pitch;   ///< rows of the box from one group of 8 rows of an m64 tile to the next
-  int tiles;   ///< number of m64 tiles
-  Bases base;  ///< first row of each m64 tile, or -1
-};
-
-/// Divides the box into regions: the whole box (level 0), samples (1) or planes (2). Divides each region into m64 tiles
-/// of consecutive rows or, with `octets`, of 8 lines with 8 neighbors each. Returns nothing if the number of tiles
-/// exceeds `most`.
-std::optional<Cover> cover(const int (&tile)[4], const int (&box)[4], int level, bool octets, int most) {
-  const int line = box[3], plane = line * box[2], volume = plane * box[1];
-  const int regions = level == 0 ? 1 : level == 1 ? tile[0] : tile[0] * tile[1];
-  int lines = tile[2];  // lines of a region, from the first to the last line with results
-  if (level < 2) lines += (tile[1] - 1) * box[2];
-  if (level < 1) lines += (tile[0] - 1) * box[1] * box[2];
-  const int pieces = octets ? divide_up(lines, 8) * (tile[3] / 8) : divide_up((lines - 1) * line + tile[3], 64);
-  if (regions * pieces > most) return std::nullopt;
-  Cover found{octets ? line : 8, regions * pieces, {}};
-  found.base.fill(-1);
-  for (int r = 0, i = 0; r < regions; ++r)
-    for (int piece = 0; piece < pieces; ++piece) {
-      const int region = level == 0 ? 0 : level == 1 ? r * volume : r / tile[1] * volume + r % tile[1] * plane;
-      const int blocks = tile[3] / 8;
-      found.base[static_cast<size_t>(i++)] =
-          region + (octets ? piece / blocks * 8 * line + piece % blocks * 8 : piece * 64);
-    }
-  return found;
-}
-
-/// Returns the cover with the fewest m64 tiles, at most `most`.
-std::optional<Cover> best_cover(const int (&tile)[4], const int (&box)[4], int most) {
-  std::optional<Cover> best;
-  for (const bool octets : {false, true})
-    for (int level = 0; level < 3; ++level)
-      if (!octets || tile[3] % 8 == 0)
-        if (const auto found = cover(tile, box, level, octets, most)) {
-          best = found;
-          most = found->tiles - 1;
-        }
-  return best;
-}
 
 /// Fills in plan.axis and plan.phases. Returns false if the family does not support the strides or the number of taps.
 bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
@@ -228,7 +183,7 @@ class Search {
 
   /// Chooses the numbers of stages. Returns false if they do not fit into shared memory. m64 tiles may read rows after
   /// the end of the box. These rows belong to no result, but must lie in shared memory.
-  bool choose_stages(FpropDgradPlan& plan, const Cover& covered) const {
+  bool choose_stages(FpropDgradPlan& plan, const M64Cover& covered) const {
     int end = 0;
     for (const int base : covered.base) end = std::max(end, base + 7 * covered.pitch + 8);
     for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)

@@ -205,7 +205,7 @@ class Search {
         try_splits(plan, units, std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles), most, times);
     plan.direct = true;
     if (one_launch_ && p_.choice.cluster != 1 && plan.cta.sums_bytes() + WgradPlan::kStaticBytes <= p_.shared_limit)
-      for (int splits = 1; splits <= std::min<int64_t>(tiles, WgradPlan::kMaxCluster); ++splits)
+      for (int splits = 1; splits <= std::min<int64_t>(tiles, WgradPlan::kMaxDirectSplits); ++splits)
         try_splits(plan, units, splits, most, times);
     plan.direct = false;
   }
@@ -213,13 +213,14 @@ class Search {
   void try_splits(WgradPlan& plan, int64_t units, int64_t splits, int most, const SetTimes& times) {
     plan.tiles_of_split = static_cast<int>(std::min<int64_t>(divide_up(plan.all_tiles, splits), most));
     plan.splits = divide_up(plan.all_tiles, plan.tiles_of_split);
-    if (plan.direct && plan.splits > WgradPlan::kMaxCluster) return;
+    if (plan.direct && plan.splits > WgradPlan::kMaxDirectSplits) return;
     plan.units = units * plan.splits;
     plan.cycles = cycles(plan, times);
     if (plan.units < kMaxUnits && workspace_bytes(p_, plan) <= kMaxSums && (!best_ || plan.cycles < best_->cycles))
       best_ = plan;
   }
 
+  /// Returns the times of the sets of a plan.
   static SetTimes times_of_sets(const WgradPlan& plan) {
     const double n = plan.cta.columns, b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);
     SetTimes times;

@@ -45,8 +45,8 @@ struct WgradPlan {
   static constexpr int kMaxSteps = 32;   ///< steps of 16 voxels in a tile
   static constexpr int kMaxStages = 6;
   static constexpr int kStaticBytes =
-      2 * 1024;                          ///< bytes of shared memory for barriers, the list of taps and alignment
-  static constexpr int kMaxCluster = 2;  ///< splits that are added in shared memory
+      2 * 1024;                               ///< bytes of shared memory for barriers, the list of taps and alignment
+  static constexpr int kMaxDirectSplits = 2;  ///< splits that are added in shared memory
 
   AxisPhases axis[3];
   WgradTile cta{};
@@ -57,7 +57,7 @@ struct WgradPlan {
   int box[4] = {};                          ///< voxels of a box of x
   int depth = 0;                            ///< planes of y (sliding: of x) that the tiles cover
   int splits = 1;                           ///< splits of the tiles of y (split-K)
-  bool direct = false;                      ///< the kernel adds up to kMaxCluster splits and stores the results
+  bool direct = false;                      ///< the kernel adds up to kMaxDirectSplits splits and stores the results
   int tiles_of_split = 0;                   ///< tiles of y in a split
   int all_tiles = 0;                        ///< tiles of all products
   int stages = 0;                           ///< stages of shared memory

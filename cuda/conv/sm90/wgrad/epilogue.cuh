@@ -81,12 +81,10 @@ __device__ void list_taps(const Params& p, const WorkUnit& unit, TapList<Tile>& 
   for (int part = 0; part < 2; ++part) {
     if (own[part] == kNone) continue;
     const int i = part * 32 + lane;
-    int left = static_cast<int>(own[part] & 0xffff);
-    int64_t offset = 0;
-    for (int a = 2; a >= 0; --a) offset += take_digit(left, p.kernel[a]) * p.tap_stride[a];
     list.tap[at[part]] = {
         i % List::kSlots * Tile::kShape.slot_pitch() + i / List::kSlots * Tile::kN * Tile::kShape.pitch(),
-        (unit.channel_tile * p.chunks + static_cast<int>(own[part] >> 16)) * Tile::kChunk, offset};
+        (unit.channel_tile * p.chunks + static_cast<int>(own[part] >> 16)) * Tile::kChunk,
+        p.weight.tap_offset(static_cast<int>(own[part] & 0xffff))};
   }
   if (threadIdx.x % 32 == 0) list.count = count;
   asm volatile("bar.arrive 1, %0;" ::"n"(kThreadsOfSums<Tile>) : "memory");
@@ -142,14 +140,14 @@ class SharedSums {
   template <int kCtas>
   __device__ void add(const TapList<Tile>& taps) const {
     const int thread = static_cast<int>(threadIdx.x);
-    int tap = p_.by_taps ? thread % taps.count : thread / Tile::kChunk;
-    int in_chunk = p_.by_taps ? thread / taps.count : thread % Tile::kChunk;
-    const int tap_step = p_.by_taps ? kThreads % taps.count : kThreads / Tile::kChunk;
-    const int in_chunk_step = p_.by_taps ? kThreads / taps.count : 0;
+    int tap = p_.weight.by_taps ? thread % taps.count : thread / Tile::kChunk;
+    int in_chunk = p_.weight.by_taps ? thread / taps.count : thread % Tile::kChunk;
+    const int tap_step = p_.weight.by_taps ? kThreads % taps.count : kThreads / Tile::kChunk;
+    const int in_chunk_step = p_.weight.by_taps ? kThreads / taps.count : 0;
     while (tap < taps.count && in_chunk < Tile::kChunk) {
       add_columns<kCtas>(taps.tap[tap], in_chunk);
       tap += tap_step, in_chunk += in_chunk_step;
-      if (p_.by_taps && tap >= taps.count) tap -= taps.count, ++in_chunk;
+      if (p_.weight.by_taps && tap >= taps.count) tap -= taps.count, ++in_chunk;
     }
   }
   template <int kCtas>
@@ -163,7 +161,7 @@ class SharedSums {
     const int first = unit_.column * Tile::kN + rank * kColumns, of_y = unit_.group * p_.out_channels + first;
     const bool scaled = std::is_same_v<T, Float16> && p_.x_maxima;
     const uint32_t x_maximum = scaled ? p_.x_maxima[unit_.group * p_.in_channels + channel] : 0;
-    int64_t at = of_y * p_.out_stride + channel * p_.in_stride + tap.offset;
+    int64_t at = of_y * p_.weight.out_stride + channel * p_.weight.in_stride + tap.offset;
 #pragma unroll 1
     for (int begin = 0; begin < kColumns; begin += kAtOnce) {
       float sum[kAtOnce];
@@ -177,12 +175,12 @@ class SharedSums {
         y_maximum[i] = scaled && exists ? p_.y_maxima[of_y + begin + i] : 0;
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i, at += p_.out_stride) {
+      for (int i = 0; i < kAtOnce; ++i, at += p_.weight.out_stride) {
         if (first + begin + i >= p_.out_channels) return;
         if (scaled)
-          static_cast<float*>(p_.weight)[at] = unscaled(sum[i], x_maximum, y_maximum[i]);
+          static_cast<float*>(p_.weight.data)[at] = unscaled(sum[i], x_maximum, y_maximum[i]);
         else
-          static_cast<T*>(p_.weight)[at] = T(sum[i]);
+          static_cast<T*>(p_.weight.data)[at] = T(sum[i]);
       }
     }
   }

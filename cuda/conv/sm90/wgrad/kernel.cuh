@@ -1,6 +1,6 @@
-// Warp-specialized weight gradient (wgrad) of channels-last tensors with TMA and wgmma. Halves are
-// multiplied directly. float32 is converted to scaled halves (operand.h) and computed as one product, or as three
-// products for Float32Precision::highest:
+// Warp-specialized weight gradient (wgrad) of channels-last tensors with TMA and wgmma. Halves are multiplied directly.
+// float32 is converted to scaled halves (operand.h) and computed as one product, or as three products for
+// Float32Precision::highest:
 //
 //   D[tap, input channel][output channel] =
 //       sum over voxels of x[voxel * stride + tap][input channel] * y[voxel][output channel]
@@ -11,9 +11,9 @@
 // With few output channels, a tile slides along the depth: three consecutive planes of y, which correspond to three
 // taps along the depth, are blocks of columns of one product. A CTA computes a set of taps by 64 (or 32) output
 // channels for a part of the voxels (split-K). One producer warp loads both operands, and two consumer warpgroups share
-// the m64 tiles. Either the sums of at most two splits are added in shared memory, and the kernel stores
-// the weight gradient; the CTAs of two splits form a cluster for this purpose (epilogue.cuh). Or persistent CTAs store
-// partial sums in float32, and a second kernel adds the sums of all splits in a fixed order.
+// the m64 tiles. Either the sums of at most two splits are added in shared memory, and the kernel stores the weight
+// gradient; the CTAs of two splits form a cluster for this purpose (epilogue.cuh). Or persistent CTAs store partial
+// sums in float32, and a second kernel adds the sums of all splits in a fixed order.
 //
 // If a tile extends beyond the end of y, the missing voxels of y are zeros, which are multiplied by elements of x. An
 // infinity or NaN in x can therefore reach the gradient of a tap that does not read it.
@@ -185,8 +185,8 @@ struct Mainloop {
 };
 
 /// Computes the weight gradient or its partial sums. Launch: a 1-D grid of persistent CTAs, at most one per SM; if
-/// p.weight is not null, one CTA per work unit, in clusters of p.cluster. Dynamic shared memory: the ring of stages, or
-/// SharedSums, which overwrites the ring.
+/// p.weight.data is not null, one CTA per work unit, in clusters of p.cluster. Dynamic shared memory: the ring of
+/// stages, or SharedSums, which overwrites the ring.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
       const WorkUnit unit(p, number);
       typename Tile::Sums sum;
       mainloop.multiply(unit, warpgroup, sum);
-      if (p.weight)
+      if (p.weight.data)
         SharedSums<Tile>(p, unit, sums).reduce(warpgroup, sum, taps);
       else
         store_partial<Tile>(p, unit, warpgroup, sum);
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kProducerRegisters));
     const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4);
     if (warp == 0 && is_leader()) produce<Tile>(p, stages, pipeline);
-    if (warp == 1 && p.weight) list_taps(p, WorkUnit(p, static_cast<int>(blockIdx.x)), taps);
+    if (warp == 1 && p.weight.data) list_taps(p, WorkUnit(p, static_cast<int>(blockIdx.x)), taps);
   }
 #endif
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/conv/common/wgrad_splits.h"
 #include "cuda/conv/plan/sm90_wgrad.h"
 #include "cuda/detail/divisor.h"
 
@@ -43,14 +44,9 @@ struct Parts {
 struct Params {
   CUtensorMap x;  ///< (C, W, H, D, N)
   CUtensorMap y;
-  float* partial;        ///< (split, group, output channel, tap, input channel)
-  int64_t split_stride;  ///< of `partial`
-  void* weight;          ///< if not null, the kernel stores the weight gradient here
-  int64_t out_stride;    ///< strides of the weight gradient in elements
-  int64_t in_stride;
-  int64_t tap_stride[3];
-  int kernel[3];
-  bool by_taps;              ///< taps are closer in memory than channels
+  float* partial;            ///< (split, group, output channel, tap, input channel)
+  int64_t split_stride;      ///< of `partial`
+  WeightLayout weight;       ///< if weight.data is not null, the kernel stores the weight gradient here
   const uint32_t* x_maxima;  ///< null, or the maxima of the scaled channels; the weight gradient is then float32
   const uint32_t* y_maxima;
   Divisor cluster;  ///< splits that a cluster adds: 1 or 2

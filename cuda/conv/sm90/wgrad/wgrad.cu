@@ -128,21 +128,6 @@ int set_samples(Params& p, const View& x, const View& y, int samples, const Conv
   return splits;
 }
 
-/// Makes the kernel store the weight gradient `w`.
-void set_result(Params& p, const View& w, const Operand& x, const Operand& y, const WgradPlan& plan) {
-  p.weight = w.data;
-  p.out_stride = w.stride[0];
-  p.in_stride = w.stride[1];
-  for (int a = 0; a < 3; ++a) {
-    p.kernel[a] = static_cast<int>(w.size[a + 2]);
-    p.tap_stride[a] = w.stride[a + 2];
-  }
-  p.by_taps = w.stride[1] != 1;
-  p.x_maxima = x.maxima();
-  p.y_maxima = y.maxima();
-  p.cluster = Divisor(plan.splits);
-}
-
 /// Returns x without the positions after the last position that a tap reads. An infinity there could reach the result.
 View read_part(View x, const ConvProblem& problem) {
   for (int a = 0; a < 3; ++a) x.size[a + 2] = std::max<int64_t>(read_size(problem, a), 1);
@@ -162,7 +147,12 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
   const int64_t launches = divide_up(problem.batch, plan.samples);
   const Workspace partial(launch, static_cast<size_t>(launches * workspace_bytes(problem, plan)));
   p.partial = partial.as<float>();
-  if (plan.direct) set_result(p, w, input, gradient, plan);
+  if (plan.direct) {
+    p.weight = WeightLayout(w);
+    p.x_maxima = input.maxima();
+    p.y_maxima = gradient.maxima();
+    p.cluster = Divisor(plan.splits);
+  }
   const int shared = 1024 + plan.shared_bytes(), cluster = p.cluster.value();
   const auto run = !is_half(w.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
                    : w.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
