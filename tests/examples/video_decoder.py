@@ -12,8 +12,12 @@ The file holds data of a small decoder of examples/video/model.h, which this scr
 
 Results are computed in float64 and stored in float32.
 """
+import argparse
 import pathlib
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
