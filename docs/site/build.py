@@ -11,6 +11,7 @@ network. Each warning is an error.
 2. Runs Doxygen (Doxyfile) and writes a page for each section of reference.py.
 3. Runs Sphinx (conf.py) on build/docs/source.
 """
+import argparse
 import os
 import pathlib
 import re
@@ -111,6 +112,7 @@ def copy_pages(site):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     site = Site()
     copy_pages(site)
