@@ -11,6 +11,7 @@ network. Each warning is an error.
 2. Runs Doxygen (Doxyfile) and writes a page for each section of reference.py.
 3. Runs Sphinx (conf.py) on build/docs/source.
 """
+import argparse
 import os
 import pathlib
 import re
@@ -111,6 +112,7 @@ def copy_pages(site):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     site = Site()
     copy_pages(site)
@@ -121,6 +123,9 @@ def main():
     reference.write(site, ROOT, BUILD / "xml")
     site.write("sources.txt", "\n".join(sorted(site.shown)))
     site.remove_others()
+    info = BUILD / "html/.buildinfo"
+    if info.exists() and any(path.stat().st_mtime > info.stat().st_mtime for path in SITE.rglob("*")):
+        info.unlink()  # lets Sphinx write all pages, because it ignores changes of style sheets and of conf.py
     command = ["sphinx-build", "-q", "-W", "--keep-going", "-n", "-j", "auto", "-c", SITE, "-d", BUILD / "doctrees",
                SOURCE, BUILD / "html"]
     return subprocess.run(command).returncode
