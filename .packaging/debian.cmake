@@ -121,15 +121,19 @@ set(CPACK_COMPONENT_VOXGRAD_DEVELOPMENT_DEPENDS voxgrad_library)
 set(CPACK_COMPONENT_VOXGRAD_TOOLS_DEPENDS voxgrad_library)
 set(CPACK_DEBIAN_VOXGRAD_DEVELOPMENT_PACKAGE_DEPENDS zlib1g-dev)  # voxgrad.pc requires zlib.pc
 set(CPACK_DEBIAN_VOXGRAD_TOOLS_PACKAGE_RECOMMENDS mricron-data)  # the volumes that the programs use by default
+# voxgrad loads NVIDIA's cuBLAS and NCCL at run time, so the package is also useful without these packages.
+set(suggested)
 if(VOXGRAD_MPI)
-  set(CPACK_DEBIAN_VOXGRAD_LIBRARY_PACKAGE_SUGGESTS openmpi-bin)
+  list(APPEND suggested openmpi-bin)
 endif()
-if(VOXGRAD_CUDA)  # NVIDIA's packages; dpkg-shlibdeps does not find them if CUDA was installed without packages
-  set(cuda_packages libcublas-${CUDAToolkit_VERSION_MAJOR}-${CUDAToolkit_VERSION_MINOR})
-  if(VOXGRAD_NCCL)
-    list(APPEND cuda_packages libnccl2)
-  endif()
-  list(JOIN cuda_packages ", " CPACK_DEBIAN_VOXGRAD_LIBRARY_PACKAGE_DEPENDS)
-  list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CUDAToolkit_LIBRARY_DIR})
+if(VOXGRAD_CUDA)
+  set(CPACK_DEBIAN_VOXGRAD_LIBRARY_PACKAGE_RECOMMENDS
+    libcublas-${CUDAToolkit_VERSION_MAJOR}-${CUDAToolkit_VERSION_MINOR})
+endif()
+if(VOXGRAD_NCCL)
+  list(APPEND suggested libnccl2)
+endif()
+if(suggested)
+  list(JOIN suggested ", " CPACK_DEBIAN_VOXGRAD_LIBRARY_PACKAGE_SUGGESTS)
 endif()
 include(CPack)
