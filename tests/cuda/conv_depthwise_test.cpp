@@ -1,10 +1,13 @@
 // Tests the depthwise convolutions of channels-last tensors (cuda/conv/direct): the choice of the planner, which needs
 // no GPU, and the results against the CPU.
+#include <cmath>
+
 #include "core/error.h"
 #include "cuda/conv/plan/choose.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {
@@ -85,7 +88,8 @@ TEST(ConvDepthwisePlan, TilesCoverTheOutput) {
       for (const int64_t stride : {1, 2})
         for (const DType dtype : {f32, bf16})
           for (int64_t size = 1; size < 150; size += 1 + size / 3) {
-            const ConvProblem p = planned(pass, kernel, stride, dtype, 40, {size, 7, size + 3});
+            const int64_t channels = size % 2 == 0 ? 40 : 48;
+            const ConvProblem p = planned(pass, kernel, stride, dtype, channels, {size, 7, size + 3});
             const auto plan = plan_depthwise(p);
             ASSERT_TRUE(plan) << size;
             for (int a = 0; a < 3; ++a) {
@@ -94,8 +98,24 @@ TEST(ConvDepthwisePlan, TilesCoverTheOutput) {
               EXPECT_LT((plan->tiles[a] - 1) * step, p.out_size[a]);
             }
             EXPECT_LE(plan->shared_bytes, p.shared_limit);
-            EXPECT_EQ(plan->ctas, 2 * 2 * plan->tiles[0] * plan->tiles[1] * plan->tiles[2]);
+            EXPECT_EQ(plan->channel_blocks, (channels + plan->channels - 1) / plan->channels);
+            EXPECT_EQ(plan->ctas, 2 * plan->channel_blocks * plan->tiles[0] * plan->tiles[1] * plan->tiles[2]);
           }
+}
+
+TEST(ConvDepthwisePlan, ComputesHalvesWithStride1OnTensorCores) {
+  const auto on_tensor_cores = [](const ConvProblem& p) { return plan_depthwise(p)->tensor_cores; };
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad})
+    for (const int64_t kernel : {3, 5}) {
+      EXPECT_TRUE(on_tensor_cores(planned(pass, kernel)));
+      EXPECT_TRUE(on_tensor_cores(planned(pass, kernel, 1, f16, 48, {1, 12, 16})));
+      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 1, bf16, 32, {64, 8, 8}))) << "most of the tile is outside";
+      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 1, bf16, 40)));
+      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 2)));
+      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 1, f32)));
+    }
+  EXPECT_FALSE(on_tensor_cores(planned(ConvPass::fprop, 7)));
+  EXPECT_FALSE(on_tensor_cores(planned(ConvPass::wgrad)));
 }
 
 TEST(ConvDepthwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
@@ -177,7 +197,7 @@ TEST_P(CudaConvDepthwise, IsExact) {
           padding[a] = random.chance(0.8) ? kernel / 2 : random.integer(0, kernel + 1);
           size[a] = std::max(random.integer(1, 24), kernel - 2 * padding[a]);
         }
-        constexpr int64_t kChannels[] = {5, 8, 16, 32, 40, 72};
+        constexpr int64_t kChannels[] = {5, 8, 16, 40, 48, 72};
         const Problem p =
             depthwise(random.integer(1, 2), kChannels[random.integer(0, 5)], size, kernel, stride, padding);
         SCOPED_TRACE(concat(GetParam(), ": ", p));
@@ -186,16 +206,44 @@ TEST_P(CudaConvDepthwise, IsExact) {
       }
 }
 
-/// Each CTA moves along many planes. There are more planes than stages of the ring buffer in shared memory.
+/// Each CTA moves along many planes. There are more planes than stages of the ring buffer in shared memory. Kernels on
+/// tensor cores compute the problems with 48 channels.
 TEST_P(CudaConvDepthwise, IsExactForDeepVolumes) {
   const ScopedSetting setting(GetParam().precision);
   Random random(kFirstSeed);
   for (const int64_t kernel : {3, 5, 7})
-    for (const int64_t stride : {1, 2}) {
-      const Problem p = depthwise(1, 72, {67, 13, 14}, kernel, stride, {kernel / 2});
-      SCOPED_TRACE(concat(GetParam(), ": ", p));
-      Operands(p, GetParam().dtype, Layout::dense_channels_last, random).check();
-    }
+    for (const int64_t stride : {1, 2})
+      for (const int64_t channels : {48, 72}) {
+        const Problem p = depthwise(1, channels, {67, 13, 37}, kernel, stride, {kernel / 2});
+        SCOPED_TRACE(concat(GetParam(), ": ", p));
+        Operands(p, GetParam().dtype, Layout::dense_channels_last, random).check();
+      }
+}
+
+/// An infinite or NaN input changes only the results that read it.
+TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNLocal) {
+  const ScopedSetting setting(GetParam().precision);
+  Random random(kFirstSeed);
+  for (const int64_t kernel : {3, 5}) {
+    const ConvGeometry geometry{{1}, {kernel / 2}, {1}, 16};
+    Tensor x = ones({1, 16, 9, 20, 33});
+    for (const double value : {INFINITY, -INFINITY, double{NAN}})
+      x.select(1, random.integer(0, 15))
+          .select(1, random.integer(0, 8))
+          .select(1, random.integer(0, 19))
+          .narrow(1, random.integer(0, 32), 1)
+          .fill_(value);
+    const auto results = [&](Device device) {
+      const Tensor from = x.to(device, GetParam().dtype).contiguous(MemoryFormat::channels_last);
+      const Tensor w = ones({16, 1, kernel, kernel, kernel}, {GetParam().dtype, device}), y = empty_like(from);
+      kernels(device).conv_forward(y.view_out(), from.view_in(), w.view_in(), {}, geometry);
+      return y.to(Device::cpu(), f32).contiguous(MemoryFormat::contiguous).to_vector<double>();
+    };
+    const std::vector<double> cpu = results(Device::cpu()), gpu = results(Device::cuda());
+    for (size_t i = 0; i < cpu.size(); ++i)
+      ASSERT_TRUE(cpu[i] == gpu[i] || (std::isnan(cpu[i]) && std::isnan(gpu[i])))
+          << "element " << i << " is " << gpu[i] << ", expected " << cpu[i];
+  }
 }
 
 /// Systematic rounding errors do not cancel in sums of positive numbers.
@@ -230,17 +278,21 @@ TEST_P(CudaConvDepthwise, IsBitwiseReproducible) {
   const auto values = [&](const Shape& shape) {
     return randn(shape).to(Device::cuda(), GetParam().dtype).contiguous(MemoryFormat::channels_last);
   };
-  const ConvGeometry geometry{{2}, {2}, {1}, 64};
-  const Tensor x = values({2, 64, 40, 41, 42}), y = values({2, 64, 20, 21, 21}), w = values({64, 1, 5, 5, 5});
-  Tensors first;
-  for (int run = 0; run < 20; ++run) {
-    const Tensors got{empty_like(y), empty_like(x), empty_like(w)};
-    const Kernels& k = kernels(Device::cuda());
-    k.conv_forward(got[0].view_out(), x.view_in(), w.view_in(), nullptr, geometry);
-    k.conv_backward_data(got[1].view_out(), y.view_in(), w.view_in(), nullptr, geometry);
-    k.conv_backward_weight(got[2].view_out(), x.view_in(), y.view_in(), geometry);
-    if (run == 0) first = got;
-    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(got[i].to_vector<double>(), first[i].to_vector<double>()) << "run " << run;
+  for (const int64_t stride : {1, 2}) {
+    const ConvGeometry geometry{{stride}, {2}, {1}, 64};
+    const Tensor x = values({2, 64, 40, 41, 42}), w = values({64, 1, 5, 5, 5});
+    const Tensor y = stride == 1 ? values({2, 64, 40, 41, 42}) : values({2, 64, 20, 21, 21});
+    Tensors first;
+    for (int run = 0; run < 20; ++run) {
+      const Tensors got{empty_like(y), empty_like(x), empty_like(w)};
+      const Kernels& k = kernels(Device::cuda());
+      k.conv_forward(got[0].view_out(), x.view_in(), w.view_in(), nullptr, geometry);
+      k.conv_backward_data(got[1].view_out(), y.view_in(), w.view_in(), nullptr, geometry);
+      k.conv_backward_weight(got[2].view_out(), x.view_in(), y.view_in(), geometry);
+      if (run == 0) first = got;
+      for (size_t i = 0; i < 3; ++i)
+        EXPECT_EQ(got[i].to_vector<double>(), first[i].to_vector<double>()) << "run " << run;
+    }
   }
 }
 

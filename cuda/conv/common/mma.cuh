@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/half.h"
 
@@ -29,6 +30,38 @@ __device__ inline float max_or_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
+}
+
+/// Rounds two floats to halves and returns the pair, the first half in the lower bits. `floor` is the lower bound of
+/// both halves: 0 or -infinity. NaN remains NaN.
+template <class T>
+__device__ uint32_t round_pair(float first, float second, float floor) {
+  constexpr bool kBf16 = std::is_same_v<T, BFloat16>;
+  const uint32_t bound = floor == 0 ? 0 : kBf16 ? 0xff80ff80 : 0xfc00fc00;
+  uint32_t pair;
+  if constexpr (kBf16)
+    asm("{cvt.rn.bf16x2.f32 %0, %2, %1; max.NaN.bf16x2 %0, %0, %3;}"
+        : "=&r"(pair)
+        : "f"(first), "f"(second), "r"(bound));
+  else
+    asm("{cvt.rn.f16x2.f32 %0, %2, %1; max.NaN.f16x2 %0, %0, %3;}" : "=&r"(pair) : "f"(first), "f"(second), "r"(bound));
+  return pair;
+}
+
+/// Transposes a 4 x 4 matrix that four neighboring lanes hold: element i of lane j becomes element j of lane i.
+__device__ inline void transpose_quad(uint32_t (&v)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const int other = 3 - bit;  // 2 or 1
+    const bool upper = lane & bit;
+    const uint32_t first = __shfl_xor_sync(0xffffffff, upper ? v[0] : v[bit], bit);
+    const uint32_t second = __shfl_xor_sync(0xffffffff, upper ? v[other] : v[3], bit);
+    v[0] = upper ? first : v[0];
+    v[bit] = upper ? v[bit] : first;
+    v[other] = upper ? second : v[other];
+    v[3] = upper ? v[3] : second;
+  }
 }
 
 /// Returns the nearest TF32 value (ties away from zero) as the bits of a float. Tensor cores would truncate the value.

@@ -12,23 +12,6 @@ namespace {
 
 constexpr int kPatch = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
-/// The parameters of depthwise().
-struct DepthwiseParams {
-  CUtensorMap in;
-  CUtensorMap out;
-  DepthwiseTiles tiles;
-  const float* weights;  ///< [tap][channel]
-  bool flipped;          ///< dgrad with stride 1: the taps in reverse order
-  const void* bias;      ///< or null
-  int64_t bias_stride;
-  int in_depth;
-  int out_depth;
-  int channels;
-  float floor;           ///< lower bound of the results: 0 with ReLU
-  int padding[3] = {};   ///< padding of fprop, or of dgrad with a stride
-  int output_bytes = 0;  ///< bytes of an output plane in shared memory
-};
-
 /// The geometry of fprop, a Form of the kernel below: output q reads input q * S + k - padding at tap k. Along the
 /// depth, S input planes complete one output plane.
 template <int K, int S>
@@ -305,8 +288,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwiseP
     stride *= w.size[axis];
   }
   kernel::copy(packed, w);
-  DepthwiseParams p{.in = depthwise_map(call.in, plan.box[0], plan.box[1], call.op),
-                    .out = depthwise_map(call.out, plan.tile[0], plan.tile[1], call.op),
+  DepthwiseParams p{.in = depthwise_map(call.in, plan.box, plan, call.op),
+                    .out = depthwise_map(call.out, plan.tile, plan, call.op),
                     .tiles = depthwise_tiles(plan, w.dtype),
                     .weights = weights.as<float>(),
                     .flipped = flipped,
@@ -316,11 +299,12 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwiseP
                     .out_depth = static_cast<int>(call.out.size[2]),
                     .channels = static_cast<int>(w.size[0]),
                     .floor = call.epilogue.relu ? 0 : -INFINITY};
-  p.output_bytes = depthwise_box_bytes(plan.tile, w.dtype);
+  p.output_bytes = depthwise_box_bytes(plan.tile, plan.channels, w.dtype);
   for (int a = 0; a < 3; ++a) {
     const int padding = static_cast<int>(call.geometry.padding[a]);
     p.padding[a] = flipped ? plan.kernel - 1 - padding : padding;
   }
+  if (plan.tensor_cores) return depthwise_mma(call, plan, p, launch);
   with_depthwise_kernel(w.dtype, plan, [&]<class T, int K, int S>() {
     const auto start = [&](auto* function) {
       launch_with_shared(function, static_cast<unsigned>(plan.ctas), 32 * plan.patches[0] * plan.patches[1],

@@ -17,6 +17,7 @@ struct DepthwiseTiles {
   int tile[2];    ///< positions of a CTA tile along height and width
   int box[2];     ///< input positions of a CTA tile along height and width
   int patches_x;  ///< patches of a CTA tile along the width
+  int channels;   ///< channels of a CTA
   int channel_blocks;
   int stages;
   int box_bytes;
@@ -37,7 +38,7 @@ struct DepthwiseTile {
       index /= count;
       return digit;
     };
-    channel = take(p.channel_blocks) * kDepthwiseChannels;
+    channel = take(p.channel_blocks) * p.channels;
     range = index;
     begin[2] = take(p.tiles[2]) * p.tile[1];
     begin[1] = take(p.tiles[1]) * p.tile[0];
@@ -61,26 +62,47 @@ inline DepthwiseTiles depthwise_tiles(const DepthwisePlan& plan, DType dtype) {
   }
   t.chunk = static_cast<int>(plan.chunk);
   t.patches_x = plan.patches[1];
+  t.channels = plan.channels;
   t.channel_blocks = static_cast<int>(plan.channel_blocks);
   t.stages = plan.stages;
-  t.box_bytes = depthwise_box_bytes(plan.box, dtype);
+  t.box_bytes = depthwise_box_bytes(plan.box, plan.channels, dtype);
   t.stage_bytes = round_up(t.box_bytes, kDepthwiseAlignment);
   return t;
 }
 
-/// Returns the TMA tensor map of planes of `rows` x `columns` voxels of a channels-last view.
-inline CUtensorMap depthwise_map(const View& view, int rows, int columns, const char* op) {
+/// Returns the TMA tensor map of planes of box[0] x box[1] voxels of a channels-last view.
+inline CUtensorMap depthwise_map(const View& view, const std::array<int, 2>& box, const DepthwisePlan& plan,
+                                 const char* op) {
   return describe(SwizzledTensor{.data = view.data,
                                  .dtype = view.dtype,
                                  .size = {view.size[1], view.size[4], view.size[3], view.size[2], view.size[0]},
                                  .stride = {1, view.stride[4], view.stride[3], view.stride[2], view.stride[0]},
-                                 .box = {kDepthwiseChannels, columns, rows, 1, 1},
+                                 .box = {plan.channels, box[1], box[0], 1, 1},
                                  .step = {1, 1, 1, 1, 1},
-                                 .row_bytes = 0,
+                                 .row_bytes = plan.tensor_cores ? 2 * plan.channels : 0,
                                  .rank = 5},
                   op);
 }
 
+/// The parameters of fprop and dgrad.
+struct DepthwiseParams {
+  CUtensorMap in;
+  CUtensorMap out;
+  DepthwiseTiles tiles;
+  const float* weights;  ///< [tap][channel]
+  bool flipped;          ///< dgrad with stride 1: the taps in reverse order
+  const void* bias;      ///< or null
+  int64_t bias_stride;
+  int in_depth;
+  int out_depth;
+  int channels;
+  float floor;           ///< lower bound of the results: 0 with ReLU
+  int padding[3] = {};   ///< padding of fprop, or of dgrad with a stride
+  int output_bytes = 0;  ///< bytes of an output plane in shared memory
+};
+
+/// Computes fprop or dgrad of a plan for tensor cores (depthwise_mma.cu).
+void depthwise_mma(const ConvCall& call, const DepthwisePlan& plan, const DepthwiseParams& p, const Launch& launch);
 /// Computes the weight gradient (depthwise_wgrad.cu).
 void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch);
 

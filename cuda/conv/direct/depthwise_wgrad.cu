@@ -185,8 +185,8 @@ void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const Dep
   const View& w = call.w;
   const int64_t taps = int64_t{plan.kernel} * plan.kernel * plan.kernel;
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
-  DepthwiseWgradParams p{.x = depthwise_map(call.in, plan.box[0], plan.box[1], call.op),
-                         .y = depthwise_map(call.out, plan.tile[0], plan.tile[1], call.op),
+  DepthwiseWgradParams p{.x = depthwise_map(call.in, plan.box, plan, call.op),
+                         .y = depthwise_map(call.out, plan.tile, plan, call.op),
                          .tiles = depthwise_tiles(plan, w.dtype),
                          .partial = partial.as<float>(),
                          .x_depth = static_cast<int>(call.in.size[2]),
@@ -194,7 +194,7 @@ void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const Dep
                          .channels = static_cast<int>(w.size[0])};
   for (int a = 0; a < 3; ++a) p.padding[a] = static_cast<int>(call.geometry.padding[a]);
   p.y_stages = depthwise_y_stages(plan.kernel, plan.stride, plan.stages);
-  p.y_bytes = depthwise_box_bytes(plan.tile, w.dtype);
+  p.y_bytes = depthwise_box_bytes(plan.tile, plan.channels, w.dtype);
   p.y_stage_bytes = round_up(p.y_bytes, kDepthwiseAlignment);
   const DepthwiseReduction sum{.partial = p.partial,
                                .weight = w.data,

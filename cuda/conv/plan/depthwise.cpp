@@ -41,7 +41,7 @@ double set_tile(const ConvProblem& p, DepthwisePlan& plan, std::array<int, 2> pa
 /// Returns the shared memory of a CTA.
 int shared_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
   const auto stage_bytes = [&](const std::array<int, 2>& box) {
-    return round_up(depthwise_box_bytes(box, p.dtype), kDepthwiseAlignment);
+    return round_up(depthwise_box_bytes(box, plan.channels, p.dtype), kDepthwiseAlignment);
   };
   const int planes = plan.stages * stage_bytes(plan.box), tile = stage_bytes(plan.tile);
   const int taps = plan.kernel * plan.kernel * plan.kernel * kDepthwiseChannels * static_cast<int>(sizeof(float));
@@ -90,6 +90,42 @@ void choose_chunk(const ConvProblem& p, DepthwisePlan& plan) {
   plan.ctas = planes * plan.tiles[0];
 }
 
+/// Chooses tensor cores for fprop and dgrad of halves with stride 1, unless more than half of the results of the tiles
+/// lie outside of the output. Returns whether the plan is complete.
+bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
+  if (p.pass == ConvPass::wgrad || item_size(p.dtype) != 2 || plan.stride != 1 || plan.kernel > 5 ||
+      p.groups % kDepthwiseMmaChannels != 0)
+    return false;
+  int64_t covered = 1;
+  for (int a = 0; a < 2; ++a) {
+    plan.tile[a] = 16;
+    plan.tiles[a + 1] = divide_up(p.out_size[a + 1], int64_t{16});
+    covered *= plan.tiles[a + 1] * 16;
+  }
+  if (covered > 2 * p.out_size[1] * p.out_size[2]) return false;
+  plan.tensor_cores = true;
+  plan.channels = kDepthwiseMmaChannels;
+  plan.box = {16 + plan.kernel - 1, 24};
+  plan.stages = 3;
+  plan.shared_bytes = DepthwiseMmaShared(plan.kernel).bytes(plan.stages) + kDepthwiseMmaAlignment;
+  plan.channel_blocks = p.groups / plan.channels;
+  // One CTA fits on an SM. A CTA also reads kernel - 1 planes of the halo, and starts in about the time of three
+  // planes.
+  const int64_t depth = p.out_size[0], columns = p.batch * plan.channel_blocks * plan.tiles[1] * plan.tiles[2];
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int64_t parts = 1; parts <= depth; ++parts) {
+    const int64_t chunk = divide_up(depth, parts), rounds = divide_up(columns * parts, int64_t{p.multiprocessors});
+    if (const int64_t time = rounds * (chunk + plan.kernel + 2); time < least) {
+      least = time;
+      plan.chunk = chunk;
+    }
+    if (rounds * (plan.kernel + 3) > least) break;
+  }
+  plan.tiles[0] = divide_up(depth, plan.chunk);
+  plan.ctas = columns * plan.tiles[0];
+  return true;
+}
+
 }  // namespace
 
 std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
@@ -104,9 +140,12 @@ std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
   for (int a = 0; a < 3; ++a)
     if (plan.transposed && (p.geometry.padding[a] - plan.kernel / 2) % 2 != 0) return std::nullopt;
   if (p.pass != ConvPass::wgrad && p.groups * item_size(p.dtype) % 16 != 0) return std::nullopt;  // TMA stores 16 bytes
-  plan.channel_blocks = divide_up(p.groups, int64_t{kDepthwiseChannels});
-  if (!choose_tile(p, plan)) return std::nullopt;
-  choose_chunk(p, plan);
+  if (!choose_tensor_cores(p, plan)) {
+    plan.channels = kDepthwiseChannels;
+    plan.channel_blocks = divide_up(p.groups, int64_t{kDepthwiseChannels});
+    if (!choose_tile(p, plan)) return std::nullopt;
+    choose_chunk(p, plan);
+  }
   if (plan.ctas > kMaxUnits) return std::nullopt;
   return plan;
 }

@@ -1,9 +1,9 @@
 // Plans of depthwise convolutions (one input channel and one output channel per group) of channels-last tensors, for
-// the kernels depthwise.cu (fprop and dgrad) and depthwise_wgrad.cu.
+// the kernels depthwise.cu and depthwise_mma.cu (fprop and dgrad) and depthwise_wgrad.cu.
 //
-// The kernels run on CUDA cores, in float32 for every dtype. A lane computes one channel, a warp computes a patch of a
-// plane, and a CTA moves along the depth. TMA copies the input planes with their halo to a ring of stages in shared
-// memory.
+// TMA copies the input planes with their halo to a ring of stages in shared memory, and a CTA moves along the depth. On
+// CUDA cores, which compute in float32 for every dtype, a lane computes one channel and a warp computes a patch of a
+// plane. On tensor cores (depthwise_mma.cu), a warp computes one channel of a plane.
 #pragma once
 
 #include <array>
@@ -13,8 +13,10 @@
 
 namespace voxgrad::cuda {
 
-/// Channels of a CTA: one per lane.
+/// Channels of a CTA on CUDA cores: one per lane.
 inline constexpr int kDepthwiseChannels = 32;
+/// Channels of a CTA on tensor cores: one per warp.
+inline constexpr int kDepthwiseMmaChannels = 16;
 /// Rows of a patch.
 inline constexpr int kDepthwisePatch = 4;
 /// Upper bound of the patches of a CTA of fprop and dgrad: one per warp.
@@ -23,21 +25,42 @@ inline constexpr int kMaxDepthwiseWarps = 4;
 inline constexpr int kMaxDepthwiseStages = 4;
 /// Alignment of a box in shared memory, in bytes.
 inline constexpr int kDepthwiseAlignment = 128;
+/// Alignment of the stages of depthwise_mma(), which are swizzled.
+inline constexpr int kDepthwiseMmaAlignment = 256;
 /// Returns the bytes of a box of this many rows and columns.
-constexpr int depthwise_box_bytes(const std::array<int, 2>& box, DType dtype) {
-  return box[0] * box[1] * kDepthwiseChannels * static_cast<int>(item_size(dtype));
+constexpr int depthwise_box_bytes(const std::array<int, 2>& box, int channels, DType dtype) {
+  return box[0] * box[1] * channels * static_cast<int>(item_size(dtype));
 }
 /// Returns the columns of a patch of wgrad.
 constexpr int depthwise_wgrad_columns(int kernel, int stride) { return kernel == 3 && stride == 1 ? 8 : 4; }
 /// Returns the patches of a CTA of wgrad. One warp per tap along the depth computes each patch.
 constexpr int depthwise_wgrad_patches(int kernel) { return kernel == 7 ? 2 : 4; }
 
+/// Shared memory of depthwise_mma(), in bytes. A plane is that of one channel, with rows of 24 inputs or 16 results.
+/// 16 bytes times an odd number are from one plane to the next, so that eight planes occupy different banks.
+struct DepthwiseMmaShared {
+  int box;      ///< a stage: an input plane of all channels, as TMA copies it
+  int plane;    ///< an input plane of a channel
+  int results;  ///< an output plane of a channel
+  int weights;  ///< the weights of all channels in float
+  constexpr explicit DepthwiseMmaShared(int kernel)
+      : box((16 + kernel - 1) * 24 * kDepthwiseMmaChannels * 2),
+        plane((16 + kernel - 1) * 48 + 16),
+        results(16 * 32 + 16),
+        weights(kernel * kernel * kernel * kDepthwiseMmaChannels * 4) {}
+  constexpr int bytes(int stages) const {
+    return stages * box + 2 * kDepthwiseMmaChannels * (plane + results) + weights;
+  }
+};
+
 /// The plan of a depthwise convolution. A position is a voxel of the output.
 struct DepthwisePlan {
   int kernel{};                    ///< size along each axis: 3, 5 or 7
   int stride{};                    ///< along each axis: 1 or 2
   bool transposed{};               ///< dgrad with a stride; dgrad with stride 1 is computed as fprop
-  std::array<int, 2> patches{};    ///< patches of a CTA along height and width
+  bool tensor_cores{};             ///< computed by depthwise_mma()
+  int channels{};                  ///< channels of a CTA
+  std::array<int, 2> patches{};    ///< patches of a CTA along height and width, one per warp; on CUDA cores only
   std::array<int, 2> tile{};       ///< positions of a CTA tile along height and width
   std::array<int, 2> box{};        ///< input positions of a CTA tile along height and width, with the halo
   std::array<int64_t, 3> tiles{};  ///< CTA tiles along each axis

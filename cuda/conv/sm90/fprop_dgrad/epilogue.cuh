@@ -2,6 +2,7 @@
 // as vectors of a voxel's channels, as single elements at any strides, or as float partial sums (split-K).
 #pragma once
 
+#include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 #include "cuda/conv/sm90/fprop_dgrad/scheduler.cuh"
 #include "cuda/conv/sm90/wgmma.cuh"
@@ -35,22 +36,6 @@ struct ResultRows {
   }
 };
 
-/// Transposes a 4 x 4 matrix that four neighboring lanes hold: element i of lane j becomes element j of lane i.
-__device__ inline void transpose_quad(uint32_t (&v)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const int other = 3 - bit;  // 2 or 1
-    const bool upper = lane & bit;
-    const uint32_t first = __shfl_xor_sync(0xffffffff, upper ? v[0] : v[bit], bit);
-    const uint32_t second = __shfl_xor_sync(0xffffffff, upper ? v[other] : v[3], bit);
-    v[0] = upper ? first : v[0];
-    v[bit] = upper ? v[bit] : first;
-    v[other] = upper ? second : v[other];
-    v[3] = upper ? v[3] : second;
-  }
-}
-
 /// Stores a value if a < b. The assembly keeps nvcc from holding the comparison in a register for the next row.
 template <class T>
 __device__ void store_if_less(int a, int b, T* to, T value) {
@@ -62,20 +47,6 @@ __device__ void store_if_less(int a, int b, T* to, T value) {
     asm volatile("{.reg .pred p; setp.lt.s32 p, %0, %1; @p st.global.b16 [%2], %3;}" ::"r"(a), "r"(b), "l"(to),
                  "h"(value.bits)
                  : "memory");
-}
-
-/// Rounds two floats to halves and returns the pair, the first half in the lower bits. Applies the lower bounds of the
-/// pair `floor`; NaN remains NaN.
-template <class T>
-__device__ uint32_t round_pair(float first, float second, uint32_t floor) {
-  uint32_t pair;
-  if constexpr (std::is_same_v<T, BFloat16>)
-    asm("{cvt.rn.bf16x2.f32 %0, %2, %1; max.NaN.bf16x2 %0, %0, %3;}"
-        : "=&r"(pair)
-        : "f"(first), "f"(second), "r"(floor));
-  else
-    asm("{cvt.rn.f16x2.f32 %0, %2, %1; max.NaN.f16x2 %0, %0, %3;}" : "=&r"(pair) : "f"(first), "f"(second), "r"(floor));
-  return pair;
 }
 
 /// Computes max(sum + bias, floor) for the columns that this lane holds. There is no branch, because nvcc would move an
@@ -100,13 +71,7 @@ struct Finish {
   __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
   /// Returns a pair of columns as halves.
   __device__ uint32_t pair(float first, float second, int n) const {
-    return round_pair<T>(first + bias[n][0], second + bias[n][1], round_floor());
-  }
-
- private:
-  __device__ uint32_t round_floor() const {
-    constexpr uint32_t kLeast = std::is_same_v<T, BFloat16> ? 0xff80ff80 : 0xfc00fc00;
-    return floor == 0 ? 0 : kLeast;
+    return round_pair<T>(first + bias[n][0], second + bias[n][1], floor);
   }
 };
 
