@@ -86,6 +86,10 @@ PAGES = {
                                                    ("core/capture.h", "Capture of CUDA graphs")]),
     ],
 }
+# Declarations of core/autograd.h that users rarely need; they come after the others.
+INTERNAL = {"Backward", "Hooks", "Edge", "Node", "AutogradData", "TensorBody", "needs_grad", "check_in_place",
+            "autograd::edge_to", "autograd::record", "autograd::SavedOutput", "autograd::once_differentiable",
+            "autograd::recomputing", "autograd::queue_callback", "autograd::reached_leaves"}
 HIDDEN = ("std", "voxgrad::dlpack")  # std: specializations; dlpack: the structs of the DLPack standard
 
 
@@ -245,6 +249,7 @@ def member(node, prefix):
         directive, signature = "function", f"{template(node)}{static}{result} {name}{arguments}"
     elif kind == "variable":
         value = value if len(value) < 60 else ""
+        result = re.sub(r"^struct voxgrad::(\w+::)*", "", result)  # "struct Name {...} name;"
         directive, signature = "member", f"{template(node)}{static}{result} {name}{arguments} {value}"
     elif kind == "typedef":
         short = len(result) < 70 and not re.search(r'"|<.*,.*>', result)
@@ -491,13 +496,20 @@ def write(site, root, xml):
         overview += heading(group, "-")
         for page, title, sections in pages:
             text = heading(title, "=") + ".. cpp:namespace:: voxgrad\n\n"
+            if len(sections) > 1:
+                text += ", ".join(f":ref:`{section or title} <{header}>`" for header, section in sections) + "\n\n"
             names = {}
             for header, section in sections:
                 declarations = headers.declarations(header)
                 # The class that a section is about comes before its helpers.
                 subject = re.sub(r"\W", "", section or title).lower()
                 declarations.sort(key=lambda entry: 1 - (entry.line == 1) * 2 - (
-                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject))
+                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject)
+                    + (entry.name in INTERNAL))
+                internal = [entry.name in INTERNAL for entry in declarations]
+                if any(internal):
+                    rubric = "The recorded graph, for implementations of operators and hooks"
+                    declarations.insert(internal.index(True), Declaration("title", 0, text=rubric))
                 text += f".. _{header}:\n\n" + (heading(section, "-") if section else "")
                 text += f".. container:: header\n\n   `{header} <{site.link_to_source(header)}>`__\n\n"
                 for declaration in declarations:
