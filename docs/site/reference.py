@@ -7,8 +7,8 @@ public declarations, such as the comment at the top of a header and titles ("// 
 
 PAGES names the headers of each page. write() raises SystemExit if a public header is on no page, or if a public
 declaration of a header is not written. These declarations are hidden and need no entry: deleted functions and friend
-classes; destructors, copy and move functions without a comment; functions without a comment that override a function;
-and the namespaces of HIDDEN.
+classes; the types that the standard library requires of iterators; destructors, copy and move functions without a
+comment; functions without a comment that override a function; and the namespaces of HIDDEN.
 """
 import re
 import textwrap
@@ -226,6 +226,8 @@ def is_hidden(node):
     arguments, name = child_text(node, "argsstring"), node.findtext("name")
     if "=delete" in arguments.replace(" ", "") or (node.get("kind") == "friend" and "(" not in arguments):
         return True
+    if name in ("iterator_category", "value_type", "difference_type", "pointer", "reference"):
+        return True
     if comment(node):
         return False
     if node.find("reimplements") is not None or name.startswith("~") or re.search(r"\boverride\b", arguments):
@@ -373,6 +375,11 @@ class Headers:
                 break
         indent = len(self.source(header)[line - 1]) - len(self.source(header)[line - 1].lstrip()) + 2
         result.members = self.families(header, members + self.remarks(header, line, end, indent))
+        for base in (re.sub(r"<.*|.*::", "", base) for base in bases):  # "using Base::Base" declares constructors
+            for entry in result.members:
+                if entry.name == base:
+                    constructor = own.rsplit("::", 1)[-1] + "("
+                    entry.signatures = [re.sub(rf"\b{base}\(", constructor, text) for text in entry.signatures]
         return result
 
     def families(self, header, declarations):
@@ -389,7 +396,8 @@ class Headers:
                     template.forms.append(declaration)
                     continue
             last = result[-1] if result else None
-            adjacent = last and all(line.strip() for line in lines[last.end:declaration.line - 1])
+            adjacent = last and all(line.strip() for line in lines[last.end:declaration.line - 1]) and (
+                not last.text or "///<" not in lines[last.end - 1])  # a trailing comment belongs to one declaration
             if adjacent and not declaration.text and is_family(last, declaration):
                 last.signatures += declaration.signatures
                 last.names += declaration.names
