@@ -134,7 +134,8 @@ def link_names(app, doctree, docname):
             node += reference
     if docname.startswith("reference/"):
         for node in list(doctree.findall(nodes.Text)):
-            parts = re.split(r"(\b(?:core|ops|nn|cuda)/[\w/]+\.h\b|\bdocs/[\w-]+\.md\b|(?:\w+::)+\w+(?:\(\))?|\w+\(\))", node.astext())
+            parts = re.split(r"(\b(?:core|ops|nn|cuda)/[\w/]+\.h\b|\bdocs/[\w-]+\.md\b|(?:\w+::)+\w+(?:\(\))?|\w+\(\))",
+                             node.astext())
             if len(parts) > 1 and is_linkable(node):
                 node.parent.replace(node, [link(part) or nodes.Text(part) for part in parts if part])
     for node in doctree.findall(nodes.reference):
