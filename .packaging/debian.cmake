@@ -13,6 +13,7 @@ set(components voxgrad_library voxgrad_development voxgrad_tools)
 set(package_voxgrad_library libvoxgrad${soversion})
 set(package_voxgrad_development libvoxgrad-dev)
 set(package_voxgrad_tools voxgrad-tools)
+# Debian requires an address. This one is a placeholder: the domain .example is reserved (RFC 2606).
 set(maintainer "voxgrad maintainers <maintainers@voxgrad.example>")
 set(version ${PROJECT_VERSION})
 if(VOXGRAD_CUDA)

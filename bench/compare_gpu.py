@@ -330,7 +330,7 @@ def table(rows, mode, options):
                 cells.update({f"PyTorch {name}": f"{pytorch[0]:.3g}{pytorch[1]}", f"ratio {name}": f"{ratio:.2f}"})
         if not options.unchecked:
             cells["error f/d/w"] = each("_error", ".1e")
-        lines = lines or [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+        lines = lines or [f"| {' | '.join(cells)} |", "|---|" + "---:|" * (len(cells) - 1)]
         lines.append(f"| {' | '.join(cells.values())} |")
         notes += [f"{row['shape']}: WRONG: {wrong}" for wrong in row["wrong"]]
         notes += [f"{row['shape']}: FAILED: {where}: {why}" for where, why in row["failed"].items()]

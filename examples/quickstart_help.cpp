@@ -10,9 +10,7 @@ namespace {
   if (argc == 1 || (argv[1] != std::string_view("-h") && argv[1] != std::string_view("--help"))) return;
   std::puts(
       "Usage: quickstart\n\n"
-      "Trains a decoder that draws a ball, prints the loss, and writes decoder.safetensors in the current folder. "
-      "Takes\n"
-      "no arguments.");
+      "Trains a decoder that draws a ball, prints the loss, and writes decoder.safetensors in the current folder.");
   std::exit(0);
 }
 
