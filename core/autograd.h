@@ -84,6 +84,7 @@ struct AutogradData {
   } converted;
 };
 
+/// The data of a tensor. Tensor objects that are copies of each other share one body.
 struct TensorBody {
   std::shared_ptr<Storage> storage;
   int64_t offset = 0;

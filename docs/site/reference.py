@@ -499,7 +499,7 @@ def write(site, root, xml):
         names = ", ".join(sorted(faults))
         raise SystemExit(f"docs/site/reference.py: PAGES must name each public header once: {names}")
     headers, writer = Headers(root, xml), Writer(read_examples(root))
-    overview = heading("Reference", "=") + OVERVIEW
+    overview, undescribed = heading("Reference", "=") + OVERVIEW, []
     for group, pages in PAGES.items():
         overview += heading(group, "-")
         for page, title, sections in pages:
@@ -509,6 +509,8 @@ def write(site, root, xml):
             names = {}
             for header, section in sections:
                 declarations = headers.declarations(header)
+                undescribed += [f"{header}:{entry.line}: {entry.name}" for entry in declarations
+                                if not entry.text and entry.kind not in ("remark", "title")]
                 # The class that a section is about comes before its helpers.
                 subject = re.sub(r"\W", "", section or title).lower()
                 declarations.sort(key=lambda entry: 1 - (entry.line == 1) * 2 - (
@@ -536,6 +538,8 @@ def write(site, root, xml):
     site.write("reference/index.rst", overview)
     if missing := sorted(name for key, name in headers.expected.items() if key not in headers.written):
         raise SystemExit("docs/site/reference.py: no page contains these declarations:\n  " + "\n  ".join(missing))
+    if undescribed:
+        raise SystemExit("docs/site/reference.py: these declarations have no comment:\n  " + "\n  ".join(undescribed))
     if unused := sorted(set(writer.examples) - writer.shown):
         raise SystemExit(f"docs/site/reference.py: these examples belong to no declaration: {', '.join(unused)}")
 
