@@ -84,6 +84,7 @@ struct AutogradData {
   } converted;
 };
 
+/// The data of a tensor. Tensor objects that are copies of each other share one body.
 struct TensorBody {
   std::shared_ptr<Storage> storage;
   int64_t offset = 0;
@@ -178,7 +179,7 @@ bool recomputing();
 
 /// Returns d(sum of outputs * grad_outputs) / d(inputs) without changing any grad(). If `grad_outputs` is empty, all
 /// outputs must have one element, whose gradient is 1. Throws if the outputs do not depend on an input; with
-/// `allow_unused`, returns an undefined tensor for this input instead.
+/// `allow_unused`, returns an undefined tensor for this input instead. `voxgrad::grad` is the same function.
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
              bool create_graph = false, bool allow_unused = false);
 

@@ -101,7 +101,8 @@ def copy_pages(site):
             index = text
             continue
         if name == "docs/decisions/README.md":
-            text += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+            pages = "\n".join(re.findall(r"\]\(([\w-]+)\.md\)", text))
+            text += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
         site.write(name, text)
         link = f"/{name.removesuffix('.md')}\n"
         if "decisions" not in name and link not in navigation:

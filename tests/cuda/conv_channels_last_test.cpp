@@ -60,6 +60,7 @@ struct Operands {
     out.restore_poison();
     dx.restore_poison();
     dw.restore_poison();
+    const PoisonedWorkspaces poisoned;
     run(Device::cuda());
     EXPECT_TRUE(out.matches_cpu(0)) << "fprop";
     EXPECT_TRUE(dx.matches_cpu(0)) << "dgrad";
@@ -100,6 +101,9 @@ const Problem kProblems[] = {
                                                                                  // shared memory
     {1, 48, 16, {9, 14, 23}, {3, 5, 7}, {{1, 1, 1}, {0, 2, 3}, {1, 1, 1}, 1}},
     {1, 24, 24, {5, 19, 16}, {3, 3, 3}, {{1, 2, 2}, {2, 1, 1}, {1, 1, 1}, 1}},
+    {1, 32, 33, {6, 7, 16}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // the last tile of columns has one
+                                                                               // column
+    {2, 24, 41, {5, 9, 14}, {3, 3, 3}, {{1, 2, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // the last tile has nine columns
 };
 
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
@@ -153,6 +157,46 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
     if (!tested || instance.arithmetic != mode.arithmetic()) continue;
     EXPECT_GT(instance.launches, before[i]) << "never launched: " << instance.width << " columns, " << instance.rows
                                             << " row tiles, blocks " << instance.blocks;
+  }
+}
+
+/// The kernel adds the sums of one or two splits in shared memory. The CTAs of the last problem are in more than two
+/// rounds of clusters, because a GPU has room for 66 clusters of two.
+TEST_P(CudaConvChannelsLast, WeightGradientIsExactWithSumsInSharedMemory) {
+  if (!cuda::has_wgmma(0)) GTEST_SKIP() << "the GPU has no wgmma";
+  const Mode& mode = GetParam();
+  const ConvGeometry same{{1}, {1}, {1}, 1};
+  const int8_t most_m_tiles = mode.arithmetic() == cuda::ConvArithmetic::tf32x3 ? 6 : 7;
+  const struct {
+    int splits;
+    Problem problem;
+    cuda::ConvChoice choice{.cluster = 2};
+    int64_t min_ctas = 1;
+  } cases[] = {
+      {1, {1, 1024, 33, {3}, {3}, same}},
+      {1, {1, 1024, 41, {3}, {3}, same}},
+      {2, {2, 32, 33, {8, 9, 16}, {3}, same}},
+      {2, {2, 24, 41, {8, 9, 16}, {3}, same}},
+      {2,
+       {1, 264, 489, {8, 16, 16}, {2, 3, 3}, same},
+       {.k_blocks = 32, .m_tiles = most_m_tiles, .width = 32, .cluster = 2},
+       2 * 132 + 1},
+  };
+  Random random(kFirstSeed);
+  for (const auto& [splits, problem, choice, min_ctas] : cases) {
+    SCOPED_TRACE(concat(mode, ": ", problem));
+    const ScopedSetting setting(mode.precision, choice);
+    Operands operands(problem, mode.dtype, random);
+    const Device gpu = Device::cuda();
+    const View x = operands.x.on(gpu), y = operands.y.on(gpu), dw = operands.dw.on(gpu);
+    const auto plan = cuda::choose(cuda::conv_problem(ConvPass::wgrad, x, y, dw, problem.geometry));
+    const auto* wgrad = std::get_if<cuda::WgradPlan>(&plan->family);
+    ASSERT_TRUE(wgrad && wgrad->direct);
+    EXPECT_EQ(wgrad->splits, splits);
+    EXPECT_GE(wgrad->units, min_ctas);
+    const PoisonedWorkspaces poisoned;
+    kernels(gpu).conv_backward_weight(dw, x, y, problem.geometry);
+    EXPECT_TRUE(operands.dw.matches_cpu(0));
   }
 }
 

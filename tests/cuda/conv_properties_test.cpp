@@ -1,5 +1,5 @@
-// Tests properties of the CUDA convolutions that need no reference implementation: adjointness, bitwise
-// reproducibility, concurrent launches from two threads, and more than 2^31 elements.
+// Tests properties of the CUDA convolutions that need no reference implementation: adjointness, concurrent launches
+// from two threads, and more than 2^31 elements.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,60 +21,41 @@ using CudaConv = OnGpu;
 
 /// Expects <conv(x), y> = <x, conv_transpose(y)> = <w, weight gradient>, where <a, b> is the sum of the products of all
 /// elements.
-TEST_F(CudaConv, KernelsAreAdjoint) {
-  NoGradGuard no_grad;
-  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 40; ++seed) {
-    Random random(seed);
-    const Problem p = random_problem(random);
-    const Mode mode = kModes[seed % 4];
-    SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", p));
-    const ScopedSetting setting(mode.precision);
-    manual_seed(seed);
-    const auto values = [&](const Shape& shape) { return randn(shape, {.device = Device::cuda()}).to(mode.dtype); };
-    const auto dot = [](const Tensor& a, const Tensor& b) { return sum(a.to(f64) * b.to(f64)).item(); };
-    const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
-    const Tensor out = empty_like(y), dx = empty_like(x), dw = empty_like(w);
-    cuda_kernels().conv_forward(out.view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
-    cuda_kernels().conv_backward_data(dx.view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
-    cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
-    const double rounding = mode.dtype == bf16                                              ? 0x1p-8
-                            : mode.dtype == f16 || mode.precision == Float32Precision::high ? 0x1p-11
-                                                                                            : 1e-6;
-    const auto lengths = [&](const Tensor& a, const Tensor& b) { return std::sqrt(dot(a, a) * dot(b, b)); };
-    const double tolerance = rounding * (lengths(out, y) + lengths(x, dx) + lengths(w, dw));
-    EXPECT_NEAR(dot(out, y), dot(x, dx), tolerance);
-    EXPECT_NEAR(dot(out, y), dot(w, dw), tolerance);
-  }
+void expect_adjoint(const Problem& p, const Mode& mode, MemoryFormat format) {
+  const auto values = [&](const Shape& shape) {
+    return randn(shape, {.device = Device::cuda()}).to(mode.dtype).contiguous(format);
+  };
+  const auto dot = [](const Tensor& a, const Tensor& b) { return sum(a.to(f64) * b.to(f64)).item(); };
+  const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
+  const Tensor out = empty_like(y), dx = empty_like(x), dw = empty_like(w);
+  cuda_kernels().conv_forward(out.view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
+  cuda_kernels().conv_backward_data(dx.view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
+  cuda_kernels().conv_backward_weight(dw.view_out(), x.view_in(), y.view_in(), p.geometry);
+  const double rounding = mode.dtype == bf16                                              ? 0x1p-8
+                          : mode.dtype == f16 || mode.precision == Float32Precision::high ? 0x1p-11
+                                                                                          : 1e-6;
+  const auto lengths = [&](const Tensor& a, const Tensor& b) { return std::sqrt(dot(a, a) * dot(b, b)); };
+  const double tolerance = rounding * (lengths(out, y) + lengths(x, dx) + lengths(w, dw));
+  EXPECT_NEAR(dot(out, y), dot(x, dx), tolerance);
+  EXPECT_NEAR(dot(out, y), dot(w, dw), tolerance);
 }
 
-TEST_F(CudaConv, IsBitwiseReproducible) {
-  const Problem p(2, 12, 20, {23, 22, 21}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1});
-  const Device gpu = Device::cuda();
-  const cuda::Stream other_stream;
-  for (const Mode& mode : kModes)
+TEST_F(CudaConv, KernelsAreAdjoint) {
+  NoGradGuard no_grad;
+  for (unsigned seed = kFirstSeed; seed < kFirstSeed + 40; ++seed)
     for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
-      SCOPED_TRACE(concat(mode, format == MemoryFormat::contiguous ? "" : ", channels-last"));
-      const ScopedSetting setting(mode.precision);
-      const auto values = [&](const Shape& shape) { return randn(shape).to(gpu, mode.dtype).contiguous(format); };
-      const Tensor x = values(p.x_shape()), w = values(p.w_shape()), y = values(p.y_shape());
-      Tensor load = rand({1 << 22}, {.device = gpu});
-      std::vector<std::vector<float>> first;
-      for (int run = 0; run < 20; ++run) {
-        if (run % 2) {  // with other work on the GPU
-          const cuda::StreamGuard guard(other_stream);
-          for (int i = 0; i < 10; ++i) cuda_kernels().unary(UnaryOp::sin, load.view_out(), load.view_in(), 0, 0);
-        }
-        const Tensors results{empty_like(y), empty_like(x), empty_like(w)};
-        cuda_kernels().conv_forward(results[0].view_out(), x.view_in(), w.view_in(), nullptr, p.geometry);
-        cuda_kernels().conv_backward_data(results[1].view_out(), y.view_in(), w.view_in(), nullptr, p.geometry);
-        cuda_kernels().conv_backward_weight(results[2].view_out(), x.view_in(), y.view_in(), p.geometry);
-        for (size_t i = 0; i < 3; ++i) {
-          const auto got = results[i].to_vector<float>();
-          if (run == 0) first.push_back(got);
-          ASSERT_EQ(got, first[i]) << "run " << run << ", result " << i;
-        }
+      Random random(seed);
+      Problem p = random_problem(random);
+      const Mode mode = kModes[seed % 4];
+      if (seed / 4 % 2) {  // channels that need no copies
+        p.in = 8 * random.integer(1, 9);
+        p.out = 8 * random.integer(1, 9);
       }
-      other_stream.synchronize();
+      SCOPED_TRACE(
+          concat("seed ", seed, ", ", mode, format == MemoryFormat::contiguous ? ": " : ", channels-last: ", p));
+      const ScopedSetting setting(mode.precision);
+      manual_seed(seed);
+      expect_adjoint(p, mode, format);
     }
 }
 

@@ -1,6 +1,6 @@
 // Tests the CUDA convolutions against the CPU through the kernel table: every parameter, any strides, and every tile of
-// the mma.sync and small-channel kernels. Outputs contain NaN before the call and lie between guard values that no
-// kernel may change. docs/conv-kernels.md defines the terms tap, phase and residue.
+// the mma.sync and small-channel kernels. Outputs and workspaces contain NaN before the call. Outputs lie between
+// guard values that no kernel may change. docs/conv-kernels.md defines the terms tap, phase and residue.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,12 +17,6 @@ namespace voxgrad::cudatest {
 namespace {
 
 using CudaConv = OnGpu;
-
-/// Fills a block with NaN and frees it, so that the next workspace probably reuses it.
-void poison_free_memory() {
-  const int64_t floats = 4 << 20;
-  full({floats}, std::numeric_limits<double>::quiet_NaN(), {.device = Device::cuda()});
-}
 
 /// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
 /// small integers: every sum is exact in any order, and half-precision results are rounded once.
@@ -63,7 +57,7 @@ struct Comparison {
   }
   void check() {
     for (RandomView* output : {&dx, &out, &dw}) output->restore_poison();
-    poison_free_memory();
+    const PoisonedWorkspaces poisoned;
     run(Device::cuda());
     EXPECT_TRUE(out.matches_cpu(0)) << "forward";
     EXPECT_TRUE(dx.matches_cpu(0)) << "data gradient";

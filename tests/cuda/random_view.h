@@ -1,5 +1,5 @@
-// Helpers for tests of CUDA kernels against the CPU: views with random layouts and equal contents on both devices.
-// Guard values surround each view and fill the gaps between its elements.
+// Helpers for tests of CUDA kernels against the CPU: views with random layouts and equal contents on both devices, and
+// workspaces that are full of NaN. Guard values surround each view and fill the gaps between its elements.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "ops/create.h"
 #include "ops/detail/kernels.h"
 #include "tests/support.h"
 
@@ -145,6 +146,42 @@ struct RandomView {
       }
     }
   }
+};
+
+/// For the lifetime of the object, fills each workspace of the kernels that this thread calls with NaN. A kernel that
+/// reads an element of its workspace before it writes the element thus gets a wrong result. Also poisons tensors that
+/// are allocated during this lifetime; they must be destroyed before the object.
+class PoisonedWorkspaces {
+ public:
+  PoisonedWorkspaces() = default;
+  PoisonedWorkspaces(const PoisonedWorkspaces&) = delete;
+  PoisonedWorkspaces& operator=(const PoisonedWorkspaces&) = delete;
+
+ private:
+  static constexpr int64_t kBytes = int64_t{1} << 30;
+  // The pool is a block of the caching allocator, and no two blocks may begin at the same address.
+  static constexpr int64_t kFirst = 512;
+
+  /// Returns the next part of the pool, or null if the pool is too small.
+  void* allocate(int64_t bytes, int device) {
+    if (used_ + bytes > kBytes) return nullptr;
+    const View block{pool_.mutable_data<uint8_t>() + used_, DType::u8, device, 1, {bytes}, {1}};
+    cuda_kernels().fill(block, 255);  // all bits are 1, which is NaN in bf16, f16, f32 and f64
+    used_ += (bytes + kFirst - 1) / kFirst * kFirst;
+    ++live_;
+    return block.data;
+  }
+  void deallocate() {
+    if (--live_ == 0) used_ = kFirst;
+  }
+
+  Tensor pool_ = empty({kBytes}, {.dtype = DType::u8, .device = Device::cuda()});
+  int64_t used_ = kFirst;  // bytes
+  int live_ = 0;           // blocks
+  const cuda::ExternalAllocator allocator_{
+      [this](size_t bytes, int device, void*) { return allocate(static_cast<int64_t>(bytes), device); },
+      [this](void*, int, void*) { deallocate(); }};
+  const cuda::AllocatorGuard guard_{allocator_};
 };
 
 /// The first seed of tests that loop over seeds. A failing test prints its seed.
