@@ -103,18 +103,18 @@ TEST(ConvDepthwisePlan, TilesCoverTheOutput) {
           }
 }
 
-TEST(ConvDepthwisePlan, ComputesHalvesWithStride1OnTensorCores) {
+TEST(ConvDepthwisePlan, ComputesHalvesWithKernel5AndStride1OnTensorCores) {
   const auto on_tensor_cores = [](const ConvProblem& p) { return plan_depthwise(p)->tensor_cores; };
-  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad})
-    for (const int64_t kernel : {3, 5}) {
-      EXPECT_TRUE(on_tensor_cores(planned(pass, kernel)));
-      EXPECT_TRUE(on_tensor_cores(planned(pass, kernel, 1, f16, 48, {1, 12, 16})));
-      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 1, bf16, 32, {64, 8, 8}))) << "most of the tile is outside";
-      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 1, bf16, 40)));
-      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 2)));
-      EXPECT_FALSE(on_tensor_cores(planned(pass, kernel, 1, f32)));
-    }
-  EXPECT_FALSE(on_tensor_cores(planned(ConvPass::fprop, 7)));
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
+    EXPECT_TRUE(on_tensor_cores(planned(pass)));
+    EXPECT_TRUE(on_tensor_cores(planned(pass, 5, 1, f16, 48, {1, 12, 16})));
+    EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 1, bf16, 32, {64, 8, 8}))) << "most of the tile is outside";
+    EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 1, bf16, 40)));
+    EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 2)));
+    EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 1, f32)));
+    EXPECT_FALSE(on_tensor_cores(planned(pass, 3)));
+    EXPECT_FALSE(on_tensor_cores(planned(pass, 7)));
+  }
   EXPECT_FALSE(on_tensor_cores(planned(ConvPass::wgrad)));
 }
 
@@ -228,7 +228,7 @@ TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNLocal) {
   for (const int64_t kernel : {3, 5}) {
     const ConvGeometry geometry{{1}, {kernel / 2}, {1}, 16};
     Tensor x = ones({1, 16, 9, 20, 33});
-    for (const double value : {INFINITY, -INFINITY, double{NAN}})
+    for (const double value : {double{INFINITY}, -double{INFINITY}, double{NAN}})
       x.select(1, random.integer(0, 15))
           .select(1, random.integer(0, 8))
           .select(1, random.integer(0, 19))
