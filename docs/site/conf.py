@@ -181,8 +181,8 @@ def write_sources(app, exception):
 def repair_theme(app, exception):
     """Repairs Debian's packages of Furo, which contain unfinished files: without this, the site has no dark mode.
 
-    The script of the theme is a module, which browsers do not load from a disk. In Debian 12, the style sheet imports
-    a file by an absolute path and ignores the color scheme of the system.
+    The script of the theme is a module, which browsers do not load from a disk. The style sheet ignores the color
+    scheme of the system and, in Debian 12, imports a file by an absolute path.
     """
     if exception:
         return
@@ -192,12 +192,15 @@ def repair_theme(app, exception):
         script = script.split("\n", 1)[1]
         gumshoe = (static / "scripts/gumshoe-patched.js").read_text(encoding="utf-8")
         (static / "scripts/furo.js").write_text(gumshoe + script, encoding="utf-8")
+        for page in pathlib.Path(app.outdir).rglob("*.html"):
+            text = page.read_text(encoding="utf-8")
+            page.write_text(text.replace('<script type="module" src=', "<script src="), encoding="utf-8")
     style = (static / "styles/furo.css").read_text(encoding="utf-8")
     style = re.sub(r"^@import url\((/javascript/[^)]*)\);",
                    lambda match: pathlib.Path(f"/usr/share{match[1]}").read_text(encoding="utf-8"), style)
-    if "prefers-color-scheme" not in style:
-        dark = re.search(r'body\[data-theme="dark"\] (\{[^{}]*)', style)[1]
-        style += f'@media screen and (prefers-color-scheme: dark) {{ body[data-theme="auto"] {dark} }} }}\n'
+    if not re.search(r"prefers-color-scheme: ?dark\)\s*{\s*body:not", style):
+        dark = re.search(r'body\[data-theme="dark"\] ({[^{}]*)', style)[1]
+        style += f'@media screen and (prefers-color-scheme: dark) {{ body:not([data-theme="light"]) {dark} }} }}\n'
     (static / "styles/furo.css").write_text(style, encoding="utf-8")
 
 
