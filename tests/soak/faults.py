@@ -97,8 +97,8 @@ def check_allocations(programs, scratch, options):
         preload = ["env", f"LD_PRELOAD={library}"]
         program.expect_success(whole, steps=steps, prefix=[*preload, f"VOXGRAD_ALLOCATIONS_LOG={log}"])
         expected, ended = program.bits(whole), 0
-        # cairo and nlohmann::json may crash if memory runs out. Only the end of the programs, which draws pictures, uses
-        # cairo. segment uses nlohmann::json before its first file and after its last checkpoint.
+        # cairo and nlohmann::json may crash if memory runs out. The programs use cairo only after the last checkpoint.
+        # segment uses nlohmann::json before its first file and after its last checkpoint.
         renames = [line.split() for line in log.read_text().splitlines()]
         count = max(i for i, (_, name) in enumerate(renames, 1) if name.endswith(program.checkpoint))
         renames = [int(number) for number, _ in renames[:count]]
