@@ -62,7 +62,8 @@ def check_end(program, folder, expected, end, fault):
     code, output = end
     if code < 0 or code >= 128 or "terminate called" in output:
         raise Failure(f"{program.name} was ended by a signal ({code}) after {fault}: {output[-1000:]}")
-    if code != 0 and not re.search(r"^.*\w+: .*\w", output.strip().splitlines()[-1] if output.strip() else ""):
+    message = r": cannot " if program.ranks else rf"(?m)^{program.name}: \w|^standard output could not be written"
+    if code != 0 and not re.search(message, output):
         raise Failure(f"{program.name} ended with {code} and without a message after {fault}: {output[-500:]}")
     if code == 0 and program.bits(folder) != expected:
         raise Failure(f"{program.name} reported success, but its results differ after {fault}")
