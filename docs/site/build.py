@@ -125,8 +125,9 @@ def main():
     site.write("sources.txt", "\n".join(sorted(site.shown)))
     site.remove_others()
     info = BUILD / "html/.buildinfo"
-    if info.exists() and any(path.stat().st_mtime > info.stat().st_mtime for path in SITE.rglob("*")):
-        info.unlink()  # lets Sphinx write all pages, because it ignores changes of style sheets and of conf.py
+    if not info.exists() or any(path.stat().st_mtime > info.stat().st_mtime for path in SITE.rglob("*")):
+        for folder in ("html", "doctrees"):  # Sphinx would ignore changes of style sheets and of functions in conf.py
+            shutil.rmtree(BUILD / folder, ignore_errors=True)
     command = ["sphinx-build", "-q", "-W", "--keep-going", "-n", "-j", "auto", "-c", SITE, "-d", BUILD / "doctrees",
                SOURCE, BUILD / "html"]
     return subprocess.run(command).returncode

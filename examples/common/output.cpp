@@ -1,4 +1,5 @@
-// Implements the locked output folder, and the check whether writing to standard output would block.
+// Implements the creation of folders, the locked output folder, and the check whether writing to standard output would
+// block.
 #include "examples/common/output.h"
 
 #include <fcntl.h>
@@ -39,8 +40,21 @@ bool output_ready() {
   return poll(&out, 1, 0) != 0;  // also true after an error; the next write will report the error
 }
 
+void create_folder(const std::filesystem::path& path) {
+  if (path.empty() || std::filesystem::is_directory(path)) return;
+  create_folder(path.parent_path());
+  if (!std::filesystem::create_directory(path)) return;  // a path with a slash at its end
+  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
+  const int descriptor = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int error = descriptor >= 0 && fsync(descriptor) == 0 ? 0 : errno;
+  if (descriptor >= 0) close(descriptor);
+  // A folder that cannot be read cannot be flushed. Some file systems do not support fsync for folders.
+  if (error == EACCES || error == EINVAL || error == ENOTSUP) error = 0;
+  voxgrad::check(error == 0, kOp, "cannot create '", path.string(), "': ", std::generic_category().message(error));
+}
+
 OutputFolder::OutputFolder(std::filesystem::path path) : path_(std::move(path)) {
-  std::filesystem::create_directories(path_);
+  create_folder(path_);
   Lock result = lock(path_, O_RDONLY | O_DIRECTORY, lock_);
   // NFS can lock only files that are open for writing. If the file system supports no locks, continue without a lock.
   if (result == Lock::unsupported) result = lock(path_ / ".lock", O_RDWR | O_CREAT, lock_);

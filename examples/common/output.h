@@ -9,6 +9,10 @@ namespace examples {
 /// a pipe that is full, because its reader is slow or stopped.
 bool output_ready();
 
+/// Creates a folder and its missing parents. Flushes the entries of new folders to the disk, so that files in the
+/// folder survive a loss of power. Throws std::filesystem::filesystem_error or voxgrad::Error.
+void create_folder(const std::filesystem::path& path);
+
 /// A folder for results, locked so that only one run can use it at a time.
 class OutputFolder {
  public:

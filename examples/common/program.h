@@ -6,27 +6,31 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <string>
+#include <new>
+#include <string_view>
 
 #include "examples/common/output.h"
 
 namespace examples {
 
 /// Parses the command line with `parse`, runs a program with `run` and returns the exit code. If the result of `parse`
-/// is not negative, it is the exit code, and `run` is not called. If `run` throws an exception, prints its message
-/// after the name of the program and returns 1.
+/// is not negative, it is the exit code, and `run` is not called. If a function throws an exception, prints its message
+/// after the name of the program and returns 1. Does not allocate memory to print the message.
 template <class Options>
 int run_program(const char* name, int argc, char** argv, int (*parse)(int, char**, Options&),
                 int (*run)(const Options&)) {
-  Options options;
-  if (const int code = parse(argc, argv, options); code >= 0) return code;
   try {
-    return run(options);
+    Options options;
+    const int code = parse(argc, argv, options);
+    return code >= 0 ? code : run(options);
+  } catch (const std::bad_alloc&) {
+    std::cerr << name << ": out of memory\n";
   } catch (const std::exception& error) {
-    const std::string prefix = std::string(name) + ": ", message = error.what();
-    std::cerr << (message.starts_with(prefix) ? "" : prefix) << message << '\n';
-    return 1;
+    const std::string_view message = error.what(), own = name;
+    const bool named = message.starts_with(own) && message.substr(own.size()).starts_with(": ");
+    std::cerr << (named ? "" : name) << (named ? "" : ": ") << message << '\n';
   }
+  return 1;
 }
 
 /// Prints how to resume a run that Ctrl-C stopped, and returns the exit code 130. If printing would block, ends the

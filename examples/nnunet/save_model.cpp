@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/io/atomic_file.h"
+#include "examples/common/output.h"
 #include "examples/nnunet/model_folder.h"
 
 namespace nnunet {
@@ -136,7 +137,7 @@ void check_savable(const ModelPlan& plan) {
 void save_model(const std::filesystem::path& folder, const ModelPlan& plan, const Network& network,
                 const Axes& mirror_axes, int64_t training_cases) {
   check_savable(plan);
-  std::filesystem::create_directories(folder / "fold_0");
+  examples::create_folder(folder / "fold_0");
   write_file(folder / "dataset.json", dataset(plan, training_cases).dump(2) + '\n', "save_model");
   write_file(folder / "plans.json", plans(plan).dump(2) + '\n', "save_model");
   std::string axes;

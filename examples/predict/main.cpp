@@ -191,13 +191,13 @@ void print_volumes(const vg::Tensor& labels, const nnunet::Geometry& geometry, c
 
 /// Writes a result in the geometry of the input.
 void save(const fs::path& path, const vg::Tensor& data, const nnunet::Geometry& geometry) {
-  if (path.has_parent_path()) fs::create_directories(path.parent_path());
+  if (path.has_parent_path()) examples::create_folder(path.parent_path());
   vg::save_nifti(path, {data, geometry.spacing, geometry.affine, {}});
 }
 
 void save_intermediate(const fs::path& folder, const predict::Job& job, const vg::Tensor& image,
                        const vg::Tensor& logits) {
-  fs::create_directories(folder);
+  examples::create_folder(folder);
   vg::save_npy(folder / (job.name + "_preprocessed.npy"), image);
   vg::save_npy(folder / (job.name + "_logits.npy"), logits);
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/io/atomic_file.h"
+#include "examples/common/output.h"
 #include "examples/nnunet/pipeline.h"
 #include "examples/segment/checksum.h"
 
@@ -55,7 +56,7 @@ std::set<std::string> read_lines(const fs::path& path) {
 }  // namespace
 
 std::vector<vg::data::PatchSource> store(const Task& task, const Survey& survey, const fs::path& folder, bool reuse) {
-  fs::create_directories(folder);
+  examples::create_folder(folder);
   const std::set<std::string> before = reuse ? read_lines(folder / "contents.txt") : std::set<std::string>();
   std::string contents;
   std::vector<vg::data::PatchSource> sources;

@@ -5,6 +5,7 @@
 
 #include "core/autograd.h"
 #include "core/capture.h"
+#include "core/device.h"
 #include "nn/optim/optimizer.h"
 #include "ops/detail/halves.h"
 
@@ -67,7 +68,8 @@ void ExponentialMovingAverage::update() {
   for (size_t i = 0; i < buffers_.size(); ++i) copies_[i].copy_(buffers_[i]);
 }
 
-ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) {
+/// Calls another constructor first. If memory runs out below, the destructor therefore restores the model.
+ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& average) : Swapped() {
   NoGradGuard no_grad;
   for (const Tensors& own : {average.params_, average.buffers_})
     for (const Tensor& tensor : own) {
@@ -80,8 +82,16 @@ ExponentialMovingAverage::Swapped::Swapped(const ExponentialMovingAverage& avera
 }
 
 ExponentialMovingAverage::Swapped::~Swapped() {
-  NoGradGuard no_grad;
-  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(saved_[i]);
+  const NoGradGuard no_grad;
+  for (size_t i = 0; i < saved_.size(); ++i) {
+    const Tensor &own = own_[i], &saved = saved_[i];
+    const auto bytes = static_cast<size_t>(saved.numel() * item_size(saved.dtype()));
+    if (own.strides() == saved.strides())  // both are dense
+      // copy_() would allocate memory. If memory has run out, the program would end here.
+      copy_bytes(own.mutable_raw_data(), own.device(), saved.raw_data(), saved.device(), bytes);
+    else
+      own.copy_(saved);
+  }
 }
 
 TensorMap ExponentialMovingAverage::state_dict() const {

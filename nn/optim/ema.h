@@ -50,6 +50,7 @@ class ExponentialMovingAverage : public nn::Stateful {
 
    private:
     friend class ExponentialMovingAverage;
+    Swapped() = default;
     [[nodiscard]] explicit Swapped(const ExponentialMovingAverage& average);
     Tensors own_;    ///< the model's tensors
     Tensors saved_;  ///< the values to restore
