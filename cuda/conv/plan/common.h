@@ -16,10 +16,6 @@ inline constexpr int64_t kMaxCopied = int64_t{1} << 30;
 /// Upper bound of the bytes of partial sums. The sums of a single range may exceed the bound.
 inline constexpr int64_t kMaxSums = int64_t{256} << 20;
 
-/// Limits of TMA: positions of a box along an axis, and the step from one position to the next.
-inline constexpr int kMaxBox = 256;
-inline constexpr int kMaxStep = 8;
-
 /// Planners of sums assume the 132 SMs of an H200 on every GPU, so that results are bitwise reproducible across GPUs.
 inline constexpr int64_t kMultiprocessors = 132;
 
@@ -64,8 +60,6 @@ inline bool has_short_offsets(const AxisPhases& axis) {
     return is_short(phase.start) && is_short(phase.start + int64_t{phase.taps - 1} * phase.step);
   });
 }
-/// Upper bound of the work units of a persistent kernel: the index of a unit plus the number of CTAs stays below 2^31.
-inline constexpr int64_t kMaxUnits = int64_t{1} << 30;
 
 /// Returns the bytes of the input and the result of one sample.
 inline int64_t sample_bytes(const ConvProblem& p) {

@@ -17,10 +17,6 @@ namespace voxgrad::cuda {
 inline constexpr int kDepthwiseChannels = 32;
 /// Rows of a patch.
 inline constexpr int kDepthwisePatch = 4;
-/// Upper bound of the patches of a CTA of fprop and dgrad: one per warp.
-inline constexpr int kMaxDepthwiseWarps = 4;
-/// Upper bound of the stages of a plan.
-inline constexpr int kMaxDepthwiseStages = 4;
 /// Alignment of a box in shared memory, in bytes.
 inline constexpr int kDepthwiseAlignment = 128;
 /// Returns the bytes of a box of this many rows and columns.

@@ -54,11 +54,11 @@ struct ConvProblem {
   Triple out_size{1};
   Triple kernel{1};
   ConvGeometry geometry{};
-  int64_t shared_limit = 227 * 1024;  ///< maximum shared memory of a CTA in bytes; default: sm_90
-  int multiprocessors = 132;          ///< SMs; default: H200
-  bool wgmma = true;                  ///< the GPU is sm_90a and the program has code for it
-  Triple in_stride{0};                ///< elements, along D, H and W
-  Triple out_stride{0};               ///< elements, along D, H and W
+  int64_t shared_limit = kMaxSharedBytes;  ///< maximum shared memory of a CTA in bytes; default: sm_90
+  int multiprocessors = 132;               ///< SMs; default: H200
+  bool wgmma = true;                       ///< the GPU is sm_90a and the program has code for it
+  Triple in_stride{0};                     ///< elements, along D, H and W
+  Triple out_stride{0};                    ///< elements, along D, H and W
   int64_t in_channel_stride = 1;
   int64_t out_channel_stride = 1;
   int64_t out_sample_stride = 0;

@@ -26,10 +26,11 @@ struct MmaSyncTile {
   static constexpr int kM16 = 4, kN8 = kN8_, kThreads = kMmaSyncThreads, kWarps = kThreads / 32;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr int kSlab = kColumns * kMmaSyncKWords * Arithmetic::kParts;  // words of one tap of B
-  static constexpr int kStageTaps = kSlab > 256 ? 4 : 8, kStages = 3;
+  static constexpr int kStageTaps = mma_sync_stage_taps(kSlab), kStages = kMmaSyncWeightStages;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
   static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // CTAs per SM; limits the registers
   static constexpr int kRing = kStages * kStageTaps * kSlab;                       // words
+  static_assert(kRows == kMmaSyncRows);
 
   static size_t shared_bytes(const MmaSyncParams& p) {
     return sizeof(uint32_t) * (kRing + p.input_stages * kMmaSyncKWords * p.pitch + 2 * p.rounds * kThreads);
