@@ -26,6 +26,11 @@ inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == Co
 inline int most_voxels(const ConvProblem& p) { return three_products(p) ? 8192 : 16384; }
 /// Returns the number of parts of an operand: high and low, or one.
 inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
+/// Returns the number of samples of a launch that copies `bytes` for each sample: at most kMaxCopied bytes, but at
+/// least one sample.
+inline int64_t samples_to_copy(const ConvProblem& p, int64_t bytes) {
+  return std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(bytes, 1), 1, p.batch);
+}
 /// Returns the number of elements per 32-bit word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 

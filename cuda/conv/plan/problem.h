@@ -76,6 +76,8 @@ struct ConvProblem {
 /// Returns the problem for these views and their GPU, with the current precision and overrides. For a weight gradient,
 /// `in` is x and `out` is y.
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
+/// Sets the members of the problem that describe strides and alignment of the tensors.
+void set_layout(ConvProblem& problem, const View& in, const View& out, const View& w);
 /// Returns the arithmetic of a problem. The dtype must not be f64.
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
 /// Returns whether GPU `device` has wgmma and the program has code for it.

@@ -273,7 +273,7 @@ int64_t samples_at_once(const ConvProblem& p) {
     in *= std::max<int64_t>(read_size(p, a), 1);
     out *= p.out_size[a];
   }
-  int64_t samples = std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
+  int64_t samples = samples_to_copy(p, in + out);
   // The low parts follow the last sample of a launch, and a tile must not contain both parts. All launches therefore
   // have the same number of samples.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;
