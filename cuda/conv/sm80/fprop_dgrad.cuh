@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/concepts.h"
 #include "cuda/conv/plan/instances.h"
 #include "cuda/conv/sm80/params.cuh"
 
@@ -276,7 +277,7 @@ struct HaloProducer {
     voxel.store(shared_address(shared.input_stage(stage)) + shared.targets[thread + round * kThreads], p.pitch * 4);
   }
   /// Stages the voxels of several rounds while no products run. Several voxels at a time hide the latency of the loads.
-  __device__ void stage_rounds(int round, int rounds, int stage) const {
+  __device__ void stage(int round, int rounds, int stage) const {
     constexpr int kMany = Arithmetic::kElements == 1 && Tile::kN8 != 4 ? 3 : 2;
     for (; round < rounds; round += kMany) {
       Voxel voxel[kMany];
@@ -409,7 +410,7 @@ struct MmaSyncMainloop {
       else
         multiply_taps<false>(tap, last - tap);
     }
-    halo.stage_rounds(round, rounds, 1 - a_stage);  // the voxels that the products above did not hide
+    halo.stage(round, rounds, 1 - a_stage);  // the voxels that the products above did not hide
   }
   __device__ void clear() {
 #pragma unroll
@@ -468,9 +469,14 @@ struct MmaSyncMainloop {
   }
 };
 
+/// The parts of fprop_dgrad_mma_sync().
+template <class Tile>
+concept FpropDgradMmaSyncTile =
+    KernelTile<Tile> && StageProducer<HaloProducer<Tile>> && KBlockMainloop<MmaSyncMainloop<Tile>>;
+
 /// Computes fprop or dgrad. Launch: one CTA per CTA tile in a 1-D grid; MmaSyncParams::digit decodes the number of a
 /// tile. Dynamic shared memory: MmaSyncShared.
-template <class Tile>
+template <FpropDgradMmaSyncTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
   extern __shared__ uint4 dynamic_shared[];
@@ -482,10 +488,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   WeightProducer<Tile> weights(p, place, steps, shared.weights);
   weights.fetch();
   weights.fetch();
-  halo.stage_rounds(0, p.rounds, 0);
+  halo.stage(0, p.rounds, 0);
   for (int k_block = 1; p.merged && k_block < p.k_blocks; ++k_block) {
     halo.next_k_block();
-    halo.stage_rounds(0, p.rounds, k_block);
+    halo.stage(0, p.rounds, k_block);
   }
 
   MmaSyncMainloop<Tile> mainloop(p, shared, halo, weights);

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/concepts.h"
 #include "cuda/conv/plan/axis_phases.h"
 #include "cuda/conv/plan/instances.h"
 #include "cuda/detail/divisor.h"
@@ -297,9 +298,13 @@ __device__ void store_sums(const MmaSyncWgradParams& p, const WgradCtaTile<Tile>
     }
 }
 
+/// The parts of wgrad_mma_sync().
+template <class Tile>
+concept WgradMmaSyncTile = KernelTile<Tile> && StageProducer<WgradProducer<Tile>>;
+
 /// Computes partial sums of the weight gradient. Launch: one CTA per WgradCtaTile in a 1-D grid. Dynamic shared memory:
 /// one or two stages, each with a k-tile of y and its halo of x.
-template <class Tile>
+template <WgradMmaSyncTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid_constant__ MmaSyncWgradParams p) {
   extern __shared__ uint4 dynamic_shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

@@ -300,9 +300,14 @@ struct Mainloop {
   }
 };
 
+/// The parts of fprop_dgrad_kernel().
+template <class Tile>
+concept FpropDgradKernelTile =
+    WarpSpecializedTile<Tile> && ScheduledUnit<WorkUnit, Params> && KBlockMainloop<Mainloop<Tile>>;
+
 /// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM, in clusters of p.cluster.
 /// Dynamic shared memory: the rings of inputs and weights.
-template <class Tile>
+template <FpropDgradKernelTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
