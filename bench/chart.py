@@ -14,8 +14,8 @@ from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Lengths in pixels:
-WIDTH = 720
-LABELS = 180  # width of the column of labels
+WIDTH = 560
+LABELS = 200  # width of the column of labels
 TOP = 44  # height of the title
 BAR = 26  # height of a bar
 GAP = 12  # distance between bars
@@ -31,17 +31,17 @@ def read(path):
 def draw(title, results):
     """Returns the SVG text."""
     height = TOP + len(results) * (BAR + GAP) + 8
-    scale = (WIDTH - LABELS - 80) / max(value for _, value in results)
+    scale = (WIDTH - LABELS - 64) / max(value for _, value in results)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-        ' font-family="Helvetica, Arial, sans-serif" font-size="14" fill="#22262b">',
+        ' font-family="Helvetica, Arial, sans-serif" font-size="16" fill="#22262b">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LABELS}" y="24" font-weight="bold">{escape(title)}</text>',
+        f'<text x="8" y="24" font-weight="bold">{escape(title)}</text>',
     ]
     for i, (label, value) in enumerate(results):
         y = TOP + i * (BAR + GAP)
-        middle = y + BAR / 2 + 5
+        middle = y + BAR / 2 + 6
         color = "#3a78b5" if label.startswith("voxgrad") else "#b4bac1"
         width = value * scale
         lines += [

@@ -117,7 +117,7 @@ def main():
     torch = Torch(arguments.python, arguments.busy)
     print("| shape | voxgrad fwd / fwd+bwd, GFLOP/s | PyTorch fwd / fwd+bwd, GFLOP/s | ratio fwd / fwd+bwd "
           "| % of Eigen's gemm fwd / bwd |")
-    print("|---|---|---|---|---|", flush=True)
+    print("|---|---:|---:|---:|---:|", flush=True)
     rows, wrong = [], []
     for name in names_of(arguments.program):
         row, agree = compare(arguments.program, torch, name, arguments.rounds, arguments.busy)

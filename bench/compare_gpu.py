@@ -33,18 +33,16 @@ import sys
 import time
 from functools import partial
 
-import torch
-
 import conv_shapes
 
 # The columns: PyTorch's dtype; the number of voxgrad's DType; 1 for float32 precision "high", otherwise 0; the maximum
 # relative error of the forward pass and of the data gradient; the maximum relative error of the weight gradient; the
 # maximum plausible TFLOP/s (the rate of wgmma measured on an H200, plus a margin).
 MODES = {
-    "high": (torch.float32, 0, 1, 5e-4, 5e-4, 500.0),
-    "highest": (torch.float32, 0, 0, 2e-6, 4e-6, 170.0),
-    "bf16": (torch.bfloat16, 2, 0, 3e-3, 3e-3, 950.0),
-    "f16": (torch.float16, 3, 0, 5e-4, 5e-4, 950.0),
+    "high": ("float32", 0, 1, 5e-4, 5e-4, 500.0),
+    "highest": ("float32", 0, 0, 2e-6, 4e-6, 170.0),
+    "bf16": ("bfloat16", 2, 0, 3e-3, 3e-3, 950.0),
+    "f16": ("float16", 3, 0, 5e-4, 5e-4, 950.0),
 }
 # Rates of an H200 for the floor: FLOP/s by mode, and bytes per second of a copy (bytes read plus bytes written).
 PEAK = {"high": 402e12, "highest": 402e12 / 3, "bf16": 797e12, "f16": 797e12}
@@ -58,11 +56,52 @@ FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
         "slide", "multistage", "cluster")  # members of voxgrad::cuda::ConvChoice
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d}
+LAYOUTS = {"contiguous": "contiguous_format", "channels_last": "channels_last_3d"}  # PyTorch's names
 ROTATED_BYTES = 400e6  # minimum size of all copies of a problem's buffers together; the L2 cache has 50 MB
 MAX_COPIES = 64
 RUN_MS = 2.0  # intended duration of a run
 MAX_CALLS = 64  # maximum number of calls in a run
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="path of libconv_peers.so")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"],
+                        help="high (TF32), highest (float32), bf16, f16 (default: high highest bf16)")
+    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers",
+                        help="problems of bench/conv_shapes.py; race: random problems (default: peers)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
+    parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME",
+                        help="problems to run, by their names or in the form of the tables: 'C 2x256>256 16 k3 p1' "
+                        "(default: all of --set)")
+    parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of voxgrad's tensors")
+    parser.add_argument("--runs", type=int, default=15, help="maximum number of runs for each median, at least 3")
+    parser.add_argument("--ms", type=float, default=40, help="milliseconds of GPU time for each median")
+    parser.add_argument("--alone", action="store_true", help="do not time PyTorch")
+    parser.add_argument("--unchecked", action="store_true", help="do not compare results with PyTorch")
+    parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
+                        help=f"override choices of the planner; KEY is one of {', '.join(PLAN)}")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables to this file")
+    parser.add_argument("--list", action="store_true", help="print the problems without running them")
+    options = parser.parse_args()
+    shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
+    known = {name: shape for each in (*conv_shapes.SETS.values(), shapes) for name, shape in each.items()}
+    for name in options.shapes or ():
+        if name not in known:
+            try:
+                known[name] = conv_shapes.Shape.parse(name)
+            except ValueError as error:
+                parser.error(f"--shapes: {error}, which is not one of {', '.join(known)} either")
+    options.shapes = {name: known[name] for name in options.shapes or shapes}
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
+import torch
 
 
 class Case:
@@ -80,7 +119,7 @@ class Case:
         tensors = [t.to(dtype) for t in (x, w, g)]
         self.bytes = sum(t.numel() * t.element_size() for t in tensors)
         self.copies = max(1, min(MAX_COPIES, math.ceil(ROTATED_BYTES / self.bytes)))
-        self.buffers = {layout: [[t.clone(memory_format=form) for t in tensors] for _ in range(self.copies)]
+        self.buffers = {layout: [[t.clone(memory_format=getattr(torch, form)) for t in tensors] for _ in range(self.copies)]
                         for layout, form in LAYOUTS.items()}
 
     def torch(self, part, x, w, g):
@@ -235,7 +274,7 @@ def check(row, case, mode, results, options):
 def measure(voxgrad, shape, mode, options, row):
     """Times all parts of a problem and checks voxgrad's results. Records everything in the row."""
     set_torch(tf32=MODES[mode][2], benchmark=True)
-    case = Case(shape, MODES[mode][0])
+    case = Case(shape, getattr(torch, MODES[mode][0]))
     peak = DEPTHWISE_PEAK if shape.groups == shape.cin == shape.cout else PEAK[mode]
     row.update(flop=shape.flop(), bytes=case.bytes, floor=max(shape.flop() / peak, case.bytes / COPY) * 1e3)
     x, w, g = case.buffers[options.layout][0]
@@ -291,7 +330,7 @@ def table(rows, mode, options):
                 cells.update({f"PyTorch {name}": f"{pytorch[0]:.3g}{pytorch[1]}", f"ratio {name}": f"{ratio:.2f}"})
         if not options.unchecked:
             cells["error f/d/w"] = each("_error", ".1e")
-        lines = lines or [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+        lines = lines or [f"| {' | '.join(cells)} |", "|---|" + "---:|" * (len(cells) - 1)]
         lines.append(f"| {' | '.join(cells.values())} |")
         notes += [f"{row['shape']}: WRONG: {wrong}" for wrong in row["wrong"]]
         notes += [f"{row['shape']}: FAILED: {where}: {why}" for where, why in row["failed"].items()]
@@ -321,44 +360,9 @@ def gpu():
         return torch.cuda.get_device_name()
 
 
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", help="path of libconv_peers.so")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"],
-                        help="high (TF32), highest (float32), bf16, f16 (default: high highest bf16)")
-    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers",
-                        help="problems of bench/conv_shapes.py; race: random problems (default: peers)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
-    parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
-    parser.add_argument("--shapes", nargs="+", metavar="NAME",
-                        help="problems to run, by their names or in the form of the tables: 'C 2x256>256 16 k3 p1' "
-                        "(default: all of --set)")
-    parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of voxgrad's tensors")
-    parser.add_argument("--runs", type=int, default=15, help="maximum number of runs for each median, at least 3")
-    parser.add_argument("--ms", type=float, default=40, help="milliseconds of GPU time for each median")
-    parser.add_argument("--alone", action="store_true", help="do not time PyTorch")
-    parser.add_argument("--unchecked", action="store_true", help="do not compare results with PyTorch")
-    parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
-                        help=f"override choices of the planner; KEY is one of {', '.join(PLAN)}")
-    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
-    parser.add_argument("--markdown", metavar="FILE", help="write the tables to this file")
-    parser.add_argument("--list", action="store_true", help="print the problems without running them")
-    options = parser.parse_args()
-    shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
-    known = {name: shape for each in (*conv_shapes.SETS.values(), shapes) for name, shape in each.items()}
-    for name in options.shapes or ():
-        if name not in known:
-            try:
-                known[name] = conv_shapes.Shape.parse(name)
-            except ValueError as error:
-                parser.error(f"--shapes: {error}, which is not one of {', '.join(known)} either")
-    return options, {name: known[name] for name in options.shapes or shapes}
-
-
-def main():
-    options, shapes = parse()
+def main(options):
     if options.list:
-        for name, shape in shapes.items():
+        for name, shape in options.shapes.items():
             print(f"{name}: {shape.describe()}  {shape.flop() / 1e9:.1f} GFLOP, {4 * shape.elements() / 1e6:.0f} MB")
         return
     voxgrad = Voxgrad(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
@@ -369,7 +373,7 @@ def main():
     print(head, flush=True)
     for mode in options.modes:
         began = len(rows)
-        for name, shape in shapes.items():
+        for name, shape in options.shapes.items():
             row = {"shape": name, "problem": shape.describe(), "arguments": shape._asdict(), "mode": mode,
                    "layout": options.layout, "wrong": [], "failed": {}}
             rows.append(row)
@@ -384,4 +388,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

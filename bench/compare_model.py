@@ -23,16 +23,30 @@ import os
 import statistics
 import sys
 
-import torch
-from torch import nn
-
-from compare_gpu import gpu, timed
 
 BATCH, CIN, COUT, SIZE, KERNEL, GROUPS = 16, 64, 128, 32, 3, 8
 RESULTS = ("output", "gradient of the input", "gradient of the convolution's weight", "gradient of GroupNorm's weight",
            "gradient of GroupNorm's bias")
 LIMIT = 2e-3  # maximum relative error
 PARTS = ("forward", "step")
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="path of libconv_peers.so")
+    parser.add_argument("--runs", type=int, default=15, help="number of runs for each median (default: 15)")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
+import torch
+from torch import nn
+
+from compare_gpu import gpu, timed
 
 
 class Voxgrad:
@@ -170,13 +184,7 @@ def table(rows, notes):
     return "\n".join(lines) + "".join(f"\n\n{note}" for note in notes)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", help="path of libconv_peers.so")
-    parser.add_argument("--runs", type=int, default=15, help="number of runs for each median (default: 15)")
-    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
-    parser.add_argument("--markdown", metavar="FILE", help="write the table to this file")
-    options = parser.parse_args()
+def main(options):
     if not torch.cuda.is_available():
         sys.exit("compare_model: PyTorch finds no CUDA GPU")
     torch.backends.cudnn.benchmark = True
@@ -219,4 +227,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

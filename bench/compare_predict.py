@@ -22,12 +22,27 @@ import subprocess
 import tempfile
 import time
 
+NETWORKS = {"small": ([16, 32, 64, 128, 160], 96), "standard": ([32, 64, 128, 256, 320, 320], 128)}
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("predict", help="path of the program predict")
+    parser.add_argument("--size", type=int, nargs=3, default=[160, 160, 128], help="voxels along x, y and z")
+    parser.add_argument("--classes", type=int, default=5, help="classes including the background (default: 5)")
+    parser.add_argument("--network", default="small", choices=NETWORKS, help="see above (default: small)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each program (default: 3)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
 import nibabel
 import numpy as np
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
-
-NETWORKS = {"small": ([16, 32, 64, 128, 160], 96), "standard": ([32, 64, 128, 256, 320, 320], 128)}
 
 
 def write_model(folder, features, patch, classes):
@@ -86,15 +101,7 @@ def measure(command):
     return time.perf_counter() - start, usage.ru_maxrss / 1000
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("predict", help="path of the program predict")
-    parser.add_argument("--size", type=int, nargs=3, default=[160, 160, 128], help="voxels along x, y and z")
-    parser.add_argument("--classes", type=int, default=5, help="classes including the background (default: 5)")
-    parser.add_argument("--network", default="small", choices=NETWORKS, help="see above (default: small)")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each program (default: 3)")
-    options = parser.parse_args()
+def main(options):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for variable in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
@@ -119,4 +126,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

@@ -22,11 +22,41 @@ import subprocess
 import tempfile
 import time
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "sliding_window"))
+    parser.add_argument("--size", type=int, default=96, help="voxels along each side of the volume (default: 96)")
+    parser.add_argument("--window", type=int, default=48, help="voxels along each side of a window (default: 48)")
+    parser.add_argument("--channels", type=int, default=16, help="channels between the convolutions (default: 16)")
+    parser.add_argument("--batch", type=int, default=1, help="windows per call of the model (default: 1)")
+    parser.add_argument("--mirror", type=int, default=0, choices=range(4),
+                        help="number of axes to mirror along (default: 0)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each implementation (default: 5)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="CPU threads (default: all CPUs)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the model (default: cpu)")
+    parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu",
+                        help="device of the result (default: cpu)")
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32",
+                        help="f32, or bf16 (autocast) (default: f32)")
+    parser.add_argument("--monai", action="store_true", help="also time MONAI's sliding_window_inference")
+    o = parser.parse_args()
+    if o.monai and o.mirror:
+        parser.error("--monai excludes --mirror")
+    if not os.path.isfile(o.program):
+        parser.error(f"{o.program} does not exist; build the target sliding_window")
+    return o
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
 import numpy
 import torch
 from torch.nn import functional as F
-
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def starts(size, window):
@@ -94,29 +124,7 @@ def seconds_of(function, *arguments):
     return result, time.perf_counter() - start
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", nargs="?", default=os.path.join(HERE, "..", "build", "release", "bench", "sliding_window"))
-    parser.add_argument("--size", type=int, default=96, help="voxels along each side of the volume (default: 96)")
-    parser.add_argument("--window", type=int, default=48, help="voxels along each side of a window (default: 48)")
-    parser.add_argument("--channels", type=int, default=16, help="channels between the convolutions (default: 16)")
-    parser.add_argument("--batch", type=int, default=1, help="windows per call of the model (default: 1)")
-    parser.add_argument("--mirror", type=int, default=0, choices=range(4),
-                        help="number of axes to mirror along (default: 0)")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each implementation (default: 5)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="CPU threads (default: all CPUs)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the model (default: cpu)")
-    parser.add_argument("--accumulate", choices=["cpu", "cuda"], default="cpu",
-                        help="device of the result (default: cpu)")
-    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32",
-                        help="f32, or bf16 (autocast) (default: f32)")
-    parser.add_argument("--monai", action="store_true", help="also time MONAI's sliding_window_inference")
-    o = parser.parse_args()
-    if o.monai and o.mirror:
-        parser.error("--monai excludes --mirror")
-    if not os.path.isfile(o.program):
-        parser.error(f"{o.program} does not exist; build the target sliding_window")
+def main(o):
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     tensors = {"volume": torch.randn(1, 1, o.size, o.size, o.size), "first": torch.randn(o.channels, 1, 3, 3, 3) / 5,
@@ -155,4 +163,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

@@ -37,12 +37,6 @@ import os
 import statistics
 import sys
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-from compare_gpu import gpu, timed
-
 # Each value is a pair: whether float32 products use TF32 (1 or 0), and the dtype of autocast (0: no autocast, 2: bf16,
 # 3: f16).
 MODES = {"highest": (0, 0), "high": (1, 0), "bf16": (1, 2), "f16": (1, 3)}
@@ -51,6 +45,48 @@ NETWORKS = {"six": {"stages": 6, "deep": True}, "four": {"stages": 4}, "resenc":
 BLOCKS = [1, 3, 4, 6, 6, 6]  # residual blocks per stage
 MAX_CHANNELS = 320
 SIDES = {"voxgrad": "voxgrad", "graph": "voxgrad, CUDA graph", "torch": "PyTorch", "compile": "torch.compile"}
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="path of libunet_peers.so")
+    parser.add_argument("--network", choices=NETWORKS, default="six", help="see above (default: six)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"],
+                        help="see above (default: bf16 high)")
+    parser.add_argument("--layouts", nargs="+", choices=("contiguous", "channels_last"),
+                        default=["contiguous", "channels_last"],
+                        help="memory formats of the input and the weights (default: both)")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="see above (default: all)")
+    parser.add_argument("--runs", type=int, default=10, help="timed steps and timed forward passes (default: 10)")
+    parser.add_argument("--steps", type=int, default=20, help="steps whose losses are compared (default: 20)")
+    parser.add_argument("--rounds", type=int, default=2,
+                        help="number of times that each side is measured; the fastest time counts")
+    parser.add_argument("--stages", type=int, help="number of stages (default: that of --network)")
+    parser.add_argument("--channels", type=int, default=32, help="channels of the first stage (default: 32)")
+    parser.add_argument("--classes", type=int, default=3,
+                        help="output channels of the network, at least 3; the labels are 0, 1 and 2 (default: 3)")
+    parser.add_argument("--size", type=int, default=128, help="voxels along each side of a patch (default: 128)")
+    parser.add_argument("--batch", type=int, default=2, help="patches per step (default: 2)")
+    parser.add_argument("--recompute", action="store_true", help="voxgrad recomputes each stage in the backward pass")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
+    parser.add_argument("--no-reference", action="store_true",
+                        help="do not compute PyTorch's losses in float32, which takes too long for large patches")
+    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
+    options = parser.parse_args()
+    network = {"deep": False, "residual": False, "mednext": 0} | NETWORKS[options.network]
+    options.stages = options.stages or network.pop("stages")
+    vars(options).update({name: value for name, value in network.items() if name != "stages"})
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from compare_gpu import gpu, timed
 
 
 class ConvNorm(nn.Module):
@@ -422,38 +458,6 @@ def measure(make, options, exact):
     return row
 
 
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", help="path of libunet_peers.so")
-    parser.add_argument("--network", choices=NETWORKS, default="six", help="see above (default: six)")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"],
-                        help="see above (default: bf16 high)")
-    parser.add_argument("--layouts", nargs="+", choices=("contiguous", "channels_last"),
-                        default=["contiguous", "channels_last"],
-                        help="memory formats of the input and the weights (default: both)")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="see above (default: all)")
-    parser.add_argument("--runs", type=int, default=10, help="timed steps and timed forward passes (default: 10)")
-    parser.add_argument("--steps", type=int, default=20, help="steps whose losses are compared (default: 20)")
-    parser.add_argument("--rounds", type=int, default=2,
-                        help="number of times that each side is measured; the fastest time counts")
-    parser.add_argument("--stages", type=int, help="number of stages (default: that of --network)")
-    parser.add_argument("--channels", type=int, default=32, help="channels of the first stage (default: 32)")
-    parser.add_argument("--classes", type=int, default=3,
-                        help="output channels of the network, at least 3; the labels are 0, 1 and 2 (default: 3)")
-    parser.add_argument("--size", type=int, default=128, help="voxels along each side of a patch (default: 128)")
-    parser.add_argument("--batch", type=int, default=2, help="patches per step (default: 2)")
-    parser.add_argument("--recompute", action="store_true", help="voxgrad recomputes each stage in the backward pass")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
-    parser.add_argument("--no-reference", action="store_true",
-                        help="do not compute PyTorch's losses in float32, which takes too long for large patches")
-    parser.add_argument("--json", metavar="FILE", help="write all results to this file")
-    options = parser.parse_args()
-    network = {"deep": False, "residual": False, "mednext": 0} | NETWORKS[options.network]
-    options.stages = options.stages or network.pop("stages")
-    vars(options).update({name: value for name, value in network.items() if name != "stages"})
-    return options
-
-
 def report(table):
     print("| | ms per step | peak GB | ms forward | peak GB | largest difference of a loss from float32 |\n"
           "|---|---:|---:|---:|---:|---:|")
@@ -467,8 +471,7 @@ def report(table):
             print(f"| {name} | {rows[0]['error']} | | | | |")
 
 
-def main():
-    options = parse()
+def main(options):
     if not torch.cuda.is_available():
         sys.exit("compare_unet: PyTorch finds no CUDA GPU")
     torch.backends.cudnn.benchmark = True
@@ -504,4 +507,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

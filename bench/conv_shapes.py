@@ -165,8 +165,25 @@ def mednext():
     return {**shapes, "k7-same64": Shape(2, 64, 64, 64, 7, 1, 3, groups=64, transposed=False)}
 
 
+def families():
+    """Returns a few layers of each family of convolutions that has its own kernels or its own difficulty."""
+    groups = {
+        "depthwise": "C 2x48>48 96 k3 p1 g48; C 2x96>96 48 k5 p2 g96; C 2x48>48 96 k7 p3 g48; "
+                     "C 2x48>48 96 k5 s2 p2 g48; T 2x96>96 48 k5 s2 p2 op1 g96; T 2x96>96 48 k3 s2 p1 op1 g96",
+        "few-inputs": "C 2x1>24 128 k3 p1; C 2x4>48 96 k3 p1; C 2x2>32 128 k5 s2 p2; C 4x3>64 96 k7 s2 p3",
+        "few-outputs": "C 2x48>2 96 k1; C 2x32>3 128 k3 p1; C 2x48>1 96 k5 p2; T 2x64>3 48 k4 s2 p1",
+        "patches": "C 2x1>96 128 k4 s4; C 8x3>384 8,128,128 k2,4,4 s2,4,4; C 2x48>96 96 k2 s2; T 2x96>48 48 k2 s2; "
+                   "T 2x96>1 32 k4 s4",
+        "k1": "C 2x48>48 96 k1; C 2x96>192 64 k1; C 4x256>128 40 k1; C 8x512>512 16 k1",
+        "strided": "C 2x48>96 128 k3 s2 p1; T 2x96>48 64 k3 s2 p1 op1; T 4x64>32 64 k4 s2 p1",
+        "small": "C 2x256>256 12 k3 p1; C 4x384>384 6 k3 p1; C 2x512>512 5 k3 p1; T 4x512>256 6 k2 s2",
+    }
+    return {f"{name}{i}": Shape.parse(text.strip()) for name, list_of_texts in groups.items()
+            for i, text in enumerate(list_of_texts.split(";"))}
+
+
 # The rest of the file implements --set race: random layers similar to the layers of real models. Each function from
-# encoder() to odd() returns a random convolution of one family, with batch 1. `pick` returns one of its arguments at
+# encoder() to five() returns a random convolution of one family, with batch 1. `pick` returns one of its arguments at
 # random. race() selects the batch and converts every other problem to a transposed convolution.
 
 def conv(cin, cout, size, kernel, stride=1, padding=None, dilation=1, groups=1):
@@ -237,9 +254,33 @@ def odd(pick):
     return conv(channels(), channels(), (axis(), axis(), axis()), pick(3, 3, 5), pick(1, 1, 1, 2, 2, 3))
 
 
+def patches(pick):
+    """Returns a patch embedding of a volume or a video: the stride equals the kernel.
+
+    race() also converts such layers to layers that map a token to a patch.
+    """
+    size, kernel = pick((128, 4), (96, 2), (160, 8), (128, 16), ((8, 128, 128), (2, 4, 4)), ((16, 224, 224), (2, 16, 16)))
+    return conv(pick(1, 2, 3, 4), pick(32, 48, 96, 192, 384), size, kernel, kernel, 0)
+
+
+def video(pick):
+    """Returns a layer of a network for videos of 1 to 8 frames, with separate kernels for space and time or with a
+    causal convolution, whose input is padded in time before the convolution."""
+    c, frames, side = pick(64, 128, 256, 512), pick(1, 2, 3, 4, 5, 8), pick(16, 32, 64, 96)
+    kernel, padding = pick(((1, 3, 3), (0, 1, 1)), ((1, 3, 3), 0), ((3, 1, 1), 0), ((3, 3, 3), (0, 1, 1)))
+    return conv(c, c * pick(1, 1, 2), (frames + kernel[0] - 1, side, side), kernel, 1, padding)
+
+
+def five(pick):
+    c = pick(16, 32, 48, 64, 128)
+    return conv(c, c * pick(1, 1, 2), pick(16, 24, 32, 48, 64), 5, pick(1, 1, 2))
+
+
 # The families of convolutions and of transposed convolutions, in the order in which race() uses them.
-CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, depthwise, grouped, odd, head, resampling)
-MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, depthwise, odd, dilated, first, head)
+CONVOLUTIONS = (encoder, encoder, anisotropic, first, dilated, depthwise, grouped, odd, head, resampling, patches, video,
+                five)
+MIRRORED = (resampling, resampling, anisotropic, encoder, grouped, depthwise, odd, dilated, first, head, patches, video,
+            five)
 MAX_BYTES = 2e9  # maximum size of the input and the output together, in float32
 MAX_FLOP = 2.5e11
 
@@ -271,4 +312,5 @@ def race(seed, count):
     return drawn
 
 
-SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet(), "mednext": mednext()}
+SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet(), "mednext": mednext(),
+        "families": families()}

@@ -4,15 +4,26 @@
 The script reads one problem per line from standard input: batch size, input channels, output channels, then size,
 kernel, stride, padding, output_padding and dilation (three numbers each), groups, and 1 for a transposed convolution,
 otherwise 0. It first prints a line of JSON with the versions. For each problem, it then prints a line of JSON: the
-median seconds of the forward pass and of forward + backward, and checksums of the results. With --busy, it uses one
-thread and prints the minimum CPU time instead of the median time.
+median seconds of the forward pass and of forward + backward, and checksums of the results.
 """
 
+import argparse
 import json
 import os
 import statistics
 import sys
 import time
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--busy", action="store_true",
+                        help="use one thread, and print the minimum CPU time instead of the median time")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
 
 import torch
 import torch.nn.functional as F
@@ -33,15 +44,14 @@ def median_seconds(work, min_total=0.3):
 
     Returns the median time or, with --busy, the minimum CPU time.
     """
-    busy = "--busy" in sys.argv
-    clock = time.process_time if busy else time.perf_counter
+    clock = time.process_time if OPTIONS.busy else time.perf_counter
     work()
     seconds = []
     while sum(seconds) < min_total or len(seconds) < 3:
         start = clock()
         work()
         seconds.append(clock() - start)
-    return min(seconds) if busy else statistics.median(seconds)
+    return min(seconds) if OPTIONS.busy else statistics.median(seconds)
 
 
 def measure(numbers):
@@ -81,8 +91,8 @@ def blas_library():
     return ", ".join(sorted(os.path.basename(name) for name in names)) or "unknown BLAS"
 
 
-def main():
-    torch.set_num_threads(1 if "--busy" in sys.argv else len(os.sched_getaffinity(0)))
+def main(options):
+    torch.set_num_threads(1 if options.busy else len(os.sched_getaffinity(0)))
     torch.ones(64, 64) @ torch.ones(64, 64)
     versions = f"PyTorch {torch.__version__} ({blas_library()}), {torch.get_num_threads()} threads"
     print(json.dumps({"versions": versions}), flush=True)
@@ -91,4 +101,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

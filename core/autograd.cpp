@@ -109,7 +109,7 @@ namespace {
 
 /// A call of a function by recompute(). The tensors that operations within the function save are numbered. The first
 /// run stores a description of each saved tensor. The second run, in the backward pass, keeps the tensors whose numbers
-/// are still needed.
+/// are still needed, and ends as soon as it has reached the last number.
 class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
  public:
   RecomputedCall(std::function<Tensors(const Tensors&)> function, const Tensors& inputs)
@@ -136,6 +136,7 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
     const size_t number = call->next_++;
     if (call->recomputing_) {
       call->keep_recomputed(number, tensor);
+      if (call->next_ == call->saved_.size()) throw Complete();
       return nullptr;
     }
     const AutogradData* data = find_data(tensor);
@@ -149,6 +150,9 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
   }
 
  private:
+  /// Thrown in the second run when every saved tensor is recomputed: the rest of the function is not needed.
+  struct Complete {};
+
   void run_again() {
     check(!running_, "recompute", "a recomputed function cannot compute gradients of its own results");
     Tensors inputs;
@@ -156,10 +160,11 @@ class RecomputedCall : public std::enable_shared_from_this<RecomputedCall> {
     const GradModeGuard mode(true);
     const Restore recomputing(recomputing_, true);
     const Restore second_runs(second_runs_, second_runs_ + 1);
-    {
+    try {
       const ContextGuard as_before(context_);
       found_.clear();
       run(inputs);
+    } catch (const Complete&) {
     }
     check(next_ == saved_.size(), "recompute", "the number of tensors that the function's operations saved is ",
           saved_.size(), " in the first call, but ", next_, " in the second call");

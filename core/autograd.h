@@ -84,6 +84,7 @@ struct AutogradData {
   } converted;
 };
 
+/// The data of a tensor. Tensor objects that are copies of each other share one body.
 struct TensorBody {
   std::shared_ptr<Storage> storage;
   int64_t offset = 0;
@@ -164,19 +165,21 @@ void once_differentiable(const char* op);
 /// Computes function(inputs) without keeping the tensors that its operations save for the backward pass, as
 /// torch.utils.checkpoint does (Chen et al., arXiv:1604.06174). The backward pass calls `function` again, with the same
 /// inputs, autocast dtype and random numbers of the default generator. The gradients therefore have the same bits as
-/// without recompute(). Objects that `function` refers to must not be destroyed or modified before the backward pass.
-/// Layers that change their state in training (BatchNorm, SpectralNorm) change their state in the first call only.
+/// without recompute(). The second call ends, by an exception that is not a std::exception, as soon as it has
+/// recomputed the last saved tensor: a convolution at the end of `function` is not computed again. Objects that
+/// `function` refers to must not be destroyed or modified before the backward pass. Layers that change their state in
+/// training (BatchNorm, SpectralNorm) change their state in the first call only.
 ///
 /// Gradients of any order are supported, but `function` itself must not compute gradients. The backward pass throws
-/// Error if an input was modified after the first call. It also throws if the operations in the second call save a
-/// different number of tensors, or tensors of another shape, strides or dtype.
+/// Error if an input was modified after the first call. It also throws if the operations in the second call save fewer
+/// tensors, or tensors of another shape, strides or dtype.
 Tensors recompute(std::function<Tensors(const Tensors& inputs)> function, const Tensors& inputs);
 /// Returns whether this thread is in the second call of recompute(), in which layers must not change their state.
 bool recomputing();
 
 /// Returns d(sum of outputs * grad_outputs) / d(inputs) without changing any grad(). If `grad_outputs` is empty, all
 /// outputs must have one element, whose gradient is 1. Throws if the outputs do not depend on an input; with
-/// `allow_unused`, returns an undefined tensor for this input instead.
+/// `allow_unused`, returns an undefined tensor for this input instead. `voxgrad::grad` is the same function.
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& grad_outputs = {}, bool retain_graph = false,
              bool create_graph = false, bool allow_unused = false);
 

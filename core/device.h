@@ -9,6 +9,7 @@
 
 namespace voxgrad {
 
+/// The kinds of devices: the CPU, and GPUs with CUDA.
 enum class DeviceType : uint8_t { cpu, cuda };
 
 /// The CPU, or a GPU with its index.
@@ -75,6 +76,8 @@ struct Runtime {
   double (*elapsed_ms)(const void* from, const void* to);
 };
 
+/// Return the functions of the CPU, of GPUs, or of the kind of `device`. In a build without CUDA, the functions of GPUs
+/// report no devices.
 const Runtime& cpu_runtime();
 const Runtime& cuda_runtime();
 inline const Runtime& runtime(Device device) { return device.is_cuda() ? cuda_runtime() : cpu_runtime(); }

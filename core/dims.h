@@ -86,7 +86,9 @@ void insert_sorted(Dims& order, int64_t axis, const Key& key) {
   order.insert(place, axis);
 }
 
+/// The sizes of the axes of a tensor, outermost axis first. A tensor without axes has the shape {} and one element.
 using Shape = Dims;
+/// The distance in elements between neighbors along each axis.
 using Strides = Dims;
 
 /// One axis or a list of axes. Negative numbers count from the end.

@@ -11,6 +11,8 @@
 
 namespace voxgrad {
 
+/// The type of the elements of a tensor: floats of 32 and 64 bits, bfloat16, IEEE binary16, signed integers of 64 and
+/// 32 bits, unsigned integers of 8 bits, and bool (b8, one byte).
 enum class DType : uint8_t { f32, f64, bf16, f16, i64, i32, u8, b8 };
 using enum DType;  // voxgrad::f32, ...
 
@@ -19,6 +21,7 @@ const char* name(DType dtype);
 /// Returns the dtype with the given name: voxgrad's ("bf16") or PyTorch's ("bfloat16", "float32", "float", ...). Throws
 /// Error for any other text; the message lists the valid names.
 DType parse_dtype(const std::string& text);
+/// Prints name(dtype).
 inline std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 
 /// Returns the bytes of one element.
@@ -27,6 +30,7 @@ constexpr int64_t item_size(DType dtype) {
   return sizes[static_cast<int>(dtype)];
 }
 
+/// Returns true for f32, f64, bf16 and f16.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::f16; }
 
 /// Returns the smallest dtype that both dtypes convert to, as torch.promote_types does. The order is bool, integers,

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 
+/// Marks functions that nvcc compiles for the host and for the GPU. Other compilers ignore the mark.
 #ifdef __CUDACC__
 #define VG_HOST_DEVICE __host__ __device__
 #else
@@ -14,6 +15,7 @@
 
 namespace voxgrad {
 
+/// The element type of bf16 tensors: sign, 8 bits of exponent and 7 bits of mantissa.
 struct BFloat16 {
   uint16_t bits = 0;
 
@@ -31,6 +33,8 @@ struct BFloat16 {
   VG_HOST_DEVICE operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
+/// The element type of f16 tensors, IEEE binary16: sign, 5 bits of exponent and 10 bits of mantissa. Numbers of at
+/// least 65520 become infinite.
 struct Float16 {
   uint16_t bits = 0;
 

@@ -21,6 +21,7 @@ namespace voxgrad::profiler {
 
 /// A text that is never freed. Equal texts have equal pointers.
 using Name = const std::string*;
+/// Returns the name with the given text, and stores the text at the first call. Several threads may call intern.
 Name intern(std::string_view text);
 
 namespace detail {

@@ -10,6 +10,7 @@
 
 namespace voxgrad {
 
+/// The memory of a tensor on one device, which all views of the tensor share. The destructor frees the memory.
 class Storage {
  public:
   /// Allocates uninitialized memory. Throws OutOfMemoryError, and Error if the device does not exist.

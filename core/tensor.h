@@ -21,6 +21,7 @@ class Tensor;
 class Node;
 struct Selection;
 struct TensorBody;
+/// A list of tensors.
 using Tensors = std::vector<Tensor>;
 /// A function that is called with a gradient. If it returns a defined tensor, that tensor replaces the gradient.
 using Hook = std::function<Tensor(const Tensor& grad)>;
@@ -239,6 +240,7 @@ struct Selection {
 
 /// Prints values, shape, dtype and device as PyTorch does. Abbreviates tensors of more than 1000 elements.
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+/// Returns the text that operator<< prints.
 std::string to_string(const Tensor& tensor);
 
 /// A description of a tensor for error messages. The text is created only when the description is printed, because
@@ -246,12 +248,15 @@ std::string to_string(const Tensor& tensor);
 struct Description {
   const Tensor& tensor;
 };
+/// Prints the shape, dtype and device of the tensor, or "undefined".
 std::ostream& operator<<(std::ostream& out, const Description& description);
 /// Prints as "[2, 32, 8] f32 on cuda:0". The result refers to `tensor`; use it in the same statement only.
 inline Description describe(const Tensor& tensor) { return {tensor}; }
 
 /// Returns an uninitialized tensor. Throws Error for an invalid shape or device, and OutOfMemoryError.
 Tensor empty(const Shape& shape, TensorOptions options = {}, MemoryFormat format = MemoryFormat::contiguous);
+/// Returns an uninitialized tensor with the given strides, in elements; a stride may be 0. Throws Error if `shape` and
+/// `strides` differ in length, or if a size or a stride is negative. Otherwise throws like empty().
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
 /// Returns an uninitialized tensor with the shape, dtype and device of `like`. The result has the strides of `like` if
 /// `like` is dense; otherwise it has the memory format like.suggest_memory_format().

@@ -3,7 +3,6 @@
 #include "core/thread_pool.h"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -104,6 +103,8 @@ std::atomic<int>& thread_count() {
 
 }  // namespace
 
+std::atomic<bool> detail::ignores_grain = false;
+
 SerialGuard::SerialGuard() : ScopedValue(inside_loop, true) {}
 
 int num_threads() { return thread_count(); }
@@ -115,6 +116,7 @@ void set_num_threads(int count) {
 
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) return;
+  if (detail::ignores_grain) grain = 1;
   const int64_t pieces = std::min<int64_t>(num_threads(), std::max<int64_t>(1, count / std::max<int64_t>(1, grain)));
   if (pieces == 1 || inside_loop) return body(0, count);
   static auto* pool = new Pool;  // never destroyed, because its threads wait in it until the process ends

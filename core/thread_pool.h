@@ -1,6 +1,7 @@
 // Parallel loops on a pool of CPU threads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -19,6 +20,11 @@ void set_num_threads(int count);
 /// ranges depend on the number of threads. For reproducible results, the order of additions in `body` must not depend
 /// on the ranges.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
+
+namespace detail {
+/// If true, parallel_for ignores `grain`. For tests, which check the use of several threads with small tensors.
+extern std::atomic<bool> ignores_grain;
+}  // namespace detail
 
 /// While the guard exists, loops that this thread starts with parallel_for run on this thread only. Use the guard in
 /// programs that already run one thread per core.

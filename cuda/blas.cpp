@@ -1,4 +1,4 @@
-// Matrix products with cuBLAS.
+// Matrix products with cuBLAS, which the first product loads.
 //
 // There is one cuBLAS handle per device. float32 products are computed in float32, or in TF32 if
 // set_float32_precision() selects TF32. Products of halves (bf16, f16) are accumulated in float32. Each call passes its
@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/detail/shared_library.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/precision.h"
@@ -27,14 +28,34 @@ constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 /// Maximum number of matrices per call: the third axis of a grid has at most 65535 CTAs.
 constexpr int64_t kMaxBatch = 65535;
 
+/// The functions of cuBLAS. CMake defines VG_CUBLAS_FOLDER, the folder of the CUDA toolkit's libraries.
+struct Cublas : SharedLibrary {
+  Cublas()
+      : SharedLibrary("matmul", concat("libcublas.so.", CUBLAS_VER_MAJOR), VG_CUBLAS_FOLDER,
+                      concat("cuBLAS ", CUBLAS_VER_MAJOR, " (NVIDIA's package libcublas-", CUDART_VERSION / 1000, "-",
+                             CUDART_VERSION % 1000 / 10, ")")) {}
+  VG_LIBRARY_FUNCTION(cublasCreate_v2);
+  VG_LIBRARY_FUNCTION(cublasGemmStridedBatchedEx_64);
+  VG_LIBRARY_FUNCTION(cublasGetStatusName);
+  VG_LIBRARY_FUNCTION(cublasGetStatusString);
+  VG_LIBRARY_FUNCTION(cublasSetMathMode);
+  VG_LIBRARY_FUNCTION(cublasSetStream_v2);
+  VG_LIBRARY_FUNCTION(cublasSetWorkspace_v2);
+};
+
+const Cublas& cublas() {
+  static const auto* functions = new Cublas;
+  return *functions;
+}
+
 void check_blas(cublasStatus_t status, const char* what) {
-  check(status == CUBLAS_STATUS_SUCCESS, "matmul", what, " failed: ", cublasGetStatusName(status), " (",
-        cublasGetStatusString(status), ")");
+  check(status == CUBLAS_STATUS_SUCCESS, "matmul", what, " failed: ", cublas().cublasGetStatusName(status), " (",
+        cublas().cublasGetStatusString(status), ")");
 }
 
 /// A cuBLAS handle. It is never destroyed, because CUDA may be shut down first at the end of the process.
 struct Handle {
-  Handle() { check_blas(cublasCreate(&blas), "cublasCreate"); }
+  Handle() { check_blas(cublas().cublasCreate_v2(&blas), "cublasCreate"); }
   cublasHandle_t blas = nullptr;
   std::mutex mutex;  ///< held from setting the stream and the workspace until the product is queued
 };
@@ -105,15 +126,16 @@ inline constexpr cudaDataType_t kDataType = std::is_same_v<T, BFloat16>  ? CUDA_
 /// Computes c = a * b in one call per kMaxBatch matrices; `depth` is the number of columns of a.
 template <class T>
 void multiply(const Launch& launch, const View& c, const Operand& a, const Operand& b, int64_t depth) {
+  const Cublas& blas = cublas();
   Handle& handle = handle_of(launch);
   const Workspace workspace(launch, kWorkspaceBytes);
   const std::lock_guard lock(handle.mutex);
-  check_blas(cublasSetStream(handle.blas, launch.stream), "cublasSetStream");
-  check_blas(cublasSetWorkspace(handle.blas, workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
+  check_blas(blas.cublasSetStream_v2(handle.blas, launch.stream), "cublasSetStream");
+  check_blas(blas.cublasSetWorkspace_v2(handle.blas, workspace.as<void>(), kWorkspaceBytes), "cublasSetWorkspace");
   const bool high = float32_precision() == Float32Precision::high;  // affects only float32
   const auto mode = (high ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
                     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;  // affects only halves
-  check_blas(cublasSetMathMode(handle.blas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  check_blas(blas.cublasSetMathMode(handle.blas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
   const compute_t<T> one = 1, zero = 0;
   const auto compute = std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
   const int64_t rows = c.size[1], columns = c.size[2];
@@ -122,11 +144,11 @@ void multiply(const Launch& launch, const View& c, const Operand& a, const Opera
     const int64_t batch = std::min(kMaxBatch, c.size[0] - start);
     // cuBLAS interprets a row-major buffer as the transposed matrix, so compute c^T = b^T a^T.
     check_blas(
-        cublasGemmStridedBatchedEx_64(handle.blas, b.op, a.op, columns, rows, depth, &one,
-                                      static_cast<const T*>(b.data) + start * b.batch_stride, kDataType<T>, b.leading,
-                                      b.batch_stride, static_cast<const T*>(a.data) + start * a.batch_stride,
-                                      kDataType<T>, a.leading, a.batch_stride, &zero, c.as<T>() + start * c.stride[0],
-                                      kDataType<T>, leading, c.stride[0], batch, compute, CUBLAS_GEMM_DEFAULT),
+        blas.cublasGemmStridedBatchedEx_64(
+            handle.blas, b.op, a.op, columns, rows, depth, &one, static_cast<const T*>(b.data) + start * b.batch_stride,
+            kDataType<T>, b.leading, b.batch_stride, static_cast<const T*>(a.data) + start * a.batch_stride,
+            kDataType<T>, a.leading, a.batch_stride, &zero, c.as<T>() + start * c.stride[0], kDataType<T>, leading,
+            c.stride[0], batch, compute, CUBLAS_GEMM_DEFAULT),
         "gemm");
   }
 }

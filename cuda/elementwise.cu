@@ -62,11 +62,17 @@ void run(double a, double b, const View& out, const View& x, const Views&... y) 
   });
 }
 
-/// Calls run() for operator `op`. `count` is the number of operators of type Op.
+/// Return the operator whose kernel computes `op`. x > y is computed as y < x, and x >= y as y <= x.
+constexpr UnaryOp compiled(UnaryOp op) { return op; }
+constexpr BinaryOp compiled(BinaryOp op) {
+  return op == BinaryOp::gt ? BinaryOp::lt : op == BinaryOp::ge ? BinaryOp::le : op;
+}
+
+/// Calls run() for the kernel of operator `op`. `count` is the number of operators of type Op.
 template <size_t count, class Op, class... Views>
 void run_any(Op op, double a, double b, const View& out, const View& x, const Views&... y) {
   static constexpr auto entries = []<size_t... i>(std::index_sequence<i...>) {
-    return std::array{run<static_cast<Op>(i), Views...>...};
+    return std::array{run<compiled(static_cast<Op>(i)), Views...>...};
   }
   (std::make_index_sequence<count>());
   entries[static_cast<size_t>(op)](a, b, out, x, y...);
@@ -87,7 +93,8 @@ void unary(UnaryOp op, const View& out, const View& in, double a, double b) {
 }
 
 void binary(BinaryOp op, const View& out, const View& x, const View& y, double a, double b) {
-  run_any<std::size(kBinaryNames)>(op, a, b, out, x, y);
+  const bool swapped = compiled(op) != op;
+  run_any<std::size(kBinaryNames)>(op, a, b, out, swapped ? y : x, swapped ? x : y);
 }
 
 void where(const View& out, const View& condition, const View& x, const View& y) {

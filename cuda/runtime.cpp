@@ -1,5 +1,7 @@
 // The runtime functions for GPUs and their table: device queries, allocation, copies, CUDA error checks, device guards,
 // workspaces, and index errors that kernels report.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -24,25 +26,38 @@ namespace {
 
 struct Devices {
   int count = 0;
-  std::string error = "no CUDA device found";  ///< the reason why count is 0; otherwise unused
+  std::string error;  ///< the reason why count is 0; otherwise unused
 };
+
+/// Returns a version of CUDA as text: 13000 becomes "13.0".
+std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
+
+/// Returns the reason why cudaGetDeviceCount returned `status` or found no device.
+std::string reason_without_devices(cudaError_t status) {
+  int driver = 0;  // newest version of CUDA that the driver supports; 0 without a driver
+  cudaDriverGetVersion(&driver);
+  constexpr int kRequired = CUDART_VERSION / 1000;
+  if (driver == 0 && ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr)
+    return concat("the NVIDIA driver is missing (", ::dlerror(), "); install a driver that supports CUDA ", kRequired);
+  if (driver != 0 && status == cudaErrorInsufficientDriver)
+    return concat("the NVIDIA driver is too old: it supports CUDA ", version_text(driver),
+                  ", but this program needs CUDA ", kRequired, " or newer");
+  if (status == cudaSuccess || status == cudaErrorNoDevice)
+    return "the NVIDIA driver found no GPU; check nvidia-smi and the variable CUDA_VISIBLE_DEVICES";
+  return concat("the NVIDIA driver failed with ", cudaGetErrorName(status), " (", cudaGetErrorString(status), ")");
+}
 
 /// Returns the GPUs. Queries the driver only on the first call.
 const Devices& devices() {
   static const Devices* found = [] {
     auto* result = new Devices;
     const cudaError_t status = cudaGetDeviceCount(&result->count);
-    if (status == cudaSuccess) {
+    if (status == cudaSuccess && result->count > 0) {
       result->count = std::min(result->count, kMaxDevices);
       return result;
     }
+    *result = {.count = 0, .error = reason_without_devices(status)};
     cudaGetLastError();
-    result->count = 0;
-    int driver = 0;
-    cudaDriverGetVersion(&driver);
-    // If there is a driver, add its error to the reason.
-    if (status != cudaErrorNoDevice && driver != 0)
-      result->error += concat(" (", cudaGetErrorName(status), ": ", cudaGetErrorString(status), ")");
     return result;
   }();
   return *found;

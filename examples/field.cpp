@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <vector>
 
-#include "examples/common/panels.h"
-#include "examples/common/progress.h"
 #include "examples/common/short_program.h"
 
 namespace {

@@ -74,6 +74,7 @@ struct Member {
   bool is_buffer = false;
   Module* module = nullptr;
 };
+/// The members of a module, in the order in which VG_MODULE lists them.
 using Members = std::vector<Member>;
 
 /// Tensors with their names, in the order in which VG_MODULE lists them.

@@ -72,6 +72,7 @@ class WeightNorm : public Layer {
 /// The axis of a layer's weight that indexes the outputs.
 template <class L>
 inline constexpr int64_t kOutputAxis = 0;
+/// The weights of transposed convolutions have the outputs at axis 1.
 template <int N>
 inline constexpr int64_t kOutputAxis<ConvTranspose<N>> = 1;
 

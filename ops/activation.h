@@ -5,6 +5,7 @@
 
 namespace voxgrad {
 
+/// The activations that other operations can apply to their results (ops/fused.h).
 enum class ActivationKind : uint8_t { none, relu, leaky_relu, gelu, silu };
 
 /// An activation with its arguments.

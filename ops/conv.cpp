@@ -39,15 +39,16 @@ Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, all_but_channels(g
 
 Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, FusedEpilogue epilogue) {
+  const bool dx = needs_gradient(in), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
+  // Save the operands before the kernel runs: autograd::recompute() then omits it if this is its last operation.
+  const Saved in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight);
   const Tensor out = empty_result(in, weight, transposed ? weight.size(1) * geometry.groups : weight.size(0), size);
   const auto bias_view = optional_view(bias);
   const Kernels& k = kernels(in.device());
   (transposed ? k.conv_backward_data : k.conv_forward)(out.view_out(), in.view_in(), weight.view_in(),
                                                        {pointer(bias_view), epilogue.relu}, geometry);
-  const bool dx = needs_gradient(in), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   return record(transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor()},
-                [=, in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight), in_size = spatial_size(in),
-                 w_form = form_of(weight)](const Tensor& grad) {
+                [=, in_size = spatial_size(in), w_form = form_of(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve(!transposed, grad, w_saved(), {}, in_size, geometry) : Tensor(),
                                  dw ? convolve_weight(transposed, in_saved(), grad, w_form, geometry) : Tensor(),
                                  db ? sum_over_voxels(grad) : Tensor()};

@@ -52,6 +52,7 @@ Tensor minimum(const Tensor& x, Scalar y);
 /// Returns factor * x + offset.
 Tensor affine(const Tensor& x, double factor, double offset);
 
+/// Arithmetic with operators: add, sub, mul and div, and the negation of each element.
 Tensor operator+(const Tensor& x, const Tensor& y);
 Tensor operator-(const Tensor& x, const Tensor& y);
 Tensor operator*(const Tensor& x, const Tensor& y);

@@ -8,6 +8,7 @@
 
 namespace voxgrad {
 
+/// Options of gradcheck and gradgradcheck.
 struct GradcheckOptions {
   double eps = 1e-6;   ///< the function is evaluated at x - eps and x + eps
   double atol = 1e-5;  ///< absolute tolerance
@@ -22,6 +23,7 @@ struct GradcheckOptions {
   uint64_t seed = 0;
 };
 
+/// The result of gradcheck and gradgradcheck. Converts to `passed`.
 struct GradcheckReport {
   bool passed = true;
   int64_t checked = 0;   ///< number of derivatives that were compared

@@ -11,6 +11,7 @@ namespace voxgrad {
 /// linear requires an input (N, C, L), bilinear and bicubic (N, C, H, W), and trilinear (N, C, D, H, W). nearest and
 /// nearest_exact accept all three.
 enum class InterpolateMode : uint8_t { nearest, nearest_exact, linear, bilinear, bicubic, trilinear };
+/// Prints the name of the mode, such as "nearest_exact".
 std::ostream& operator<<(std::ostream& out, InterpolateMode mode);
 
 /// Sizes of the spatial axes. One number applies to all axes.
@@ -32,6 +33,7 @@ struct ScaleFactor {
   std::array<double, 3> values{};
   int64_t count;
 };
+/// Prints one number if all factors are equal, otherwise a list such as "[1, 2, 2]".
 std::ostream& operator<<(std::ostream& out, const ScaleFactor& scale);
 
 /// Options of interpolate, with the names and defaults of PyTorch. Exactly one of size and scale_factor must be given.

@@ -41,6 +41,7 @@ Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction = R
 // With class indices, up to 12 classes and reduction mean or sum, the input is read once in the forward pass and once
 // in the backward pass.
 
+/// Options of cross_entropy, with the names and defaults of PyTorch.
 struct CrossEntropyOptions {
   Tensor weight{};  ///< (C): weights of the classes; the mean is the sum divided by the sum of the voxels' weights
   int64_t ignore_index = -100;  ///< voxels with this class index are ignored
@@ -79,6 +80,7 @@ struct DiceOptions {
 /// et al. 2021). Throws Error for softmax over one channel, which would always be 1.
 Tensor dice_loss(const Tensor& input, const Tensor& target, const DiceOptions& options = {});
 
+/// Options of dice_ce_loss and deep_supervision_loss. lambda_dice and lambda_ce are the weights of the two losses.
 struct DiceCEOptions {
   DiceOptions dice{};          ///< ignore_index and reduction (mean or sum) also apply to the cross-entropy
   Tensor weight{};             ///< class weights (C) of the cross-entropy

@@ -44,6 +44,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
 
 // ---- a normalization as an argument of other functions (ops/fused.h)
 
+/// The normalizations that other operations can apply to their results (ops/fused.h).
 enum class NormKind : uint8_t { none, group, instance, batch };
 
 /// A normalization and all of its arguments except the input.

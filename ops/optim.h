@@ -32,15 +32,18 @@ struct AdamStep {
   bool amsgrad = false, maximize = false;
   int64_t step = 1;
 };
+/// RMSprop; the centered form divides by an estimate of the variance instead of the mean square.
 struct RmspropStep {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   bool centered = false, maximize = false;
 };
+/// Adagrad.
 struct AdagradStep {
   double lr = 1e-2, lr_decay = 0, weight_decay = 0, eps = 1e-10;
   bool maximize = false;
   int64_t step = 1;
 };
+/// Lion (Chen et al., "Symbolic discovery of optimization algorithms", 2023), which is not part of PyTorch.
 struct LionStep {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   bool maximize = false;
@@ -63,6 +66,7 @@ struct ScaleStep {
 struct CopyStep {
   double factor = 1;
 };
+/// The options of any of these steps.
 using AnyStep =
     std::variant<SgdStep, AdamStep, RmspropStep, AdagradStep, LionStep, EmaStep, UnscaleStep, ScaleStep, CopyStep>;
 
@@ -75,6 +79,7 @@ struct StepScaling {
   const Tensor* skipped = nullptr;  ///< i64: number of skipped steps, which is subtracted from the number of this step
 };
 
+/// A list of tensors that the caller keeps.
 using TensorSpan = std::span<const Tensor>;
 
 /// Performs one step of an optimizer. `states` are momentum_buffers (SgdStep), exp_avgs, exp_avg_sqs and

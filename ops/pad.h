@@ -12,6 +12,7 @@ namespace voxgrad {
 /// (constant), 2 1 (reflect), 0 0 (replicate) or 2 3 (circular). `zeros` is another name for constant.
 enum class PadMode : uint8_t { constant, reflect, replicate, circular, zeros = constant };
 
+/// Prints "constant", "reflect", "replicate" or "circular".
 std::ostream& operator<<(std::ostream& out, PadMode mode);
 
 /// Pads x as in PyTorch. amounts = {before the last axis, after the last axis, before the second-to-last axis, ...};

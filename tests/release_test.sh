@@ -1,8 +1,10 @@
 #!/bin/sh
 # Tests `./run release --quick` in a clone of the repository, with the uncommitted changes of tracked files. Usage:
-# release_test.sh ROOT. Exits with 77 (skipped) if ROOT is not a git repository.
+# release_test.sh ROOT [--full]. With --full, also builds the source archive completely, installs it, and builds and runs
+# tests/consumer against the installed library; CI does not do this, because it takes as long as ./run build. Exits with
+# 77 (skipped) if ROOT is not a git repository.
 set -eu
-root=$1
+root=$(cd "$1" && pwd)
 git() { command git -c safe.directory='*' "$@"; }
 command -v git >/dev/null && git -C "$root" rev-parse -q --verify HEAD >/dev/null 2>&1 || exit 77
 work=$(mktemp -d)
@@ -59,3 +61,10 @@ grep -q "$(sha512sum "$out/voxgrad-$version.tar.gz" | cut -d' ' -f1)" "$out/vcpk
   { echo "the port of vcpkg does not have the checksum of the archive"; exit 1; }
 python3 -m json.tool "$out/vcpkg/vcpkg.json" >/dev/null
 python3 -m json.tool "$out/voxgrad-$version.spdx.json" >/dev/null
+
+if [ "${2:-}" = --full ]; then
+  tar -xzf "$out/voxgrad-$version.tar.gz" -C "$work"
+  cmake -S "$work/voxgrad-$version" -B "$work/full" -G Ninja -DVOXGRAD_CUDA=OFF -DVOXGRAD_WERROR=ON >"$work/output"
+  cmake --build "$work/full" >"$work/output" || { tail -n 40 "$work/output"; exit 1; }
+  ctest --test-dir "$work/full" --output-on-failure --no-tests=error -R '^(consumer|core)$'
+fi

@@ -68,6 +68,13 @@ expect "cmake.define.VOXGRAD_TESTS=ON" ../root/run test-pytorch
 expect "pip install --force-reinstall --no-deps $root/build/wheel/b.whl" ../root/run test-pytorch
 expect "python -m pytest tests/pytorch -k name in $root/build/python/tests/libdlpack" ../root/run test-pytorch -k name
 
+# --help neither installs nor builds anything.
+for command in build test sanitize coverage docs wheel package package-test test-pytorch; do
+  : >"$work/log"
+  "$root/run" $command --help | grep -q "usage: ./run COMMAND" || { echo "'run $command --help' prints no help"; exit 1; }
+  [ ! -s "$work/log" ] || { echo "'run $command --help' did:"; cat "$work/log"; exit 1; }
+done
+
 code=0
 "$root/run" nonsense >/dev/null 2>&1 || code=$?
 [ $code -eq 2 ] || { echo "'run nonsense' exited with $code, expected 2"; exit 1; }

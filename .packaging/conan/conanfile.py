@@ -72,10 +72,10 @@ class Voxgrad(ConanFile):
         self.cpp_info.set_property("cmake_target_name", "voxgrad::voxgrad")
         self.cpp_info.set_property("pkg_config_name", "voxgrad")
         if not self.options.shared:
-            self.cpp_info.system_libs = ["pthread", "m"]
+            self.cpp_info.system_libs = ["pthread", "m", "dl"]
             if "zlib" not in [dependency.ref.name for dependency in self.dependencies.host.values()]:
                 self.cpp_info.system_libs += ["z"]  # the profile selects the system's zlib
             if self.options.cuda:
-                self.cpp_info.system_libs += ["cudart_static", "cublas", "dl", "rt"]
+                self.cpp_info.system_libs += ["cudart_static", "rt"]
             if self.options.mpi:
                 self.cpp_info.system_libs += ["mpi"]

@@ -24,6 +24,7 @@ struct NiftiImage {
   std::string descrip;
 };
 
+/// Options of load_nifti.
 struct NiftiOptions {
   int64_t max_bytes = INT64_MAX;  ///< maximum size of the volume as f32; checked before the file is decompressed
 };

@@ -10,6 +10,7 @@
 
 namespace voxgrad {
 
+/// Options of load_npy and NpyFile.
 struct NpyOptions {
   int64_t max_bytes = INT64_MAX;  ///< maximum size of the array; checked before memory is allocated
 };

@@ -15,6 +15,7 @@
 
 namespace voxgrad {
 
+/// Options of open_pt and load_pt.
 struct PtOptions {
   /// Maximum size of the pickle, of each tensor, and of all storages that one call loads. If a size exceeds the limit,
   /// Error is thrown before memory is allocated.

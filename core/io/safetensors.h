@@ -16,6 +16,7 @@ using TensorMap = std::map<std::string, Tensor>;
 /// The "__metadata__" of a safetensors file.
 using Metadata = std::map<std::string, std::string>;
 
+/// Options of load_safetensors.
 struct LoadSafetensorsOptions {
   /// Maximum number of bytes. The limit applies to the header and, separately, to all tensors together. If either is
   /// larger, Error is thrown before anything is loaded.
@@ -39,6 +40,7 @@ struct LoadSafetensorsOptions {
 TensorMap load_safetensors(const std::filesystem::path& path, Device device = Device::cpu(),
                            Metadata* metadata = nullptr, const LoadSafetensorsOptions& options = {});
 
+/// The contents of a safetensors file.
 struct SafetensorsContents {
   TensorMap tensors;
   Metadata metadata;
@@ -48,6 +50,7 @@ struct SafetensorsContents {
 SafetensorsContents read_safetensors(const std::filesystem::path& path, Device device,
                                      const LoadSafetensorsOptions& options, const char* op);
 
+/// Options of save_safetensors.
 struct SaveSafetensorsOptions {
   /// Adds a checksum that loading verifies: the CRC-32 of all names, dtypes, shapes, elements and metadata. The
   /// checksum is stored as the metadata entry "voxgrad.crc32". Functions that load the file do not return this entry.

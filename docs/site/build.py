@@ -11,6 +11,7 @@ network. Each warning is an error.
 2. Runs Doxygen (Doxyfile) and writes a page for each section of reference.py.
 3. Runs Sphinx (conf.py) on build/docs/source.
 """
+import argparse
 import os
 import pathlib
 import re
@@ -100,7 +101,8 @@ def copy_pages(site):
             index = text
             continue
         if name == "docs/decisions/README.md":
-            text += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+            pages = "\n".join(re.findall(r"\]\(([\w-]+)\.md\)", text))
+            text += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
         site.write(name, text)
         link = f"/{name.removesuffix('.md')}\n"
         if "decisions" not in name and link not in navigation:
@@ -111,6 +113,7 @@ def copy_pages(site):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     site = Site()
     copy_pages(site)
@@ -121,6 +124,9 @@ def main():
     reference.write(site, ROOT, BUILD / "xml")
     site.write("sources.txt", "\n".join(sorted(site.shown)))
     site.remove_others()
+    info = BUILD / "html/.buildinfo"
+    if info.exists() and any(path.stat().st_mtime > info.stat().st_mtime for path in SITE.rglob("*")):
+        info.unlink()  # lets Sphinx write all pages, because it ignores changes of style sheets and of conf.py
     command = ["sphinx-build", "-q", "-W", "--keep-going", "-n", "-j", "auto", "-c", SITE, "-d", BUILD / "doctrees",
                SOURCE, BUILD / "html"]
     return subprocess.run(command).returncode

@@ -103,15 +103,17 @@ def collect_names(app, env):
 
 
 def link_names(app, doctree, docname):
-    """Links the names of declarations in code font to the reference.
+    """Links the names of declarations in code font to the reference, except on the page of the Python package.
 
-    On the pages of the reference, also links names of headers and names such as "conv3d()" and "voxgrad::conv3d" in
-    plain text.
+    On the pages of the reference, also links names of headers and pages, and names such as "conv3d()" and
+    "voxgrad::conv3d" in plain text.
     """
 
     headers = app.env.get_domain("std").anonlabels
 
     def link(text):
+        if (page := text.removesuffix(".md")) != text and page in app.env.titles:
+            return make_refnode(app.builder, docname, page, "", nodes.Text(app.env.titles[page].astext()))
         name = re.sub(r"^(vg|voxgrad)::|\(\)$", "", text)
         page, anchor = headers.get(text) if text.endswith(".h") and text in headers else TARGETS.get(
             "voxgrad::" + name, (None, None))
@@ -126,13 +128,14 @@ def link_names(app, doctree, docname):
                 return False
         return True
 
-    for node in list(doctree.findall(nodes.literal)):
+    for node in list(doctree.findall(nodes.literal)) if docname != "docs/pytorch" else ():
         if re.fullmatch(r"[\w:]+(\(\))?", node.astext()) and is_linkable(node) and (reference := link(node.astext())):
             node.children = []
             node += reference
     if docname.startswith("reference/"):
         for node in list(doctree.findall(nodes.Text)):
-            parts = re.split(r"(\b(?:core|ops|nn|cuda)/[\w/]+\.h\b|(?:\w+::)+\w+(?:\(\))?|\w+\(\))", node.astext())
+            parts = re.split(r"(\b(?:core|ops|nn|cuda)/[\w/]+\.h\b|\bdocs/[\w-]+\.md\b|(?:\w+::)+\w+(?:\(\))?|\w+\(\))",
+                             node.astext())
             if len(parts) > 1 and is_linkable(node):
                 node.parent.replace(node, [link(part) or nodes.Text(part) for part in parts if part])
     for node in doctree.findall(nodes.reference):
@@ -144,7 +147,9 @@ SOURCE_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{name} - voxgrad</title>
 {styles}
-</head><body class="source"><p><a href="{root}/index.html">voxgrad</a> / {name}</p>{content}</body></html>
+</head><body class="source">
+<script>document.body.dataset.theme = localStorage.getItem("theme") || "auto";</script>
+<p><a href="{root}/index.html">voxgrad</a> / {name}</p>{content}</body></html>
 """
 
 
@@ -173,10 +178,37 @@ def write_sources(app, exception):
                         encoding="utf-8")
 
 
+def repair_theme(app, exception):
+    """Repairs Debian's packages of Furo, which contain unfinished files: without this, the site has no dark mode.
+
+    The script of the theme is a module, which browsers do not load from a disk. The style sheet ignores the color
+    scheme of the system and, in Debian 12, imports a file by an absolute path.
+    """
+    if exception:
+        return
+    static = pathlib.Path(app.outdir) / "_static"
+    script = (static / "scripts/furo.js").read_text(encoding="utf-8")
+    if script.startswith("import "):
+        script = script.split("\n", 1)[1]
+        gumshoe = (static / "scripts/gumshoe-patched.js").read_text(encoding="utf-8")
+        (static / "scripts/furo.js").write_text(gumshoe + script, encoding="utf-8")
+        for page in pathlib.Path(app.outdir).rglob("*.html"):
+            text = page.read_text(encoding="utf-8")
+            page.write_text(text.replace('<script type="module" src=', "<script src="), encoding="utf-8")
+    style = (static / "styles/furo.css").read_text(encoding="utf-8")
+    style = re.sub(r"^@import url\((/javascript/[^)]*)\);",
+                   lambda match: pathlib.Path(f"/usr/share{match[1]}").read_text(encoding="utf-8"), style)
+    if not re.search(r"prefers-color-scheme: ?dark\)\s*{\s*body:not", style):
+        dark = re.search(r'body\[data-theme="dark"\] ({[^{}]*)', style)[1]
+        style += f'@media screen and (prefers-color-scheme: dark) {{ body:not([data-theme="light"]) {dark} }} }}\n'
+    (static / "styles/furo.css").write_text(style, encoding="utf-8")
+
+
 def setup(app):
     app.add_domain(SearchableDomain, override=True)
     app.connect("doctree-read", list_declarations, priority=400)  # before Sphinx collects the table of contents
     app.connect("env-updated", collect_names)
     app.connect("doctree-resolved", link_names)
     app.connect("build-finished", write_sources)
+    app.connect("build-finished", repair_theme)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,8 +7,8 @@ public declarations, such as the comment at the top of a header and titles ("// 
 
 PAGES names the headers of each page. write() raises SystemExit if a public header is on no page, or if a public
 declaration of a header is not written. These declarations are hidden and need no entry: deleted functions and friend
-classes; destructors, copy and move functions without a comment; functions without a comment that override a function;
-and the namespaces of HIDDEN.
+classes; the types that the standard library requires of iterators; destructors, copy and move functions without a
+comment; functions without a comment that override a function; and the namespaces of HIDDEN.
 """
 import re
 import textwrap
@@ -86,6 +86,10 @@ PAGES = {
                                                    ("core/capture.h", "Capture of CUDA graphs")]),
     ],
 }
+# Declarations of core/autograd.h that users rarely need; they come after the others.
+INTERNAL = {"Backward", "Hooks", "Edge", "Node", "AutogradData", "TensorBody", "needs_grad", "check_in_place",
+            "autograd::edge_to", "autograd::record", "autograd::SavedOutput", "autograd::once_differentiable",
+            "autograd::recomputing", "autograd::queue_callback", "autograd::reached_leaves"}
 HIDDEN = ("std", "voxgrad::dlpack")  # std: specializations; dlpack: the structs of the DLPack standard
 
 
@@ -222,6 +226,8 @@ def is_hidden(node):
     arguments, name = child_text(node, "argsstring"), node.findtext("name")
     if "=delete" in arguments.replace(" ", "") or (node.get("kind") == "friend" and "(" not in arguments):
         return True
+    if name in ("iterator_category", "value_type", "difference_type", "pointer", "reference"):
+        return True
     if comment(node):
         return False
     if node.find("reimplements") is not None or name.startswith("~") or re.search(r"\boverride\b", arguments):
@@ -245,6 +251,7 @@ def member(node, prefix):
         directive, signature = "function", f"{template(node)}{static}{result} {name}{arguments}"
     elif kind == "variable":
         value = value if len(value) < 60 else ""
+        result = re.sub(r"^struct voxgrad::(\w+::)*", "", result)  # "struct Name {...} name;"
         directive, signature = "member", f"{template(node)}{static}{result} {name}{arguments} {value}"
     elif kind == "typedef":
         short = len(result) < 70 and not re.search(r'"|<.*,.*>', result)
@@ -368,6 +375,11 @@ class Headers:
                 break
         indent = len(self.source(header)[line - 1]) - len(self.source(header)[line - 1].lstrip()) + 2
         result.members = self.families(header, members + self.remarks(header, line, end, indent))
+        for base in (re.sub(r"<.*|.*::", "", base) for base in bases):  # "using Base::Base" declares constructors
+            for entry in result.members:
+                if entry.name == base:
+                    constructor = own.rsplit("::", 1)[-1] + "("
+                    entry.signatures = [re.sub(rf"\b{base}\(", constructor, text) for text in entry.signatures]
         return result
 
     def families(self, header, declarations):
@@ -384,7 +396,8 @@ class Headers:
                     template.forms.append(declaration)
                     continue
             last = result[-1] if result else None
-            adjacent = last and all(line.strip() for line in lines[last.end:declaration.line - 1])
+            adjacent = last and all(line.strip() for line in lines[last.end:declaration.line - 1]) and (
+                not last.text or "///<" not in lines[last.end - 1])  # a trailing comment belongs to one declaration
             if adjacent and not declaration.text and is_family(last, declaration):
                 last.signatures += declaration.signatures
                 last.names += declaration.names
@@ -486,18 +499,27 @@ def write(site, root, xml):
         names = ", ".join(sorted(faults))
         raise SystemExit(f"docs/site/reference.py: PAGES must name each public header once: {names}")
     headers, writer = Headers(root, xml), Writer(read_examples(root))
-    overview = heading("Reference", "=") + OVERVIEW
+    overview, undescribed = heading("Reference", "=") + OVERVIEW, []
     for group, pages in PAGES.items():
         overview += heading(group, "-")
         for page, title, sections in pages:
             text = heading(title, "=") + ".. cpp:namespace:: voxgrad\n\n"
+            if len(sections) > 1:
+                text += ", ".join(f":ref:`{section or title} <{header}>`" for header, section in sections) + "\n\n"
             names = {}
             for header, section in sections:
                 declarations = headers.declarations(header)
+                undescribed += [f"{header}:{entry.line}: {entry.name}" for entry in declarations
+                                if not entry.text and entry.kind not in ("remark", "title")]
                 # The class that a section is about comes before its helpers.
                 subject = re.sub(r"\W", "", section or title).lower()
                 declarations.sort(key=lambda entry: 1 - (entry.line == 1) * 2 - (
-                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject))
+                    entry.kind in ("class", "struct") and entry.name.rsplit("::", 1)[-1].lower() == subject)
+                    + (entry.name in INTERNAL))
+                internal = [entry.name in INTERNAL for entry in declarations]
+                if any(internal):
+                    rubric = "The recorded graph, for implementations of operators and hooks"
+                    declarations.insert(internal.index(True), Declaration("title", 0, text=rubric))
                 text += f".. _{header}:\n\n" + (heading(section, "-") if section else "")
                 text += f".. container:: header\n\n   `{header} <{site.link_to_source(header)}>`__\n\n"
                 for declaration in declarations:
@@ -516,6 +538,8 @@ def write(site, root, xml):
     site.write("reference/index.rst", overview)
     if missing := sorted(name for key, name in headers.expected.items() if key not in headers.written):
         raise SystemExit("docs/site/reference.py: no page contains these declarations:\n  " + "\n  ".join(missing))
+    if undescribed:
+        raise SystemExit("docs/site/reference.py: these declarations have no comment:\n  " + "\n  ".join(undescribed))
     if unused := sorted(set(writer.examples) - writer.shown):
         raise SystemExit(f"docs/site/reference.py: these examples belong to no declaration: {', '.join(unused)}")
 

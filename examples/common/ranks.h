@@ -94,6 +94,7 @@ auto train_on(int gpus, const F& f) {
 inline void check_gpus(const char* program, int gpus, int64_t batch) {
   if (gpus == 0) return;
   const int available = voxgrad::cuda::device_count();
+  if (available == 0) voxgrad::synchronize(voxgrad::Device::cuda());  // throws Error with the reason
   voxgrad::check(gpus <= available, program, "--gpus is ", gpus, ", but this machine has ", available,
                  available == 1 ? " GPU" : " GPUs");
   voxgrad::check(batch % gpus == 0, program, "a batch of ", batch, batch == 1 ? " sample" : " samples",

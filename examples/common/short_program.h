@@ -1,4 +1,4 @@
-// The main function of the short programs of docs/gallery.md.
+// The main function of the short programs of docs/gallery.md, and the headers of their pictures and progress lines.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,6 +10,8 @@
 
 #include "examples/common/options.h"
 #include "examples/common/output.h"
+#include "examples/common/panels.h"
+#include "examples/common/progress.h"
 
 namespace examples {
 

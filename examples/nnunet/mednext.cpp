@@ -18,25 +18,40 @@ enum class Resolution : uint8_t { same, half, twice };
 class Block : public Layer {
  public:
   Block(int64_t in, int64_t out, int64_t expansion, int64_t kernel_size, Resolution resolution)
-      : norm(in, in), expand(in, expansion * in, 1), compress(expansion * in, out, 1) {
+      : norm(std::make_shared<nn::GroupNorm>(in, in)),
+        expand(in, expansion * in, 1),
+        compress(std::make_shared<nn::Conv3d>(expansion * in, out, 1)) {
     const int64_t padding = kernel_size / 2;
+    const auto begin_with = [&](const auto& conv) {
+      depthwise.push_back(conv);
+      normalized_->push_back(conv);
+    };
     if (resolution == Resolution::twice) {
-      depthwise.push_back(nn::ConvTranspose3d(in, in, kernel_size, 2, padding, 1, in));
+      begin_with(std::make_shared<nn::ConvTranspose3d>(in, in, kernel_size, 2, padding, 1, in));
       skip.push_back(nn::ConvTranspose3d(in, out, 1, 2, 0, 1));
     } else {
       const int64_t stride = resolution == Resolution::half ? 2 : 1;
-      depthwise.push_back(nn::Conv3d(in, in, kernel_size, stride, padding, 1, in));
+      begin_with(std::make_shared<nn::Conv3d>(in, in, kernel_size, stride, padding, 1, in));
       if (stride == 2) skip.push_back(nn::Conv3d(in, out, 1, 2));
     }
+    normalized_->push_back(norm);
   }
-  Tensor forward(const Tensor& x) const override { return skip(x) + compress(gelu(expand(norm(depthwise(x))))); }
+  Tensor forward(const Tensor& x) const override {
+    // The result of GELU is the largest tensor of a block. Compute it again in the backward pass to save memory.
+    const auto finish = [compress = compress](const Tensor& hidden) { return compress->forward(gelu(hidden)); };
+    return skip(x) + nn::recompute(finish, expand((*normalized_)(x)));
+  }
 
   nn::Sequential depthwise;
   nn::Sequential skip;  // the identity if it is empty
-  nn::GroupNorm norm;
+  std::shared_ptr<nn::GroupNorm> norm;
   nn::Conv3d expand;
-  nn::Conv3d compress;
+  std::shared_ptr<nn::Conv3d> compress;
   VG_MODULE(depthwise, skip, norm, expand, compress)
+
+ private:
+  /// The depthwise convolution and the norm, which are fused.
+  std::unique_ptr<nn::Sequential> normalized_ = std::make_unique<nn::Sequential>();
 };
 
 void check_options(const MedNeXtOptions& o) {

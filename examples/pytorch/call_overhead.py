@@ -6,10 +6,14 @@ interface with prepared arguments, the function of voxgrad_torch without and wit
 the function of PyTorch with recording.
 """
 
+import argparse
 import ctypes
 import time
 import timeit
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 import torch.nn.functional as F
 from voxgrad_torch import _library, ops

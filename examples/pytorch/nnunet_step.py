@@ -20,6 +20,23 @@ ratio of the best times of torch.nn and voxgrad_torch. The columns are:
 import argparse
 import statistics
 
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="plain", choices=["plain", "residual"],
+                        help="PlainConvUNet or ResidualEncoderUNet (default: plain)")
+    parser.add_argument("--size", type=int, default=128, help="voxels along each axis")
+    parser.add_argument("--batch", type=int, default=2, help="samples of the input")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps")
+    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
+    parser.add_argument("--layouts", nargs="*", default=["contiguous", "channels_last"],
+                        help="memory formats of the input and the weights (default: contiguous channels_last)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet
 
@@ -103,17 +120,7 @@ def measure(options, layout, replace, compiled):
     return training, median_ms(infer, options.steps), memory, losses[0].item(), losses[9].item()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="plain", choices=["plain", "residual"],
-                        help="PlainConvUNet or ResidualEncoderUNet (default: plain)")
-    parser.add_argument("--size", type=int, default=128, help="voxels along each axis")
-    parser.add_argument("--batch", type=int, default=2, help="samples of the input")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps")
-    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
-    parser.add_argument("--layouts", nargs="*", default=["contiguous", "channels_last"],
-                        help="memory formats of the input and the weights (default: contiguous channels_last)")
-    options = parser.parse_args()
+def main(options):
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, voxgrad {voxgrad_torch.__version__}\n")
     print("| modules | mode | layout | step ms | inference ms | memory GB | first loss | tenth loss |")
     print("|" + "---|" * 8, flush=True)
@@ -136,4 +143,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

@@ -10,6 +10,14 @@ itself and earlier frames.
 
 import argparse
 
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--size", type=int, help="height and width of the input (default: 64 on a GPU, 8 on the CPU)")
+parser.add_argument("--frames", type=int, help="frames of the input (default: 9 on a GPU, 3 on the CPU)")
+parser.add_argument("--channels", type=int, help="channels of the result (default: 128 on a GPU, 32 on the CPU)")
+parser.add_argument("--repeats", type=int, default=10, help="measured calls")
+options = parser.parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 from compare_modules import DEVICE, compare
 from torch import nn
@@ -57,12 +65,8 @@ class Upsample(nn.Module):
         return self.conv(torch.cat([first, rest], 2))
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--size", type=int, default=64 if DEVICE == "cuda" else 8, help="height and width of the input")
-parser.add_argument("--frames", type=int, default=9 if DEVICE == "cuda" else 3, help="frames of the input")
-parser.add_argument("--channels", type=int, default=128 if DEVICE == "cuda" else 32, help="channels of the result")
-parser.add_argument("--repeats", type=int, default=10, help="measured calls")
-options = parser.parse_args()
-channels = options.channels
+gpu = DEVICE == "cuda"
+channels, frames = options.channels or (128 if gpu else 32), options.frames or (9 if gpu else 3)
+size = options.size or (64 if gpu else 8)
 block = nn.Sequential(ResidualBlock(2 * channels, channels), ResidualBlock(channels, channels), Upsample(channels))
-compare("Video decoder", block, (1, 2 * channels, options.frames, options.size, options.size), options.repeats)
+compare("Video decoder", block, (1, 2 * channels, frames, size, size), options.repeats)

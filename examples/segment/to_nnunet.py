@@ -13,6 +13,16 @@ import pathlib
 import re
 import struct
 
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=pathlib.Path, help="the model folder")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
 import torch
 
 
@@ -45,10 +55,8 @@ def all_names(name):
     return names
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=pathlib.Path, help="the model folder")
-    folder = parser.parse_args().model / "fold_0"
+def main(options):
+    folder = options.model / "fold_0"
     tensors, metadata = load_safetensors(folder / "checkpoint_final.safetensors")
     checkpoint = {
         "network_weights": {name: tensor for key, tensor in tensors.items() for name in all_names(key)},
@@ -61,4 +69,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

@@ -1,15 +1,9 @@
 // Trains a conditional variational auto-encoder (VAE) on videos of moving shapes. The encoder maps a video of a shape
 // to a latent video. The decoder maps the latent video and a condition to a video of the shape that the condition
-// selects, on the same path.
-//
-// The picture and the weights are written to out/video.
+// selects, on the same path. The picture and the weights are written to out/video.
 #include <cmath>
 #include <cstdio>
-#include <string>
-#include <vector>
 
-#include "examples/common/panels.h"
-#include "examples/common/progress.h"
 #include "examples/common/short_program.h"
 #include "examples/video/model.h"
 
@@ -32,21 +26,16 @@ Tensor draw(int64_t count, vg::Device device) {
            uniform(i + 1, 3, 7) * vg::sin(uniform(i + 2, 0, 6.28) + uniform(i + 3, 0.2, 0.7) * time);
   };
   const Tensor dx = vg::abs(x - path(0)), dy = vg::abs(y - path(4)), radius = uniform(8, 6, 7);
-  const Tensor distance = vg::sqrt(dx * dx + dy * dy);
-  const Tensor disc = distance - radius, ring = vg::abs(disc) - 1.5;
+  const Tensor disc = vg::sqrt(dx * dx + dy * dy) - radius, ring = vg::abs(disc) - 1.5;
   const Tensor cross = vg::maximum(vg::minimum(dx, dy) - 0.4 * radius, vg::maximum(dx, dy) - 1.2 * radius);
   return vg::clamp(0.5 - vg::cat({disc, cross, ring}, 1), 0, 1);  // converts signed distances to gray values
 }
 
-/// Returns the encoder, whose result holds the means and the logarithms of the variances of the latent video.
-vg::nn::Sequential make_encoder() {
-  return vg::nn::Sequential{CausalConv(1, 16, 2), vg::nn::SiLU(), CausalConv(16, 32, 2), vg::nn::SiLU(),
-                            CausalConv(32, 2 * kLatent)};
-}
-
-struct Vae : vg::nn::Module {
-  vg::nn::Sequential encoder = make_encoder();
-  Decoder decoder{kLatent, 16, kShapes};
+/// The encoder's result holds the means and the logarithms of the variances of the latent video.
+struct Vae : nn::Module {
+  nn::Sequential encoder{causal_conv(1, 16, 2), nn::SiLU(), causal_conv(16, 32, 2), nn::SiLU(),
+                         causal_conv(32, 2 * kLatent)};
+  Decoder<kLatent, 16, kShapes> decoder;
   VG_MODULE(encoder, decoder)
 };
 
@@ -56,8 +45,10 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   vg::optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .betas = {0.9, 0.99}});
   vg::optim::CosineAnnealingLR schedule(optimizer, {.t_max = steps});
   examples::Progress progress(0, steps, "step");
-  const auto one_hot = [&](const Tensor& shape) { return vg::one_hot(shape, kShapes).to(device, vg::f32); };
-  const auto random_shapes = [&](int64_t count) { return one_hot((vg::rand({count}) * kShapes).to(vg::i64)); };
+  const Tensor one_hot = vg::one_hot(vg::arange(0, kShapes, 1, {.dtype = vg::i64})).to(device, vg::f32);
+  const auto random_shapes = [&](int64_t count) {
+    return vg::index_select(one_hot, 0, (vg::rand({count}) * kShapes).to(device, vg::i64));
+  };
   const auto select = [](const Tensor& videos, const Tensor& shapes) {
     return vg::sum(videos * shapes.reshape({-1, kShapes, 1, 1, 1}), {1}, /*keepdim=*/true);
   };
@@ -83,15 +74,12 @@ void run(int64_t steps, const std::filesystem::path& out, vg::Device device) {
   const double error = vg::mse_loss(decode(select(videos, shown), condition), select(videos, condition)).item();
   std::printf("PSNR %.1f dB on new paths; results are in %s\n", -10 * std::log10(error), out.c_str());
   vg::save_safetensors(out / "video.safetensors", model.state_dict());
-  examples::Panels panels{std::vector<std::string>(kFrames), {"input", "as disc", "as cross", "as ring"}, {}, 96, 96};
-  const Tensor input = videos.narrow(0, 0, 1).narrow(1, 0, 1);
-  for (int64_t row = 0; row <= kShapes; ++row) {
-    const Tensor video = row == 0 ? input : decode(input, one_hot(vg::tensor(std::vector<int64_t>{row - 1})));
-    for (int64_t t = 0; t < kFrames; ++t) {
-      panels.columns[static_cast<size_t>(t)] = vg::concat("frame ", t + 1);
-      panels.slices.push_back(video[0][0][t]);
-    }
-  }
+  const Tensor disc = videos.narrow(0, 0, 1).narrow(1, 0, 1);
+  const Tensor redrawn = decode(disc.expand({kShapes, 1, kFrames, kSize, kSize}), one_hot);
+  examples::Panels panels{{}, {"input", "as disc", "as cross", "as ring"}, {}, 96, 96};
+  for (int64_t t = 1; t <= kFrames; ++t) panels.columns.push_back(vg::concat("frame ", t));
+  const Tensor frames = vg::cat({disc, redrawn}).flatten(0, 2);  // (36, 32, 32)
+  for (int64_t i = 0; i < frames.size(0); ++i) panels.slices.push_back(frames[i]);
   examples::write_panels(out / "video.png", panels);
 }
 

@@ -6,33 +6,28 @@
 
 namespace video {
 namespace vg = voxgrad;
+namespace nn = voxgrad::nn;
 using vg::Tensor;
 
-/// A 3 x 3 x 3 convolution of (N, C, T, H, W). A frame of the result depends on the same frame of x and two earlier
-/// frames. With stride 2, T becomes (T + 1) / 2.
-struct CausalConv : vg::nn::Layer {
-  CausalConv(int64_t in_channels, int64_t out_channels, int64_t stride = 1)
-      : conv(in_channels, out_channels, 3, stride, vg::Extent<3>(0, 1, 1)) {}
-  vg::nn::Conv3d conv;
-  VG_MODULE(conv)
-  Tensor forward(const Tensor& x) const override { return conv(vg::pad(x, {0, 0, 0, 0, 2, 0})); }
-};
+/// Returns a 3 x 3 x 3 convolution of (N, C, T, H, W). A frame of the result depends on the same frame of the input and
+/// two earlier frames. With stride 2, T becomes (T + 1) / 2.
+inline nn::Sequential causal_conv(int64_t in_channels, int64_t out_channels, int64_t stride = 1) {
+  return nn::Sequential(nn::ZeroPad3d({0, 0, 0, 0, 2, 0}), nn::Conv3d(in_channels, out_channels, 3, stride, {0, 1, 1}));
+}
 
-/// A transposed convolution that doubles H and W. T becomes 2 T - 1, because the first frame yields only one frame.
-struct Upsample : vg::nn::Layer {
-  Upsample(int64_t in_channels, int64_t out_channels) : conv(in_channels, out_channels, 2, 2) {}
-  vg::nn::ConvTranspose3d conv;
-  VG_MODULE(conv)
-  Tensor forward(const Tensor& x) const override { return vg::slice(conv(x), 2, 1, 2 * x.size(2)); }
-};
+/// Returns a transposed convolution that doubles H and W. T becomes 2 T - 1, because a negative padding removes the
+/// first frame of the result.
+inline nn::Sequential upsample(int64_t in_channels, int64_t out_channels) {
+  return nn::Sequential(nn::ConvTranspose3d(in_channels, out_channels, 2, 2), nn::ZeroPad3d({0, 0, 0, 0, -1, 0}));
+}
 
 /// Group normalization, a scale and a shift, SiLU, and a causal convolution. Each frame is normalized by itself, so
 /// that the layer is causal. A linear layer maps the condition (N, K) to the scale and the shift of each channel.
-struct ConditionalConv : vg::nn::Module {
+struct ConditionalConv : nn::Module {
   ConditionalConv(int64_t in_channels, int64_t out_channels, int64_t conditions)
-      : affine(conditions, 2 * in_channels), conv(in_channels, out_channels) {}
-  vg::nn::Linear affine;
-  CausalConv conv;
+      : affine(conditions, 2 * in_channels), conv(causal_conv(in_channels, out_channels)) {}
+  nn::Linear affine;
+  nn::Sequential conv;
   VG_MODULE(affine, conv)
   Tensor forward(const Tensor& x, const Tensor& condition) const {
     const Tensor frames = x.transpose(1, 2);  // (N, T, C, H, W)
@@ -42,34 +37,22 @@ struct ConditionalConv : vg::nn::Module {
   }
 };
 
-/// Adds the result of two successive conditional convolutions to x.
-struct ResidualBlock : vg::nn::Module {
-  ResidualBlock(int64_t channels, int64_t conditions)
-      : conv1(channels, channels, conditions), conv2(channels, channels, conditions) {}
-  ConditionalConv conv1, conv2;
-  VG_MODULE(conv1, conv2)
-  Tensor forward(const Tensor& x, const Tensor& condition) const { return x + conv2(conv1(x, condition), condition); }
-};
-
 /// Maps a latent video (N, latent, T, H, W) and a condition (N, conditions) to a video (N, 1, 4 T - 3, 4 H, 4 W).
-struct Decoder : vg::nn::Module {
-  Decoder(int64_t latent, int64_t channels, int64_t conditions)
-      : first(latent, channels),
-        block1(channels, conditions),
-        up1(channels, channels / 2),
-        block2(channels / 2, conditions),
-        up2(channels / 2, channels / 2),
-        last(channels / 2, 1, conditions) {}
-  CausalConv first;
-  ResidualBlock block1;
-  Upsample up1;
-  ResidualBlock block2;
-  Upsample up2;
-  ConditionalConv last;
-  VG_MODULE(first, block1, up1, block2, up2, last)
-  Tensor forward(const Tensor& latent, const Tensor& condition) const {
-    const Tensor x = up1(block1(first(latent), condition));
-    return last(up2(block2(x, condition)), condition);
+template <int64_t latent, int64_t channels, int64_t conditions>
+struct Decoder : nn::Module {
+  nn::Sequential first = causal_conv(latent, channels);
+  ConditionalConv conv1{channels, channels, conditions};
+  ConditionalConv conv2{channels, channels, conditions};
+  nn::Sequential up1 = upsample(channels, channels / 2);
+  ConditionalConv conv3{channels / 2, channels / 2, conditions};
+  ConditionalConv conv4{channels / 2, channels / 2, conditions};
+  nn::Sequential up2 = upsample(channels / 2, channels / 2);
+  ConditionalConv last{channels / 2, 1, conditions};
+  VG_MODULE(first, conv1, conv2, up1, conv3, conv4, up2, last)
+  Tensor forward(const Tensor& x, const Tensor& condition) const {
+    const Tensor a = first(x);
+    const Tensor b = up1(a + conv2(conv1(a, condition), condition));
+    return last(up2(b + conv4(conv3(b, condition), condition)), condition);
   }
 };
 

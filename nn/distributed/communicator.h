@@ -5,14 +5,14 @@
 
 namespace voxgrad::distributed {
 
-/// Returns whether this build has NCCL.
+/// Returns whether this build supports NCCL. The library itself is loaded by nccl_world() and launch().
 bool nccl_available();
 /// Returns the group of all processes that a launcher started. The launcher is torchrun, mpirun, srun, or a program
 /// that sets the same variables as torchrun (environment.h). Without a launcher, returns a group of this process alone.
-/// Each rank uses the GPU of its local rank. Processes join with the token VOXGRAD_TOKEN, or with a random token under
-/// MPI (docs/distributed.md describes the trust model). Throws Error if this build has no NCCL, if the GPU does not
-/// exist, if the environment is inconsistent, or if ranks are missing after a minute. Also throws if MPI started the
-/// processes but this build has no MPI.
+/// Each rank uses the GPU of its local rank. The first call loads the library libnccl.so.2. Processes join with the
+/// token VOXGRAD_TOKEN, or with a random token under MPI (docs/distributed.md describes the trust model). Throws Error
+/// if this build has no NCCL, if NCCL cannot be loaded, if the GPU does not exist, if the environment is inconsistent,
+/// or if ranks are missing after a minute. Also throws if MPI started the processes but this build has no MPI.
 ///
 /// Collectives of GPU tensors are queued on a separate stream, after the earlier work of the current stream. The host
 /// does not wait. If a process ends, NCCL fails, or a rank exceeds the timeout, all processes end after one line on

@@ -1,4 +1,5 @@
-// The communicator for GPUs. Collectives are queued on a separate stream and overlap with computation.
+// The communicator for GPUs. Collectives are queued on a separate stream and overlap with computation. The first group
+// loads NCCL.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "core/capture.h"
+#include "core/detail/shared_library.h"
 #include "core/profiler.h"
 #include "core/random.h"
 #include "cuda/cuda.h"
@@ -32,9 +34,40 @@ using Clock = std::chrono::steady_clock;
 using cuda::DeviceGuard, cuda::Event;
 constexpr double kRendezvousSeconds = 60;
 
+/// The functions of NCCL. CMake defines VG_NCCL_FOLDER, the folder of the library that it found.
+struct Nccl : SharedLibrary {
+  Nccl()
+      : SharedLibrary("distributed", concat("libnccl.so.", NCCL_MAJOR), VG_NCCL_FOLDER,
+                      concat("NCCL ", NCCL_MAJOR, " (NVIDIA's package libnccl", NCCL_MAJOR, ")")) {}
+  VG_LIBRARY_FUNCTION(ncclAllGather);
+  VG_LIBRARY_FUNCTION(ncclAllReduce);
+  VG_LIBRARY_FUNCTION(ncclBroadcast);
+  VG_LIBRARY_FUNCTION(ncclCommDestroy);
+  VG_LIBRARY_FUNCTION(ncclCommGetAsyncError);
+  VG_LIBRARY_FUNCTION(ncclCommInitRank);
+  VG_LIBRARY_FUNCTION(ncclGetErrorString);
+  VG_LIBRARY_FUNCTION(ncclGetLastError);
+  VG_LIBRARY_FUNCTION(ncclGetUniqueId);
+  VG_LIBRARY_FUNCTION(ncclGroupEnd);
+  VG_LIBRARY_FUNCTION(ncclGroupStart);
+  VG_LIBRARY_FUNCTION(ncclRecv);
+  VG_LIBRARY_FUNCTION(ncclSend);
+};
+
+const Nccl& nccl() {
+  static const auto* functions = new Nccl;
+  return *functions;
+}
+
+/// Throws Error if GPU `device` does not exist or NCCL cannot be loaded.
+void require_gpu_and_nccl(int device) {
+  cuda_runtime().require(device);
+  nccl();
+}
+
 void check_nccl(ncclResult_t code, const char* call) {
   if (code != ncclSuccess && code != ncclInProgress)
-    fail(call, "NCCL: ", ncclGetErrorString(code), "; ", ncclGetLastError(nullptr));
+    fail(call, "NCCL: ", nccl().ncclGetErrorString(code), "; ", nccl().ncclGetLastError(nullptr));
 }
 
 ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::sum ? ncclSum : op == ReduceOp::max ? ncclMax : ncclMin; }
@@ -51,15 +84,15 @@ class NcclCommunicator : public Communicator {
   /// Joins the group whose NCCL id is rendezvous->message(). `rendezvous` is null for a single rank.
   NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous)
       : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
-    cuda_runtime().require(device);
+    require_gpu_and_nccl(device);
     const DeviceGuard guard(device);
     stream_.emplace(device);
     ncclUniqueId id;
     if (rendezvous_)
       rendezvous_->message().copy(id.internal, sizeof id.internal);
     else
-      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    check_nccl(ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
+      check_nccl(nccl().ncclGetUniqueId(&id), "ncclGetUniqueId");
+    check_nccl(nccl().ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
     if (rendezvous_) rendezvous_->watch([this] { return progress(); });
   }
 
@@ -69,7 +102,7 @@ class NcclCommunicator : public Communicator {
     } catch (const Error&) {  // the device is lost
     }
     rendezvous_.reset();
-    ncclCommDestroy(comm_);
+    nccl().ncclCommDestroy(comm_);
   }
 
   std::unique_ptr<Work> start(const Collective& collective) override;
@@ -92,25 +125,25 @@ class NcclCommunicator : public Communicator {
   ncclResult_t queue(const Collective& c, cudaStream_t stream) const {
     using enum Collective::Kind;
     if (c.kind == send_receive) {
-      ncclResult_t result = ncclGroupStart();
+      ncclResult_t result = nccl().ncclGroupStart();
       const auto keep = [&result](ncclResult_t code) { result = result == ncclSuccess ? code : result; };
       for (const auto& [tensor, peer] : c.sends)
-        keep(ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+        keep(nccl().ncclSend(tensor.raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
       for (const auto& [tensor, peer] : c.receives)
-        keep(ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
-      keep(ncclGroupEnd());
+        keep(nccl().ncclRecv(tensor.mutable_raw_data(), bytes_of(tensor), ncclUint8, peer, comm_, stream));
+      keep(nccl().ncclGroupEnd());
       return result;
     }
     const void* const in = c.in.raw_data();
     void* const out = c.out.mutable_raw_data();
     switch (c.kind) {
       case all_reduce:
-        return ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()), operation(c.op),
-                             comm_, stream);
+        return nccl().ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()),
+                                    operation(c.op), comm_, stream);
       case broadcast:
-        return ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
+        return nccl().ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
       default:
-        return ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
+        return nccl().ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
     }
   }
 
@@ -127,8 +160,8 @@ class NcclCommunicator : public Communicator {
       result.late_call = pending_.front().number;
     }
     ncclResult_t error = ncclSuccess;
-    if (ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
-      result.error = concat("NCCL: ", ncclGetErrorString(error), "; ", ncclGetLastError(comm_));
+    if (nccl().ncclCommGetAsyncError(comm_, &error) == ncclSuccess && error != ncclSuccess && error != ncclInProgress)
+      result.error = concat("NCCL: ", nccl().ncclGetErrorString(error), "; ", nccl().ncclGetLastError(comm_));
     return result;
   }
 
@@ -190,7 +223,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
 /// Returns a new NCCL id as bytes.
 std::string new_id() {
   ncclUniqueId id;
-  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  check_nccl(nccl().ncclGetUniqueId(&id), "ncclGetUniqueId");
   return std::string(id.internal, sizeof id.internal);
 }
 
@@ -211,7 +244,7 @@ std::unique_ptr<Rendezvous> connect_ranks(int rank, int size, const std::optiona
 
 /// Connects the ranks that torchrun or a script started.
 std::unique_ptr<Communicator> from_environment(const Environment& e) {
-  cuda_runtime().require(e.local_rank);
+  require_gpu_and_nccl(e.local_rank);
   // The agent of torchrun listens on MASTER_PORT, so the rendezvous uses the next port.
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
@@ -226,7 +259,7 @@ std::unique_ptr<Communicator> from_environment(const Environment& e) {
 /// host is 127.0.0.1 if all ranks are on one machine, otherwise rank 0's host name.
 std::unique_ptr<Communicator> from_mpi() {
   Communicator& world = mpi_world();
-  cuda_runtime().require(world.local_rank());
+  require_gpu_and_nccl(world.local_rank());
   const Tensor on_one_machine = full({}, world.local_rank() == world.rank(), {.dtype = i64});
   world.all_reduce(on_one_machine, ReduceOp::min);
   std::optional<Listener> listener;
@@ -274,6 +307,9 @@ Communicator& nccl_world() {
     world = from_mpi();
   else
     world = std::make_unique<NcclCommunicator>(0, 1, 0, 0, nullptr);
+  // If the program does not call nccl_finalize(), leave the group before the static objects of NCCL are destroyed. They
+  // are newer than `world`, because NCCL was loaded later, and would be destroyed first.
+  [[maybe_unused]] static const int registered = std::atexit([] { world.reset(); });
   return *world;
 }
 
@@ -286,6 +322,7 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   constexpr const char* kOp = "distributed::launch";
   check(static_cast<bool>(f), kOp, "the function is empty");
   set_environment();
+  require_gpu_and_nccl(0);
   check(ranks > 0 && ranks <= cuda::device_count(), kOp, "the number of ranks must be positive and at most ",
         cuda::device_count(), ", the number of GPUs; got ", ranks);
   RendezvousAddress at{.host = "127.0.0.1", .token = random_token()};

@@ -23,7 +23,7 @@ int run(const std::function<void(Communicator& world)>& f, Device device = Devic
 /// Calls f(world) in `ranks` threads of this process. Each thread uses the GPU of its rank and a copy of this thread's
 /// default generator; set_float32_precision() applies to all threads. The threads connect through 127.0.0.1 with a
 /// random token. If f throws on one rank, the process ends, as in run(). Returns 0. Throws Error if this build has no
-/// NCCL, or if there are fewer GPUs than ranks.
+/// NCCL, if NCCL cannot be loaded, or if there are fewer GPUs than ranks.
 int launch(int ranks, const std::function<void(Communicator& world)>& f);
 
 }  // namespace voxgrad::distributed

@@ -38,6 +38,7 @@ struct BufferSpec {
 };
 /// Maximum number of buffers per parameter.
 inline constexpr size_t kMaxBuffers = 3;
+/// The tensors that an optimizer keeps for each parameter, in a fixed order; at most kMaxBuffers.
 using BufferSpecs = std::vector<BufferSpec>;
 
 /// Arguments that a GradScaler passes to Optimizer::step: scalar tensors on the device of the parameters.

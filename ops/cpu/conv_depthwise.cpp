@@ -60,9 +60,10 @@ struct Taps {
           std::ranges::sort(rows, {}, [&](const ConvTap& tap) { return slot(1, tap); });
           for (const ConvTap& d : pd.taps)
             for (const ConvTap& w : pw.taps)
+              // Runs depend on the offsets only: in short tiles, the slots of other taps are consecutive, too.
               for (size_t i = 0, count = 0; i < rows.size(); i += count) {
                 for (count = 1; count < kMaxRun && i + count < rows.size(); ++count)
-                  if (slot(1, rows[i + count]) != slot(1, rows[i]) + static_cast<int64_t>(count)) break;
+                  if (rows[i + count].offset != rows[i].offset + static_cast<int64_t>(count) * gather[1].in_step) break;
                 const int64_t row = slot(0, d) * tiling.windows[1].slots + slot(1, rows[i]);
                 to.runs[count - 1].push_back({row * pitch + slot(2, w), static_cast<int64_t>(weights.size())});
                 for (size_t k = i; k < i + count; ++k)

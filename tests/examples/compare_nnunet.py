@@ -7,6 +7,7 @@ Needs nnunetv2. For a plain and a residual network, the script trains on three s
 checkpoint with examples/segment/to_nnunet.py, and predicts a volume with both programs. The tests in predict_test.cpp
 cover the other direction: `predict` with models that nnU-Net trained.
 """
+import argparse
 import json
 import os
 import pathlib
@@ -14,11 +15,21 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-import SimpleITK as sitk
-
 FOLDER = pathlib.Path(__file__).resolve().parent.parent.parent
 LIMIT = 0.9999  # smallest fraction of equal labels
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", type=pathlib.Path, help="folder of the programs segment and predict")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
+import numpy as np
+import SimpleITK as sitk
 
 
 def run(*command):
@@ -43,8 +54,8 @@ def make_dataset(folder):
         "file_ending": ".nii.gz"}))
 
 
-def main():
-    programs = pathlib.Path(sys.argv[1]).resolve()
+def main(options):
+    programs = options.programs.resolve()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for variable in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
@@ -68,4 +79,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

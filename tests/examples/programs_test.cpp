@@ -31,6 +31,8 @@ TEST_F(Programs, ProfilesStepsAfterTheWarmUp) {
 }
 
 TEST_F(Programs, QuickstartReducesTheLoss) {
+  EXPECT_TRUE(run("quickstart --help").output.starts_with("Usage: quickstart"));
+  EXPECT_FALSE(fs::exists(folder_ / "decoder.safetensors"));
   const Result result = run("quickstart");
   EXPECT_EQ(result.code, 0) << result.output;
   double first = 0, last = 0;

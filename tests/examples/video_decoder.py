@@ -12,37 +12,33 @@ The file holds data of a small decoder of examples/video/model.h, which this scr
 
 Results are computed in float64 and stored in float32.
 """
+import argparse
 import pathlib
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
 
-class CausalConv(nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.conv = nn.Conv3d(in_channels, out_channels, 3, padding=(0, 1, 1))
-
-    def forward(self, x):
-        return self.conv(F.pad(x, (0, 0, 0, 0, 2, 0)))
+def causal_conv(in_channels, out_channels):
+    pad = nn.ConstantPad3d((0, 0, 0, 0, 2, 0), 0)
+    return nn.Sequential(pad, nn.Conv3d(in_channels, out_channels, 3, padding=(0, 1, 1)))
 
 
-class Upsample(nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.conv = nn.ConvTranspose3d(in_channels, out_channels, 2, 2)
-
-    def forward(self, x):
-        return self.conv(x)[:, :, 1:]
+def upsample(in_channels, out_channels):
+    crop = nn.ConstantPad3d((0, 0, 0, 0, -1, 0), 0)
+    return nn.Sequential(nn.ConvTranspose3d(in_channels, out_channels, 2, 2), crop)
 
 
 class ConditionalConv(nn.Module):
     def __init__(self, in_channels, out_channels, conditions):
         super().__init__()
         self.affine = nn.Linear(conditions, 2 * in_channels)
-        self.conv = CausalConv(in_channels, out_channels)
+        self.conv = causal_conv(in_channels, out_channels)
 
     def forward(self, x, condition):
         normal = torch.stack([F.group_norm(frame, 4) for frame in x.unbind(2)], 2)
@@ -50,30 +46,24 @@ class ConditionalConv(nn.Module):
         return self.conv(F.silu(normal * (1 + scale) + shift))
 
 
-class ResidualBlock(nn.Module):
-    def __init__(self, channels, conditions):
-        super().__init__()
-        self.conv1 = ConditionalConv(channels, channels, conditions)
-        self.conv2 = ConditionalConv(channels, channels, conditions)
-
-    def forward(self, x, condition):
-        return x + self.conv2(self.conv1(x, condition), condition)
-
-
 class Decoder(nn.Module):
     def __init__(self, latent, channels, conditions):
         super().__init__()
         half = channels // 2
-        self.first = CausalConv(latent, channels)
-        self.block1 = ResidualBlock(channels, conditions)
-        self.up1 = Upsample(channels, half)
-        self.block2 = ResidualBlock(half, conditions)
-        self.up2 = Upsample(half, half)
+        self.first = causal_conv(latent, channels)
+        self.conv1 = ConditionalConv(channels, channels, conditions)
+        self.conv2 = ConditionalConv(channels, channels, conditions)
+        self.up1 = upsample(channels, half)
+        self.conv3 = ConditionalConv(half, half, conditions)
+        self.conv4 = ConditionalConv(half, half, conditions)
+        self.up2 = upsample(half, half)
         self.last = ConditionalConv(half, 1, conditions)
 
     def forward(self, latent, condition):
-        x = self.up1(self.block1(self.first(latent), condition))
-        return self.last(self.up2(self.block2(x, condition)), condition)
+        x = self.first(latent)
+        x = self.up1(x + self.conv2(self.conv1(x, condition), condition))
+        x = self.up2(x + self.conv4(self.conv3(x, condition), condition))
+        return self.last(x, condition)
 
 
 torch.manual_seed(0)

@@ -18,7 +18,7 @@ double difference(const Tensor& a, const Tensor& b) {
 
 TEST(VideoDecoder, MatchesPyTorch) {
   const vg::TensorMap data = vg::load_safetensors(TESTS_DIR "/examples/video_decoder.safetensors");
-  Decoder decoder(2, 8, 3);
+  Decoder<2, 8, 3> decoder;
   vg::TensorMap state;
   for (const auto& [name, tensor] : data)
     if (name.starts_with("state.")) state[name.substr(6)] = tensor;
@@ -40,7 +40,7 @@ TEST(VideoDecoder, MatchesPyTorch) {
 // Latent frame t affects the frames of the video from number 4 t - 3 on.
 TEST(VideoDecoder, IsCausal) {
   vg::manual_seed(1);
-  const Decoder decoder(2, 8, 3);
+  const Decoder<2, 8, 3> decoder;
   const Tensor condition = vg::randn({1, 3});
   const Tensor latent = vg::randn({1, 2, 5, 3, 2});
   const Tensor before = decoder(latent, condition);

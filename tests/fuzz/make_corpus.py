@@ -6,12 +6,12 @@
 FOLDER is tests/fuzz/corpus by default. The files depend only on this script, tests/core/data and tests/examples/nnunet.
 Other files in FOLDER remain; tests/fuzz/fuzz.py --keep adds inputs that it has found.
 """
+import argparse
 import gzip
 import json
 import pathlib
 import pickle
 import struct
-import sys
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 HELLO, CALLS = 0, 3  # kinds of frames, as in nn/distributed/detail/connection.h
@@ -170,7 +170,9 @@ def inputs():
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else TESTS / "fuzz/corpus"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=TESTS / "fuzz/corpus")
+    folder = parser.parse_args().folder
     for target, files in inputs().items():
         (folder / target).mkdir(parents=True, exist_ok=True)
         for name, contents in files.items():

@@ -14,9 +14,13 @@ model number N:
 
 Results are computed in float64 and stored in float32.
 """
+import argparse
 import itertools
 import pathlib
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file

@@ -8,6 +8,11 @@ the result in evaluation mode and a projection: the sum of result[i] * cos(0.11 
 in training mode, with the input and with 2 * input + 1. For such a layer, the table also holds the projections of these
 two results and of the floating-point buffers after both runs. layers_test.cpp computes the same numbers.
 """
+import argparse
+
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm

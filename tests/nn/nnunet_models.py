@@ -11,10 +11,14 @@ nnunet_models.safetensors holds data of a small PlainConvUNet ("plain.*") and a 
 gradient of the loss for three levels with respect to the input.
 nnunet_plans.inc is a table of the stages that nnU-Net plans for a patch size and a voxel spacing.
 """
+import argparse
 import pathlib
 import random
 import re
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import numpy as np
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet

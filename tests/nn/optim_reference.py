@@ -6,8 +6,12 @@ PyTorch has no optimizer Lion, so this script implements it. The parameters are 
 float64 otherwise. gradient() computes their gradients from their values and the step number; optim_test.cpp and
 grad_scaler_test.cpp repeat this formula.
 """
+import argparse
 import math
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 
 STEPS = 20

@@ -5,8 +5,12 @@
 pytorch_model.safetensors holds the state_dict of a model. pytorch_model_results.safetensors holds an input, the output
 of the model, and the gradients of the sum of the squared output with respect to the input and every parameter.
 """
+import argparse
 import pathlib
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 from safetensors.torch import save_file
 from torch import nn

@@ -4,10 +4,10 @@
 
 Fails if the file violates the format or its recommendations, such as aligned elements.
 """
+import argparse
 import json
 import math
 import struct
-import sys
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 CODES = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "U8": "B", "BOOL": "B"}
@@ -25,7 +25,9 @@ def elements(dtype, data):
     return struct.unpack(f"<{len(data) // SIZES[dtype]}{CODES[dtype]}", data)
 
 
-with open(sys.argv[1], "rb") as file:
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("file")
+with open(parser.parse_args().file, "rb") as file:
     content = file.read()
 (length,) = struct.unpack("<Q", content[:8])
 assert 2 <= length <= min(100_000_000, len(content) - 8), f"the header length {length} is invalid"

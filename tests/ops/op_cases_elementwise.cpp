@@ -257,6 +257,8 @@ void add_creations(std::vector<OpCase>& cases) {
   };
   add_random("rand", [](const Tensor& x, Generator* g) { return rand(x.shape(), {x.dtype(), x.device()}, g); });
   add_random("randn", [](const Tensor& x, Generator* g) { return randn(x.shape(), {x.dtype(), x.device()}, g); });
+  add_random("rand_like", [](const Tensor& x, Generator* g) { return rand_like(x, g); });
+  add_random("randn_like", [](const Tensor& x, Generator* g) { return randn_like(x, g); });
   OpCase dropped{"dropout",
                  [](const Tensors& t) {
                    Generator generator(7);

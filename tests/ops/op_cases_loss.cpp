@@ -223,6 +223,19 @@ void add_dice(std::vector<OpCase>& cases) {
       }
 }
 
+/// Computes dice_ce_loss of logits. `target` holds class indices or, if `soft` is true, class probabilities.
+Array dice_ce_reference(const Array& logits, const Array& target, const Array* weight, bool soft,
+                        const DiceCEOptions& o) {
+  const Array p = reference::softmax(logits, 1, false), logs = reference::softmax(logits, 1, true);
+  const CrossEntropyOptions ce{{}, o.dice.ignore_index, o.label_smoothing, o.dice.reduction};
+  const Array counted = soft ? reference::reduce(target, {1}, false, [](const std::vector<double>&) { return 1.0; })
+                             : counted_mask(target, o.dice.ignore_index);
+  const Array dice = dice_reference(p, soft ? target : one_hot(target, logits.size(1)), counted, o.dice);
+  const Array entropy =
+      soft ? soft_cross_entropy_reference(logs, target, weight, ce) : cross_entropy_reference(logs, target, weight, ce);
+  return reference::map(dice, entropy, [&](double d, double e) { return o.lambda_dice * d + o.lambda_ce * e; });
+}
+
 void add_dice_ce(std::vector<OpCase>& cases) {
   const std::pair<std::string, DiceCEOptions> variants[] = {
       {"", {}},
@@ -242,18 +255,30 @@ void add_dice_ce(std::vector<OpCase>& cases) {
                {{shape},
                 soft ? Input{shape, Domain::unit} : Input{{2, 2, 1, 2}, Domain::index, 3},
                 {{3}, Domain::positive}}};
-      c.reference = [=](const Arrays& a) {
-        const Array p = reference::softmax(a[0], 1, false), logs = reference::softmax(a[0], 1, true);
-        const CrossEntropyOptions ce{{}, o.dice.ignore_index, o.label_smoothing, o.dice.reduction};
-        const Array counted = soft ? reference::reduce(a[1], {1}, false, [](const std::vector<double>&) { return 1.0; })
-                                   : counted_mask(a[1], o.dice.ignore_index);
-        const Array dice = dice_reference(p, soft ? a[1] : one_hot(a[1], 3), counted, o.dice);
-        const Array entropy =
-            soft ? soft_cross_entropy_reference(logs, a[1], &a[2], ce) : cross_entropy_reference(logs, a[1], &a[2], ce);
-        return reference::map(dice, entropy, [&](double d, double e) { return o.lambda_dice * d + o.lambda_ce * e; });
-      };
+      c.reference = [=](const Arrays& a) { return dice_ce_reference(a[0], a[1], &a[2], soft, o); };
       cases.push_back(c);
     }
+}
+
+/// Adds a case with three levels, whose weights are 2/3, 1/3 and 0.
+void add_deep_supervision(std::vector<OpCase>& cases) {
+  const DiceCEOptions o{.dice = {.batch = true}};
+  OpCase c{"deep_supervision_loss",
+           [=](const Tensors& t) {
+             return deep_supervision_loss({t[0], t[1], t[2]}, t[3], o);
+           },
+           {{{2, 3, 4, 4, 2}}, {{2, 3, 2, 2, 1}}, {{2, 3, 1, 1, 1}}, {{2, 4, 4, 2}, Domain::index, 3}}};
+  c.inputs[2].differentiable = false;
+  c.roundings = 4;
+  c.reference = [=](const Arrays& a) {
+    const Array coarse = reference::build({2, 2, 2, 1}, [&](const Dims& i) {
+      return a[3]({i[0], 2 * i[1] + 1, 2 * i[2] + 1, 2 * i[3] + 1});
+    });
+    return reference::map(dice_ce_reference(a[0], a[3], nullptr, false, o),
+                          dice_ce_reference(a[1], coarse, nullptr, false, o),
+                          [](double fine, double second) { return (2 * fine + second) / 3; });
+  };
+  cases.push_back(c);
 }
 
 void add_kl_div(std::vector<OpCase>& cases) {
@@ -280,6 +305,7 @@ void add_loss_cases(std::vector<OpCase>& cases) {
   add_many_classes(cases);
   add_dice(cases);
   add_dice_ce(cases);
+  add_deep_supervision(cases);
   add_kl_div(cases);
 }
 

@@ -8,6 +8,7 @@
 #include "ops/elementwise.h"
 #include "ops/linalg.h"
 #include "ops/loss.h"
+#include "ops/optim.h"
 #include "ops/reduce.h"
 #include "tests/ops/op_cases.h"
 
@@ -133,6 +134,17 @@ void add_other_reductions(std::vector<OpCase>& cases) {
                [](const Arrays& a) { return reference::reduce(a[0], {0}, false, largest); }};
   whole.differentiable = false;
   cases.push_back(whole);
+  OpCase squares{"sum_of_squares",
+                 [](const Tensors& t) { return sum_of_squares(t); },
+                 {{{3, 4, 2}}, {{5}}},
+                 [](const Arrays& a) {
+                   Array total{{}, {0}};
+                   for (const Array& x : a)
+                     for (const double v : x.values) total.values[0] += v * v;
+                   return total;
+                 }};
+  squares.differentiable = false;
+  cases.push_back(squares);
 }
 
 void add_softmax(std::vector<OpCase>& cases) {

@@ -36,8 +36,8 @@ void add(std::vector<OpCase>& cases, OpCase c, bool keeps_layout = true) {
 }
 
 void add_pools_1d_2d(std::vector<OpCase>& cases) {
-  const auto max_reference = [](const MaxPoolOptions<3>& o) {
-    return lift_to_volume([o](const Arrays& a) { return reference::max_pool(a[0], o, false); });
+  const auto max_reference = [](const MaxPoolOptions<3>& o, bool indices = false) {
+    return lift_to_volume([=](const Arrays& a) { return reference::max_pool(a[0], o, indices); });
   };
   const auto avg_reference = [](const AvgPoolOptions<3>& o) {
     return lift_to_volume([o](const Arrays& a) { return reference::avg_pool(a[0], o); });
@@ -52,6 +52,22 @@ void add_pools_1d_2d(std::vector<OpCase>& cases) {
               [](const Tensors& t) { return max_pool1d(t[0], {.kernel_size = 3, .stride = 2, .padding = 1}); },
               {{{2, 3, 9}, Domain::distinct}},
               max_reference({.kernel_size = {1, 1, 3}, .stride = Triple{1, 1, 2}, .padding = {0, 0, 1}})});
+  OpCase indices{
+      "max_pool2d_with_indices",
+      [](const Tensors& t) {
+        return max_pool2d_with_indices(t[0], {.kernel_size = {3, 2}, .stride = 1, .padding = {1, 0}}).indices;
+      },
+      {{{2, 3, 5, 6}, Domain::ties}},
+      max_reference({.kernel_size = {1, 3, 2}, .stride = Triple{1, 1, 1}, .padding = {0, 1, 0}}, true)};
+  indices.differentiable = false;
+  add(cases, indices);
+  indices.name = "max_pool1d_with_indices";
+  indices.function = [](const Tensors& t) {
+    return max_pool1d_with_indices(t[0], {.kernel_size = 3, .stride = 2, .dilation = 2}).indices;
+  };
+  indices.inputs[0].shape = {2, 3, 9};
+  indices.reference = max_reference({.kernel_size = {1, 1, 3}, .stride = Triple{1, 1, 2}, .dilation = {1, 1, 2}}, true);
+  add(cases, indices);
   add(cases, {"avg_pool2d",
               [](const Tensors& t) {
                 return avg_pool2d(t[0], {.kernel_size = 3, .stride = 2, .padding = 1, .divisor_override = 4});
@@ -98,20 +114,18 @@ void add_adaptive_pools(std::vector<OpCase>& cases) {
          [=](const Arrays& a) { return adaptive_pool(a[0], size, true); }},
         false);
   }
-  add(cases, {"adaptive_avg_pool2d",
-              [](const Tensors& t) {
-                return adaptive_avg_pool2d(t[0], {3, 2});
-              },
-              {{{2, 3, 5, 4}}},
-              lift_to_volume([](const Arrays& a) {
-                return adaptive_pool(a[0], {1, 3, 2}, false);
-              })});
-  add(cases, {"adaptive_max_pool1d",
-              [](const Tensors& t) { return adaptive_max_pool1d(t[0], 3); },
-              {{{2, 3, 7}, Domain::distinct}},
-              lift_to_volume([](const Arrays& a) {
-                return adaptive_pool(a[0], {1, 1, 3}, true);
-              })});
+  const auto add_flat = [&](const char* name, const Function& function, const Shape& shape, const Triple& size) {
+    const bool maximum = std::string(name).starts_with("adaptive_max");
+    add(cases, {name, function, {{shape, Domain::distinct}}, lift_to_volume([=](const Arrays& a) {
+                  return adaptive_pool(a[0], size, maximum);
+                })});
+  };
+  const Shape image{2, 3, 5, 4};
+  add_flat("adaptive_avg_pool2d", [](const Tensors& t) { return adaptive_avg_pool2d(t[0], {3, 2}); }, image, {1, 3, 2});
+  add_flat("adaptive_max_pool2d", [](const Tensors& t) { return adaptive_max_pool2d(t[0], {3, 2}); }, image, {1, 3, 2});
+  const Shape signal{2, 3, 7};
+  add_flat("adaptive_avg_pool1d", [](const Tensors& t) { return adaptive_avg_pool1d(t[0], 3); }, signal, {1, 1, 3});
+  add_flat("adaptive_max_pool1d", [](const Tensors& t) { return adaptive_max_pool1d(t[0], 3); }, signal, {1, 1, 3});
 }
 
 void add_interpolations_1d_2d(std::vector<OpCase>& cases) {

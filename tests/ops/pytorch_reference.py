@@ -6,6 +6,11 @@ Element i of each float64 input is 2 cos(0.23 i). The projection of a tensor r i
 contains the shape of each result, the projection p of the result, and the projection of the gradient of p with respect
 to the input. pytorch_test.cpp computes the same numbers with voxgrad and compares them.
 """
+import argparse
+
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+# Imported after the parsing, because --help must work without these packages.
 import torch
 import torch.nn.functional as F
 

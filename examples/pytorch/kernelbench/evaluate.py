@@ -29,9 +29,28 @@ import statistics
 import sys
 import types
 
-import torch
-
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernelbench", help="folder of the checkout of KernelBench")
+    parser.add_argument("--problems", nargs="*", default=[], help="level/number, such as 2/61 (default: all)")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"],
+                        help="dtype of the parameters and inputs (default: fp32)")
+    parser.add_argument("--no-tf32", action="store_true", help="turn TF32 off for the model and the reference")
+    parser.add_argument("--trials", type=int, default=100, help="timed runs")
+    parser.add_argument("--correct-trials", type=int, default=5, help="runs that check the result")
+    parser.add_argument("--no-compile", action="store_true", help="do not compile the reference")
+    parser.add_argument("--no-backward", action="store_true", help="do not time the backward pass")
+    parser.add_argument("--json", help="also write the results to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()  # before the imports of other packages, because --help must work without them
+
+import torch
 
 
 class _Record:
@@ -166,19 +185,7 @@ def format_row(level, number, row):
     return "| " + " | ".join(cells) + " |"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernelbench", help="folder of the checkout of KernelBench")
-    parser.add_argument("--problems", nargs="*", default=[], help="level/number, such as 2/61 (default: all)")
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"],
-                        help="dtype of the parameters and inputs (default: fp32)")
-    parser.add_argument("--no-tf32", action="store_true", help="turn TF32 off for the model and the reference")
-    parser.add_argument("--trials", type=int, default=100, help="timed runs")
-    parser.add_argument("--correct-trials", type=int, default=5, help="runs that check the result")
-    parser.add_argument("--no-compile", action="store_true", help="do not compile the reference")
-    parser.add_argument("--no-backward", action="store_true", help="do not time the backward pass")
-    parser.add_argument("--json", help="also write the results to this file")
-    options = parser.parse_args()
+def main(options):
     torch.backends.cudnn.allow_tf32 = not options.no_tf32
     evaluation, timing = import_kernelbench(options.kernelbench)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {options.precision}"
@@ -207,4 +214,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)
