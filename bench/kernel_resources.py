@@ -6,7 +6,7 @@
 BUILD is a build folder with compile_commands.json. The script compiles the sources that match the regular expression
 PATTERN (default: the convolutions) and discards the output. If an object in BUILD has not changed since the last call,
 the script repeats the results that it stored in BUILD/kernel_resources.json. It exits with 1 if a kernel spills more
-than BYTES (default: 64) or than ALLOWED_SPILLS states, or if ptxas serializes the wgmma instructions of a kernel.
+than BYTES (default: 64), or if ptxas serializes the wgmma instructions of a kernel.
 """
 
 import argparse
@@ -20,11 +20,6 @@ import shlex
 import subprocess
 import sys
 
-# Kernels that may spill more: part of the name: (bytes, reason).
-ALLOWED_SPILLS = {
-    "fprop_dgrad_mma_sync<MmaSyncTile<Tf32, 8>": (104, "a thread has 128 accumulators and at most 255 registers"),
-    "fprop_dgrad_mma_sync<MmaSyncTile<Tf32, 4>": (132, "3 CTAs per SM leave 168 registers to a thread"),
-}
 SERIALIZED = re.compile(r"\(C75\d\d\) Potential Performance Loss: wgmma.*?for the function '(\w+)'", re.S)
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_90a?'\n(.*?)Used (\d+) registers([^\n]*)", re.S)
 
@@ -99,8 +94,7 @@ def main():
             if key:
                 known[key] = kernels
             for name, registers, spilled, shared, serialized in kernels:
-                limits = [limit for part, (limit, _) in ALLOWED_SPILLS.items() if part in name]
-                spills = spilled > max(limits, default=options.max_spilled)
+                spills = spilled > options.max_spilled
                 bad += serialized or spills
                 print(f"{registers:9}  {spilled:7}  {shared:15}  {name}"
                       f"{'  SERIALIZED' if serialized else ''}{'  SPILLS' if spills else ''}", flush=True)

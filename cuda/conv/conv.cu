@@ -13,25 +13,30 @@ void run_family(const ConvCall& call, const ConvPlan& plan, const Launch& launch
   std::visit([&](const auto& family) { run_plan(call, plan.problem, family, launch); }, plan.family);
 }
 
-/// Plans and runs a convolution with the rewrite and the kernels of its plan.
-void run(const ConvCall& call, const Launch& launch) {
-  const ConvProblem problem = conv_problem(call.pass, call.in, call.out, call.w, call.geometry);
-  const auto plan = choose(problem);
-  if (plan->samples < problem.batch) {
-    for (int64_t first = 0; first < problem.batch; first += plan->samples)
-      run(samples_of(call, first, std::min(plan->samples, problem.batch - first)), launch);
-    return;
+/// Runs the kernels of a plan, with its rewrite, for plan.problem.batch samples.
+void run_samples(const ConvCall& call, const ConvPlan& plan, const Launch& launch);
+
+/// Runs a plan. If the plan is for fewer samples than the call has, launches its kernels for some samples at a time.
+void run(const ConvCall& call, const ConvPlan& plan, const Launch& launch) {
+  const int64_t batch = call.in.size[0];
+  if (plan.samples == batch) return run_samples(call, plan, launch);
+  for (int64_t first = 0; first < batch; first += plan.samples) {
+    const int64_t count = std::min(plan.samples, batch - first);
+    run(samples_of(call, first, count), count < plan.samples ? *plan.rest : plan, launch);
   }
-  switch (plan->rewrite) {
+}
+
+void run_samples(const ConvCall& call, const ConvPlan& plan, const Launch& launch) {
+  switch (plan.rewrite) {
     case ConvRewrite::none:
-      return run_family(call, *plan, launch);
+      return run_family(call, plan, launch);
     case ConvRewrite::width_as_channels: {
-      const WidthAsChannels rewritten(call, problem, launch);
-      return run_family(rewritten.call(), *plan, launch);
+      const WidthAsChannels rewritten(call, plan.problem, launch);
+      return run_family(rewritten.call(), plan, launch);
     }
     case ConvRewrite::merged_groups: {
-      const MergedGroups rewritten(call, plan->merged_groups, launch);
-      run_family(rewritten.call(), *plan, launch);
+      const MergedGroups rewritten(call, plan.merged_groups, launch);
+      run_family(rewritten.call(), plan, launch);
       return rewritten.finish();
     }
     case ConvRewrite::float32_copies: {
@@ -43,7 +48,7 @@ void run(const ConvCall& call, const Launch& launch) {
                         wide.out = wgrad ? other : result;
                         wide.w = wgrad ? result : other;
                         wide.epilogue.bias = bias;
-                        run(wide, launch);
+                        run(wide, *plan.copies, launch);
                       });
     }
   }
@@ -57,7 +62,7 @@ void convolve(const ConvCall& call) {
   check_positions(call.op, transposed ? out : in, w, transposed ? in : out, call.geometry);
   check(w.numel() / std::max<int64_t>(out.size[1] / call.geometry.groups, 1) < INT32_MAX - 256, call.op,
         "the CUDA kernels support fewer than 2^31 weights per output channel, summed over the groups");
-  run(call, Launch(result));
+  run(call, *choose(conv_problem(call.pass, in, out, w, call.geometry)), Launch(result));
 }
 
 }  // namespace

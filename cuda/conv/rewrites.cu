@@ -53,8 +53,8 @@ WidthAsChannels::WidthAsChannels(const ConvCall& call, const ConvProblem& proble
   View &in = call_.in, &w = call_.w, &out = call_.out;
   ConvGeometry& geometry = call_.geometry;
   const int64_t taps = w.size[4];
-  if (has_width_of_stride(problem)) {
-    const bool dgrad = call.pass == ConvPass::dgrad;
+  const bool dgrad = call.pass == ConvPass::dgrad;
+  if (dgrad || problem.in_channels_last) {  // the kernel is as wide as its stride
     View& strided = dgrad ? out : in;
     strided.size[1] *= taps;
     strided.size[4] = dgrad ? in.size[4] : out.size[4];

@@ -10,7 +10,7 @@ namespace voxgrad::cuda {
 /// A convolution with taps along the width as channels. Owns the copies that the call refers to.
 class WidthAsChannels {
  public:
-  /// `problem` is the problem before the rewrite.
+  /// `problem` is the problem after the rewrite.
   WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch);
   const ConvCall& call() const { return call_; }
 

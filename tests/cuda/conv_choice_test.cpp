@@ -183,8 +183,13 @@ TEST(ConvPlan, DividesTheBatchIfCopiesOfAllSamplesAreTooLarge) {
   p.in_size = p.out_size = {128};  // a copy of a sample has 256 MiB
   ASSERT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
   EXPECT_EQ(choose(p)->samples, 4);
+  EXPECT_EQ(choose(p)->problem.batch, 4);
+  ASSERT_TRUE(choose(p)->rest);
+  EXPECT_EQ(choose(p)->rest->samples, 2);
+  EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->rest->family));
   p.in_channels_last = p.out_channels_last = true;
   EXPECT_EQ(choose(p)->samples, 30);
+  EXPECT_FALSE(choose(p)->rest);
 }
 
 TEST(ConvPlan, ComputesHalvesWithFloat32CopiesIfNoFamilySupportsThem) {
@@ -192,6 +197,9 @@ TEST(ConvPlan, ComputesHalvesWithFloat32CopiesIfNoFamilySupportsThem) {
   p.kernel = {11};  // 1331 taps
   EXPECT_EQ(choose(p)->rewrite, ConvRewrite::float32_copies);
   EXPECT_EQ(choose(p)->problem.dtype, f32);
+  ASSERT_TRUE(choose(p)->copies);
+  EXPECT_EQ(choose(p)->copies->problem, choose(p)->problem);
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->copies->family));
   p.dtype = f32;
   EXPECT_EQ(choose(p)->rewrite, ConvRewrite::none);
 }

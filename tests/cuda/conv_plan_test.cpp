@@ -60,14 +60,9 @@ bool is_compiled(std::span<const int> widths, int width) {
   return std::find(widths.begin(), widths.end(), width) != widths.end();
 }
 
-/// Bytes of shared memory that a CTA of an mma.sync kernel may use, so that two CTAs fit on an SM of sm_90.
-constexpr int kMaxShared = 112 * 1024;
-
 void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
-  // The limits of cuda/conv/plan/sm80_fprop_dgrad.cpp.
-  constexpr int kRows = 256, kMaxMmaSyncTaps = 1024, kMaxMmaSyncClasses = 64, kMmaSyncKWords = 8;
   const int tap_words = plan.columns * kMmaSyncKWords * (arithmetic_of(p) == ConvArithmetic::tf32x3 ? 2 : 1);
-  const int ring = 3 * (tap_words <= 256 ? 8 : 4) * tap_words;
+  const int ring = kMmaSyncWeightStages * mma_sync_stage_taps(tap_words) * tap_words;
   const int elements = p.dtype == f32 ? 1 : 2;
   int results = 1, halo = 1, classes = 1, taps = 1;
   for (int a = 0; a < 3; ++a) {
@@ -79,12 +74,12 @@ void check_fprop_dgrad(const ConvProblem& p, const MmaSyncPlan& plan) {
     taps *= static_cast<int>(p.kernel[a]);
   }
   EXPECT_EQ(plan.halo_voxels, halo);
-  EXPECT_LE(results, kRows);
+  EXPECT_LE(results, kMmaSyncRows);
   EXPECT_TRUE(plan.line >= plan.extent[2] && (plan.tile[2] % 8 == 0 || (plan.line - plan.tile[2]) % 8 == 0));
   EXPECT_TRUE(plan.pitch > halo / plan.extent[2] * plan.line && plan.pitch % 32 == 8) << plan.pitch;
   const int staged = (halo + 127) / 128 * 128;
   EXPECT_LE((ring + plan.input_stages * kMmaSyncKWords * plan.pitch + 2 * staged) * 4,
-            plan.merged ? p.shared_limit : kMaxShared);
+            plan.merged ? p.shared_limit : kMaxMmaSyncSharedBytes);
   EXPECT_TRUE(plan.classes == classes && classes <= kMaxMmaSyncClasses && taps <= kMaxMmaSyncTaps);
   const auto widths = mma_sync_widths(arithmetic_of(p));
   EXPECT_TRUE(is_compiled(widths, plan.columns)) << plan.columns;
@@ -112,8 +107,6 @@ int max_blocks8(const MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) 
 constexpr int64_t kMaxWorkspace = int64_t{256} << 20;
 
 void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
-  // The limits of cuda/conv/plan/sm80_wgrad.cpp.
-  constexpr int kKTileWords = 128, kMaxMmaSyncTaps = 1024, kMaxMmaSyncClasses = 64;
   const int elements = p.dtype == f32 ? 1 : 2;
   int64_t k_tiles = p.batch, words = 1;
   for (int a = 0; a < 3; ++a) {
@@ -121,7 +114,7 @@ void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
     k_tiles *= plan.tiles[a];
     words *= plan.k_tile[a];
   }
-  EXPECT_LE(words, kKTileWords * elements);
+  EXPECT_LE(words, kMmaSyncKTileWords * elements);
   EXPECT_EQ(plan.k_tile[2] % (8 * elements), 0);
   EXPECT_EQ(plan.k_tiles, k_tiles);
   EXPECT_TRUE(plan.pitch >= plan.halo_words && plan.pitch % 32 == 4)
@@ -149,9 +142,9 @@ void check_wgrad(const ConvProblem& p, const MmaSyncWgradPlan& plan) {
   EXPECT_LE(plan.classes.size(), size_t{kMaxMmaSyncClasses});
   EXPECT_EQ(plan.column_tiles, tiles);
   EXPECT_EQ(plan.columns, columns);
-  EXPECT_GE(plan.shared_bytes, (plan.rows * (kKTileWords + 4) + blocks8 * 8 * plan.pitch) * 4);
+  EXPECT_GE(plan.shared_bytes, (plan.rows * kMmaSyncKTilePitch + blocks8 * 8 * plan.pitch) * 4);
   EXPECT_EQ(plan.shared_bytes % 16, 0);
-  EXPECT_LE(plan.stages * plan.shared_bytes, kMaxShared);
+  EXPECT_LE(plan.stages * plan.shared_bytes, kMaxMmaSyncSharedBytes);
   expect_tiled(plan.k_tiles, plan.range, plan.ranges, "ranges");
   const int64_t one_range = p.groups * p.out_channels * plan.columns * 8 * 4;
   EXPECT_LE(workspace_bytes(p, plan), std::max(kMaxWorkspace, one_range));

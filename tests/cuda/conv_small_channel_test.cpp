@@ -113,7 +113,7 @@ TEST(ConvSmallChannelPlan, AcceptedPlansFitForRandomSizes) {
       EXPECT_GE(bytes, halo.stages * halo.plane() * 4 + halo.table_bytes());
       EXPECT_LE(halo.voxels(), halo.pitch);
       EXPECT_GE(halo.stages, halo.span[0]);
-      EXPECT_LE(halo.stages, kSmallChannelStages);
+      EXPECT_LE(halo.stages, kMaxSmallChannelStages);
       ++accepted;
     };
     if (pass == ConvPass::wgrad) {

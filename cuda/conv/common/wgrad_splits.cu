@@ -14,7 +14,7 @@ struct Params {
   WgradSplits sums;
   int slices;            ///< slices of the splits, each added by one warp
   int taps;              ///< taps of the kernel
-  int taps_of_block;     ///< taps that a CTA of reduce_splits() adds
+  int taps_of_block;     ///< taps that a CTA of reduce_reordered() adds
   Divisor out_channels;  ///< per group
   WeightLayout weight;
   Divisor channel_tiles;  ///< tiles of kLanes input channels
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
 /// channel. `slices` warps share the splits of a tap. Launch: kLanes * kWarps threads per CTA in a 1-D grid. Dynamic
 /// shared memory: the sums of a CTA. Static shared memory: one float per thread.
 template <class T>
-__global__ void __launch_bounds__(kLanes* kWarps) reduce_splits(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kLanes* kWarps) reduce_reordered(const __grid_constant__ Params p) {
   extern __shared__ float sums[];  // [channel][tap], with an odd pitch to avoid bank conflicts
   __shared__ float of_slice[kWarps][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
@@ -143,7 +143,7 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   p.tap_tiles = Divisor(divide_up(p.taps, p.taps_of_block));
   const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * p.tap_tiles.value());
   const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(p.taps_of_block | 1);
-  with_type([&](auto type) { reduce_splits<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(p); });
+  with_type([&](auto type) { reduce_reordered<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(p); });
   check_launch("conv weight gradient: sum of splits");
 }
 

@@ -159,6 +159,43 @@ struct PatchSums {
   }
 };
 
+/// A step along the depth: the planes of the sums that belong to the chunk of the CTA.
+template <class Form>
+struct DepthStep {
+  int number;
+  int position;  ///< output position of plane 0
+  int first;
+  int last;
+
+  __device__ DepthStep(int step, int begin, int end)
+      : number(step),
+        position(Form::position(begin, step)),
+        first(Form::transposed ? begin - position : position - end + 1),
+        last(Form::transposed ? end - 1 - position : position - begin) {}
+  __device__ bool contains(int plane) const { return plane >= first && plane <= last; }
+  /// Returns the first of the two sets of output planes in shared memory, which the steps use in turn.
+  __device__ int buffer() const { return number % 2 * Form::done; }
+};
+
+/// The dynamic shared memory of a CTA. The number of stages and the sizes of planes depend on the plan.
+template <class T, class Form>
+struct DepthwiseShared {
+  unsigned char* stages;   ///< ring of input planes
+  float* weights;          ///< [tap][channel]
+  unsigned char* outputs;  ///< output planes of two steps
+  int stage_bytes;
+  int output_bytes;
+
+  __device__ DepthwiseShared(const DepthwiseParams& p, unsigned char* memory)
+      : stages(depthwise_shared(memory)),
+        weights(reinterpret_cast<float*>(stages + p.tiles.stages * p.tiles.stage_bytes)),
+        outputs(reinterpret_cast<unsigned char*>(weights + Form::kernel * Form::kernel * Form::kernel * kChannels)),
+        stage_bytes(p.tiles.stage_bytes),
+        output_bytes(p.output_bytes) {}
+  __device__ const T* input(int stage) const { return reinterpret_cast<const T*>(stages + stage * stage_bytes); }
+  __device__ T* output(int buffer) const { return reinterpret_cast<T*>(outputs + buffer * output_bytes); }
+};
+
 /// Copies input planes of a CTA tile to the ring of stages, and output planes back.
 struct PlaneCopies {
   const DepthwiseParams& p;
@@ -166,10 +203,11 @@ struct PlaneCopies {
   uint32_t stages;    ///< address of the first stage
   uint32_t barriers;  ///< address of the first barrier
   uint32_t outputs;   ///< address of the first output plane
+  int planes;         ///< input planes of the tile
   int first_in[3];    ///< first input position of the tile along each axis
 
   /// Initializes the barriers and loads the first planes.
-  __device__ void start(int planes) const {
+  __device__ void start() const {
     for (int s = 0; s < p.tiles.stages; ++s) init_barrier(barriers + 8 * s, 1);
     fence_barrier_init();
     for (int plane = 0; plane < min(p.tiles.stages, planes); ++plane) load(plane);
@@ -184,6 +222,16 @@ struct PlaneCopies {
     tma_store(p.out, outputs + static_cast<uint32_t>(buffer * p.output_bytes), tile.channel, tile.begin[2],
               tile.begin[1], plane, tile.sample);
   }
+  /// Loads planes to the stages that a step has read, and stores the output planes that the step completed.
+  template <class Form>
+  __device__ void exchange(const DepthStep<Form>& step) const {
+    const int next = step.number * Form::phases + p.tiles.stages;
+    for (int plane = next; plane < min(next + Form::phases, planes); ++plane) load(plane);
+    for (int done = 0; done < Form::done; ++done)
+      if (const int plane = Form::first_done + done; step.contains(plane))
+        store(step.buffer() + done, step.position + Form::offset(plane));
+    bulk_store_commit();
+  }
 };
 
 /// The threads per CTA and the CTAs per SM. Together, they bound the registers of a thread.
@@ -194,80 +242,94 @@ struct Occupancy {
   static constexpr int ctas = registers > 170 ? 2 : registers > 135 ? 3 : 4;
 };
 
+/// The mainloop and the epilogue of a warp: adds input planes to the sums of a patch, and writes complete output planes
+/// to shared memory.
+template <class T, class Form>
+struct PatchMainloop {
+  const DepthwiseParams& p;
+  const DepthwiseShared<T, Form>& shared;
+  const PlaneCopies& copies;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int in_pitch;    ///< elements from one row of an input plane to the next
+  int out_pitch;   ///< elements from one row of an output plane to the next
+  int in_offset;   ///< elements from the beginning of an input plane to the patch
+  int out_offset;  ///< elements from the beginning of an output plane to the patch
+  float bias = 0;
+  PatchSums<T, Form> sums{};
+  PipelineState state;
+
+  __device__ PatchMainloop(const DepthwiseParams& params, const DepthwiseShared<T, Form>& memory,
+                           const PlaneCopies& planes)
+      : p(params), shared(memory), copies(planes) {
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
+    const int patch_y = warp / p.tiles.patches_x, patch_x = warp % p.tiles.patches_x;
+    in_pitch = p.tiles.box[1] * kChannels;
+    out_pitch = p.tiles.tile[1] * kChannels;
+    in_offset = patch_y * Form::pitch * in_pitch + patch_x * Form::pitch * kChannels + lane;
+    out_offset = patch_y * kPatch * out_pitch + patch_x * kPatch * kChannels + lane;
+    if (const int channel = copies.tile.channel + lane; p.bias && channel < p.channels)
+      bias = convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]);
+  }
+
+  /// Adds the input plane of a phase of a step, if the chunk has this plane.
+  template <int kPhase>
+  __device__ void add_plane(const DepthStep<Form>& step) {
+    const int plane = step.number * Form::phases + kPhase, first = step.first, last = step.last;
+    const bool all = first <= 0 && last >= Form::planes - 1;
+    if (plane >= copies.planes) return;
+    wait_barrier(copies.barriers + 8 * state.stage, state.round);
+    if (const int z = copies.first_in[0] + plane; z >= 0 && z < p.in_depth) {
+      const T* const in = shared.input(state.stage) + in_offset;
+      if (all)
+        sums.template add_plane<kPhase, true>(in, in_pitch, shared.weights + lane, first, last);
+      else
+        sums.template add_plane<kPhase, false>(in, in_pitch, shared.weights + lane, first, last);
+    }
+    state.next(p.tiles.stages);
+  }
+  /// Writes the output planes that a step completed, and removes their sums.
+  __device__ void write_planes(const DepthStep<Form>& step) {
+#pragma unroll
+    for (int done = 0; done < Form::done; ++done)
+      if (const int plane = Form::first_done + done; step.contains(plane))
+        sums.write(plane, shared.output(step.buffer() + done) + out_offset, out_pitch, bias, p.floor);
+    sums.advance();
+  }
+};
+
 /// Computes fprop or dgrad. Launch: one CTA per CTA tile and 32 channels in a 1-D grid, one warp per patch. Dynamic
-/// shared memory: the stages, the weights in float, and the output planes of two steps.
+/// shared memory: DepthwiseShared.
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[kMaxDepthwiseStages];
-  unsigned char* const shared = depthwise_shared(dynamic_shared);
-  const int stages = p.tiles.stages, lane = static_cast<int>(threadIdx.x) % 32;
-  float* const weights = reinterpret_cast<float*>(shared + stages * p.tiles.stage_bytes);
-  unsigned char* const outputs =
-      reinterpret_cast<unsigned char*>(weights + Form::kernel * Form::kernel * Form::kernel * kChannels);
-
+  const DepthwiseShared<T, Form> shared(p, dynamic_shared);
   const DepthwiseTile tile(p.tiles);
-  const int begin = tile.begin[0];
-  const int end = min(begin + p.tiles.chunk, p.out_depth);
-  const int planes = Form::input_planes(end - begin), steps = Form::steps(end - begin);
-  PlaneCopies copies{p, tile, shared_address(shared), shared_address(barriers), shared_address(outputs), {}};
+  const int begin = tile.begin[0], end = min(begin + p.tiles.chunk, p.out_depth);
+  PlaneCopies copies{p,
+                     tile,
+                     shared_address(shared.stages),
+                     shared_address(barriers),
+                     shared_address(shared.outputs),
+                     Form::input_planes(end - begin),
+                     {}};
   for (int a = 0; a < 3; ++a) copies.first_in[a] = Form::first_input(tile.begin[a], p.padding[a]);
-  if (threadIdx.x == 0) copies.start(planes);
-  load_weights<Form::kernel>(p, tile.channel, weights);
+  if (threadIdx.x == 0) copies.start();
+  load_weights<Form::kernel>(p, tile.channel, shared.weights);
   __syncthreads();
 
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
-  const int patch_y = warp / p.tiles.patches_x, patch_x = warp % p.tiles.patches_x;
-  const int pitch = p.tiles.box[1] * kChannels, out_pitch = p.tiles.tile[1] * kChannels;
-  const int in_offset = patch_y * Form::pitch * pitch + patch_x * Form::pitch * kChannels + lane;
-  const int out_offset = patch_y * kPatch * out_pitch + patch_x * kPatch * kChannels + lane;
-  const int channel = tile.channel + lane;
-  const float bias =
-      p.bias && channel < p.channels ? convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.0f;
-
-  PatchSums<T, Form> sums{};
-  PipelineState state;
-  for (int step = 0; step < steps; ++step) {
-    const int position = Form::position(begin, step);
-    const int first = Form::transposed ? begin - position : position - end + 1;
-    const int last = Form::transposed ? end - 1 - position : position - begin;
-    const bool all = first <= 0 && last >= Form::planes - 1;
-    const auto add_phase = [&]<int kPhase>() {
-      const int plane = step * Form::phases + kPhase;
-      if (plane >= planes) return;
-      wait_barrier(copies.barriers + 8 * state.stage, state.round);
-      const T* in = reinterpret_cast<const T*>(shared + state.stage * p.tiles.stage_bytes) + in_offset;
-      if (const int z = copies.first_in[0] + plane; z >= 0 && z < p.in_depth) {
-        if (all)
-          sums.template add_plane<kPhase, true>(in, pitch, weights + lane, first, last);
-        else
-          sums.template add_plane<kPhase, false>(in, pitch, weights + lane, first, last);
-      }
-      state.next(stages);
-    };
-    add_phase.template operator()<0>();
-    if constexpr (Form::phases > 1) add_phase.template operator()<1>();
-
-    const int buffer = step % 2 * Form::done;
-#pragma unroll
-    for (int done = 0; done < Form::done; ++done) {
-      const int plane = Form::first_done + done;
-      if (plane < first || plane > last) continue;
-      T* const out = reinterpret_cast<T*>(outputs + (buffer + done) * p.output_bytes) + out_offset;
-      sums.write(plane, out, out_pitch, bias, p.floor);
-    }
-    sums.advance();
+  PatchMainloop<T, Form> mainloop(p, shared, copies);
+  const int steps = Form::steps(end - begin);
+  for (int number = 0; number < steps; ++number) {
+    const DepthStep<Form> step(number, begin, end);
+    mainloop.template add_plane<0>(step);
+    if constexpr (Form::phases > 1) mainloop.template add_plane<1>(step);
+    mainloop.write_planes(step);
     fence_async_proxy();
     if (threadIdx.x == 0) bulk_store_wait<0>();  // the buffers of the previous step are free
     __syncthreads();                             // all warps have read the stages and written their outputs
-    if (threadIdx.x > 0) continue;
-    for (int plane = step * Form::phases + stages; plane < min((step + 1) * Form::phases + stages, planes); ++plane)
-      copies.load(plane);
-    for (int done = 0; done < Form::done; ++done)
-      if (const int plane = Form::first_done + done; plane >= first && plane <= last)
-        copies.store(buffer + done, position + Form::offset(plane));
-    bulk_store_commit();
+    if (threadIdx.x == 0) copies.exchange(step);
   }
   if (threadIdx.x == 0) bulk_store_wait<0>();
 }

@@ -19,6 +19,7 @@
 #include <optional>
 
 #include "core/view.h"
+#include "cuda/conv/plan/limits.h"
 #include "ops/detail/kernels.h"
 
 namespace voxgrad::cuda {
@@ -38,9 +39,6 @@ struct AxisPhase {
   int low;   ///< lowest row position that result q = 0 reads, divided by `fold`
   int span;  ///< highest row position that result q = 0 reads, divided by `fold`, minus `low`, plus 1
 };
-
-/// Upper bound of the phases of an axis.
-inline constexpr int kMaxAxisPhases = 8;
 
 /// The phases of an axis.
 struct AxisPhases {

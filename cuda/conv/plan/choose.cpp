@@ -100,8 +100,9 @@ double cycles_of(const FamilyPlan& plan) {
       plan);
 }
 
-/// Returns the plan with the lowest estimated cost among the problems that the rewrite of a candidate yields.
-ConvPlan plan_candidate(const Candidate& candidate, const ConvProblem& problem) {
+/// Returns the plan with the lowest estimated cost among the problems that the rewrite of a candidate yields, for one
+/// launch for all samples.
+ConvPlan plan_launch(const Candidate& candidate, const ConvProblem& problem) {
   ConvPlan best;
   double min_cycles = 0;
   for (const auto& [rewrite, rewritten, merged_groups, cost] : rewritten_problems(candidate.rewrite, problem)) {
@@ -109,18 +110,20 @@ ConvPlan plan_candidate(const Candidate& candidate, const ConvProblem& problem) 
     const double cycles = cycles_of(family) + cost;
     if (!has_plan(family) || (has_plan(best.family) && cycles >= min_cycles)) continue;
     min_cycles = cycles;
-    best = {rewrite, rewritten, merged_groups, problem.batch, std::move(family)};
+    best = {rewrite, rewritten, merged_groups, problem.batch, std::move(family), {}, {}};
   }
   return best;
 }
 
-/// Returns the number of samples whose copies are at most kMaxCopied bytes: the batch divided by a power of two.
-int64_t samples_of_launch(const ConvPlan& plan) {
-  int64_t samples = plan.problem.batch;
-  if (!std::holds_alternative<FpropDgradPlan>(plan.family)) return samples;
-  const int64_t copied = copied_bytes(plan.problem), batch = samples;
-  while (samples > 1 && copied / batch * samples > kMaxCopied) samples = divide_up(samples, 2);
-  return samples;
+/// Returns the plan of a candidate for launches of as many samples as may be copied at a time.
+ConvPlan plan_candidate(const Candidate& candidate, ConvProblem p) {
+  for (;;) {
+    ConvPlan plan = plan_launch(candidate, p);
+    if (p.batch <= 1 || !std::holds_alternative<FpropDgradPlan>(plan.family)) return plan;
+    const int64_t samples = samples_to_copy(p, copied_bytes(plan.problem) / p.batch);
+    if (samples == p.batch) return plan;
+    p.batch = samples;
+  }
 }
 
 ConvPlan make_plan(const ConvProblem& p) {
@@ -128,12 +131,22 @@ ConvPlan make_plan(const ConvProblem& p) {
   for (const Candidate& candidate : wgrad ? std::span<const Candidate>(kWgrad) : kFpropDgrad) {
     ConvPlan plan = plan_candidate(candidate, p);
     if (!has_plan(plan.family)) continue;
-    plan.samples = samples_of_launch(plan);
+    if (plan.samples < p.batch && p.batch % plan.samples != 0) {
+      ConvProblem rest = p;
+      rest.batch %= plan.samples;
+      plan.rest = std::make_shared<const ConvPlan>(make_plan(rest));
+    }
     return plan;
   }
-  for (const RewrittenProblem& wide : rewritten_problems(ConvRewrite::float32_copies, p))
-    return {wide.rewrite, wide.problem, 1, p.batch, make_plan(wide.problem).family};
-  return {ConvRewrite::none, p, 1, p.batch, {}};
+  ConvPlan plan;
+  plan.problem = p;
+  plan.samples = p.batch;
+  for (const RewrittenProblem& wide : rewritten_problems(ConvRewrite::float32_copies, p)) {
+    plan.rewrite = wide.rewrite;
+    plan.problem = wide.problem;
+    plan.copies = std::make_shared<const ConvPlan>(make_plan(wide.problem));
+  }
+  return plan;
 }
 
 struct Hash {

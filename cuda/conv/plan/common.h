@@ -16,10 +16,6 @@ inline constexpr int64_t kMaxCopied = int64_t{1} << 30;
 /// Upper bound of the bytes of partial sums. The sums of a single range may exceed the bound.
 inline constexpr int64_t kMaxSums = int64_t{256} << 20;
 
-/// Limits of TMA: positions of a box along an axis, and the step from one position to the next.
-inline constexpr int kMaxBox = 256;
-inline constexpr int kMaxStep = 8;
-
 /// Planners of sums assume the 132 SMs of an H200 on every GPU, so that results are bitwise reproducible across GPUs.
 inline constexpr int64_t kMultiprocessors = 132;
 
@@ -30,6 +26,11 @@ inline bool three_products(const ConvProblem& p) { return arithmetic_of(p) == Co
 inline int most_voxels(const ConvProblem& p) { return three_products(p) ? 8192 : 16384; }
 /// Returns the number of parts of an operand: high and low, or one.
 inline int parts(const ConvProblem& p) { return three_products(p) ? 2 : 1; }
+/// Returns the number of samples of a launch that copies `bytes` for each sample: at most kMaxCopied bytes, but at
+/// least one sample.
+inline int64_t samples_to_copy(const ConvProblem& p, int64_t bytes) {
+  return std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(bytes, 1), 1, p.batch);
+}
 /// Returns the number of elements per 32-bit word.
 inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 : 2; }
 
@@ -64,8 +65,6 @@ inline bool has_short_offsets(const AxisPhases& axis) {
     return is_short(phase.start) && is_short(phase.start + int64_t{phase.taps - 1} * phase.step);
   });
 }
-/// Upper bound of the work units of a persistent kernel: the index of a unit plus the number of CTAs stays below 2^31.
-inline constexpr int64_t kMaxUnits = int64_t{1} << 30;
 
 /// Returns the bytes of the input and the result of one sample.
 inline int64_t sample_bytes(const ConvProblem& p) {

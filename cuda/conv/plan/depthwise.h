@@ -19,10 +19,6 @@ inline constexpr int kDepthwiseChannels = 32;
 inline constexpr int kDepthwiseMmaChannels = 16;
 /// Rows of a patch.
 inline constexpr int kDepthwisePatch = 4;
-/// Upper bound of the patches of a CTA of fprop and dgrad: one per warp.
-inline constexpr int kMaxDepthwiseWarps = 4;
-/// Upper bound of the stages of a plan.
-inline constexpr int kMaxDepthwiseStages = 4;
 /// Alignment of a box in shared memory, in bytes.
 inline constexpr int kDepthwiseAlignment = 128;
 /// Alignment of the stages of depthwise_mma(), which are swizzled.

@@ -130,7 +130,7 @@ std::string describe(const ConvPlan& plan) {
     case ConvRewrite::merged_groups:
       return concat(plan.merged_groups, " groups as one, ", text);
     case ConvRewrite::float32_copies:
-      return "float32 copies, then " + text;
+      return "float32 copies, then " + describe(*plan.copies);
   }
   return text;
 }

@@ -10,9 +10,9 @@ namespace voxgrad::cuda {
 
 /// m64 tiles that cover the results of a CTA tile in its box of inputs.
 struct M64Cover {
-  int pitch;  ///< rows of the box from one group of 8 rows of an m64 tile to the next
-  int tiles;  ///< number of m64 tiles
-  std::array<int, FpropDgradPlan::kMaxTiles> base;  ///< first row of each m64 tile, or -1
+  int pitch;                                  ///< rows of the box from one group of 8 rows of an m64 tile to the next
+  int tiles;                                  ///< number of m64 tiles
+  std::array<int, kMaxFpropDgradTiles> base;  ///< first row of each m64 tile, or -1
 };
 
 /// Returns the cover of a CTA tile (sample, depth, height, width) with the fewest m64 tiles. `box` has the sizes of the

@@ -10,8 +10,6 @@ namespace voxgrad::cuda {
 
 /// Returns the maximum number of channels of the narrow tensor. With more channels of halves, tensor cores are faster.
 constexpr int max_narrow_channels(int64_t item_bytes) { return item_bytes == 4 ? 16 : 8; }
-/// Upper bound of the floats in shared memory: weights, a bias, and padding that avoids bank conflicts.
-inline constexpr int kMaxPointwiseWeights = 7168;
 /// Returns the rows of weights in shared memory: one per narrow channel and one for the bias, rounded up to an odd
 /// number.
 constexpr int pointwise_weight_rows(int narrow) { return (narrow + 1) | 1; }

@@ -69,6 +69,23 @@ bool is_tma_tensor(const View& view) {
 
 void force_conv_choice(ConvChoice choice) { forced_choice.store(choice); }
 
+void set_layout(ConvProblem& problem, const View& in, const View& out, const View& w) {
+  for (int a = 0; a < 3; ++a) {
+    problem.in_stride[a] = in.stride[a + 2];
+    problem.out_stride[a] = out.stride[a + 2];
+  }
+  problem.in_channel_stride = in.stride[1];
+  problem.out_channel_stride = out.stride[1];
+  problem.out_sample_stride = out.stride[0];
+  problem.in_channels_last = has_channels_innermost(in);
+  problem.out_channels_last = has_channels_innermost(out);
+  problem.in_aligned = is_tma_tensor(in);
+  problem.out_aligned = is_tma_tensor(out);
+  problem.in_dense = is_dense_channels_last(in);
+  problem.out_dense = is_dense_channels_last(out);
+  problem.weight_channels_last = has_channels_innermost(w) && w.stride[4] == w.size[1];
+}
+
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry) {
   ConvProblem problem{.pass = pass,
                       .dtype = w.dtype,
@@ -78,24 +95,13 @@ ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const V
                       .in_channels = in.size[1] / geometry.groups,
                       .out_channels = out.size[1] / geometry.groups,
                       .geometry = geometry,
-                      .in_channel_stride = in.stride[1],
-                      .out_channel_stride = out.stride[1],
-                      .out_sample_stride = out.stride[0],
-                      .in_channels_last = has_channels_innermost(in),
-                      .out_channels_last = has_channels_innermost(out),
-                      .in_aligned = is_tma_tensor(in),
-                      .out_aligned = is_tma_tensor(out),
-                      .in_dense = is_dense_channels_last(in),
-                      .out_dense = is_dense_channels_last(out),
-                      .weight_channels_last = has_channels_innermost(w) && w.stride[4] == w.size[1],
                       .choice = forced_choice.load()};
   for (int a = 0; a < 3; ++a) {
     problem.in_size[a] = in.size[a + 2];
     problem.out_size[a] = out.size[a + 2];
     problem.kernel[a] = w.size[a + 2];
-    problem.in_stride[a] = in.stride[a + 2];
-    problem.out_stride[a] = out.stride[a + 2];
   }
+  set_layout(problem, in, out, w);
   describe_device(problem, w.device);
   return problem;
 }

@@ -54,11 +54,11 @@ struct ConvProblem {
   Triple out_size{1};
   Triple kernel{1};
   ConvGeometry geometry{};
-  int64_t shared_limit = 227 * 1024;  ///< maximum shared memory of a CTA in bytes; default: sm_90
-  int multiprocessors = 132;          ///< SMs; default: H200
-  bool wgmma = true;                  ///< the GPU is sm_90a and the program has code for it
-  Triple in_stride{0};                ///< elements, along D, H and W
-  Triple out_stride{0};               ///< elements, along D, H and W
+  int64_t shared_limit = kMaxSharedBytes;  ///< maximum shared memory of a CTA in bytes; default: sm_90
+  int multiprocessors = 132;               ///< SMs; default: H200
+  bool wgmma = true;                       ///< the GPU is sm_90a and the program has code for it
+  Triple in_stride{0};                     ///< elements, along D, H and W
+  Triple out_stride{0};                    ///< elements, along D, H and W
   int64_t in_channel_stride = 1;
   int64_t out_channel_stride = 1;
   int64_t out_sample_stride = 0;
@@ -76,6 +76,8 @@ struct ConvProblem {
 /// Returns the problem for these views and their GPU, with the current precision and overrides. For a weight gradient,
 /// `in` is x and `out` is y.
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
+/// Sets the members of the problem that describe strides and alignment of the tensors.
+void set_layout(ConvProblem& problem, const View& in, const View& out, const View& w);
 /// Returns the arithmetic of a problem. The dtype must not be f64.
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
 /// Returns whether GPU `device` has wgmma and the program has code for it.

@@ -9,6 +9,18 @@
 namespace voxgrad::cuda {
 namespace {
 
+/// Returns whether the kernel is as wide as its stride. The taps of neighboring results are then neighboring voxels and
+/// do not overlap.
+bool has_width_of_stride(const ConvProblem& p) {
+  const ConvGeometry& g = p.geometry;
+  const int64_t stride = g.stride[2];
+  if (stride == 1 || p.kernel[2] != stride || g.dilation[2] > 1 || g.padding[2] > 0 || p.groups > 1) return false;
+  if (!p.weight_channels_last) return false;
+  return p.pass == ConvPass::dgrad ? p.out_channels_last && p.out_stride[2] == p.out_channels &&
+                                         p.out_size[2] == p.in_size[2] * stride && p.groups * p.out_channels > 1
+                                   : p.in_channels_last && p.in_stride[2] == p.in_channels;
+}
+
 bool suits_width_as_channels(const ConvProblem& p) {
   const ConvChoice& c = p.choice;
   if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel) return false;
@@ -17,6 +29,7 @@ bool suits_width_as_channels(const ConvProblem& p) {
   return one_channel || has_width_of_stride(p);
 }
 
+/// The rewritten input is channels-last unless it is a view of a padded copy.
 ConvProblem with_width_as_channels(ConvProblem p) {
   const bool dgrad = p.pass == ConvPass::dgrad;
   p.in_channels_last &= has_width_of_stride(p);
@@ -25,6 +38,21 @@ ConvProblem with_width_as_channels(ConvProblem p) {
   if (dgrad) p.out_stride[2] *= p.kernel[2];
   p.kernel[2] = p.geometry.stride[2] = p.geometry.dilation[2] = 1;
   p.geometry.padding[2] = 0;
+  return p;
+}
+
+/// Returns the problem for contiguous copies, which through_float32() makes.
+ConvProblem with_float32_copies(ConvProblem p) {
+  const auto contiguous = [](int64_t outer, int64_t channels, const Triple& size) {
+    const View view{.rank = 5, .size = {outer, channels, size[0], size[1], size[2]}};
+    return dense_like(view, nullptr, DType::f32);
+  };
+  const bool dgrad = p.pass == ConvPass::dgrad;
+  p.dtype = DType::f32;
+  set_layout(p, contiguous(p.batch, p.groups * p.in_channels, p.in_size),
+             contiguous(p.batch, p.groups * p.out_channels, p.out_size),
+             contiguous(p.groups * (dgrad ? p.in_channels : p.out_channels), dgrad ? p.out_channels : p.in_channels,
+                        p.kernel));
   return p;
 }
 
@@ -56,16 +84,6 @@ std::vector<RewrittenProblem> with_merged_groups(const ConvProblem& problem) {
 
 }  // namespace
 
-bool has_width_of_stride(const ConvProblem& p) {
-  const ConvGeometry& g = p.geometry;
-  const int64_t stride = g.stride[2];
-  if (stride == 1 || p.kernel[2] != stride || g.dilation[2] > 1 || g.padding[2] > 0 || p.groups > 1) return false;
-  if (!p.weight_channels_last) return false;
-  return p.pass == ConvPass::dgrad ? p.out_channels_last && p.out_stride[2] == p.out_channels &&
-                                         p.out_size[2] == p.in_size[2] * stride && p.groups * p.out_channels > 1
-                                   : p.in_channels_last && p.in_stride[2] == p.in_channels;
-}
-
 std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const ConvProblem& p) {
   switch (rewrite) {
     case ConvRewrite::none:
@@ -77,10 +95,8 @@ std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const Conv
       if (p.groups > 1 && is_channels_last(p)) return with_merged_groups(p);
       return {};
     case ConvRewrite::float32_copies:
-      if (!is_half(p.dtype)) return {};
-      ConvProblem wide = p;
-      wide.dtype = DType::f32;
-      return {{rewrite, wide}};
+      if (is_half(p.dtype)) return {{rewrite, with_float32_copies(p)}};
+      return {};
   }
   return {};
 }

@@ -40,8 +40,4 @@ struct RewrittenProblem {
 /// rewrite.
 std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const ConvProblem& problem);
 
-/// Returns whether the kernel is as wide as its stride. The taps of neighboring results are then neighboring voxels and
-/// do not overlap.
-bool has_width_of_stride(const ConvProblem& problem);
-
 }  // namespace voxgrad::cuda

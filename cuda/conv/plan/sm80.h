@@ -9,13 +9,6 @@
 
 namespace voxgrad::cuda {
 
-/// Upper bound of the taps of a kernel.
-inline constexpr int kMaxMmaSyncTaps = 1024;
-/// Upper bound of the classes of a problem (MmaSyncPlan, MmaSyncWgradPlan).
-inline constexpr int kMaxMmaSyncClasses = 64;
-/// Words (common/mma.cuh) of input channels in a k-block of fprop and dgrad.
-inline constexpr int kMmaSyncKWords = 8;
-
 /// Returns the compiled widths of tiles, ascending: columns for fprop and dgrad, rows for wgrad.
 std::span<const int> mma_sync_widths(ConvArithmetic arithmetic);
 std::span<const int> mma_sync_wgrad_widths();

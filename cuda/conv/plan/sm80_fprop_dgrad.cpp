@@ -10,9 +10,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kRows = 256;               // results of a CTA tile
-constexpr int kMaxExtent = 1023;         // voxels of a halo along an axis
-constexpr int kHalfShared = 112 * 1024;  // bytes of shared memory with which two CTAs fit on an SM of sm_90
+constexpr int kMaxExtent = 1023;  // voxels of a halo along an axis
 
 bool choose_axes(const ConvProblem& p, MmaSyncPlan& plan) {
   plan.classes = 1;
@@ -42,8 +40,8 @@ int choose_columns(const ConvProblem& p) {
 
 /// Returns the bytes of the ring of weights in shared memory.
 int ring_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {
-  const int tap = plan.columns * kMmaSyncKWords * 4 * parts(p);
-  return 3 * (tap <= 1024 ? 8 : 4) * tap;
+  const int tap_words = plan.columns * kMmaSyncKWords * parts(p);
+  return kMmaSyncWeightStages * mma_sync_stage_taps(tap_words) * tap_words * 4;
 }
 
 /// Returns the words from one line of the halo to the next in shared memory. With this distance, 8 consecutive results
@@ -69,7 +67,7 @@ std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const 
     halo *= extent;
     words *= a == 2 ? line_words(tile[2], extent) : extent;
     if (shared_bytes(p, plan, halo, words) >
-        (plan.merged ? p.shared_limit : std::min<int64_t>(p.shared_limit, kHalfShared)))
+        (plan.merged ? p.shared_limit : std::min<int64_t>(p.shared_limit, kMaxMmaSyncSharedBytes)))
       return std::nullopt;
     blocks *= (axis.count + tile[a] - 1) / tile[a];
   }
@@ -95,19 +93,19 @@ std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const 
   const double memory = (loaded * (plan.merged ? 1 : tiles) + stored * tiles) * 32 / 40;
   const double work = plan.k_blocks * (multiply * tiles + stage * (plan.merged ? 1 : tiles)) + stages * 800;
   // A CTA that is alone on its SM leaves the SM idle while it waits.
-  const bool alone = shared_bytes(p, plan, halo, words) > kHalfShared;
+  const bool alone = shared_bytes(p, plan, halo, words) > kMaxMmaSyncSharedBytes;
   return blocks * (std::max(work, memory) + 0.3 * std::min(work, memory)) * (alone ? 1.3 : 1);
 }
 
 void choose_tile(const ConvProblem& p, MmaSyncPlan& plan) {
   plan.cycles = -1;
   std::array<std::vector<int>, 3> candidates;
-  for (int a = 0; a < 3; ++a) candidates[a] = box_widths(plan.axis[a].count, kRows);
+  for (int a = 0; a < 3; ++a) candidates[a] = box_widths(plan.axis[a].count, kMmaSyncRows);
   for (const int w : candidates[2])
     for (const int h : candidates[1]) {
-      if (w * h > kRows) continue;
+      if (w * h > kMmaSyncRows) continue;
       for (const int d : candidates[0]) {
-        if (w * h * d > kRows) continue;
+        if (w * h * d > kMmaSyncRows) continue;
         const int tile[3] = {d, h, w};
         const auto cycles = cost(p, plan, tile);
         if (!cycles || (plan.cycles >= 0 && *cycles >= plan.cycles)) continue;

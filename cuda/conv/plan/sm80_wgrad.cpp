@@ -10,9 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kKTileWords = 128, kWgradShared = 112 * 1024;  // two CTAs with this many bytes fit on sm_90
-
-int wgrad_shared(const ConvProblem& p) { return static_cast<int>(std::min<int64_t>(kWgradShared, p.shared_limit)); }
+int wgrad_shared(const ConvProblem& p) {
+  return static_cast<int>(std::min<int64_t>(kMaxMmaSyncSharedBytes, p.shared_limit));
+}
 
 /// Returns the number of taps of each class.
 std::vector<int> class_taps(const MmaSyncWgradPlan& plan) {
@@ -66,9 +66,6 @@ void clear_classes(MmaSyncWgradPlan& plan) {
   plan.shared_bytes = 0;
 }
 
-/// Returns the blocks of 8 columns of a CTA tile with this number of rows. Must equal tile_columns8() in wgrad.cuh.
-int most_columns(const ConvProblem& p, int rows) { return 4 * (rows > 32 || three_products(p) ? 7 : 14); }
-
 /// Divides the columns of a class into CTA tiles of at most `most` blocks of 8 columns. `room` is the shared memory for
 /// x in bytes.
 MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, int room) {
@@ -87,17 +84,17 @@ MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, i
 
 /// Sets the CTA tiles and their estimated cost. Returns false if a tile does not fit into shared memory.
 bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
-  const int room = wgrad_shared(p) - plan.rows * (kKTileWords + 4) * 4;
-  const int most = most_columns(p, plan.rows);
+  const int room = wgrad_shared(p) - plan.rows * kMmaSyncKTilePitch * 4;
+  const int most = mma_sync_wgrad_columns(plan.rows, three_products(p));
   clear_classes(plan);
   double staged = 0;
   for (const int taps : class_taps(plan)) {
     const MmaSyncWgradPlan::Class c = tile_class(taps, plan.blocks8, most, plan.pitch, room);
     const int blocks = std::max(1, c.tile_columns / c.padded_taps);
-    const int bytes = (plan.rows * (kKTileWords + 4) + blocks * 8 * plan.pitch) * 4;
-    if (bytes > kWgradShared || !add_class(plan, c)) return false;
+    const int bytes = (plan.rows * kMmaSyncKTilePitch + blocks * 8 * plan.pitch) * 4;
+    if (bytes > kMaxMmaSyncSharedBytes || !add_class(plan, c)) return false;
     plan.shared_bytes = std::max(plan.shared_bytes, bytes);
-    staged += static_cast<double>(c.tiles) * (plan.rows * kKTileWords + blocks * 8 * plan.halo_words);
+    staged += static_cast<double>(c.tiles) * (plan.rows * kMmaSyncKTileWords + blocks * 8 * plan.halo_words);
   }
   // Halves are packed in registers, so the next k-tile cannot be copied in the background.
   plan.stages = elements_of(p) == 1 && 2 * plan.shared_bytes <= wgrad_shared(p) ? 2 : 1;
@@ -140,9 +137,9 @@ std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPl
   plan.rows = choose_rows(p);
   plan.row_tiles = divide_up(p.out_channels, plan.rows);
   plan.blocks8 = divide_up(p.in_channels, 8);
-  for (int w = 8 * elements; w <= kKTileWords * elements; w += 8 * elements)
-    for (int h = 1; w * h <= kKTileWords * elements; ++h) {
-      plan.k_tile[0] = kKTileWords * elements / (w * h);
+  for (int w = 8 * elements; w <= kMmaSyncKTileWords * elements; w += 8 * elements)
+    for (int h = 1; w * h <= kMmaSyncKTileWords * elements; ++h) {
+      plan.k_tile[0] = kMmaSyncKTileWords * elements / (w * h);
       plan.k_tile[1] = h;
       plan.k_tile[2] = w;
       if (extend_k_tile(p, plan) && tile_weight(p, plan) && (best.cycles < 0 || plan.cycles < best.cycles)) best = plan;

@@ -11,8 +11,6 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMaxSide = 255;      // voxels of a tile along an axis
-constexpr int kStatic = 8 * 1024;  // bytes of shared memory for barriers, the list of rows and alignment
 // Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
 constexpr double kFromL2 = 32;          // rate at which an SM reads from L2
 constexpr double kToShared = 50;        // rate at which an SM receives boxes, including those that the other CTA copies
@@ -37,11 +35,10 @@ bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
   int taps = 1, parts = 1;
   for (int a = 0; a < 3; ++a) {
     const auto axis = phases_of(p, a, false);
-    if (!axis || axis->in_step > kMaxStep || axis->kernel > FpropDgradPlan::kMaxTaps) return false;
+    if (!axis || axis->in_step > kMaxStep || axis->kernel > kMaxFpropDgradTaps) return false;
     taps *= axis->kernel;
     parts *= axis->phases;
-    if (taps > FpropDgradPlan::kMaxTaps || parts > FpropDgradPlan::kMaxPhases || !has_short_offsets(*axis))
-      return false;
+    if (taps > kMaxFpropDgradTaps || parts > kMaxFpropDgradPhases || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
   }
   plan.phases = transposed ? parts : 1;
@@ -103,7 +100,7 @@ class Search {
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
     if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.halo[2] &&
-        plan.resident_chunks() <= FpropDgradPlan::kMaxStages) {
+        plan.resident_chunks() <= kMaxFpropDgradStages) {
       FpropDgradPlan resident = plan;
       resident.resident = true;
       for (AxisPhases& axis : resident.axis) merge_halos(axis);
@@ -114,7 +111,8 @@ class Search {
         for (const int d : sides(plan.axis[0].count, plan.cta.slide > 1 ? 1 : rows / (w * h))) {
           const bool whole = w == plan.axis[2].count && h == plan.axis[1].count && d == plan.axis[0].count;
           plan.tile[0] =
-              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMaxSide))) : 1;
+              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMaxFpropDgradSide)))
+                    : 1;
           plan.tile[1] = d;
           plan.tile[2] = h;
           plan.tile[3] = w;
@@ -124,7 +122,7 @@ class Search {
   /// Returns candidates for the size of a tile along an axis: nearly equal parts of `count`, and multiples of 8.
   static std::vector<int> sides(int count, int most) {
     std::vector<int> result;
-    for (const int width : box_widths(count, std::min(most, kMaxSide)))
+    for (const int width : box_widths(count, std::min(most, kMaxFpropDgradSide)))
       if (result.size() < 6) result.push_back(width);
     for (const int width : {8, 16, 32})
       if (width <= most && width < count + 8) result.push_back(width);
@@ -152,7 +150,7 @@ class Search {
       plan.box[a + 1] = plan.tile[a + 1] + (plan.halo[a] ? plan.axis[a].max_span - 1 : 0);
       if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMaxBox) return;
     }
-    if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kStatic) / 2) return;
+    if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kFpropDgradStaticBytes) / 2) return;
     const auto covered = best_cover(plan.tile, plan.box, plan.m_tiles());
     if (!covered) return;
     plan.group_pitch = covered->pitch;
@@ -189,23 +187,23 @@ class Search {
     for (int a = 0, pitch[] = {plan.box[2] * plan.box[3], plan.box[3], 1}; a < 3; ++a)
       if (plan.halo[a]) end += (plan.axis[a].max_span - 1) * pitch[a];
     const bool by_tap = (!plan.halo[0] && !plan.halo[1]) || taps_ == 1;
-    plan.stage_taps = std::min(plan.kept ? FpropDgradPlan::kMaxTaps : most_stage_taps(plan.cta.product_columns()),
-                               most_box_taps(plan));
+    plan.stage_taps =
+        std::min(plan.kept ? kMaxFpropDgradTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
     const int weight = plan.weight_bytes(), input = plan.input_bytes();
-    const int room = p_.shared_limit - kStatic;
-    plan.weight_stages =
-        plan.kept ? weight_stages(plan)
-                  : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, FpropDgradPlan::kMaxStages);
-    if (plan.weight_stages > FpropDgradPlan::kMaxStages) return false;
-    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), FpropDgradPlan::kMaxStages)
-                     : by_tap             ? (plan.kept ? FpropDgradPlan::kMaxStages : plan.weight_stages)
+    const int room = p_.shared_limit - kFpropDgradStaticBytes;
+    plan.weight_stages = plan.kept
+                             ? weight_stages(plan)
+                             : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMaxFpropDgradStages);
+    if (plan.weight_stages > kMaxFpropDgradStages) return false;
+    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), kMaxFpropDgradStages)
+                     : by_tap             ? (plan.kept ? kMaxFpropDgradStages : plan.weight_stages)
                      : plan.cta.slide > 1 ? 6
                                           : 3;
     plan.input_stages = std::min((room - plan.all_weight_bytes()) / input, most);
     if (plan.input_stages < (plan.resident ? plan.resident_chunks() : plan.cta.slide > 1 ? 3 : 2)) return false;
     if (!plan.kept) {
       if (plan.weight_stages < 2) return false;
-      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, FpropDgradPlan::kMaxStages);
+      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMaxFpropDgradStages);
     }
     return end * plan.row_bytes <= input + plan.all_weight_bytes();
   }
@@ -216,10 +214,10 @@ class Search {
       loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
     return loads;
   }
-  /// Returns the number of stages that all weights need. Returns more than FpropDgradPlan::kMaxStages if the weights
+  /// Returns the number of stages that all weights need. Returns more than kMaxFpropDgradStages if the weights
   /// differ between work units.
   int weight_stages(const FpropDgradPlan& plan) const {
-    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return FpropDgradPlan::kMaxStages + 1;
+    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return kMaxFpropDgradStages + 1;
     return plan.chunks * all_loads(plan);
   }
 

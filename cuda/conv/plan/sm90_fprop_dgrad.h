@@ -55,11 +55,6 @@ constexpr int most_stage_taps(int columns) { return columns >= 128 ? 1 : columns
 
 /// The plan of a convolution. See params.h for the members that are also kernel parameters.
 struct FpropDgradPlan {
-  static constexpr int kMaxTaps = 512;
-  static constexpr int kMaxPhases = 64;
-  static constexpr int kMaxTiles = 8;  ///< m64 tiles of a CTA tile
-  static constexpr int kMaxStages = 8;
-
   AxisPhases axis[3];
   FpropDgradTile cta{};
   int row_bytes = 0;       ///< bytes of a voxel in shared memory: the channels of one chunk
@@ -70,7 +65,7 @@ struct FpropDgradPlan {
   int tile[4] = {};        ///< results of a CTA tile: sample, depth, height, width
   int box[4] = {};         ///< voxels of a TMA box
   int group_pitch = 0;
-  int base[kMaxTiles] = {};
+  int base[kMaxFpropDgradTiles] = {};
   int phases = 1;
   bool resident = false;
   bool merged = false;

@@ -26,7 +26,7 @@ constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 
 // With three products, the sums need registers in addition to the accumulators.
 constexpr WgradTile kPromotedTiles[] = {{64, 64, 4}, {64, 32, 6}, {32, 32, 6}};
 
-constexpr bool fits(const WgradTile& tile) { return tile.m_tiles <= WgradPlan::kMaxMTiles; }
+constexpr bool fits(const WgradTile& tile) { return tile.m_tiles <= kMaxWgradMTiles; }
 static_assert(std::all_of(std::begin(kTiles), std::end(kTiles), fits));
 static_assert(std::all_of(std::begin(kPromotedTiles), std::end(kPromotedTiles), fits));
 
@@ -41,7 +41,7 @@ bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
     if (!axis || axis->in_step > kMaxStep || !has_short_offsets(*axis)) return false;
     plan.axis[a] = *axis;
     taps *= axis->kernel;
-    if (taps > WgradPlan::kMaxTaps) return false;
+    if (taps > kMaxWgradTaps) return false;
   }
   return taps > 0;
 }
@@ -66,8 +66,8 @@ class Search {
         plan.cta = cta;
         plan.depth = static_cast<int>(cta.slide > 1 ? read_size(p_, 0) : p_.out_size[0]);
         list_sets(plan, most_taps, chunks);
-        if (plan.sets.size() > WgradPlan::kMaxSets ||
-            plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > WgradPlan::kMaxBoxes)
+        if (plan.sets.size() > kMaxWgradSets ||
+            plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > kMaxWgradBoxes)
           continue;
         plan.channel_tiles = divide_up(chunks, plan.chunks);
         try_tiles(plan);
@@ -165,8 +165,7 @@ class Search {
             if (n > 1 && plan.cta.slide > 1) continue;         // planes of y must be consecutive
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
-            if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * WgradPlan::kMaxSteps ||
-                plan.rows() < 64)
+            if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMaxWgradSteps || plan.rows() < 64)
               continue;
             plan.box[0] = n;
             bool fits = true;
@@ -190,7 +189,7 @@ class Search {
 
   void try_tile(WgradPlan& plan) {
     plan.stages = static_cast<int>(
-        std::min<int64_t>((p_.shared_limit - WgradPlan::kStaticBytes) / plan.stage_bytes(), WgradPlan::kMaxStages));
+        std::min<int64_t>((p_.shared_limit - kWgradStaticBytes) / plan.stage_bytes(), kMaxWgradStages));
     if (plan.stages < 2) return;
     int64_t tiles = products_ * divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(a == 0 ? plan.depth : p_.out_size[a], plan.tile[a + 1]);
@@ -204,7 +203,7 @@ class Search {
       for (const int waves : {1, 2, 3, 4, 8})
         try_splits(plan, units, std::clamp<int64_t>(kMultiprocessors * waves / units, 1, tiles), most, times);
     plan.direct = true;
-    if (one_launch_ && p_.choice.cluster != 1 && plan.cta.sums_bytes() + WgradPlan::kStaticBytes <= p_.shared_limit)
+    if (one_launch_ && p_.choice.cluster != 1 && plan.cta.sums_bytes() + kWgradStaticBytes <= p_.shared_limit)
       for (int splits = 1; splits <= std::min<int64_t>(tiles, WgradPlan::kMaxDirectSplits); ++splits)
         try_splits(plan, units, splits, most, times);
     plan.direct = false;
@@ -274,7 +273,7 @@ int64_t samples_at_once(const ConvProblem& p) {
     in *= std::max<int64_t>(read_size(p, a), 1);
     out *= p.out_size[a];
   }
-  int64_t samples = std::clamp<int64_t>(kMaxCopied / std::max<int64_t>(in + out, 1), 1, p.batch);
+  int64_t samples = samples_to_copy(p, in + out);
   // The low parts follow the last sample of a launch, and a tile must not contain both parts. All launches therefore
   // have the same number of samples.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;

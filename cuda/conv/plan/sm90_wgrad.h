@@ -38,14 +38,6 @@ struct WgradBox {
 
 /// The plan of a weight gradient.
 struct WgradPlan {
-  static constexpr int kMaxTaps = 343;
-  static constexpr int kMaxSets = 64;
-  static constexpr int kMaxBoxes = 384;  ///< of all sets
-  static constexpr int kMaxMTiles = 7;   ///< m64 tiles of a warpgroup
-  static constexpr int kMaxSteps = 32;   ///< steps of 16 voxels in a tile
-  static constexpr int kMaxStages = 6;
-  static constexpr int kStaticBytes =
-      2 * 1024;                               ///< bytes of shared memory for barriers, the list of taps and alignment
   static constexpr int kMaxDirectSplits = 2;  ///< splits that are added in shared memory
 
   AxisPhases axis[3];

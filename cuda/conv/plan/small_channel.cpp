@@ -12,11 +12,10 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr double kReach = 1 << 28;
-constexpr int kStatic = 1536;                // bytes of shared memory for barriers and for the system
 constexpr int kMultiprocessor = 228 * 1024;  // bytes of shared memory of an SM
 
 bool few_channels(const ConvProblem& p) {
-  const auto few = [](int64_t channels) { return channels >= 1 && channels <= kSmallChannels; };
+  const auto few = [](int64_t channels) { return channels >= 1 && channels <= kMaxSmallChannels; };
   return may_use_wgmma(p) && (p.choice.small_channel || p.choice == ConvChoice{}) && p.dtype != DType::f64 &&
          p.batch >= 1 && p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
 }
@@ -78,7 +77,7 @@ double plane_clocks(double instructions, double bytes, int resident) {
 
 /// Returns the number of CTAs that fit on an SM, at most `most`.
 int resident_blocks(int shared_bytes, int most) {
-  return std::clamp(kMultiprocessor / (shared_bytes + kStatic), 1, most);
+  return std::clamp(kMultiprocessor / (shared_bytes + kSmallChannelStaticBytes), 1, most);
 }
 
 /// Chooses the depth of sliding tiles, at most `most` planes, so that the CTAs fill the SMs evenly. Returns the total
@@ -108,10 +107,10 @@ double slide(const ConvProblem& p, Plan& plan, int64_t multiprocessors, int resi
 /// Otherwise, a CTA has the SM for itself and must load at least one plane ahead. Returns false if too few planes fit.
 bool choose_stages(const ConvProblem& p, SmallChannelHalo& halo, int blocks, int other_bytes) {
   const auto fitting = [&](int64_t bytes) {
-    return static_cast<int>((bytes - kStatic - other_bytes) / (halo.plane() * 4));
+    return static_cast<int>((bytes - kSmallChannelStaticBytes - other_bytes) / (halo.plane() * 4));
   };
   const int shared = fitting(std::min<int64_t>(p.shared_limit, kMultiprocessor / blocks));
-  const int most = std::min(halo.span[0] + 2 * halo.step[0], kSmallChannelStages);
+  const int most = std::min(halo.span[0] + 2 * halo.step[0], kMaxSmallChannelStages);
   const bool beside = blocks > 1 && shared >= halo.span[0];
   halo.stages = std::min(beside ? shared : fitting(p.shared_limit), most);
   return halo.stages > halo.span[0] || (beside && halo.stages == halo.span[0]);
@@ -191,7 +190,7 @@ std::optional<SmallChannelPlan> plan_small_channel_fprop_dgrad(const ConvProblem
   const auto read = static_cast<int64_t>(read_along(plan.axis[2]).size());
   int64_t pairs = 0;
   for (int h = 0; h < plan.axis[1].phases; ++h) pairs += divide_up(plan.axis[1].phase[h].taps * read * plan.quads, 2);
-  if (pairs > kSmallChannelPairs || p.kernel[0] > 4096 || plan.axis[2].count > kSmallChannelConsumers)
+  if (pairs > kMaxSmallChannelPairs || p.kernel[0] > 4096 || plan.axis[2].count > kSmallChannelConsumers)
     return std::nullopt;
   plan.pairs = static_cast<int>(pairs);
   plan.tile[2] = plan.axis[2].count;
@@ -215,12 +214,12 @@ bool finish(const ConvProblem& p, SmallChannelWgradPlan& plan) {
   plan.y.stages = 2;
   if (!extend(p, plan.x, padded, plan.octets * 8, 4, 8) || !extend(p, plan.y, padded, plan.columns, 4, 8)) return false;
   const int warps = kSmallChannelWgradConsumers / 32;
-  const int other = (plan.y.stages * plan.y.plane() + kSmallChannelStages * plan.units) * 4 + plan.x.table_bytes() +
+  const int other = (plan.y.stages * plan.y.plane() + kMaxSmallChannelStages * plan.units) * 4 + plan.x.table_bytes() +
                     plan.y.table_bytes();
   if (!choose_stages(p, plan.x, 1, other)) return false;
   const int sums = warps * small_channel_units(plan.columns) * 8 * plan.columns * 4;  // the sums overwrite the planes
   plan.shared_bytes = std::max(other + plan.x.stages * plan.x.plane() * 4, sums);
-  if (plan.shared_bytes + kStatic > p.shared_limit) return false;
+  if (plan.shared_bytes + kSmallChannelStaticBytes > p.shared_limit) return false;
   plan.tiles[1] = divide_up(plan.axis[1].count, plan.tile[1]);
   plan.tiles[2] = divide_up(plan.axis[2].count, plan.tile[2]);
   // Instructions of a warp: for 8 voxels, for a plane, and for staging.

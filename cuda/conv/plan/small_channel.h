@@ -15,12 +15,6 @@ inline constexpr int kSmallChannelConsumers = 256;
 inline constexpr int kSmallChannelEpilogue = 32;
 /// Returns the producer threads of a CTA of fprop and dgrad, for one or two CTAs per SM.
 constexpr int small_channel_producers(int blocks) { return (blocks == 2 ? 256 : 512) - kSmallChannelEpilogue; }
-/// Upper bound of the channels of a group, of either tensor.
-inline constexpr int kSmallChannels = 16;
-/// Upper bound of the pairs of units in a plane (SmallChannelPlan::pairs).
-inline constexpr int kSmallChannelPairs = 512;
-/// Upper bound of the planes in shared memory.
-inline constexpr int kSmallChannelStages = 8;
 /// Compiled columns of fprop and dgrad: channels of the result times phases along the width.
 inline constexpr int kSmallChannelColumns[] = {8, 16, 32};
 /// Consumer threads of a CTA of wgrad. The number of its producer threads is the same.

@@ -127,6 +127,31 @@ __device__ CtaTile cta_tile(const FpropDgradParams<T>& problem, int64_t index) {
   return tile;
 }
 
+/// Adds the bias, applies ReLU and stores the results of a CTA tile.
+template <class Tile, class T>
+__device__ void store_results(const FpropDgradParams<T>& problem, const CtaTile& tile,
+                              const T (&total)[Tile::kThreadM][Tile::kThreadN]) {
+#pragma unroll
+  for (int i = 0; i < Tile::kThreadM; ++i) {
+    const Voxel voxel = advance(tile.first, Tile::m_of(i), tile.count);
+    if (voxel.sample >= problem.batch) continue;
+    int64_t offset = voxel.sample * problem.out_stride[0];
+    for (int axis = 0; axis < 3; ++axis) {
+      const Lattice& lattice = tile.lattice[axis];
+      offset += (lattice.out_start + int64_t{voxel.index[axis]} * lattice.out_step) * problem.out_stride[axis + 2];
+    }
+#pragma unroll
+    for (int j = 0; j < Tile::kThreadN; ++j) {
+      const int in_group = tile.channel + Tile::n_of(j);
+      if (in_group >= problem.out_channels) continue;
+      const int64_t channel = tile.group * problem.out_channels + in_group;
+      const T bias = problem.bias ? problem.bias[channel * problem.bias_stride] : T(0);
+      const T result = total[i][j] + bias;
+      problem.out[offset + channel * problem.out_stride[1]] = problem.relu && result < T(0) ? T(0) : result;
+    }
+  }
+}
+
 /// Computes fprop or dgrad. Launch: CTAs of kTileThreads threads in a 1-D grid, each of which computes one tile after
 /// another.
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
@@ -177,25 +202,7 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
         taps * problem.in_channels};
     T total[Tile::kThreadM][Tile::kThreadN] = {};
     tile_product<Tile, kChannelsInnermost>(total, memory, operands, make_site, make_row);
-
-#pragma unroll
-    for (int i = 0; i < Tile::kThreadM; ++i) {
-      const Voxel voxel = advance(tile.first, Tile::m_of(i), tile.count);
-      if (voxel.sample >= problem.batch) continue;
-      int64_t offset = voxel.sample * problem.out_stride[0];
-      for (int axis = 0; axis < 3; ++axis)
-        offset += (lattice[axis].out_start + int64_t{voxel.index[axis]} * lattice[axis].out_step) *
-                  problem.out_stride[axis + 2];
-#pragma unroll
-      for (int j = 0; j < Tile::kThreadN; ++j) {
-        const int in_group = tile.channel + Tile::n_of(j);
-        if (in_group >= problem.out_channels) continue;
-        const int64_t channel = tile.group * problem.out_channels + in_group;
-        const T bias = problem.bias ? problem.bias[channel * problem.bias_stride] : T(0);
-        const T result = total[i][j] + bias;
-        problem.out[offset + channel * problem.out_stride[1]] = problem.relu && result < T(0) ? T(0) : result;
-      }
-    }
+    store_results<Tile>(problem, tile, total);
   }
 }
 

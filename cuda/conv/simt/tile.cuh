@@ -130,34 +130,37 @@ __device__ void multiply_k_block(T (&sum)[Tile::kThreadM][Tile::kThreadN], const
   }
 }
 
-/// Computes total[i][j] = C[m_of(i)][n_of(j)]. make_site(m) and make_row(k), for k below k_count, return Sites and
-/// Rows. A site outside of the problem has position[0] = -kPositionLimit. If kRowsAdjacent, neighboring rows are
-/// neighbors in memory; otherwise, neighboring sites are. Neighboring threads stage neighboring elements of A. Sums are
-/// added to `total` every 256 products, so that long sums in float are as accurate as short ones. All threads of a CTA
-/// must call the function.
-template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, class MakeRow>
-__device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
-                             const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {
-  constexpr int kK = Tile::kK, kTableKBlocks = Tile::kRows / kK, kFlushKBlocks = 256 / kK;
-  constexpr int kLoadsA = Tile::kM * kK / kTileThreads, kLoadsB = divide_up(Tile::kN * kK, kTileThreads);
-  constexpr int kSites = kRowsAdjacent ? kLoadsA : 1;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int k_blocks = divide_up(operands.k_count, kK);
+/// Loads k-blocks of both operands to registers, and stores them to shared memory. Neighboring threads load neighboring
+/// elements of A: neighboring rows of A are neighbors in memory if kRowsAdjacent; otherwise, neighboring sites are.
+template <class Tile, bool kRowsAdjacent, class MakeRow>
+struct TileProducer {
+  using T = typename Tile::T;
+  static constexpr int kK = Tile::kK, kTableKBlocks = Tile::kRows / kK;
+  static constexpr int kLoadsA = Tile::kM * kK / kTileThreads, kLoadsB = divide_up(Tile::kN * kK, kTileThreads);
+  static constexpr int kSites = kRowsAdjacent ? kLoadsA : 1;
 
-  // The row and the site of load l of this thread in the staged k-block of A.
-  const auto a_row = [&](int l) { return kRowsAdjacent ? thread % kK : (thread + l * kTileThreads) / Tile::kM; };
-  const auto a_site = [&](int l) { return kRowsAdjacent ? (thread + l * kTileThreads) / kK : thread % Tile::kM; };
-  const auto fill_rows = [&](int table) {
+  TileMemory<Tile>& memory;
+  const TileOperands<T>& operands;
+  const MakeRow& make_row;
+  const int thread = static_cast<int>(threadIdx.x);
+  Site sites[kSites];
+  T next_a[kLoadsA];
+  T next_b[kLoadsB];
+
+  template <class MakeSite>
+  __device__ TileProducer(TileMemory<Tile>& shared, const TileOperands<T>& from, const MakeSite& make_site,
+                          const MakeRow& rows)
+      : memory(shared), operands(from), make_row(rows) {
+#pragma unroll
+    for (int l = 0; l < kSites; ++l) sites[l] = make_site(a_site(l));
+  }
+  /// Computes a table of rows.
+  __device__ void fill_rows(int table) const {
     if (thread >= Tile::kRows) return;
     const int k = table * Tile::kRows + thread;
     memory.rows[table & 1][thread] = k < operands.k_count ? make_row(k) : Row{0, 0, {-kPositionLimit, 0, 0}, 0};
-  };
-
-  Site sites[kSites];
-#pragma unroll
-  for (int l = 0; l < kSites; ++l) sites[l] = make_site(a_site(l));
-  T next_a[kLoadsA], next_b[kLoadsB];
-  const auto fetch = [&](int k_block) {
+  }
+  __device__ void load(int k_block) {
     const Row* rows = &memory.rows[k_block / kTableKBlocks & 1][k_block % kTableKBlocks * kK];
 #pragma unroll
     for (int l = 0; l < kLoadsA; ++l) {
@@ -177,8 +180,8 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
       const bool inside = row.position[0] != -kPositionLimit && n < operands.n_count && n < Tile::kN;
       next_b[l] = inside ? operands.b[row.b + n * operands.b_stride] : T(0);
     }
-  };
-  const auto store = [&](int stage) {
+  }
+  __device__ void store(int stage) const {
 #pragma unroll
     for (int l = 0; l < kLoadsA; ++l) memory.a[stage][a_row(l)][a_site(l)] = next_a[l];
 #pragma unroll
@@ -186,8 +189,23 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
       const int n = (thread + l * kTileThreads) / kK;
       if (n < Tile::kN) memory.b[stage][thread % kK][n] = next_b[l];
     }
-  };
+  }
 
+ private:
+  /// Return the row and the site of load l of this thread in the k-block of A.
+  __device__ int a_row(int l) const { return kRowsAdjacent ? thread % kK : (thread + l * kTileThreads) / Tile::kM; }
+  __device__ int a_site(int l) const { return kRowsAdjacent ? (thread + l * kTileThreads) / kK : thread % Tile::kM; }
+};
+
+/// Computes total[i][j] = C[m_of(i)][n_of(j)]. make_site(m) and make_row(k), for k below k_count, return Sites and
+/// Rows. A site outside of the problem has position[0] = -kPositionLimit. TileProducer explains kRowsAdjacent. Sums are
+/// added to `total` every 256 products, so that long sums in float are as accurate as short ones. All threads of a CTA
+/// must call the function.
+template <class Tile, bool kRowsAdjacent, class Total, class T, class MakeSite, class MakeRow>
+__device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], TileMemory<Tile>& memory,
+                             const TileOperands<T>& operands, MakeSite make_site, MakeRow make_row) {
+  constexpr int kFlushKBlocks = 256 / Tile::kK;
+  TileProducer<Tile, kRowsAdjacent, MakeRow> producer(memory, operands, make_site, make_row);
   T sum[Tile::kThreadM][Tile::kThreadN] = {};
   const auto flush = [&] {
 #pragma unroll
@@ -199,17 +217,18 @@ __device__ void tile_product(Total (&total)[Tile::kThreadM][Tile::kThreadN], Til
       }
   };
 
+  const int k_blocks = divide_up(operands.k_count, Tile::kK);
   if (k_blocks == 0) return;
-  fill_rows(0);
+  producer.fill_rows(0);
   __syncthreads();
-  fetch(0);
-  store(0);
+  producer.load(0);
+  producer.store(0);
   __syncthreads();
   for (int k_block = 0; k_block < k_blocks; ++k_block) {  // loads the next k-block during the products
-    if (k_block % kTableKBlocks == 0) fill_rows(k_block / kTableKBlocks + 1);
-    if (k_block + 1 < k_blocks) fetch(k_block + 1);
+    if (k_block % producer.kTableKBlocks == 0) producer.fill_rows(k_block / producer.kTableKBlocks + 1);
+    if (k_block + 1 < k_blocks) producer.load(k_block + 1);
     multiply_k_block<Tile>(sum, memory, k_block & 1);
-    if (k_block + 1 < k_blocks) store((k_block + 1) & 1);
+    if (k_block + 1 < k_blocks) producer.store((k_block + 1) & 1);
     if ((k_block + 1) % kFlushKBlocks == 0) flush();
     __syncthreads();
   }

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/concepts.h"
 #include "cuda/conv/plan/instances.h"
 #include "cuda/conv/sm80/params.cuh"
 
@@ -26,14 +27,45 @@ struct MmaSyncTile {
   static constexpr int kM16 = 4, kN8 = kN8_, kThreads = kMmaSyncThreads, kWarps = kThreads / 32;
   static constexpr int kRows = 16 * kM16 * kWarps, kColumns = 8 * kN8;
   static constexpr int kSlab = kColumns * kMmaSyncKWords * Arithmetic::kParts;  // words of one tap of B
-  static constexpr int kStageTaps = kSlab > 256 ? 4 : 8, kStages = 3;
+  static constexpr int kStageTaps = mma_sync_stage_taps(kSlab), kStages = kMmaSyncWeightStages;
   static constexpr int kAccumulators = 4 * kM16 * kN8;
   static constexpr int kBlocks = kAccumulators * Arithmetic::kParts > 64 ? 2 : 3;  // CTAs per SM; limits the registers
-  static constexpr int kRing = kStages * kStageTaps * kSlab;                       // words
+  static constexpr int kStageWords = kStageTaps * kSlab, kRing = kStages * kStageWords;
+  static_assert(kRows == kMmaSyncRows);
+};
 
-  static size_t shared_bytes(const MmaSyncParams& p) {
-    return sizeof(uint32_t) * (kRing + p.input_stages * kMmaSyncKWords * p.pitch + 2 * p.rounds * kThreads);
+/// The dynamic shared memory of a CTA, whose parts have sizes that depend on the plan.
+template <class Tile>
+struct MmaSyncShared {
+  uint32_t* weights;  // ring of kStages stages
+  uint32_t* inputs;   // MmaSyncParams::input_stages stages
+  uint32_t* offsets;  // offset in the input of each voxel of the halo (locate_halo())
+  int* targets;       // offset in a stage of each voxel of the halo (place_words())
+  int stage_words;    // words of a stage of inputs
+
+  __device__ MmaSyncShared(const MmaSyncParams& p, uint4* memory)
+      : weights(reinterpret_cast<uint32_t*>(memory)),
+        inputs(weights + Tile::kRing),
+        offsets(inputs + p.input_stages * input_stage_words(p)),
+        targets(reinterpret_cast<int*>(offsets + p.rounds * Tile::kThreads)),
+        stage_words(input_stage_words(p)) {}
+  __device__ uint32_t* input_stage(int stage) const { return inputs + stage * stage_words; }
+  VG_HOST_DEVICE static int input_stage_words(const MmaSyncParams& p) { return kMmaSyncKWords * p.pitch; }
+  static size_t bytes(const MmaSyncParams& p) {
+    return sizeof(uint32_t) * (Tile::kRing + p.input_stages * input_stage_words(p) + 2 * p.rounds * Tile::kThreads);
   }
+};
+
+/// The column tiles and classes that a CTA computes one after another.
+struct MmaSyncSteps {
+  int first_class;
+  int last_class;        // exclusive
+  int last_column_tile;  // exclusive
+
+  __device__ MmaSyncSteps(const MmaSyncParams& p, const TileCoord& place)
+      : first_class(place.phase),
+        last_class(p.transposed && !p.merged ? place.phase + 1 : p.classes),
+        last_column_tile(p.merged ? p.column_tiles : place.column_tile + 1) {}
 };
 
 /// The offset of a voxel outside of the input. Its elements are zero.
@@ -132,10 +164,10 @@ __device__ void place_words(const MmaSyncParams& p, int* targets, int thread) {
   }
 }
 
-/// Returns the row of the tile that belongs to row `i` of the 2 * kM16 rows of this lane.
+/// Returns the row of the tile that belongs to row `i` of the 2 * kM16 rows of a thread.
 template <class Tile>
-__device__ int row_of_tile(int i) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+__device__ int row_of_tile(int thread, int i) {
+  const int warp = thread / 32, lane = thread % 32;
   return i / 2 * (16 * Tile::kWarps) + warp * 16 + i % 2 * 8 + lane / 4;
 }
 
@@ -159,8 +191,12 @@ template <class Tile>
 __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, int number,
                               const Accumulator (&sum)[Tile::kM16][Tile::kN8]) {
   using Element = typename Tile::Arithmetic::Element;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t channel = int64_t{place.group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
+  int thread = static_cast<int>(threadIdx.x), group = place.group;
+  int64_t sample = place.sample;
+  // Keeps nvcc from computing offsets before the mainloop, which would spill them.
+  asm volatile("" : "+r"(thread), "+r"(group), "+l"(sample));
+  const int lane = thread % 32;
+  const int64_t channel = int64_t{group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
   const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
   const float floor = p.relu ? 0.0f : -INFINITY;
   int phase[3] = {};
@@ -169,9 +205,9 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
   unsigned inside = 0;  // one bit per row
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kM16; ++i) {
-    int m = row_of_tile<Tile>(i);
+    int m = row_of_tile<Tile>(thread, i);
     bool valid = m < p.tile_voxels;
-    int64_t offset = place.sample * p.out_stride[0] + channel * p.out_stride[1];
+    int64_t offset = sample * p.out_stride[0] + channel * p.out_stride[1];
 #pragma unroll
     for (int a = 2; a >= 0; --a) {
       const AxisPhase& at = p.axis[a].phase[phase[a]];
@@ -199,197 +235,279 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
     }
 }
 
-/// Computes fprop or dgrad. Launch: one CTA per CTA tile in a 1-D grid; MmaSyncParams::digit decodes the number of a
-/// tile. Dynamic shared memory: the ring of weights, the stages of inputs, and the tables `offsets` and `targets`.
+/// Stages operand A: copies the halo of the CTA tile to shared memory, one k-block of channels of one class at a time.
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
+struct HaloProducer {
   using Arithmetic = typename Tile::Arithmetic;
   using Element = typename Arithmetic::Element;
-  constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kThreads = Tile::kThreads;
-  constexpr int kStageWords = Tile::kStageTaps * Tile::kSlab, kStageTaps = Tile::kStageTaps;
-  constexpr int kVoxelTaps = 4;  // taps that are multiplied between the load and the store of a voxel
-  // Taps between the load of fragments and their products. Three products per tap are long enough to hide the loads.
-  constexpr int kAhead = kParts == 1 ? 1 : 0;
-  extern __shared__ uint4 dynamic_shared[];
-  uint32_t* const b_ring = reinterpret_cast<uint32_t*>(dynamic_shared);
-  uint32_t* const a_words = b_ring + Tile::kRing;
-  const int a_stage_words = kMmaSyncKWords * p.pitch;
-  uint32_t* const offsets = a_words + p.input_stages * a_stage_words;
-  int* const targets = reinterpret_cast<int*>(offsets + p.rounds * kThreads);
+  using Voxel = StagedVoxel<Arithmetic>;
+  static constexpr int kThreads = Tile::kThreads;
 
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, t = lane % 4;
-  TileCoord place = tile_coord(p, blockIdx.x);
-  if (!p.merged && !has_results(p, place)) return;
-  const int last_class = p.transposed && !p.merged ? place.phase + 1 : p.classes;
+  const MmaSyncParams& p;
+  const TileCoord& place;
+  const MmaSyncShared<Tile>& shared;
+  const int thread = static_cast<int>(threadIdx.x);
+  int number;                  // class
+  int k_block = 0;             // k-block of channels
+  const char* from = nullptr;  // first channel of the k-block at halo_corner() of the class
 
-  // ---- Producer of operand A: the halos of the inputs
-  const char* const in =
-      reinterpret_cast<const char*>(static_cast<const Element*>(p.in) + place.sample * p.in_stride[0] +
-                                    place.group * int64_t{p.in_channels} * p.in_stride[1]);
-  const int64_t channel_bytes = p.in_stride[1] * static_cast<int64_t>(sizeof(Element));
-  struct {
-    int number;      // class
-    int k_block;     // k-block of channels
-    int64_t corner;  // halo_corner() of the class
-  } stage{place.phase, 0, 0};
-  const auto locate = [&] {
-    locate_halo<Element>(p, place, stage.number, offsets, thread, kThreads);
-    stage.corner = halo_corner(p, place, stage.number);
-  };
-  locate();
-  place_words<kThreads>(p, targets, thread);
-  const auto next_stage = [&] {
-    if (++stage.k_block < p.k_blocks) return;
-    stage.k_block = 0;
-    ++stage.number;
+  __device__ HaloProducer(const MmaSyncParams& params, const TileCoord& at, const MmaSyncShared<Tile>& memory)
+      : p(params), place(at), shared(memory), number(place.phase) {
     locate();
-  };
-  const auto load_voxel = [&](StagedVoxel<Arithmetic>& voxel, int round) {
-    const int first = stage.k_block * StagedVoxel<Arithmetic>::kChannels;
-    const uint32_t offset = offsets[thread + round * kThreads];
-    voxel.load(in + stage.corner * static_cast<int64_t>(sizeof(Element)) + first * channel_bytes + offset,
-               channel_bytes, offset == kOutside ? 0 : p.in_channels - first);
-  };
-  const auto store_voxel = [&](const StagedVoxel<Arithmetic>& voxel, int round, int stage_b) {
-    voxel.store(shared_address(a_words + stage_b * a_stage_words) + targets[thread + round * kThreads], p.pitch * 4);
-  };
-  // Stages voxels while no products run. Several voxels at a time hide the latency of the loads.
-  const auto stage_voxels = [&](int round, int rounds, int stage_b) {
-    constexpr int kMany = Arithmetic::kElements == 1 && kN8 != 4 ? 3 : 2;
+    place_words<kThreads>(p, shared.targets, thread);
+  }
+  /// Continues with the next k-block of the class.
+  __device__ void next_k_block() {
+    ++k_block;
+    from += Voxel::kChannels * channel_bytes();
+  }
+  /// Continues with the next k-block, which may belong to the next class.
+  __device__ void next() {
+    if (k_block + 1 < p.k_blocks) return next_k_block();
+    k_block = 0;
+    ++number;
+    locate();
+  }
+  /// Loads the voxel of this thread in a round.
+  __device__ void load(Voxel& voxel, int round) const {
+    const uint32_t offset = shared.offsets[thread + round * kThreads];
+    voxel.load(from + offset, channel_bytes(), offset == kOutside ? 0 : p.in_channels - k_block * Voxel::kChannels);
+  }
+  __device__ void store(const Voxel& voxel, int round, int stage) const {
+    voxel.store(shared_address(shared.input_stage(stage)) + shared.targets[thread + round * kThreads], p.pitch * 4);
+  }
+  /// Stages the voxels of several rounds while no products run. Several voxels at a time hide the latency of the loads.
+  __device__ void stage(int round, int rounds, int stage) const {
+    constexpr int kMany = Arithmetic::kElements == 1 && Tile::kN8 != 4 ? 3 : 2;
     for (; round < rounds; round += kMany) {
-      StagedVoxel<Arithmetic> voxel[kMany];
+      Voxel voxel[kMany];
 #pragma unroll
-      for (int i = 0; i < kMany; ++i) load_voxel(voxel[i], min(round + i, rounds - 1));
+      for (int i = 0; i < kMany; ++i) load(voxel[i], min(round + i, rounds - 1));
 #pragma unroll
-      for (int i = 0; i < kMany; ++i) store_voxel(voxel[i], min(round + i, rounds - 1), stage_b);
+      for (int i = 0; i < kMany; ++i) store(voxel[i], min(round + i, rounds - 1), stage);
     }
-  };
+  }
 
-  // ---- Producer of operand B: the packed weights
-  const uint4* weights = p.weights + thread +
-                         ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
-                          p.class_begin[place.phase]) *
-                             p.k_blocks * (Tile::kSlab / 4);
-  const int last_tile = p.merged ? p.column_tiles : place.column_tile + 1;
-  int next_tile = place.column_tile, next_class = place.phase, next_k_block = 0, next_tap = 0, next_stage_b = 0;
-  const auto fetch_weights = [&] {
-    if (next_tile < last_tile) {
-      constexpr int kUnits = kStageWords / 4;
-      uint4* const to = reinterpret_cast<uint4*>(b_ring + next_stage_b * kStageWords) + thread;
-      const int left = p.class_begin[next_class + 1] - p.class_begin[next_class] - next_tap;
+ private:
+  __device__ int64_t channel_bytes() const { return p.in_stride[1] * static_cast<int64_t>(sizeof(Element)); }
+  __device__ void locate() {
+    locate_halo<Element>(p, place, number, shared.offsets, thread, kThreads);
+    const int64_t offset = place.sample * p.in_stride[0] + place.group * int64_t{p.in_channels} * p.in_stride[1] +
+                           halo_corner(p, place, number);
+    from = static_cast<const char*>(p.in) + offset * static_cast<int64_t>(sizeof(Element));
+  }
+};
+
+/// Copies operand B, the packed weights, to its ring of stages in the order in which the mainloop reads them: column
+/// tiles, classes, k-blocks, taps.
+template <class Tile>
+struct WeightProducer {
+  static constexpr int kThreads = Tile::kThreads, kStageTaps = Tile::kStageTaps;
+
+  const MmaSyncParams& p;
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint4* from;
+  uint32_t* const ring;
+  const MmaSyncSteps steps;
+  int column_tile;
+  int number;  // class
+  int k_block = 0;
+  int tap = 0;
+  int stage = 0;  // next stage to fill; after fetch(), the stage that the mainloop reads
+
+  __device__ WeightProducer(const MmaSyncParams& params, const TileCoord& place, const MmaSyncSteps& all,
+                            uint32_t* weights)
+      : p(params),
+        from(p.weights + thread +
+             ((int64_t{place.group} * p.column_tiles + place.column_tile) * p.class_begin[p.classes] +
+              p.class_begin[place.phase]) *
+                 p.k_blocks * (Tile::kSlab / 4)),
+        ring(weights),
+        steps(all),
+        column_tile(place.column_tile),
+        number(place.phase) {}
+
+  /// Copies the weights of up to kStageTaps taps to the next stage.
+  __device__ void fetch() {
+    if (column_tile < steps.last_column_tile) {
+      constexpr int kUnits = Tile::kStageWords / 4;
+      uint4* const to = reinterpret_cast<uint4*>(ring + stage * Tile::kStageWords) + thread;
+      const int left = p.class_begin[number + 1] - p.class_begin[number] - tap;
       if (left >= kStageTaps) {
 #pragma unroll
         for (int i = 0; i < kUnits; i += kThreads)
-          if (kUnits % kThreads == 0 || i + thread < kUnits) cp_async(to + i, weights + i);
-        weights += kUnits;
+          if (kUnits % kThreads == 0 || i + thread < kUnits) cp_async(to + i, from + i);
+        from += kUnits;
       } else {
-        for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) cp_async(to + i, weights + i);
-        weights += left * (Tile::kSlab / 4);
+        for (int i = 0; i + thread < left * (Tile::kSlab / 4); i += kThreads) cp_async(to + i, from + i);
+        from += left * (Tile::kSlab / 4);
       }
-      next_tap += kStageTaps;
+      tap += kStageTaps;
       if (left <= kStageTaps) {
-        next_tap = 0;
-        if (++next_k_block == p.k_blocks) {
-          next_k_block = 0;
-          if (++next_class == last_class) next_class = place.phase, ++next_tile;
+        tap = 0;
+        if (++k_block == p.k_blocks) {
+          k_block = 0;
+          if (++number == steps.last_class) number = steps.first_class, ++column_tile;
         }
       }
-      if (++next_stage_b == Tile::kStages) next_stage_b = 0;
     }
     cp_async_commit();
-  };
-  fetch_weights();
-  fetch_weights();
-  stage_voxels(0, p.rounds, 0);
-  if (p.merged)
-    for (stage.k_block = 1; stage.k_block < p.k_blocks; ++stage.k_block) stage_voxels(0, p.rounds, stage.k_block);
-
-  // ---- Mainloop
-  const uint32_t upper = 4 * p.pitch * 4;  // bytes from word t of a k-block to word t + 4
-  uint32_t rows[2 * kM16];                 // shared addresses of word t in this lane's rows of A
-#pragma unroll
-  for (int i = 0; i < 2 * kM16; ++i) {
-    int m = row_of_tile<Tile>(i);
-    const bool inside = m < p.tile_voxels;
-    const int w = p.tile[2].take_digit(m), h = p.tile[1].take_digit(m);
-    rows[i] = shared_address(a_words + t * p.pitch + (inside ? (m * p.extent[1].value() + h) * p.line + w : 0));
+    if (++stage == Tile::kStages) stage = 0;
   }
-  const uint32_t* const columns = b_ring + lane * 2 * kParts;
+};
 
+/// Multiplies the staged operands. Between the products, the mainloop stages the next k-block of the halo.
+template <class Tile>
+struct MmaSyncMainloop {
+  using Arithmetic = typename Tile::Arithmetic;
+  static constexpr int kM16 = Tile::kM16, kN8 = Tile::kN8, kParts = Arithmetic::kParts, kStageTaps = Tile::kStageTaps;
+  static constexpr int kVoxelTaps = 4;  // taps that are multiplied between the load and the store of a voxel
+  // Taps between the load of fragments and their products. Three products per tap are long enough to hide the loads.
+  static constexpr int kAhead = kParts == 1 ? 1 : 0;
+  struct Fragments {
+    uint32_t a[kAhead + 1][kM16][4];
+    uint32_t b[kAhead + 1][kN8][2 * kParts];
+  };
+
+  const MmaSyncParams& p;
+  const MmaSyncShared<Tile>& shared;
+  HaloProducer<Tile>& halo;
+  WeightProducer<Tile>& weights;
+  const uint32_t* columns;  // this lane's words of the first stage of B
+  uint32_t rows[2 * kM16];  // shared addresses of word t in this lane's rows of A
   Accumulator sum[kM16][kN8] = {};
-  int stage_b = 0, a_now = 0;
-  for (; place.column_tile < last_tile; ++place.column_tile)
-    for (int step = 0; step < (last_class - place.phase) * p.k_blocks; ++step) {
-      const int number = place.phase + step / p.k_blocks, k_block = step % p.k_blocks;
-      if (p.merged) a_now = k_block;
-      const bool more = !p.merged && (k_block + 1 < p.k_blocks || number + 1 < last_class);
-      if (more) next_stage();
-      const int rounds = more ? p.rounds : 0;
-      int round = 0;
-      const int a_offset = a_now * a_stage_words * 4;
-      const auto multiply_taps = [&]<bool kFull>(int tap, int count) {
-        StagedVoxel<Arithmetic> voxel;
-        uint32_t a_fragment[kAhead + 1][kM16][4], b_fragment[kAhead + 1][kN8][2 * kParts];
-        const auto load_fragments = [&](int j) {
-          const uint32_t* b = columns + stage_b * kStageWords + j * Tile::kSlab;
-          const uint32_t offset = p.tap_offset[tap + j] + a_offset;
+  int a_stage = 0;
+  int round = 0;   // next round of voxels to stage
+  int rounds = 0;  // rounds of voxels of the next k-block
+
+  __device__ MmaSyncMainloop(const MmaSyncParams& params, const MmaSyncShared<Tile>& memory, HaloProducer<Tile>& a,
+                             WeightProducer<Tile>& b)
+      : p(params), shared(memory), halo(a), weights(b) {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    columns = shared.weights + lane * 2 * kParts;
 #pragma unroll
-          for (int n = 0; n < kN8; ++n, b += 64 * kParts) {
-            if constexpr (kParts == 1)
-              *reinterpret_cast<uint2*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint2*>(b);
-            else
-              *reinterpret_cast<uint4*>(b_fragment[j % (kAhead + 1)][n]) = *reinterpret_cast<const uint4*>(b);
-          }
+    for (int i = 0; i < 2 * kM16; ++i) {
+      int m = row_of_tile<Tile>(thread, i);
+      const bool inside = m < p.tile_voxels;
+      const int w = p.tile[2].take_digit(m), h = p.tile[1].take_digit(m);
+      rows[i] = shared_address(shared.inputs + lane % 4 * p.pitch +
+                               (inside ? (m * p.extent[1].value() + h) * p.line + w : 0));
+    }
+  }
+
+  /// Adds the products of all taps of a class with the staged k-block. If `more`, stages the next k-block.
+  __device__ void multiply(int number, bool more) {
+    if (more) halo.next();
+    rounds = more ? p.rounds : 0;
+    round = 0;
+    const int last = p.class_begin[number + 1];
+    for (int tap = p.class_begin[number]; tap < last; tap += kStageTaps) {
+      cp_async_wait<1>();
+      __syncthreads();
+      weights.fetch();
+      if (last - tap >= kStageTaps)
+        multiply_taps<true>(tap, kStageTaps);
+      else
+        multiply_taps<false>(tap, last - tap);
+    }
+    halo.stage(round, rounds, 1 - a_stage);  // the voxels that the products above did not hide
+  }
+  __device__ void clear() {
 #pragma unroll
-          for (int m = 0; m < kM16; ++m)
+    for (int m = 0; m < kM16; ++m)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              a_fragment[j % (kAhead + 1)][m][i] = load_shared(rows[2 * m + i] + offset);
-              a_fragment[j % (kAhead + 1)][m][i + 2] = load_shared(rows[2 * m + i] + (offset + upper));
-            }
-        };
-        if (kAhead > 0) load_fragments(0);
-        const auto multiply_tap = [&](int j) {
-          if (j % kVoxelTaps == 0 && round < rounds) load_voxel(voxel, round);
-          if (j + kAhead < kStageTaps && (kFull || j + kAhead < count)) load_fragments(j + kAhead);
-          Arithmetic::multiply(sum, a_fragment[j % (kAhead + 1)], b_fragment[j % (kAhead + 1)]);
-          if ((j % kVoxelTaps == kVoxelTaps - 1 || j + 1 == (kFull ? kStageTaps : count)) && round < rounds)
-            store_voxel(voxel, round++, 1 - a_now);
-        };
-        if constexpr (kAhead > 0) {
+      for (int n = 0; n < kN8; ++n)
 #pragma unroll
-          for (int j = 0; j < kStageTaps; ++j) {
-            if (!kFull && j >= count) break;
-            multiply_tap(j);
-          }
-        } else {
+        for (int i = 0; i < 4; ++i) sum[m][n][i] = 0;
+  }
+
+ private:
+  /// Loads the fragments of tap `tap` + j.
+  __device__ void load_fragments(Fragments& fragments, int tap, int j) const {
+    const uint32_t upper = 4 * p.pitch * 4;  // bytes from word t of a k-block to word t + 4
+    const uint32_t* b = columns + weights.stage * Tile::kStageWords + j * Tile::kSlab;
+    const uint32_t offset = p.tap_offset[tap + j] + a_stage * shared.stage_words * 4;
+    constexpr int kSets = kAhead + 1;
+#pragma unroll
+    for (int n = 0; n < kN8; ++n, b += 64 * kParts) {
+      if constexpr (kParts == 1)
+        *reinterpret_cast<uint2*>(fragments.b[j % kSets][n]) = *reinterpret_cast<const uint2*>(b);
+      else
+        *reinterpret_cast<uint4*>(fragments.b[j % kSets][n]) = *reinterpret_cast<const uint4*>(b);
+    }
+#pragma unroll
+    for (int m = 0; m < kM16; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        fragments.a[j % kSets][m][i] = load_shared(rows[2 * m + i] + offset);
+        fragments.a[j % kSets][m][i + 2] = load_shared(rows[2 * m + i] + (offset + upper));
+      }
+  }
+  /// Multiplies the taps of a stage of B: kStageTaps taps if kFull, otherwise `count` taps.
+  template <bool kFull>
+  __device__ void multiply_taps(int tap, int count) {
+    typename HaloProducer<Tile>::Voxel voxel;
+    Fragments fragments;
+    if (kAhead > 0) load_fragments(fragments, tap, 0);
+    const auto multiply_tap = [&](int j) {
+      if (j % kVoxelTaps == 0 && round < rounds) halo.load(voxel, round);
+      if (j + kAhead < kStageTaps && (kFull || j + kAhead < count)) load_fragments(fragments, tap, j + kAhead);
+      Arithmetic::multiply(sum, fragments.a[j % (kAhead + 1)], fragments.b[j % (kAhead + 1)]);
+      if ((j % kVoxelTaps == kVoxelTaps - 1 || j + 1 == (kFull ? kStageTaps : count)) && round < rounds)
+        halo.store(voxel, round++, 1 - a_stage);
+    };
+    if constexpr (kAhead > 0) {
+#pragma unroll
+      for (int j = 0; j < kStageTaps; ++j) {
+        if (!kFull && j >= count) break;
+        multiply_tap(j);
+      }
+    } else {
 #pragma unroll 1
-          for (int j = 0; j < count; ++j) multiply_tap(j);
-        }
-      };
-      const int last = p.class_begin[number + 1];
-      for (int tap = p.class_begin[number]; tap < last; tap += kStageTaps) {
-        cp_async_wait<1>();
-        __syncthreads();
-        fetch_weights();
-        if (last - tap >= kStageTaps)
-          multiply_taps.template operator()<true>(tap, kStageTaps);
-        else
-          multiply_taps.template operator()<false>(tap, last - tap);
-        if (++stage_b == Tile::kStages) stage_b = 0;
+      for (int j = 0; j < count; ++j) multiply_tap(j);
+    }
+  }
+};
+
+/// The parts of fprop_dgrad_mma_sync().
+template <class Tile>
+concept FpropDgradMmaSyncTile =
+    KernelTile<Tile> && StageProducer<HaloProducer<Tile>> && KBlockMainloop<MmaSyncMainloop<Tile>>;
+
+/// Computes fprop or dgrad. Launch: one CTA per CTA tile in a 1-D grid; MmaSyncParams::digit decodes the number of a
+/// tile. Dynamic shared memory: MmaSyncShared.
+template <FpropDgradMmaSyncTile Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
+  extern __shared__ uint4 dynamic_shared[];
+  const MmaSyncShared<Tile> shared(p, dynamic_shared);
+  TileCoord place = tile_coord(p, blockIdx.x);
+  if (!p.merged && !has_results(p, place)) return;
+  const MmaSyncSteps steps(p, place);
+  HaloProducer<Tile> halo(p, place, shared);
+  WeightProducer<Tile> weights(p, place, steps, shared.weights);
+  weights.fetch();
+  weights.fetch();
+  halo.stage(0, p.rounds, 0);
+  for (int k_block = 1; p.merged && k_block < p.k_blocks; ++k_block) {
+    halo.next_k_block();
+    halo.stage(0, p.rounds, k_block);
+  }
+
+  MmaSyncMainloop<Tile> mainloop(p, shared, halo, weights);
+  for (; place.column_tile < steps.last_column_tile; ++place.column_tile)
+    for (int number = steps.first_class, k_block = 0; number < steps.last_class;) {
+      if (p.merged) mainloop.a_stage = k_block;
+      const bool last_k_block = k_block + 1 == p.k_blocks;
+      const bool more = !p.merged && !(last_k_block && number + 1 == steps.last_class);
+      mainloop.multiply(number, more);
+      if (!p.merged) mainloop.a_stage = 1 - mainloop.a_stage;
+      if (p.merged ? last_k_block : !more) {
+        store_results<Tile>(p, place, number, mainloop.sum);
+        mainloop.clear();
       }
-      stage_voxels(round, rounds, 1 - a_now);  // the voxels that the products above did not hide
-      if (!p.merged) a_now = 1 - a_now;
-      if (p.merged ? k_block + 1 == p.k_blocks : !more) {
-        store_results<Tile>(p, place, number, sum);
-#pragma unroll
-        for (int m = 0; m < kM16; ++m)
-#pragma unroll
-          for (int n = 0; n < kN8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[m][n][i] = 0;
-      }
+      k_block = last_k_block ? 0 : k_block + 1;
+      number += last_k_block;
     }
 }
 

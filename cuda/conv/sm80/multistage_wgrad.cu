@@ -13,6 +13,7 @@
 //
 // Split-K: the ranges of voxels depend on the shape alone. reduce_wgrad_splits() adds their sums in a fixed order.
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/concepts.h"
 #include "cuda/conv/common/wgrad_splits.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan/instances.h"
@@ -109,7 +110,7 @@ class Producer {
     }
   }
 
-  __device__ void copy(int first_voxel, int last_voxel, int stage) const {
+  __device__ void stage(int first_voxel, int last_voxel, int stage) const {
 #pragma unroll
     for (int row = 0; row < kVoxels; row += Cta::kThreads / kLanes) copy_voxel(first_voxel, last_voxel, stage, row);
   }
@@ -209,9 +210,13 @@ __device__ void store_sums(const MultistageWgradParams& p, const CtaCoord<Cta>& 
     }
 }
 
+/// The parts of multistage_wgrad().
+template <class Cta>
+concept MultistageWgradKernelTile = KernelTile<Cta> && StageProducer<Producer<Cta>>;
+
 /// Computes partial sums of the weight gradient. Launch: one CTA per CtaCoord in a 1-D grid. Dynamic shared memory: a
 /// SharedStorage.
-template <class Cta>
+template <MultistageWgradKernelTile Cta>
 __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
     multistage_wgrad(const __grid_constant__ MultistageWgradParams p) {
   extern __shared__ uint4 dynamic_shared[];
@@ -227,7 +232,7 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
   Accumulator sum[Cta::kM16][Cta::kN8] = {};
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage * kVoxels < end - begin) producer.copy(begin + stage * kVoxels, end, stage);
+    if (stage * kVoxels < end - begin) producer.stage(begin + stage * kVoxels, end, stage);
     cp_async_commit();
   }
   int stage = 0, next = kStages - 1;
@@ -235,7 +240,7 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
     cp_async_wait<kStages - 2>();
     __syncthreads();  // the stage is complete, and no warp reads the stage that is overwritten next
     const int ahead = (kStages - 1) * kVoxels;
-    if (left > ahead) producer.copy(end - left + ahead, end, next);
+    if (left > ahead) producer.stage(end - left + ahead, end, next);
     cp_async_commit();
     multiply_stage<Cta>(&shared.y[stage][0][first_row], &shared.x[stage][0][first_column], sum);
     stage = stage + 1 == kStages ? 0 : stage + 1;

@@ -44,6 +44,9 @@ struct MmaSyncParams {
   int tap_offset[kMaxMmaSyncTaps];             // bytes in a stage from the first voxel of the halo to that of a tap
 };
 
+static_assert(sizeof(MmaSyncParams) <= kMaxParameterBytes);
+static_assert(kMaxAxisPhases - 1 <= UINT8_MAX);  // class_phase
+
 /// The position of a CTA tile.
 struct TileCoord {
   int64_t sample;

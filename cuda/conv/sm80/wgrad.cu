@@ -21,8 +21,8 @@ struct WgradReduction {
   int64_t ranges;
   int classes;
   AxisPhases axis[3];
-  TapClass of_class[kWgradClasses];
-  int real_taps[kWgradClasses];
+  TapClass of_class[kMaxMmaSyncClasses];
+  int real_taps[kMaxMmaSyncClasses];
 
   /// Returns the offset in the weight gradient of an element of the partial sums, or -1 for padding.
   __device__ int64_t offset(int64_t element) const {
@@ -119,7 +119,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgr
   }
   list_classes(plan, p);
   const int elements = w.dtype == DType::f32 ? 1 : 2;
-  for (int k_block = 0; k_block < kKTileWords / 8; ++k_block) {
+  for (int k_block = 0; k_block < kMmaSyncKTileWords / 8; ++k_block) {
     int word = k_block * 8 * elements;
     const int x_word = p.k_tile[2].take_digit(word) / elements, row = p.k_tile[1].take_digit(word);
     p.k_block_offset[k_block] =
@@ -140,7 +140,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgr
                      .of_class = {},
                      .real_taps = {}};
   std::copy_n(p.axis, 3, sum.axis);
-  std::copy_n(p.of_class, kWgradClasses, sum.of_class);
+  std::copy_n(p.of_class, kMaxMmaSyncClasses, sum.of_class);
   for (int c = 0; c < p.classes; ++c) sum.real_taps[c] = plan.classes[c].taps;
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() { run<Arithmetic>(p, sum, plan, launch); });
 }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/concepts.h"
 #include "cuda/conv/plan/axis_phases.h"
 #include "cuda/conv/plan/instances.h"
 #include "cuda/detail/divisor.h"
@@ -26,15 +27,6 @@ namespace voxgrad::cuda {
 
 /// The offset of an element outside of the volume. Its value is zero.
 inline constexpr int64_t kNowhere = INT64_MIN;
-
-/// Upper bound of the taps of all classes.
-inline constexpr int kWgradTaps = 1024;
-/// Upper bound of the classes.
-inline constexpr int kWgradClasses = 64;
-/// Words of y per channel in a k-tile.
-inline constexpr int kKTileWords = 128;
-/// Words of y from one channel to the next in shared memory.
-inline constexpr int kKTilePitch = kKTileWords + 4;
 
 /// The taps that read the same residue of x. Columns are counted in blocks of 8, which are one tap of 8 channels.
 struct TapClass {
@@ -71,10 +63,12 @@ struct MmaSyncWgradParams {
   int64_t k_tiles;    // k-tiles in total
   int64_t range;      // k-tiles per CTA
   AxisPhases axis[3];
-  TapClass of_class[kWgradClasses];
-  int k_block_offset[kKTileWords / 8];  // bytes in the halo from the first word of the k-tile to that of a k-block
-  int tap_offset[kWgradTaps];           // bytes in the halo from the first word to that of a tap
+  TapClass of_class[kMaxMmaSyncClasses];
+  int k_block_offset[kMmaSyncKTileWords / 8];  // bytes in the halo from the first word of the k-tile to a k-block
+  int tap_offset[kMaxMmaSyncTaps];             // bytes in the halo from the first word to that of a tap
 };
+
+static_assert(sizeof(MmaSyncWgradParams) <= kMaxParameterBytes);
 
 /// A CTA tile of kM16 blocks of 16 rows. Each warp computes all rows of kN8 blocks of 8 columns.
 template <class Arithmetic_, int kM16_, int kN8_>
@@ -83,8 +77,8 @@ struct MmaSyncWgradTile {
   static constexpr int kM16 = kM16_, kN8 = kN8_, kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kM16, kColumns = kN8 * kWarps;  // kColumns: blocks of 8
-  static constexpr int kYWords = kRows * kKTilePitch;               // words of y in a stage; the words of x follow
-  static_assert(kThreads == kKTileWords, "each thread stages one word of y per channel");
+  static constexpr int kYWords = kRows * kMmaSyncKTilePitch;        // words of y in a stage; the words of x follow
+  static_assert(kThreads == kMmaSyncKTileWords, "each thread stages one word of y per channel");
 };
 
 /// Rounds a word in shared memory to TF32.
@@ -169,7 +163,7 @@ struct WgradProducer {
     }
     Offsets offset;
     locate_y(first, offset);
-    stage_word(at + thread * 4, kKTilePitch, y + sample * p.y_stride[0], p.y_stride[1], Tile::kRows, y_channels,
+    stage_word(at + thread * 4, kMmaSyncKTilePitch, y + sample * p.y_stride[0], p.y_stride[1], Tile::kRows, y_channels,
                offset);
     for (int v = thread; v < p.halo_words; v += kThreads) {
       locate_x(first, v, offset);
@@ -182,7 +176,7 @@ struct WgradProducer {
   __device__ void round(uint32_t stage_at) const {
     if constexpr (Arithmetic::kRounds) {
 #pragma unroll 16
-      for (int i = 0; i < Tile::kRows; ++i) round_word(stage_at + (thread + i * kKTilePitch) * 4);
+      for (int i = 0; i < Tile::kRows; ++i) round_word(stage_at + (thread + i * kMmaSyncKTilePitch) * 4);
       for (int v = thread; v < p.halo_words; v += kThreads) {
         uint32_t at = stage_at + (Tile::kYWords + v) * 4;
 #pragma unroll 8
@@ -261,14 +255,15 @@ __device__ void multiply_k_tile(const MmaSyncWgradParams& p, uint32_t stage_at, 
   using Arithmetic = typename Tile::Arithmetic;
   constexpr int kUnroll = Arithmetic::kParts == 1 && Arithmetic::kElements == 1 ? 2 : 1;
 #pragma unroll kUnroll
-  for (int k_block = 0; k_block < kKTileWords / 8; ++k_block) {
+  for (int k_block = 0; k_block < kMmaSyncKTileWords / 8; ++k_block) {
     uint32_t a[Tile::kM16][4], b[Tile::kN8][2];
     const uint32_t offset = p.k_block_offset[k_block] + stage_at;
 #pragma unroll
     for (int m = 0; m < Tile::kM16; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        a[m][i] = load_shared(rows + (stage_at + k_block * 32) + ((m * 16 + i % 2 * 8) * kKTilePitch + i / 2 * 4) * 4);
+        a[m][i] =
+            load_shared(rows + (stage_at + k_block * 32) + ((m * 16 + i % 2 * 8) * kMmaSyncKTilePitch + i / 2 * 4) * 4);
 #pragma unroll
     for (int n = 0; n < Tile::kN8; ++n) {
       b[n][0] = load_shared(columns[n] + offset);
@@ -303,9 +298,13 @@ __device__ void store_sums(const MmaSyncWgradParams& p, const WgradCtaTile<Tile>
     }
 }
 
+/// The parts of wgrad_mma_sync().
+template <class Tile>
+concept WgradMmaSyncTile = KernelTile<Tile> && StageProducer<WgradProducer<Tile>>;
+
 /// Computes partial sums of the weight gradient. Launch: one CTA per WgradCtaTile in a 1-D grid. Dynamic shared memory:
 /// one or two stages, each with a k-tile of y and its halo of x.
-template <class Tile>
+template <WgradMmaSyncTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid_constant__ MmaSyncWgradParams p) {
   extern __shared__ uint4 dynamic_shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -322,7 +321,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
     columns[n] =
         (Tile::kYWords + ((block - tile.first_block) * 8 + g) * p.pitch + t) * 4 + p.tap_offset[c.tap_begin + tap];
   }
-  const uint32_t shared = shared_address(dynamic_shared), rows = (g * kKTilePitch + t) * 4;
+  const uint32_t shared = shared_address(dynamic_shared), rows = (g * kMmaSyncKTilePitch + t) * 4;
 
   Accumulator sum[Tile::kM16][Tile::kN8] = {};
   const int64_t first_k_tile = tile.range * p.range, last_k_tile = min(first_k_tile + p.range, p.k_tiles);
@@ -349,12 +348,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid
     stage_at = other;
   }
   store_sums(p, tile, sum);
-}
-
-/// Returns the blocks of 8 columns of a CTA tile with this number of rows.
-template <class Arithmetic>
-constexpr int tile_columns8(int rows) {
-  return 4 * (rows > 32 ? 7 : Arithmetic::kParts == 1 ? 14 : 7);
 }
 
 /// Launches the kernel. `rows` is the number of rows of a CTA tile: 16, 32, 48 or 64. `blocks` is the number of CTAs.

@@ -36,15 +36,18 @@ struct SmallChannelParams {
   Divisor tile_width;
   int tile_voxels;  // results of one phase in a plane of the tile
   int kernel_depth;
-  int result_pitch;                              // elements from one channel to the next in shared memory
-  Divisor pairs;                                 // pairs of units in a plane
-  Divisor phases;                                // phases of the results along the width
-  Divisor tap_distance;                          // positions along the width from one tap of a phase to the next
-  int pair_begin[kMaxAxisPhases + 1];            // first pair of each phase of the height
-  int8_t part_of[kMaxAxisPhases];                // index in axis[2].phase of each phase of the width
-  uint32_t unit_offset[2 * kSmallChannelPairs];  // bytes from the beginning of a plane
-  SmallChannelUnit unit[2 * kSmallChannelPairs];
+  int result_pitch;                                 // elements from one channel to the next in shared memory
+  Divisor pairs;                                    // pairs of units in a plane
+  Divisor phases;                                   // phases of the results along the width
+  Divisor tap_distance;                             // positions along the width from one tap of a phase to the next
+  int pair_begin[kMaxAxisPhases + 1];               // first pair of each phase of the height
+  int8_t part_of[kMaxAxisPhases];                   // index in axis[2].phase of each phase of the width
+  uint32_t unit_offset[2 * kMaxSmallChannelPairs];  // bytes from the beginning of a plane
+  SmallChannelUnit unit[2 * kMaxSmallChannelPairs];
 };
+
+static_assert(sizeof(SmallChannelParams) <= kMaxParameterBytes);
+static_assert(kMaxAxisPhases - 1 <= INT8_MAX);  // part_of
 
 /// A CTA tile. Each consumer warp computes kM16 blocks of 16 rows by kN8 blocks of 8 columns.
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kM16_, int kN8_, int kBlocks_>

@@ -207,6 +207,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   extern __shared__ uint4 dynamic_shared[];
   __shared__ uint64_t barrier[StageBarriers::kCount + EpilogueBarriers::kCount];
   __shared__ float bias[Tile::kColumns];
+  static_assert(1024 + sizeof(barrier) + sizeof(bias) <= kSmallChannelStaticBytes);
   const SmallChannelHalo& halo = p.in.halo;
   const uint32_t results = warp_uniform(shared_address(dynamic_shared));
   const uint32_t weights = results + 2 * Tile::result_elements(p) * static_cast<int>(sizeof(Element));

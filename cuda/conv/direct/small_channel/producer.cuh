@@ -156,12 +156,12 @@ __device__ void stage_plane(const SmallChannelInput& in, const char* plane, bool
 
 /// Barriers of the stages of input planes. Producers arrive at full(), and consumers arrive at free().
 struct StageBarriers {
-  static constexpr int kCount = 2 * kSmallChannelStages;
+  static constexpr int kCount = 2 * kMaxSmallChannelStages;
   uint32_t shared;
   __device__ uint32_t full(int stage) const { return shared + stage * 8; }
-  __device__ uint32_t free(int stage) const { return shared + (kSmallChannelStages + stage) * 8; }
+  __device__ uint32_t free(int stage) const { return shared + (kMaxSmallChannelStages + stage) * 8; }
   __device__ void init(int producers, int consumers) const {
-    for (int stage = 0; stage < kSmallChannelStages; ++stage) {
+    for (int stage = 0; stage < kMaxSmallChannelStages; ++stage) {
       init_barrier(full(stage), producers / 32);
       init_barrier(free(stage), consumers / 32);
     }

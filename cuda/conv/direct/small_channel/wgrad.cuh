@@ -35,6 +35,8 @@ struct SmallChannelWgradParams {
   int unit_offset[kSmallChannelUnits];  // bytes from the beginning of this plane
 };
 
+static_assert(sizeof(SmallChannelWgradParams) <= kMaxParameterBytes);
+
 template <class Arithmetic_, class Element_, ConvArithmetic kKind, int kN8_>
 struct SmallChannelWgradTile {
   using Arithmetic = Arithmetic_;
@@ -150,10 +152,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr bool kRounds = Tile::Arithmetic::kRounds && sizeof(Element) == 4;
   extern __shared__ uint4 dynamic_shared[];
   __shared__ uint64_t barrier[2 * StageBarriers::kCount];
+  static_assert(1024 + sizeof(barrier) <= kSmallChannelStaticBytes);
   const SmallChannelHalo &x = p.x.halo, &y = p.y.halo;
   const uint32_t x_ring = warp_uniform(shared_address(dynamic_shared));
   const uint32_t y_ring = x_ring + x.stages * x.plane() * 4, table = y_ring + y.stages * y.plane() * 4;
-  const uint32_t x_voxels = table + kSmallChannelStages * p.units * 4, y_voxels = x_voxels + x.table_bytes();
+  const uint32_t x_voxels = table + kMaxSmallChannelStages * p.units * 4, y_voxels = x_voxels + x.table_bytes();
   const StageBarriers of_x{warp_uniform(shared_address(barrier))}, of_y{of_x.shared + StageBarriers::kCount * 8};
   const SlidingTileCoord place = p.tiles.place(blockIdx.x);
   if (threadIdx.x == 0) {

@@ -16,6 +16,7 @@ struct ResultRow {
   uint32_t place;   ///< sample, depth, height and width, one byte each; kNone if the row has no result
   uint32_t offset;  ///< elements from the first result of the tile
 };
+static_assert(kMaxFpropDgradSide <= UINT8_MAX);  // the bytes of ResultRow::place
 /// The rows of all m64 tiles, in shared memory.
 template <class Tile>
 struct ResultRows {
@@ -123,10 +124,10 @@ struct ResultPlaces {
 
   __device__ ResultPlaces(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRow* list)
       : rows(list) {
-    limit[0] = min(p.samples - unit.at[0], 255);
+    limit[0] = min(p.samples - unit.at[0], kMaxFpropDgradSide);
     corner = unit.at[0] * p.out_stride[0];
     for (int a = 0; a < 3; ++a) {
-      limit[a + 1] = min(phase.count[a] - unit.at[a + 1], 255);
+      limit[a + 1] = min(phase.count[a] - unit.at[a + 1], kMaxFpropDgradSide);
       corner += (phase.first[a] + int64_t{unit.at[a + 1]} * p.out_step[a]) * p.out_stride[a + 1];
     }
     whole = true;

@@ -162,7 +162,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   if (all_tiles % plan.cluster != 0) p.tiles[0] = Divisor(p.tiles[0].value() + 1);
   p.box_rows = plan.box_rows();
   p.group_pitch = plan.group_pitch;
-  std::copy_n(plan.base, FpropDgradPlan::kMaxTiles, p.base);
+  std::copy_n(plan.base, kMaxFpropDgradTiles, p.base);
   p.input_stages = plan.input_stages;
   p.weight_stages = plan.weight_stages;
   p.stage_taps = plan.stage_taps;

@@ -300,20 +300,26 @@ struct Mainloop {
   }
 };
 
+/// The parts of fprop_dgrad_kernel().
+template <class Tile>
+concept FpropDgradKernelTile =
+    WarpSpecializedTile<Tile> && ScheduledUnit<WorkUnit, Params> && KBlockMainloop<Mainloop<Tile>>;
+
 /// Computes fprop or dgrad. Launch: a 1-D grid of persistent CTAs, at most one per SM, in clusters of p.cluster.
 /// Dynamic shared memory: the rings of inputs and weights.
-template <class Tile>
+template <FpropDgradKernelTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barriers[2 * 2 * FpropDgradPlan::kMaxStages + 1];
+  __shared__ uint64_t barriers[2 * 2 * kMaxFpropDgradStages + 1];
   __shared__ ResultRows<Tile> rows;
+  static_assert(1024 + sizeof(barriers) + sizeof(rows) <= kFpropDgradStaticBytes);
   const uint32_t input_stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
   const uint32_t weight_stages = input_stages + p.input_stages * p.input_bytes;
   const uint32_t barrier = warp_uniform(shared_address(barriers));
   const Pipeline inputs(barrier, p.input_stages);
-  const Pipeline weights(barrier + FpropDgradPlan::kMaxStages * Pipeline::kBarrierBytes, p.weight_stages);
-  const uint32_t turn = barrier + 2 * FpropDgradPlan::kMaxStages * Pipeline::kBarrierBytes;
+  const Pipeline weights(barrier + kMaxFpropDgradStages * Pipeline::kBarrierBytes, p.weight_stages);
+  const uint32_t turn = barrier + 2 * kMaxFpropDgradStages * Pipeline::kBarrierBytes;
   if (threadIdx.x == 0) {
     prefetch_tensor(p.input);
     prefetch_tensor(p.weight);

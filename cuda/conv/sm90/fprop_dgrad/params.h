@@ -77,12 +77,12 @@ struct Params {
                      ///< along the samples if `cluster` does not divide their number
   int in_step[3];
   int out_step[3];
-  Coordinates tile;                     ///< results of a CTA tile
-  Coordinates unit;                     ///< results of a work unit
-  Divisor extent[3];                    ///< size of the box: width, height, depth
-  int box_rows;                         ///< rows that TMA loads
-  int group_pitch;                      ///< rows of the box from one group of 8 rows of an m64 tile to the next
-  int base[FpropDgradPlan::kMaxTiles];  ///< first row of each m64 tile in the box
+  Coordinates tile;               ///< results of a CTA tile
+  Coordinates unit;               ///< results of a work unit
+  Divisor extent[3];              ///< size of the box: width, height, depth
+  int box_rows;                   ///< rows that TMA loads
+  int group_pitch;                ///< rows of the box from one group of 8 rows of an m64 tile to the next
+  int base[kMaxFpropDgradTiles];  ///< first row of each m64 tile in the box
   int input_stages;
   int weight_stages;
   int stage_taps;   ///< taps whose weights share a stage
@@ -90,10 +90,14 @@ struct Params {
   int run;          ///< sliding: planes of results of a warpgroup in a work unit
   int slide_step;   ///< sliding: taps from the weights of one block of columns to those of the next
   int input_bytes;  ///< bytes of a stage: the box, rounded up
-  Phase phase_of[FpropDgradPlan::kMaxPhases];  ///< in descending order of their K
-  Load load[FpropDgradPlan::kMaxTaps];
-  Tap tap[FpropDgradPlan::kMaxTaps];
+  Phase phase_of[kMaxFpropDgradPhases];  ///< in descending order of their K
+  Load load[kMaxFpropDgradTaps];
+  Tap tap[kMaxFpropDgradTaps];
 };
+
+static_assert(sizeof(Params) <= kMaxParameterBytes);
+// Boxes and taps have 16-bit indices. has_short_offsets() checks Load::offset. A row has at least 32 bytes.
+static_assert(2 * kMaxFpropDgradTaps <= UINT16_MAX && kMaxSharedBytes / 32 <= INT16_MAX);
 
 /// The parameters of the kernel that adds the partial results of split-K in the order of the splits.
 struct ReduceParams {

@@ -1,6 +1,7 @@
 // A ring of stages in shared memory between a producer warp, which issues TMA copies, and the consumer warpgroups.
 #pragma once
 
+#include "cuda/conv/common/concepts.h"
 #include "cuda/conv/common/tma.cuh"
 
 namespace voxgrad::cuda {
@@ -56,5 +57,6 @@ class Pipeline {
   int stage_ = 0;
   int round_ = 0;
 };
+static_assert(StageRing<Pipeline>);
 
 }  // namespace voxgrad::cuda

@@ -184,16 +184,21 @@ struct Mainloop {
   }
 };
 
+/// The parts of wgrad_kernel().
+template <class Tile>
+concept WgradKernelTile =
+    WarpSpecializedTile<Tile> && ScheduledUnit<WorkUnit, Params> && KBlockMainloop<Mainloop<Tile>>;
+
 /// Computes the weight gradient or its partial sums. Launch: a 1-D grid of persistent CTAs, at most one per SM; if
 /// p.weight.data is not null, one CTA per work unit, in clusters of p.cluster. Dynamic shared memory: the ring of
 /// stages, or SharedSums, which overwrites the ring.
-template <class Tile>
+template <WgradKernelTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barriers[2 * WgradPlan::kMaxStages];
+  __shared__ uint64_t barriers[2 * kMaxWgradStages];
   __shared__ TapList<Tile> taps;
-  static_assert(1024 + sizeof(barriers) + sizeof(taps) <= WgradPlan::kStaticBytes);
+  static_assert(1024 + sizeof(barriers) + sizeof(taps) <= kWgradStaticBytes);
   const uint32_t at = warp_uniform(shared_address(dynamic_shared)), stages = (at + 1023) & ~1023u;
   const Pipeline pipeline(warp_uniform(shared_address(barriers)), p.stages);
   if (threadIdx.x == 0) {

@@ -31,7 +31,7 @@ struct TapSet {
   uint16_t first_box;
   uint16_t boxes;
   uint16_t m_tiles[2];  ///< per warpgroup
-  MTile m_tile[2][WgradPlan::kMaxMTiles];
+  MTile m_tile[2][kMaxWgradMTiles];
 };
 
 /// The parts of x and y that one product multiplies (operand.h). Each part of a tensor has `samples` samples.
@@ -79,10 +79,14 @@ struct Params {
   int all_tiles;
   int tile[4];  ///< sample, depth, height, width
   int in_step[3];
-  int32_t step_at[WgradPlan::kMaxSteps];  ///< offset of the first voxel of a step in a box of x, in units of 16 bytes
-  Box box[WgradPlan::kMaxBoxes];
-  TapSet set[WgradPlan::kMaxSets];
+  int32_t step_at[kMaxWgradSteps];  ///< offset of the first voxel of a step in a box of x, in units of 16 bytes
+  Box box[kMaxWgradBoxes];
+  TapSet set[kMaxWgradSets];
 };
+
+static_assert(sizeof(Params) <= kMaxParameterBytes);
+// Boxes and taps have 16-bit indices. has_short_offsets() checks Box::offset. MTile::apart is in units of 16 bytes.
+static_assert(kMaxWgradBoxes <= UINT16_MAX && kMaxWgradTaps <= MTile::kNone && kMaxSharedBytes / 16 <= UINT16_MAX);
 
 /// Launches the kernel of a CTA tile in clusters of `cluster` CTAs. kPromotes selects tf32x3.
 template <class Element, bool kPromotes>
