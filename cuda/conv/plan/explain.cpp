@@ -77,8 +77,8 @@ std::string describe(const ConvProblem& p, const DepthwisePlan& plan) {
   const std::string unit =
       plan.tensor_cores ? concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync") : "CUDA cores, float32";
   return concat(unit, ", depthwise: CTA tile of ", plan.chunk, " x ", plan.tile[0], " x ", plan.tile[1],
-                " positions x ", plan.channels, " channels, input planes of ", plan.box[0], " x ", plan.box[1],
-                ", ", plan.stages, " stages, ", plan.ctas, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
+                " positions x ", plan.channels, " channels, input planes of ", plan.box[0], " x ", plan.box[1], ", ",
+                plan.stages, " stages, ", plan.ctas, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
