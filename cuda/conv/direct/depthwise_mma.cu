@@ -347,10 +347,8 @@ void depthwise_mma(const ConvCall& call, const DepthwisePlan& plan, const Depthw
                             {y.stride[0], y.stride[2], y.stride[3], y.stride[4]},
                             {static_cast<int>(y.size[3]), static_cast<int>(y.size[4])}};
   dispatch_cuda(Types<BFloat16, Float16>(), y.dtype, call.op, [&]<class T>() {
-    with_width<5>(plan.kernel, [&]<int K>() {
-      launch_with_shared(depthwise_mma<T, K>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes,
-                         launch.stream, Params{p, out});
-    });
+    launch_with_shared(depthwise_mma<T, 5>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes,
+                       launch.stream, Params{p, out});
   });
   check_launch(call.op);
 }
