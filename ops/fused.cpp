@@ -1,8 +1,13 @@
-// Convolution, normalization and activation as one operation.
+// Convolutions, normalization and activation as one operation.
 #include "ops/fused.h"
 
 #include "core/autograd.h"
+#include "ops/create.h"
+#include "ops/detail/autocast.h"
 #include "ops/detail/checks.h"
+#include "ops/detail/conv_maps.h"
+#include "ops/detail/halo.h"
+#include "ops/detail/kernels.h"
 #include "ops/detail/unrecorded.h"
 #include "ops/detail/volume.h"
 #include "ops/elementwise.h"
@@ -37,12 +42,55 @@ Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& ad
                                     overwrite);
 }
 
+/// Returns the gradients of `hidden`, bias1, weight and bias, where `grad` is the gradient of
+/// conv3d(gelu(hidden), weight, bias). `hidden` (N, H, D, H, W) already includes bias1 (H).
+Tensors bottleneck_gradients(const Tensor& grad, const Tensor& hidden, const Tensor& bias1, const Tensor& weight,
+                             const Tensor& bias) {
+  const Tensors inputs{hidden, bias1, weight, bias};
+  if (grad_enabled()) return recorded_gradients(conv3d(gelu(record_added(hidden, bias1)), weight, bias), inputs, grad);
+  // The kernel replaces the gradient of GELU's result by the gradient of `hidden`.
+  const Tensor dx =
+      convolve(true, grad, weight, {}, spatial_size(hidden), {}).contiguous(hidden.suggest_memory_format());
+  const Tensor y = empty_like(hidden), sums = empty({hidden.size(1)}, hidden.options());
+  kernels(hidden.device())
+      .gelu_backward(as_rows(hidden, y.view_out()), as_rows(hidden, dx.view_out()), sums.view_out(),
+                     as_rows(hidden, dx.view_in()), as_rows(hidden, hidden.view_in()));
+  const auto needed = [&](const Tensor& input, auto&& gradient) {
+    return needs_gradient(input) ? gradient() : Tensor();
+  };
+  return {needed(hidden, [&] { return dx; }), needed(bias1, [&] { return sums.to(bias1.dtype()); }),
+          needed(weight, [&] { return convolve_weight(false, y, grad, form_of(weight), {}); }),
+          needed(bias, [&] { return sum_over_voxels(grad); })};
+}
+
 }  // namespace
 
 Tensor norm_activation(const Tensor& x, const NormActivation& operations) {
   check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
   if (operations.norm.kind == NormKind::none) return activation(operations.activation, x);
   return fused(x, operations, {});
+}
+
+Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
+                           const Tensor& bias2) {
+  constexpr const char* kOp = "inverted_bottleneck";
+  check_defined(kOp, "weight2", weight2);
+  check(weight2.dim() == 5 && spatial_size(weight2) == Triple{1}, kOp,
+        "weight2 must have the shape (out, hidden, 1, 1, 1), got ", weight2.shape());
+  const bool batched = x.defined() && x.dim() == 5 && is_floating(x.dtype()) && !sharing_ranks(5);
+  if (!batched) return conv3d(gelu(conv3d(x, weight1, bias1)), weight2, bias2);
+  const Tensor hidden = unrecorded_conv(x, weight1, bias1, ConvOptions<3>(), false);
+  const Tensor weight = autocasted("conv3d", weight2), bias = autocasted("conv3d", bias2);
+  // Save the operands before the last kernel runs: autograd::recompute() then omits it if this is its last operation.
+  const auto gradient = [hidden = Saved(hidden), bias1 = Saved(bias1), weight = Saved(weight),
+                         bias = Saved(bias)](const Tensor& grad) {
+    return bottleneck_gradients(grad, hidden(), bias1(), weight(), bias());
+  };
+  const Tensor out = [&] {
+    const NoGradGuard no_grad;
+    return conv3d(gelu(hidden), weight.detach(), bias);
+  }();
+  return record(kOp, out, {hidden, bias1, weight, bias}, gradient);
 }
 
 template <class Options>

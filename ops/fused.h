@@ -22,6 +22,14 @@ struct NormActivation {
 /// functions. Throws the same errors as the separate functions.
 Tensor norm_activation(const Tensor& x, const NormActivation& operations);
 
+/// Computes conv3d(gelu(conv3d(x, weight1, bias1)), weight2, bias2), the inverted bottleneck of MedNeXt and ConvNeXt.
+/// The shapes are (N, C, D, H, W) for x, (H, C, 1, 1, 1) for weight1 and (O, H, 1, 1, 1) for weight2; bias1 (H) and
+/// bias2 (O) may be undefined. The backward pass needs x and the result of the first convolution. It computes GELU
+/// again together with the gradient of GELU and the gradient of bias1. Throws Error like conv3d, and if weight2 has
+/// another kernel size.
+Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
+                           const Tensor& bias2);
+
 /// Applies norm_activation to the result of a convolution. ConvOptions<N> selects conv1d, conv2d or conv3d, and
 /// ConvTransposeOptions<N> selects conv_transpose1d, conv_transpose2d or conv_transpose3d. The selected function
 /// describes x, weight, bias and the errors.

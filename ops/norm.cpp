@@ -19,6 +19,24 @@
 #include "ops/shape.h"
 
 namespace voxgrad {
+
+Tensor record_added(const Tensor& x, const Tensor& added) {
+  if (!needs_gradient(added)) return x;
+  return record("add_bias", x.detach(), {x, added},
+                [axes = all_but_channels(x), dtype = added.dtype()](const Tensor& g) -> Tensors {
+                  return {g, sum(g, axes).to(dtype)};
+                });
+}
+
+Tensors recorded_gradients(const Tensor& output, const Tensors& inputs, const Tensor& grad_output) {
+  Tensors active, grads(inputs.size());
+  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(active), needs_gradient);
+  const Tensors found = grad({output}, active, {grad_output}, false, true, true);
+  for (size_t i = 0, k = 0; i < inputs.size(); ++i)
+    if (needs_gradient(inputs[i])) grads[i] = found[k++];
+  return grads;
+}
+
 namespace {
 
 /// Non-tensor arguments for the gradient of a normalization.
@@ -32,25 +50,6 @@ struct GradientRequest {
 };
 std::optional<DType> gradient_dtype(const Tensor& t) {
   return needs_gradient(t) ? std::optional(t.dtype()) : std::nullopt;
-}
-
-/// Records that the bias `added` (C) was already added to the elements of x.
-Tensor record_added(const Tensor& x, const Tensor& added) {
-  if (!needs_gradient(added)) return x;
-  return record("add_bias", x.detach(), {x, added},
-                [axes = all_but_channels(x), dtype = added.dtype()](const Tensor& g) -> Tensors {
-                  return {g, sum(g, axes).to(dtype)};
-                });
-}
-
-/// Returns the gradients of the inputs that require grad. The gradients are differentiable.
-Tensors recorded_gradients(const Tensor& output, const Tensors& inputs, const Tensor& grad_output) {
-  Tensors active, grads(inputs.size());
-  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(active), needs_gradient);
-  const Tensors found = grad({output}, active, {grad_output}, false, true, true);
-  for (size_t i = 0, k = 0; i < inputs.size(); ++i)
-    if (needs_gradient(inputs[i])) grads[i] = found[k++];
-  return grads;
 }
 
 /// Computes the gradients by differentiating the normalization composed of operators.

@@ -18,9 +18,7 @@ enum class Resolution : uint8_t { same, half, twice };
 class Block : public Layer {
  public:
   Block(int64_t in, int64_t out, int64_t expansion, int64_t kernel_size, Resolution resolution)
-      : norm(std::make_shared<nn::GroupNorm>(in, in)),
-        expand(in, expansion * in, 1),
-        compress(std::make_shared<nn::Conv3d>(expansion * in, out, 1)) {
+      : norm(std::make_shared<nn::GroupNorm>(in, in)), expand(in, expansion * in, 1), compress(expansion * in, out, 1) {
     const int64_t padding = kernel_size / 2;
     const auto begin_with = [&](const auto& conv) {
       depthwise.push_back(conv);
@@ -37,16 +35,14 @@ class Block : public Layer {
     normalized_->push_back(norm);
   }
   Tensor forward(const Tensor& x) const override {
-    // The result of GELU is the largest tensor of a block. Compute it again in the backward pass to save memory.
-    const auto finish = [compress = compress](const Tensor& hidden) { return compress->forward(gelu(hidden)); };
-    return skip(x) + nn::recompute(finish, expand((*normalized_)(x)));
+    return skip(x) + inverted_bottleneck((*normalized_)(x), expand.weight, expand.bias, compress.weight, compress.bias);
   }
 
   nn::Sequential depthwise;
   nn::Sequential skip;  // the identity if it is empty
   std::shared_ptr<nn::GroupNorm> norm;
   nn::Conv3d expand;
-  std::shared_ptr<nn::Conv3d> compress;
+  nn::Conv3d compress;
   VG_MODULE(depthwise, skip, norm, expand, compress)
 
  private:

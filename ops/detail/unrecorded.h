@@ -18,6 +18,11 @@ Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Opt
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
+/// Records that the bias `added` (C) was already added to the elements of x. Returns x if `added` needs no gradient.
+Tensor record_added(const Tensor& x, const Tensor& added);
+/// Returns the gradients of the inputs that require grad. The gradients are differentiable.
+Tensors recorded_gradients(const Tensor& output, const Tensors& inputs, const Tensor& grad_output);
+
 /// Computes a group, instance or batch norm with activations before and after the norm, and records all operations.
 /// `added` is undefined or a bias (C) whose addition to x was not recorded; this function records the addition, too.
 /// With `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "core/tensor.h"
@@ -252,6 +253,32 @@ TEST_F(CudaKernels, BinaryMatchesCpu) {
             [op](const Kernels& k, const View& o, const View& v, const View& w) { k.binary(op, o, v, w, 0.5, 1); }, out,
             x, y);
       }
+}
+
+TEST_F(CudaKernels, GeluBackwardMatchesCpu) {
+  // Both memory formats; one, three and 129 vectors of channels; channels that are no whole vectors; unaligned tensors.
+  const std::tuple<Shape, Twin::Layout> shapes[] = {
+      {{2, 8, 9001}, {{0, 2, 1}}}, {{1, 24, 703}, {{0, 2, 1}}}, {{2, 1032, 5}, {{0, 2, 1}}},
+      {{2, 6, 301}, {{0, 2, 1}}},  {{2, 3, 2005}, {}},          {{1, 8, 77}, {{0, 2, 1}, 1}},
+      {{3, 16, 0}, {{0, 2, 1}}},   {{3, 16, 1}, {{0, 2, 1}}},
+  };
+  for (const auto& [shape, layout] : shapes)
+    for (const DType dtype : kFloats) {
+      const Twin y(dtype, shape, layout, 1), dx(dtype, shape, layout, 2), sums(dtype, {shape[1]}, {}, 3),
+          dy(dtype, shape, layout, 4), x(dtype, shape, layout, 5);
+      // The sums of up to 18,002 terms are of the order of 100.
+      compare_devices(
+          concat(shape, " ", dtype), 2 * rounding(dtype),
+          [](const Kernels& k, const View& y_view, const View& dx_view, const View& sums_view, const View& dy_view,
+             const View& x_view) { k.gelu_backward(y_view, dx_view, sums_view, dy_view, x_view); },
+          y, dx, sums, dy, x);
+      compare_devices(
+          concat(shape, " ", dtype, " in place"), 2 * rounding(dtype),
+          [](const Kernels& k, const View& y_view, const View& sums_view, const View& dy_view, const View& x_view) {
+            k.gelu_backward(y_view, dy_view, sums_view, dy_view, x_view);
+          },
+          y, sums, dy, x);
+    }
 }
 
 TEST_F(CudaKernels, WhereMatchesCpu) {

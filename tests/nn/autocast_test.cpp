@@ -45,6 +45,7 @@ TEST(Autocast, ChoosesTheResultDtype) {
       {bf16, conv3d(x, w, b)},
       {bf16, conv_transpose3d(x, w, b)},
       {bf16, conv_norm_activation(x, w, b, ConvOptions<3>(), {{NormKind::instance}, {ActivationKind::leaky_relu}})},
+      {bf16, inverted_bottleneck(x, w, b, w, b)},
       {bf16, linear(b.reshape({1, 4}), w.reshape({4, 4}), b)},
       {bf16, matmul(w.reshape({4, 4}), half.reshape({4, 54}))},
       {bf16, relu(half)},

@@ -9,6 +9,7 @@
 #include "nn/layers.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/fused.h"
 #include "ops/gradcheck.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -134,6 +135,14 @@ TEST(Recompute, DoesNotRepeatAConvolutionAtTheEnd) {
   for (const profiler::Row& row : profile.rows()) calls[row.name] += row.calls;
   EXPECT_EQ(calls["conv_forward"], 1) << profile.table();
   EXPECT_EQ(calls["gelu"], 2) << profile.table();
+}
+
+TEST(Recompute, InvertedBottleneckKeepsNoResultOfGelu) {
+  const Tensor x = rand({1, 4, 8, 8, 8}), w1 = rand({16, 4, 1, 1, 1}).requires_grad_(), b1 = rand({16}),
+               w2 = rand({4, 16, 1, 1, 1}).requires_grad_(), b2 = rand({4});
+  const int64_t before = memory::stats(Device::cpu()).current;
+  const Tensor y = inverted_bottleneck(x, w1, b1, w2, b2);
+  EXPECT_LE(memory::stats(Device::cpu()).current - before, 5 * x.numel() * 4 + 4096);  // y and the hidden tensor
 }
 
 TEST(Recompute, RejectsFunctionsThatCannotBeRecomputed) {

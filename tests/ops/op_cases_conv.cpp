@@ -1,5 +1,7 @@
 // Cases of convolutions, and of convolutions with fused ReLU and GroupNorm. Axis sizes differ where possible, so that
 // exchanged axes are detected.
+#include <cmath>
+
 #include "ops/fused.h"
 #include "tests/ops/op_cases.h"
 
@@ -244,6 +246,32 @@ void add_chains(std::vector<OpCase>& cases) {
   cases.push_back(one_axis);
 }
 
+void add_bottleneck(std::vector<OpCase>& cases) {
+  OpCase c{"inverted_bottleneck",
+           [](const Tensors& t) { return inverted_bottleneck(t[0], t[1], t[2], t[3], t[4]); },
+           {{{2, 3, 2, 1, 3}}, {{8, 3, 1, 1, 1}}, {{8}}, {{2, 8, 1, 1, 1}}, {{2}}}};
+  c.reference = [](const Arrays& a) {
+    const Array hidden = reference_of(false, {"", a[0].shape, a[1].shape, true}, {a[0], a[1], a[2]});
+    const Array y = reference::map(hidden, [](double v) { return v * 0.5 * (1 + std::erf(v * std::sqrt(0.5))); });
+    return reference_of(false, {"", y.shape, a[3].shape, true}, {y, a[3], a[4]});
+  };
+  c.edges = {{{0, 3, 2, 1, 3}, {8, 3, 1, 1, 1}, {8}, {2, 8, 1, 1, 1}, {2}}};
+  c.keeps_layout = true;
+  c.roundings = 3;  // the hidden tensor and the result of GELU are rounded, too
+  cases.push_back(c);
+  c.name = "inverted_bottleneck_no_bias";
+  c.function = [](const Tensors& t) { return inverted_bottleneck(t[0], t[1], {}, t[2], {}); };
+  c.inputs = {{{3, 2, 1, 3}}, {{5, 3, 1, 1, 1}}, {{2, 5, 1, 1, 1}}};  // x has no batch axis
+  c.reference = [](const Arrays& a) {
+    const Array hidden = reference_of(false, {"", a[0].shape, a[1].shape, false}, {a[0], a[1]});
+    const Array y = reference::map(hidden, [](double v) { return v * 0.5 * (1 + std::erf(v * std::sqrt(0.5))); });
+    return reference_of(false, {"", y.shape, a[2].shape, false}, {y, a[2]});
+  };
+  c.edges = {};
+  c.keeps_layout = false;
+  cases.push_back(c);
+}
+
 }  // namespace
 
 void add_conv_cases(std::vector<OpCase>& cases) {
@@ -255,6 +283,7 @@ void add_conv_cases(std::vector<OpCase>& cases) {
         [g](const Tensors& t) { return conv_transpose3d(t[0], t[1], bias_of(t), transpose_options(g)); });
   add_fewer_axes(cases);
   add_chains(cases);
+  add_bottleneck(cases);
 }
 
 }  // namespace voxgrad::optest
