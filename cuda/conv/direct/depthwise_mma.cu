@@ -1,42 +1,31 @@
-// Fprop and dgrad of depthwise convolutions of channels-last halves with stride 1: an implicit GEMM per channel by
-// mma.sync, with TMA.
+// Fprop and dgrad of depthwise convolutions of channels-last halves with 5x5x5 kernels and stride 1: an implicit GEMM
+// per channel by mma.sync, with TMA.
 //
-// A warp computes one channel. For a row (kd, ky) of taps, 8 neighboring results along the width are the product of 16
-// neighboring inputs with a banded matrix (16 x 8), whose element (i, j) is the tap i - j of the row. The rows of an
-// m16n8k16 product are 16 neighboring rows of a plane. A warp keeps the banded matrices of all rows of taps in
-// registers and moves along the depth. It adds each input plane to the accumulators of all K output planes to which
-// this plane contributes.
+// A warp computes one channel of a tile of 16 x 16 results. For the taps of one depth kd, the results at 2 rows and 4
+// columns are the product of the inputs at 6 rows and 8 columns with a banded matrix (48 x 8), whose element
+// ((y, x), (i, j)) is the tap (y - i, x - j). An m16n8k16 product covers 2 of the 6 rows. Its 16 rows are the 8 pairs
+// of rows of the tile, in columns 0 and 8 or in columns 4 and 12. A warp keeps the banded matrices of all taps in
+// registers and moves along the depth. It adds each input plane to the accumulators of all output planes to which this
+// plane contributes.
 //
-// TMA copies input planes as [row][column][channel], with zeros outside of the volume. All warps of the CTA transpose a
-// plane to [channel][row][column] while others compute with the previous plane. Result planes are transposed back.
+// TMA copies input planes as [row][column][channel], with zeros outside of the volume. The warps of the CTA transpose
+// each plane together to [channel][row][column], and result planes back, which TMA stores.
 //
 // A banded matrix multiplies inputs outside of its band by zero, which would turn an infinite or NaN input into NaN
-// results that do not depend on this input. A plane with such an input is therefore computed by FMA instructions.
+// results that do not depend on this input. Such inputs are therefore added by FMA instructions and replaced by zeros.
 #include "cuda/conv/direct/depthwise.cuh"
 
 namespace voxgrad::cuda {
 namespace {
 
+using Bytes = DepthwiseMmaShared;
+constexpr int K = 5;                                // size of the kernel along each axis
+constexpr int kTile = 16, kInputs = kTile + K - 1;  // rows and columns of results and of inputs
 constexpr int kWarps = kDepthwiseMmaChannels, kThreads = 32 * kWarps;
-constexpr int kTile = 16;      // rows and columns of results
-constexpr int kRowBytes = 48;  // bytes of 24 inputs in [channel][row][column]
-
-/// A result tensor with channels innermost.
-struct DepthwiseOutput {
-  void* data;
-  int64_t stride[4];  ///< elements from one sample, plane, row and column to the next
-  int size[2];        ///< rows and columns
-};
 
 __device__ inline void load_matrices(uint32_t (&v)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(row)
-               : "memory");
-}
-__device__ inline void load_matrices(uint32_t (&v)[2], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(v[0]), "=r"(v[1])
                : "r"(row)
                : "memory");
 }
@@ -50,117 +39,141 @@ __device__ inline void store_word(uint32_t address, uint32_t word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
-/// Returns a number whose bits 15 and 31 are set where a half of the pair is infinite or NaN.
+/// Adds zero times a pair of halves. A half of the sum becomes NaN if the half of the pair is infinite or NaN.
 template <class T>
-__device__ uint32_t not_finite(uint32_t pair) {
-  constexpr uint32_t kLowest = std::is_same_v<T, BFloat16> ? 0x00800080 : 0x04000400;  // lowest bits of the exponents
-  return (pair & 0x7fff7fff) + kLowest;
+__device__ void add_zero_times(uint32_t& sum, uint32_t pair) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  else
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
 }
 
-/// The dynamic shared memory of a CTA. The addresses are those of the shared state space.
-template <int K>
-struct Shared {
-  static constexpr DepthwiseMmaShared kBytes{K};
-  uint32_t boxes;    ///< the stages
-  uint32_t planes;   ///< two input planes as [channel][row][column]
-  uint32_t results;  ///< two output planes as [channel][row][column]
-  float* weights;    ///< [channel][tap]
+/// Return the offset of a row or column in an input plane of a channel. The even rows precede the odd rows. Block q of
+/// a row consists of the inputs in columns 4q to 4q + 7, so that each half of a row of results finds its inputs
+/// aligned.
+__device__ constexpr int row_offset(int row) { return (row / 2 + row % 2 * (kInputs / 2)) * Bytes::row; }
+__device__ inline int column_offset(int column) { return 2 * column + 8 * min(column / 4, 3); }
 
-  __device__ Shared(unsigned char* begin, int stages) {
+/// The dynamic shared memory of a CTA: a ring of Bytes::buffers planes of each kind. The addresses are those of the
+/// shared state space.
+struct Shared {
+  uint32_t boxes;    ///< input planes, as TMA copies them
+  uint32_t outputs;  ///< output planes, as TMA copies them
+  uint32_t planes;   ///< input planes of each channel
+  uint32_t results;  ///< output planes of each channel: two halves of 8 columns, as [row][column]
+  uint32_t barriers;
+  float* weights;  ///< [channel][tap]
+
+  __device__ explicit Shared(unsigned char* begin) {
     unsigned char* const aligned = begin + (-shared_address(begin) & (kDepthwiseMmaAlignment - 1));
     boxes = shared_address(aligned);
-    planes = boxes + static_cast<uint32_t>(stages * kBytes.box);
-    results = planes + static_cast<uint32_t>(2 * kWarps * kBytes.plane);
-    weights = reinterpret_cast<float*>(aligned + stages * kBytes.box + 2 * kWarps * (kBytes.plane + kBytes.results));
+    outputs = boxes + Bytes::buffers * Bytes::box;
+    planes = outputs + Bytes::buffers * Bytes::output;
+    results = planes + Bytes::buffers * kWarps * Bytes::plane;
+    barriers = results + Bytes::buffers * kWarps * Bytes::results;
+    weights = reinterpret_cast<float*>(aligned + (barriers + Bytes::barriers - boxes));
   }
-  /// Returns the address of an input or output plane of a channel.
-  __device__ uint32_t plane(int number, int channel) const {
-    return planes + static_cast<uint32_t>((number % 2 * kWarps + channel) * kBytes.plane);
-  }
-  __device__ uint32_t result(int number, int channel) const {
-    return results + static_cast<uint32_t>((number % 2 * kWarps + channel) * kBytes.results);
-  }
+  __device__ static uint32_t slot(int number) { return static_cast<uint32_t>(number) % Bytes::buffers; }
+  __device__ uint32_t box(int number) const { return boxes + slot(number) * Bytes::box; }
+  __device__ uint32_t output(int number) const { return outputs + slot(number) * Bytes::output; }
+  __device__ uint32_t plane(int number) const { return planes + slot(number) * (kWarps * Bytes::plane); }
+  __device__ uint32_t result(int number) const { return results + slot(number) * (kWarps * Bytes::results); }
+  /// Barriers: all warps have completed a step, and a box has been loaded.
+  __device__ uint32_t step(int number) const { return barriers + static_cast<uint32_t>(number) % 2 * 8; }
+  __device__ uint32_t loaded(int number) const { return barriers + 16 + slot(number) * 8; }
+  /// The number of the last plane in this slot that has an infinite or NaN input.
+  __device__ uint32_t not_finite(int number) const { return barriers + 48 + slot(number) * 4; }
 };
 
 /// Transposes a box to planes. Returns whether an input that this lane copied is infinite or NaN.
-template <class T, int K>
-__device__ bool transpose_box(const Shared<K>& shared, uint32_t box, int number) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  constexpr int kBlocks = (kTile + K - 1) * 3 / 2;  // of 16 neighboring columns in memory order, by 16 channels
-  uint32_t bad = 0;
+template <class T>
+__device__ bool transpose_box(uint32_t box, uint32_t planes, int warp, int lane) {
+  // A warp copies 8 channels of each eighth row. Each matrix of ldmatrix has 8 columns by 8 channels, and the fourth
+  // one is not used. TMA has exchanged the halves of some voxels (32-byte swizzle).
+  const int half = warp % 2, row = warp / 2, column = min(lane, kInputs - 1), pair = lane % 4;
+  const uint32_t from = box + static_cast<uint32_t>((row * kInputs + column) * 32 + (half + row + column / 4) % 2 * 16);
+  const uint32_t to = planes + static_cast<uint32_t>((half * 8 + lane / 4) * Bytes::plane + row_offset(row) + pair * 4);
+  // Two blocks contain the columns 4 to 15. The last store copies columns 16 to 19, and columns 4 to 7 again.
+  const uint32_t middle = to + (pair < 2 ? 24 : 40), ends = to + (pair < 2 ? 56 : 8);
+  uint32_t sum = 0, pairs[3][4];
 #pragma unroll
-  for (int i = 0; i < (kBlocks + kWarps - 1) / kWarps; ++i) {
-    const int block = i * kWarps + warp;
-    if (block >= kBlocks) break;
-    // Each matrix of ldmatrix has 8 columns by 8 channels. TMA has exchanged the halves of some voxels (32-byte
-    // swizzle).
-    const int voxel = block * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
-    uint32_t pairs[4];
-    load_transposed(pairs, box + static_cast<uint32_t>(voxel * 32 + (half ^ voxel / 4 % 2) * 16));
+  for (int i = 0; i < 3; ++i)
+    if (i < 2 || row < kInputs - 16) load_transposed(pairs[i], from + i * (8 * kInputs * 32));
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      bad |= not_finite<T>(pairs[m]);
-      const int channel = m % 2 * 8 + lane / 4;
-      store_word(shared.plane(number, channel) + static_cast<uint32_t>(block * 32 + m / 2 * 16 + lane % 4 * 4),
-                 pairs[m]);
-    }
+  for (int i = 0; i < 3; ++i) {
+    if (i == 2 && row >= kInputs - 16) break;
+    const uint32_t last = pair < 2 ? pairs[i][2] : pairs[i][0];
+    store_word(to + i * 4 * Bytes::row, pairs[i][0]);
+    store_word(to + i * 4 * Bytes::row + 32, pairs[i][1]);
+    store_word(middle + i * 4 * Bytes::row, pairs[i][1]);
+    store_word(ends + i * 4 * Bytes::row, last);
+    for (const uint32_t word : {pairs[i][0], pairs[i][1], last}) add_zero_times<T>(sum, word);
   }
-  return bad & 0x80008000;
+  return sum & 0x7fff7fff;
+}
+
+/// Transposes a row of results of all channels to [row][column][channel], with the 32-byte swizzle.
+__device__ inline void transpose_results(uint32_t results, uint32_t output, int row, int lane) {
+  // Matrix m of ldmatrix: 8 channels from m % 2 * 8 on by 8 columns from m / 2 * 8 on.
+  uint32_t v[4];
+  load_transposed(v, results + static_cast<uint32_t>(lane % 16 * Bytes::results + (lane / 16 * kTile + row) * 16));
+  const int column = lane / 4 ^ row / 8 * 4;  // see BandedSums::finish()
+  const uint32_t to = output + static_cast<uint32_t>((row * kTile + column) * 32 + column / 4 * 16 + lane % 4 * 4);
+#pragma unroll
+  for (int m = 0; m < 4; ++m) store_word((m % 2 ? to ^ 16 : to) + m / 2 * 256, v[m]);
 }
 
 /// The accumulators of a lane: 16 x 16 results of a warp in K output planes. Plane kd is the one to which the current
-/// input plane contributes through the taps kd. `sum` and `band` are fragments of m16n8k16 (common/mma.cuh).
-template <class T, int K>
+/// input plane contributes through the taps kd. `sum` and `band` are fragments of m16n8k16 (common/mma.cuh). Column
+/// 4i + j of a product is row i of a pair of rows and column j of 4 columns. sum[kd][n] has the columns from 4n and
+/// from 4n + 8 on. band[kd][m] belongs to rows 2m and 2m + 1 of the inputs.
+template <class T>
 struct BandedSums {
   Accumulator sum[K][2];
-  uint32_t band[K * K][2];
+  uint32_t band[K][3][2];
+  const float* weights;  ///< of the channel
 
   /// Computes the banded matrices of a channel.
-  __device__ explicit BandedSums(const float* weights) : sum{} {
+  __device__ explicit BandedSums(const float* taps) : sum{}, weights(taps) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int row = 0; row < K * K; ++row)
+    for (int kd = 0; kd < K; ++kd)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float taps[2];
+      for (int i = 0; i < 6; ++i) {
+        float tap[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int tap = lane % 4 * 2 + i * 8 + j - lane / 4;
-          taps[j] = tap >= 0 && tap < K ? weights[row * K + tap] : 0.0f;
+          const int ky = i - lane / 16, kx = lane % 4 * 2 + j - lane / 4 % 4;
+          tap[j] = ky >= 0 && ky < K && kx >= 0 && kx < K ? weights[(kd * K + ky) * K + kx] : 0.0f;
         }
-        band[row][i] = round_pair<T>(taps[0], taps[1], -INFINITY);
+        band[kd][i / 2][i % 2] = round_pair<T>(tap[0], tap[1], -INFINITY);
       }
   }
 
-  /// Adds an input plane.
+  /// Adds an input plane, whose inputs must be finite.
   __device__ void add(uint32_t plane) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint32_t row = plane + static_cast<uint32_t>(lane % 16 * kRowBytes),
-                   column = static_cast<uint32_t>(lane / 16 * 16);
+    const uint32_t from =
+        plane + static_cast<uint32_t>(row_offset(lane / 16) + lane % 8 * Bytes::row + lane / 8 % 2 * 32);
 #pragma unroll
-    for (int ky = 0; ky < K; ++ky) {
-      uint32_t a[4], last[2];
-      load_matrices(a, row + ky * kRowBytes + column);
-      load_matrices(last, row + ky * kRowBytes + 32);
-      const uint32_t b[4] = {a[2], a[3], last[0], last[1]};
+    for (int m = 0; m < 3; ++m)
 #pragma unroll
-      for (int kd = 0; kd < K; ++kd) {
-        const uint32_t(&taps)[2] = band[kd * K + ky];
-        if constexpr (std::is_same_v<T, BFloat16>) {
-          mma_bf16(sum[kd][0], a, taps[0], taps[1]);
-          mma_bf16(sum[kd][1], b, taps[0], taps[1]);
-        } else {
-          mma_f16(sum[kd][0], a, taps[0], taps[1]);
-          mma_f16(sum[kd][1], b, taps[0], taps[1]);
+      for (int n = 0; n < 2; ++n) {
+        uint32_t a[4];
+        load_matrices(a, from + m * Bytes::row + n * 16);
+#pragma unroll
+        for (int kd = K - 1; kd >= 0; --kd) {
+          if constexpr (std::is_same_v<T, BFloat16>)
+            mma_bf16(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
+          else
+            mma_f16(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
         }
       }
-    }
   }
 
-  /// Adds an input plane that may contain infinite or NaN inputs.
-  __device__ void add_by_fma(uint32_t plane, const float* weights) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint32_t first = plane + static_cast<uint32_t>(lane / 4 * kRowBytes + lane % 4 * 4);
+  /// Adds the infinite and NaN inputs of a plane by FMA instructions, and replaces them by zeros.
+  __device__ void extract_not_finite(uint32_t plane) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 2, column = lane % 2 * 2;
 #pragma unroll 1
     for (int tap = 0; tap < K * K; ++tap)
 #pragma unroll
@@ -168,25 +181,37 @@ struct BandedSums {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           T x;
+          const int x_column = column + n * 4 + i / 2 * 8 + i % 2 + tap % K;
           asm volatile("ld.shared.u16 %0, [%1];"
                        : "=h"(x.bits)
-                       : "r"(first + (i / 2 * 8 + tap / K) * kRowBytes + (n * 8 + i % 2 + tap % K) * 2)
+                       : "r"(plane + row_offset(row + tap / K) + column_offset(x_column))
                        : "memory");
+          if (isfinite(static_cast<float>(x))) continue;
 #pragma unroll
           for (int kd = 0; kd < K; ++kd)
             sum[kd][n][i] = fmaf(weights[kd * K * K + tap], static_cast<float>(x), sum[kd][n][i]);
         }
+    __syncwarp();
+#pragma unroll 1
+    for (uint32_t at = plane + lane * 4; at < plane + kInputs * Bytes::row; at += 128) {
+      const uint32_t pair = load_shared(at);
+      uint32_t zero = 0;
+      add_zero_times<T>(zero, pair);
+      store_word(at, (zero & 0xffff ? 0 : pair & 0xffff) | (zero >> 16 ? 0 : pair & 0xffff0000));
+    }
+    __syncwarp();
   }
 
-  /// Writes the results of the last plane, which is complete, to `results`, and moves the other planes on.
+  /// Writes the results of the last plane, which is complete, to `results`, and moves the other planes on. The first
+  /// and last 4 columns of 8 are exchanged in rows 8 to 15, so that the lanes store to different banks.
   __device__ void finish(uint32_t results, float bias, float floor) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const uint32_t to = results + static_cast<uint32_t>(lane / 4 * 32 + lane % 4 * 4);
+    const uint32_t to = results + static_cast<uint32_t>(lane / 2 * 16 + lane / 16 * 8 + lane % 2 * 4);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        store_word(to + i * 256 + n * 16,
+        store_word((n ? to ^ 8 : to) + i * (kTile * 16),
                    round_pair<T>(sum[K - 1][n][2 * i] + bias, sum[K - 1][n][2 * i + 1] + bias, floor));
   }
   __device__ void advance() {
@@ -199,70 +224,8 @@ struct BandedSums {
   }
 };
 
-/// The results that a lane stores: 8 channels of a voxel of each plane. A warp stores a row.
-template <class T>
-struct ResultVector {
-  T* first;  ///< in the first plane of the CTA tile, or null outside of the tensor
-
-  __device__ ResultVector(const DepthwiseOutput& out, const DepthwiseTile& tile) : first(nullptr) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int row = tile.begin[1] + static_cast<int>(threadIdx.x) / 32;
-    const int column = tile.begin[2] + lane % 4 / 2 * 8 + lane / 4;
-    if (row < out.size[0] && column < out.size[1])
-      first = static_cast<T*>(out.data) + tile.sample * out.stride[0] + tile.begin[0] * out.stride[1] +
-              row * out.stride[2] + column * out.stride[3] + tile.channel + lane % 2 * 8;
-  }
-  /// Stores the results of an output plane.
-  template <int K>
-  __device__ void store(const Shared<K>& shared, int number, int64_t plane_offset) const {
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    // Matrix m of ldmatrix: 8 channels from m % 2 * 8 on by 8 columns from m / 2 * 8 on.
-    uint32_t v[4];
-    load_transposed(
-        v, shared.result(number, lane / 8 % 2 * 8 + lane % 8) + static_cast<uint32_t>(warp * 32 + lane / 16 * 16));
-    transpose_quad(v);
-    if (first) *reinterpret_cast<uint4*>(first + plane_offset) = {v[0], v[1], v[2], v[3]};
-  }
-};
-
-/// The position of a box in the input.
-struct Corner {
-  int channel, column, row, plane, sample;
-};
-
-/// The copies of input planes by TMA. Plane number 0 is the first one that the CTA tile reads.
-template <int K>
-struct PlaneLoads {
-  const DepthwiseParams& p;
-  const Corner& corner;  ///< of plane 0; in shared memory
-  uint32_t boxes;        ///< address of the first stage
-  uint32_t barriers;     ///< address of the first barrier
-  int planes;            ///< number of planes
-
-  __device__ uint32_t box(int number) const {
-    return boxes + static_cast<uint32_t>(number % p.tiles.stages * DepthwiseMmaShared(K).box);
-  }
-  __device__ uint32_t barrier(int number) const {
-    return barriers + static_cast<uint32_t>(8 * (number % p.tiles.stages));
-  }
-  /// Begins to load a plane, if it exists. One thread calls this function.
-  __device__ void load(int number) const {
-    if (number >= planes) return;
-    expect_bytes(barrier(number), static_cast<uint32_t>(DepthwiseMmaShared(K).box));
-    tma_load(box(number), p.in, corner.channel, corner.column, corner.row, corner.plane + number, corner.sample,
-             barrier(number));
-  }
-  __device__ void start() const {
-    for (int s = 0; s < p.tiles.stages; ++s) init_barrier(barrier(s), 1);
-    fence_barrier_init();
-    for (int number = 0; number < p.tiles.stages; ++number) load(number);
-  }
-  __device__ void wait(int number) const { wait_barrier(barrier(number), number / p.tiles.stages); }
-};
-
 /// Copies the weights of the CTA's channels to shared memory, as [channel][tap].
-template <int K>
-__device__ void load_weights(const DepthwiseParams& p, int first_channel, float* weights) {
+__device__ inline void load_weights(const DepthwiseParams& p, int first_channel, float* weights) {
   constexpr int kTaps = K * K * K;
   for (int i = static_cast<int>(threadIdx.x); i < kTaps * kWarps; i += kThreads) {
     const int tap = i / kWarps, channel = i % kWarps;
@@ -271,84 +234,131 @@ __device__ void load_weights(const DepthwiseParams& p, int first_channel, float*
   }
 }
 
-struct Params {
-  DepthwiseParams base;
-  DepthwiseOutput out;
+/// The planes of a CTA tile, and the steps of a warp. Input plane number 0 is the first one; planes before the volume
+/// are skipped. Step s transposes input plane s, adds plane s - 2, and transposes the results that plane s - 4
+/// completed. At the beginning of a step, all warps have completed the step before the previous one. A warp thus waits
+/// for another one only if it is a whole step ahead.
+struct Steps {
+  const DepthwiseParams& p;
+  const Shared& shared;
+  const DepthwiseTile tile;
+  const int warp;
+  const int lane;
+  int first;   ///< position of plane 0 along the depth
+  int head;    ///< number of the input plane that completes the first output plane
+  int planes;  ///< number of input planes
+
+  __device__ Steps(const DepthwiseParams& params, const Shared& memory, int warp_index)
+      : p(params), shared(memory), tile(params.tiles), warp(warp_index), lane(static_cast<int>(threadIdx.x) % 32) {
+    const int begin = tile.begin[0] - p.padding[0];
+    first = max(begin, min(0, begin + K - 1));
+    head = K - 1 - (first - begin);
+    planes = min(p.tiles.chunk, p.out_depth - tile.begin[0]) + head;
+  }
+
+  /// Initializes the barriers and loads the first planes. One thread calls this function.
+  __device__ void start() const {
+    for (int i = 0; i < 2; ++i) init_barrier(shared.step(i), kWarps);
+    for (int i = 0; i < Bytes::buffers; ++i) {
+      init_barrier(shared.loaded(i), 1);
+      store_word(shared.not_finite(i), static_cast<uint32_t>(-1));
+    }
+    fence_barrier_init();
+    for (int i = 0; i < Bytes::buffers; ++i) load(i);
+  }
+  /// Begins to load an input plane, if it exists.
+  __device__ void load(int number) const {
+    if (number >= planes) return;
+    expect_bytes(shared.loaded(number), Bytes::box);
+    tma_load(shared.box(number), p.in, tile.channel, tile.begin[2] - p.padding[2], tile.begin[1] - p.padding[1],
+             first + number, tile.sample, shared.loaded(number));
+  }
+  /// Begins to store the output plane that an input plane completed, if there is one.
+  __device__ void store(int number) const {
+    if (number < head) return;
+    tma_store(p.out, shared.output(number), tile.channel, tile.begin[2], tile.begin[1], tile.begin[0] + number - head,
+              tile.sample);
+    bulk_store_commit();
+  }
+
+  /// Waits for the other warps. The last warp, which has fewer rows to transpose, loads and stores planes.
+  __device__ void begin(int step) const {
+    if (step < 2) return;
+    wait_barrier(shared.step(step), step / 2 - 1);
+    if (warp < kWarps - 1 || lane > 0) return;
+    load(step - 2 + Bytes::buffers);
+    store(step - 6);
+  }
+  /// Transposes this warp's part of the planes.
+  template <class T>
+  __device__ void transpose(int step) const {
+    if (step < planes) {
+      wait_barrier(shared.loaded(step), static_cast<int>(static_cast<uint32_t>(step) / Bytes::buffers));
+      if (transpose_box<T>(shared.box(step), shared.plane(step), warp, lane))
+        store_word(shared.not_finite(step), static_cast<uint32_t>(step));
+    }
+    if (const int done = step - 4; done >= head) {
+      transpose_results(shared.result(done), shared.output(done), warp, lane);
+      fence_async_proxy();
+    }
+  }
+  __device__ void end(int step) const {
+    if (warp == kWarps - 1) bulk_store_wait<0>();  // TMA has read the output plane before a warp overwrites it
+    __syncwarp();
+    if (lane == 0) arrive(shared.step(step));
+  }
 };
 
 /// Launch: one CTA per CTA tile and 16 channels in a 1-D grid, one warp per channel. Dynamic shared memory:
 /// DepthwiseMmaShared.
-template <class T, int K>
-__global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_constant__ Params params) {
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_constant__ DepthwiseParams p) {
   extern __shared__ unsigned char dynamic_shared[];
-  __shared__ uint64_t barriers[kMaxDepthwiseStages];
-  __shared__ Corner corner;
-  __shared__ uint32_t has_not_finite[3];  // of the planes number, number + 1 and number + 2, modulo 3
-  const DepthwiseParams& p = params.base;
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
-  const Shared<K> shared(dynamic_shared, p.tiles.stages);
-  const DepthwiseTile tile(p.tiles);
-  const int planes = min(p.tiles.chunk, p.out_depth - tile.begin[0]) + K - 1;
-  const PlaneLoads<K> loads{p, corner, shared.boxes, shared_address(barriers), planes};
-  if (threadIdx.x == 0) {
-    corner = {tile.channel, tile.begin[2] - p.padding[2], tile.begin[1] - p.padding[1], tile.begin[0] - p.padding[0],
-              tile.sample};
-    loads.start();
-    for (uint32_t& flag : has_not_finite) flag = 0;
-  }
-  load_weights<K>(p, tile.channel, shared.weights);
+  const Shared shared(dynamic_shared);
+  const Steps steps(p, shared, warp);
+  const int planes = steps.planes, channel = steps.tile.channel;
+  if (threadIdx.x == 0) steps.start();
+  load_weights(p, channel, shared.weights);
   __syncthreads();
 
-  const float* const weights = shared.weights + warp * K * K * K;
-  const float bias =
-      p.bias ? convert<float>(static_cast<const T*>(p.bias)[(tile.channel + warp) * p.bias_stride]) : 0.0f;
-  const ResultVector<T> vector(params.out, tile);
-  BandedSums<T, K> sums(weights);
-  const auto compute = [&](int number) {
-    if (const int z = corner.plane + number; z >= 0 && z < p.in_depth) {
-      if (has_not_finite[number % 3] == 0)
-        sums.add(shared.plane(number, warp));
-      else
-        sums.add_by_fma(shared.plane(number, warp), weights);
-    }
-    if (number >= K - 1) sums.finish(shared.result(number, warp), bias, p.floor);
-    sums.advance();
-  };
-  // Iteration `number` transposes plane number + 1, adds plane number, and stores the output plane that the previous
-  // iteration completed. Half of the warps begin with the products, so that the tensor cores are not idle while the
-  // other warps transpose.
-  const int products = warp / 4 % 2;
-  for (int number = -1; number < planes; ++number) {
+  const float bias = p.bias ? convert<float>(static_cast<const T*>(p.bias)[(channel + warp) * p.bias_stride]) : 0.0f;
+  BandedSums<T> sums(shared.weights + warp * K * K * K);
+  int step = 0;
 #pragma unroll 1
-    for (int part = 0; part < 2; ++part) {
-      if (part == products) {
-        if (number >= 0) compute(number);
-        continue;
-      }
-      if (number + 1 < planes) {
-        loads.wait(number + 1);
-        if (transpose_box<T>(shared, loads.box(number + 1), number + 1)) has_not_finite[(number + 1) % 3] = 1;
-      }
-      if (number >= K) vector.store(shared, number - 1, (number - K) * params.out.stride[1]);
-    }
-    __syncthreads();
-    if (threadIdx.x > 0) continue;
-    if (number >= 0) has_not_finite[number % 3] = 0;
-    loads.load(number + 1 + p.tiles.stages);
+  for (; step < 2; ++step) {
+    steps.transpose<T>(step);
+    steps.end(step);
   }
-  vector.store(shared, planes - 1, (planes - K) * params.out.stride[1]);
+  // Half of the warps begin with the products, so that the tensor cores are not idle while the other warps transpose.
+  const bool products_first = warp / 4 % 2;
+#pragma unroll 1
+  for (; step < planes + 2; ++step) {
+    steps.begin(step);
+    if (!products_first) steps.transpose<T>(step);
+    const int number = step - 2;
+    const uint32_t plane = shared.plane(number) + warp * Bytes::plane;
+    if (load_shared(shared.not_finite(number)) == static_cast<uint32_t>(number)) sums.extract_not_finite(plane);
+    sums.add(plane);
+    if (number >= steps.head) sums.finish(shared.result(number) + warp * Bytes::results, bias, p.floor);
+    sums.advance();
+    if (products_first) steps.transpose<T>(step);
+    steps.end(step);
+  }
+#pragma unroll 1
+  for (; step < planes + 6; ++step) {
+    steps.begin(step);
+    if (step < planes + 4) steps.transpose<T>(step);
+    steps.end(step);
+  }
 }
 
 }  // namespace
 
 void depthwise_mma(const ConvCall& call, const DepthwisePlan& plan, const DepthwiseParams& p, const Launch& launch) {
-  const View& y = call.out;
-  const DepthwiseOutput out{y.data,
-                            {y.stride[0], y.stride[2], y.stride[3], y.stride[4]},
-                            {static_cast<int>(y.size[3]), static_cast<int>(y.size[4])}};
-  dispatch_cuda(Types<BFloat16, Float16>(), y.dtype, call.op, [&]<class T>() {
-    launch_with_shared(depthwise_mma<T, 5>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes,
-                       launch.stream, Params{p, out});
+  dispatch_cuda(Types<BFloat16, Float16>(), call.out.dtype, call.op, [&]<class T>() {
+    launch_with_shared(depthwise_mma<T>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes, launch.stream,
+                       p);
   });
   check_launch(call.op);
 }

@@ -107,9 +107,9 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
   if (covered > 2 * p.out_size[1] * p.out_size[2]) return false;
   plan.tensor_cores = true;
   plan.channels = kDepthwiseMmaChannels;
-  plan.box = {16 + plan.kernel - 1, 24};
-  plan.stages = 3;
-  plan.shared_bytes = DepthwiseMmaShared(plan.kernel).bytes(plan.stages) + kDepthwiseMmaAlignment;
+  plan.box = {20, 20};
+  plan.stages = DepthwiseMmaShared::buffers;
+  plan.shared_bytes = DepthwiseMmaShared::bytes + kDepthwiseMmaAlignment;
   plan.channel_blocks = p.groups / plan.channels;
   // One CTA fits on an SM. A CTA also reads kernel - 1 planes of the halo, and starts in about the time of three
   // planes.

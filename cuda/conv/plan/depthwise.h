@@ -21,7 +21,7 @@ inline constexpr int kDepthwiseMmaChannels = 16;
 inline constexpr int kDepthwisePatch = 4;
 /// Alignment of a box in shared memory, in bytes.
 inline constexpr int kDepthwiseAlignment = 128;
-/// Alignment of the stages of depthwise_mma(), which are swizzled.
+/// Alignment of the boxes of depthwise_mma(), which are swizzled.
 inline constexpr int kDepthwiseMmaAlignment = 256;
 /// Returns the bytes of a box of this many rows and columns.
 constexpr int depthwise_box_bytes(const std::array<int, 2>& box, int channels, DType dtype) {
@@ -32,21 +32,19 @@ constexpr int depthwise_wgrad_columns(int kernel, int stride) { return kernel ==
 /// Returns the patches of a CTA of wgrad. One warp per tap along the depth computes each patch.
 constexpr int depthwise_wgrad_patches(int kernel) { return kernel == 7 ? 2 : 4; }
 
-/// Shared memory of depthwise_mma(), in bytes. A plane is that of one channel, with rows of 24 inputs or 16 results.
-/// 16 bytes times an odd number are from one plane to the next, so that eight planes occupy different banks.
+/// Shared memory of depthwise_mma(), in bytes. A plane is that of one channel. 16 bytes times an odd number are from
+/// one plane to the next, so that eight planes occupy different banks.
 struct DepthwiseMmaShared {
-  int box;      ///< a stage: an input plane of all channels, as TMA copies it
-  int plane;    ///< an input plane of a channel
-  int results;  ///< an output plane of a channel
-  int weights;  ///< the weights of all channels in float
-  constexpr explicit DepthwiseMmaShared(int kernel)
-      : box((16 + kernel - 1) * 24 * kDepthwiseMmaChannels * 2),
-        plane((16 + kernel - 1) * 48 + 16),
-        results(16 * 32 + 16),
-        weights(kernel * kernel * kernel * kDepthwiseMmaChannels * 4) {}
-  constexpr int bytes(int stages) const {
-    return stages * box + 2 * kDepthwiseMmaChannels * (plane + results) + weights;
-  }
+  static constexpr int buffers = 4;                                   ///< number of planes of each kind
+  static constexpr int box = 20 * 20 * kDepthwiseMmaChannels * 2;     ///< an input plane, as TMA copies it
+  static constexpr int output = 16 * 16 * kDepthwiseMmaChannels * 2;  ///< an output plane, as TMA copies it
+  static constexpr int row = 80;                                      ///< a row of an input plane of a channel
+  static constexpr int plane = 20 * row + 16;                         ///< an input plane of a channel
+  static constexpr int results = 16 * 32 + 16;                        ///< an output plane of a channel
+  static constexpr int barriers = 64;                                 ///< barriers and flags
+  static constexpr int weights = 125 * kDepthwiseMmaChannels * 4;     ///< the weights of all channels in float
+  static constexpr int bytes =
+      buffers * (box + output + kDepthwiseMmaChannels * (plane + results)) + barriers + weights;
 };
 
 /// The plan of a depthwise convolution. A position is a voxel of the output.
