@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks the convolution kernels on purpose, one line at a time, and checks that their tests fail.
+"""Breaks the convolution kernels and the gradient of GELU on purpose, one line at a time, and checks that their tests fail.
 
     tests/cuda/mutations.py WORK            # builds and runs each mutation; needs a GPU
     tests/cuda/mutations.py WORK --build    # only builds: WORK/<name> is the test program of a mutation
@@ -18,7 +18,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:CudaAccuracy.*"
+FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:CudaAccuracy.*:"\
+         "CudaKernels.GeluBackward*"
 MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
     "none": ("cuda/conv/sm80/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/sm80/pack.cu", "column < p.out_channels ? from",
@@ -54,7 +55,8 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                                "const bool all ="),
     "depthwise_reads_a_plane_early": ("cuda/conv/direct/depthwise.cu", "8 * state.stage, state.round);",
                                       "8 * state.stage, state.round + 1);"),
-    "depthwise_mma_shifts_a_band": ("cuda/conv/direct/depthwise_mma.cu", "j - lane / 4 % 4;", "j - lane / 4 % 4 + i % 2;"),
+    "depthwise_mma_shifts_a_band": ("cuda/conv/direct/depthwise_mma.cu", "j - lane / 4 % 4;",
+                                    "j - lane / 4 % 4 + i % 2;"),
     "depthwise_mma_forgets_infinities": ("cuda/conv/direct/depthwise_mma.cu", "return sum & 0x7fff7fff;",
                                          "return sum & 0x7fff;"),
     "gelu_backward_forgets_a_range": ("cuda/gelu.cu", "range < ranges;", "range < ranges - 1;"),
