@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks the convolution kernels and the gradient of GELU on purpose, one line at a time, and checks that their tests fail.
+"""Breaks CUDA kernels on purpose, one line at a time, and checks that their tests fail.
 
     tests/cuda/mutations.py WORK            # builds and runs each mutation; needs a GPU
     tests/cuda/mutations.py WORK --build    # only builds: WORK/<name> is the test program of a mutation
