@@ -5,8 +5,8 @@
 // - All views of a call are on one device. The operator has checked the shapes; a kernel checks only dtypes, and throws
 //   "<op> has no <device> kernel for <dtype>" (dispatch() in core/dtype.h) for a dtype that it does not support.
 // - Inputs may have any strides, including zero and negative ones. Outputs have no zero strides and do not overlap
-//   inputs, except that an output of unary, binary and gelu_backward may be the same view as an input. Sizes may be zero: an output
-//   without elements is not written, and an empty sum is 0.
+//   inputs, except that an output of unary, binary and gelu_backward may be the same view as an input. Sizes may be
+//   zero: an output without elements is not written, and an empty sum is 0.
 // - Outputs arrive uninitialized; the kernel writes every element.
 // - CUDA kernels are queued on the current stream of the views' device. No kernel waits for the device.
 // - Inputs with the same values, strides and alignment give the same bits, for any number of threads.

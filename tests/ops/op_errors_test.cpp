@@ -151,9 +151,13 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
       {[&] { chunk(x, 0); }, "chunk: the number of parts must be positive"},
       {[&] { one_hot(x); }, "one_hot: index must be i64"},
       {[&] { one_hot(integers({0})); }, "one_hot: an empty index"},
-      {[&] { inverted_bottleneck(floats({1, 2, 3, 3, 3}), floats({4, 2, 1, 1, 1}), {}, floats({2, 4, 3, 1, 1}), {}); },
+      {[&] {
+         inverted_bottleneck(floats({1, 2, 3, 3, 3}), floats({4, 2, 1, 1, 1}), {}, floats({2, 4, 3, 1, 1}), {});
+       },
        "inverted_bottleneck: weight2 must have the shape (out, hidden, 1, 1, 1), got [2, 4, 3, 1, 1]"},
-      {[&] { inverted_bottleneck(floats({1, 2, 3, 3, 3}), floats({4, 2, 1, 1, 1}), {}, floats({2, 3, 1, 1, 1}), {}); },
+      {[&] {
+         inverted_bottleneck(floats({1, 2, 3, 3, 3}), floats({4, 2, 1, 1, 1}), {}, floats({2, 3, 1, 1, 1}), {});
+       },
        "conv3d: "},
       {[&] { prelu(x, floats({2})); }, "prelu: weight must have one element or one per channel (C is 3), got [2]"},
       {[&] { prelu(x, integers({1})); }, "prelu: dtypes differ"},
