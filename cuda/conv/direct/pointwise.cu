@@ -100,12 +100,22 @@ __device__ void reduce_scatter(float (&sum)[kDepth][kNarrow], int part) {
   }
 }
 
+/// Loads vectors of the channels from c on, of the voxels `row`, row + kRows, and so on. Voxels from `count` on are
+/// zero.
+template <class T>
+__device__ void load_wide(PackedVector<T, kVectorWidth<T>> (&to)[kDepth], const PointwiseParams& p, const T* in,
+                          int row, int count, int c) {
+#pragma unroll
+  for (int v = 0; v < kDepth; ++v, row += kRows) to[v] = {in + row * p.wide + c, row < count && c < p.wide, T(0.0f)};
+}
+
 /// Computes narrow results from wide inputs. Launch: CTAs of kPointwiseWarps warps in a 1-D grid. Dynamic shared
 /// memory: the weights.
 template <class T, int kNarrow>
 __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow))
     pointwise_to_narrow(const __grid_constant__ PointwiseParams p) {
   constexpr int kWidth = kVectorWidth<T>, kWeightRows = pointwise_weight_rows(kNarrow);
+  constexpr bool kPrefetch = sizeof(T) == 4 && kNarrow <= 8;  // otherwise, there are too few registers
   extern __shared__ __align__(16) float weights[];
   __shared__ __align__(16) T results[kPointwiseWarps][kVoxels * kNarrow];
   load_weights<T, kNarrow>(p, weights);
@@ -117,13 +127,14 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
     const int count = static_cast<int>(min(p.voxels - first, int64_t{kVoxels}));
     const T* in = static_cast<const T*>(p.in) + first * p.wide;
     float sum[kDepth][kNarrow] = {};
+    PackedVector<T, kWidth> loaded[kDepth], next[kDepth];
+    const auto load = [&](int c) { load_wide(next, p, in, at.row, count, c); };
+    if (kPrefetch) load(at.part * kWidth);
     for (int c = at.part * kWidth; c < p.pitch; c += kLanes * kWidth) {
-      PackedVector<T, kWidth> loaded[kDepth];
+      if (!kPrefetch) load(c);
 #pragma unroll
-      for (int v = 0; v < kDepth; ++v) {
-        const int row = v * kRows + at.row;
-        loaded[v] = {in + row * p.wide + c, row < count && c < p.wide, T(0.0f)};
-      }
+      for (int v = 0; v < kDepth; ++v) loaded[v] = next[v];
+      if (kPrefetch) load(c + kLanes * kWidth);
 #pragma unroll
       for (int j = 0; j < kWidth; j += 4) {
 #pragma unroll
