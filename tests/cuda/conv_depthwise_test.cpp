@@ -103,26 +103,31 @@ TEST(ConvDepthwisePlan, TilesCoverTheOutput) {
           }
 }
 
-TEST(ConvDepthwisePlan, ComputesHalvesWithKernel5AndStride1OnTensorCores) {
+TEST(ConvDepthwisePlan, ComputesHalvesWithStride1OnTensorCores) {
   const auto on_tensor_cores = [](const ConvProblem& p) { return plan_depthwise(p)->tensor_cores; };
-  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad}) {
+  for (const ConvPass pass : kPasses) {
     EXPECT_TRUE(on_tensor_cores(planned(pass)));
     EXPECT_TRUE(on_tensor_cores(planned(pass, 5, 1, f16, 48, {1, 12, 16})));
     EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 1, bf16, 32, {64, 8, 8}))) << "most of the tile is outside";
     EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 1, bf16, 40)));
     EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 2)));
     EXPECT_FALSE(on_tensor_cores(planned(pass, 5, 1, f32)));
-    EXPECT_FALSE(on_tensor_cores(planned(pass, 3)));
+    EXPECT_TRUE(on_tensor_cores(planned(pass, 3)));
     EXPECT_FALSE(on_tensor_cores(planned(pass, 7)));
   }
-  EXPECT_FALSE(on_tensor_cores(planned(ConvPass::wgrad)));
+}
+
+TEST(ConvDepthwisePlan, BoundsTheSumsOfTensorCores) {
+  EXPECT_LE(plan_depthwise(planned(ConvPass::wgrad, 5, 1, bf16, 1024, {2000, 128, 128}))->chunk, 512);
 }
 
 TEST(ConvDepthwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
-  ConvProblem p = planned(ConvPass::wgrad, 5, 1, bf16, 64, {16});
-  const auto plan = plan_depthwise(p);
-  p.multiprocessors = 20;
-  EXPECT_EQ(plan_depthwise(p)->chunk, plan->chunk);
+  for (const int64_t kernel : {3, 5, 7}) {
+    ConvProblem p = planned(ConvPass::wgrad, kernel, 1, bf16, 64, {16});
+    const auto plan = plan_depthwise(p);
+    p.multiprocessors = 20;
+    EXPECT_EQ(plan_depthwise(p)->chunk, plan->chunk);
+  }
 }
 
 /// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
@@ -247,6 +252,32 @@ TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNLocal) {
   }
 }
 
+/// An infinite or NaN input changes only the weight gradients of the taps that read its plane.
+TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNInTheirTaps) {
+  if (!has_wgmma(0)) GTEST_SKIP() << "other kernels compute the gradient";
+  const ScopedSetting setting(GetParam().precision);
+  constexpr int64_t kChannel = 3, kDepth = 9;
+  for (const int64_t kernel : {3, 5})
+    for (const int64_t plane : {int64_t{0}, kDepth - 1})
+      for (const double value : {double{INFINITY}, -double{INFINITY}, double{NAN}}) {
+        Tensor x = ones({1, 16, kDepth, 16, 32});
+        x.select(1, kChannel).select(1, plane).select(1, 7).narrow(1, 20, 1).fill_(value);
+        const Tensor from = x.to(Device::cuda(), GetParam().dtype).contiguous(MemoryFormat::channels_last);
+        const Tensor y = ones_like(from), w = empty({16, 1, kernel, kernel, kernel}, y.options());
+        kernels(Device::cuda())
+            .conv_backward_weight(w.view_out(), from.view_in(), y.view_in(), {{1}, {kernel / 2}, {1}, 16});
+        const std::vector<double> got = w.to(Device::cpu(), f32).to_vector<double>();
+        const int64_t taps = kernel * kernel * kernel;
+        for (int64_t i = 0; i < 16 * taps; ++i) {
+          const int64_t y_plane = plane + kernel / 2 - i % taps / (kernel * kernel);
+          const bool reads = i / taps == kChannel && y_plane >= 0 && y_plane < kDepth;
+          const double sum = got[static_cast<size_t>(i)];
+          EXPECT_TRUE(reads ? sum == value || (std::isnan(sum) && std::isnan(value)) : std::isfinite(sum))
+              << "kernel " << kernel << ", plane " << plane << ", value " << value << ", element " << i;
+        }
+      }
+}
+
 /// Systematic rounding errors do not cancel in sums of positive numbers.
 TEST_P(CudaConvDepthwise, IsAccurateForPositiveNumbers) {
   const Mode& mode = GetParam();
@@ -255,8 +286,8 @@ TEST_P(CudaConvDepthwise, IsAccurateForPositiveNumbers) {
   const auto values = [&](const Shape& shape) {
     return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);
   };
-  const ConvGeometry geometry{{1}, {2}, {1}, 40};
-  const Tensor x = values({1, 40, 24, 17, 18}), w = values({40, 1, 5, 5, 5}), y = values({1, 40, 24, 17, 18});
+  const ConvGeometry geometry{{1}, {2}, {1}, 48};  // 48 channels: halves are computed on tensor cores
+  const Tensor x = values({1, 48, 24, 20, 30}), w = values({48, 1, 5, 5, 5}), y = values({1, 48, 24, 20, 30});
   const auto results = [&](Device device, DType dtype) {
     const Tensor from[] = {x.to(device, dtype), w.to(device, dtype), y.to(device, dtype)};
     const Tensors to{empty_like(from[2]), empty_like(from[0]), empty_like(from[1])};

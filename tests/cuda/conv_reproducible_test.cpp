@@ -80,7 +80,11 @@ const Case kCases[] = {
      .choice = {.small_channel = true}},
     {.kernels = "depthwise", .problem = {2, 1, 1, {40, 41, 42}, {5, 5, 5}, {{2}, {2}, {1}, 64}}},
     {.kernels = "depthwise", .problem = {2, 1, 1, {20, 21, 22}, {3, 3, 3}, {{1}, {1}, {1}, 40}}},
-    {.kernels = "depthwise", .problem = {2, 1, 1, {20, 21, 22}, {5, 5, 5}, {{1}, {2}, {1}, 48}}},
+    // Kernels on tensor cores compute the next two problems.
+    {.kernels = "depthwise", .problem = {2, 1, 1, {20, 24, 30}, {5, 5, 5}, {{1}, {2}, {1}, 48}}},
+    {.kernels = "depthwise",
+     .passes = {ConvPass::wgrad},
+     .problem = {2, 1, 1, {20, 24, 30}, {3, 3, 3}, {{1}, {1}, {1}, 48}}},
     {.kernels = "pointwise", .problem = {2, 64, 3, {40, 41, 42}, {1, 1, 1}, {}}},
     {.kernels = "groups as one", .problem = {2, 2, 2, {20, 21, 22}, {3, 3, 3}, {{1}, {1}, {1}, 32}}},
     // The plain kernels have a tile for more than 32, for at most 8, and for other numbers of output channels, each for

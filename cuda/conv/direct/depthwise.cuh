@@ -101,8 +101,26 @@ struct DepthwiseParams {
   int output_bytes = 0;  ///< bytes of an output plane in shared memory
 };
 
+/// The parameters of wgrad.
+struct DepthwiseWgradParams {
+  CUtensorMap x;
+  CUtensorMap y;
+  DepthwiseTiles tiles;
+  float* partial;  ///< [CTA tile][tap][channel]
+  int x_depth;
+  int y_depth;
+  int channels;
+  int padding[3] = {};
+  int y_stages = 0;
+  int y_bytes = 0;
+  int y_stage_bytes = 0;  ///< y_bytes, rounded up for TMA
+};
+
 /// Computes fprop or dgrad of a plan for tensor cores (depthwise_mma.cu).
 void depthwise_mma(const ConvCall& call, const DepthwisePlan& plan, const DepthwiseParams& p, const Launch& launch);
+/// Computes the partial sums of wgrad of a plan for tensor cores (depthwise_mma_wgrad.cu).
+void depthwise_mma_wgrad(const ConvCall& call, const DepthwisePlan& plan, const DepthwiseWgradParams& p,
+                         const Launch& launch);
 /// Computes the weight gradient (depthwise_wgrad.cu).
 void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch);
 

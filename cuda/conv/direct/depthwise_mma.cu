@@ -1,10 +1,10 @@
-// Fprop and dgrad of depthwise convolutions of channels-last halves with 5x5x5 kernels and stride 1: an implicit GEMM
-// per channel by mma.sync, with TMA.
+// Fprop and dgrad of depthwise convolutions of channels-last halves with kernels of 3^3 or 5^3 and stride 1: an
+// implicit GEMM per channel by mma.sync, with TMA.
 //
 // A warp computes one channel of a tile of 16 x 16 results. For the taps of one depth kd, the results at 2 rows and 4
-// columns are the product of the inputs at 6 rows and 8 columns with a banded matrix (48 x 8), whose element
-// ((y, x), (i, j)) is the tap (y - i, x - j). An m16n8k16 product covers 2 of the 6 rows. Its 16 rows are the 8 pairs
-// of rows of the tile, in columns 0 and 8 or in columns 4 and 12. A warp keeps the banded matrices of all taps in
+// columns are the product of the inputs at 6 rows (3^3: 4 rows) and 8 columns with a banded matrix, whose element
+// ((y, x), (i, j)) is the tap (y - i, x - j). An m16n8k16 product covers 2 rows. Its 16 rows are the 8 pairs of rows of
+// the tile, in columns 0 and 8 or in columns 4 and 12. A warp keeps the banded matrices of all taps in
 // registers and moves along the depth. It adds each input plane to the accumulators of all output planes to which this
 // plane contributes.
 //
@@ -13,104 +13,12 @@
 //
 // A banded matrix multiplies inputs outside of its band by zero, which would turn an infinite or NaN input into NaN
 // results that do not depend on this input. Such inputs are therefore added by FMA instructions and replaced by zeros.
-#include "cuda/conv/direct/depthwise.cuh"
+#include "cuda/conv/direct/depthwise_mma.cuh"
 
 namespace voxgrad::cuda {
 namespace {
 
-using Bytes = DepthwiseMmaShared;
-constexpr int K = 5;                                // size of the kernel along each axis
-constexpr int kTile = 16, kInputs = kTile + K - 1;  // rows and columns of results and of inputs
-constexpr int kWarps = kDepthwiseMmaChannels, kThreads = 32 * kWarps;
-
-__device__ inline void load_matrices(uint32_t (&v)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(row)
-               : "memory");
-}
-__device__ inline void load_transposed(uint32_t (&v)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(row)
-               : "memory");
-}
-__device__ inline void store_word(uint32_t address, uint32_t word) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
-/// Adds zero times a pair of halves. A half of the sum becomes NaN if the half of the pair is infinite or NaN.
-template <class T>
-__device__ void add_zero_times(uint32_t& sum, uint32_t pair) {
-  if constexpr (std::is_same_v<T, BFloat16>)
-    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
-  else
-    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
-}
-
-/// Return the offset of a row or column in an input plane of a channel. The even rows precede the odd rows. Block q of
-/// a row consists of the inputs in columns 4q to 4q + 7, so that each half of a row of results finds its inputs
-/// aligned.
-__device__ constexpr int row_offset(int row) { return (row / 2 + row % 2 * (kInputs / 2)) * Bytes::row; }
-__device__ inline int column_offset(int column) { return 2 * column + 8 * min(column / 4, 3); }
-
-/// The dynamic shared memory of a CTA: a ring of Bytes::buffers planes of each kind. The addresses are those of the
-/// shared state space.
-struct Shared {
-  uint32_t boxes;    ///< input planes, as TMA copies them
-  uint32_t outputs;  ///< output planes, as TMA copies them
-  uint32_t planes;   ///< input planes of each channel
-  uint32_t results;  ///< output planes of each channel: two halves of 8 columns, as [row][column]
-  uint32_t barriers;
-  float* weights;  ///< [channel][tap]
-
-  __device__ explicit Shared(unsigned char* begin) {
-    unsigned char* const aligned = begin + (-shared_address(begin) & (kDepthwiseMmaAlignment - 1));
-    boxes = shared_address(aligned);
-    outputs = boxes + Bytes::buffers * Bytes::box;
-    planes = outputs + Bytes::buffers * Bytes::output;
-    results = planes + Bytes::buffers * kWarps * Bytes::plane;
-    barriers = results + Bytes::buffers * kWarps * Bytes::results;
-    weights = reinterpret_cast<float*>(aligned + (barriers + Bytes::barriers - boxes));
-  }
-  __device__ static uint32_t slot(int number) { return static_cast<uint32_t>(number) % Bytes::buffers; }
-  __device__ uint32_t box(int number) const { return boxes + slot(number) * Bytes::box; }
-  __device__ uint32_t output(int number) const { return outputs + slot(number) * Bytes::output; }
-  __device__ uint32_t plane(int number) const { return planes + slot(number) * (kWarps * Bytes::plane); }
-  __device__ uint32_t result(int number) const { return results + slot(number) * (kWarps * Bytes::results); }
-  /// Barriers: all warps have completed a step, and a box has been loaded.
-  __device__ uint32_t step(int number) const { return barriers + static_cast<uint32_t>(number) % 2 * 8; }
-  __device__ uint32_t loaded(int number) const { return barriers + 16 + slot(number) * 8; }
-  /// The number of the last plane in this slot that has an infinite or NaN input.
-  __device__ uint32_t not_finite(int number) const { return barriers + 48 + slot(number) * 4; }
-};
-
-/// Transposes a box to planes. Returns whether an input that this lane copied is infinite or NaN.
-template <class T>
-__device__ bool transpose_box(uint32_t box, uint32_t planes, int warp, int lane) {
-  // A warp copies 8 channels of each eighth row. Each matrix of ldmatrix has 8 columns by 8 channels, and the fourth
-  // one is not used. TMA has exchanged the halves of some voxels (32-byte swizzle).
-  const int half = warp % 2, row = warp / 2, column = min(lane, kInputs - 1), pair = lane % 4;
-  const uint32_t from = box + static_cast<uint32_t>((row * kInputs + column) * 32 + (half + row + column / 4) % 2 * 16);
-  const uint32_t to = planes + static_cast<uint32_t>((half * 8 + lane / 4) * Bytes::plane + row_offset(row) + pair * 4);
-  // Two blocks contain the columns 4 to 15. The last store copies columns 16 to 19, and columns 4 to 7 again.
-  const uint32_t middle = to + (pair < 2 ? 24 : 40), ends = to + (pair < 2 ? 56 : 8);
-  uint32_t sum = 0, pairs[3][4];
-#pragma unroll
-  for (int i = 0; i < 3; ++i)
-    if (i < 2 || row < kInputs - 16) load_transposed(pairs[i], from + i * (8 * kInputs * 32));
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    if (i == 2 && row >= kInputs - 16) break;
-    const uint32_t last = pair < 2 ? pairs[i][2] : pairs[i][0];
-    store_word(to + i * 4 * Bytes::row, pairs[i][0]);
-    store_word(to + i * 4 * Bytes::row + 32, pairs[i][1]);
-    store_word(middle + i * 4 * Bytes::row, pairs[i][1]);
-    store_word(ends + i * 4 * Bytes::row, last);
-    for (const uint32_t word : {pairs[i][0], pairs[i][1], last}) add_zero_times<T>(sum, word);
-  }
-  return sum & 0x7fff7fff;
-}
+using namespace banded;
 
 /// Transposes a row of results of all channels to [row][column][channel], with the 32-byte swizzle.
 __device__ inline void transpose_results(uint32_t results, uint32_t output, int row, int lane) {
@@ -120,17 +28,18 @@ __device__ inline void transpose_results(uint32_t results, uint32_t output, int 
   const int column = lane / 4 ^ row / 8 * 4;  // see BandedSums::finish()
   const uint32_t to = output + static_cast<uint32_t>((row * kTile + column) * 32 + column / 4 * 16 + lane % 4 * 4);
 #pragma unroll
-  for (int m = 0; m < 4; ++m) store_word((m % 2 ? to ^ 16 : to) + m / 2 * 256, v[m]);
+  for (int m = 0; m < 4; ++m) store_shared((m % 2 ? to ^ 16 : to) + m / 2 * 256, v[m]);
 }
 
 /// The accumulators of a lane: 16 x 16 results of a warp in K output planes. Plane kd is the one to which the current
 /// input plane contributes through the taps kd. `sum` and `band` are fragments of m16n8k16 (common/mma.cuh). Column
 /// 4i + j of a product is row i of a pair of rows and column j of 4 columns. sum[kd][n] has the columns from 4n and
 /// from 4n + 8 on. band[kd][m] belongs to rows 2m and 2m + 1 of the inputs.
-template <class T>
+template <class T, int K>
 struct BandedSums {
+  static constexpr int kPairs = (K + 1) / 2;  // pairs of rows of the inputs around a block
   Accumulator sum[K][2];
-  uint32_t band[K][3][2];
+  uint32_t band[K][kPairs][2];
   const float* weights;  ///< of the channel
 
   /// Computes the banded matrices of a channel.
@@ -139,7 +48,7 @@ struct BandedSums {
 #pragma unroll
     for (int kd = 0; kd < K; ++kd)
 #pragma unroll
-      for (int i = 0; i < 6; ++i) {
+      for (int i = 0; i < 2 * kPairs; ++i) {
         float tap[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -156,18 +65,13 @@ struct BandedSums {
     const uint32_t from =
         plane + static_cast<uint32_t>(row_offset(lane / 16) + lane % 8 * Bytes::row + lane / 8 % 2 * 32);
 #pragma unroll
-    for (int m = 0; m < 3; ++m)
+    for (int m = 0; m < kPairs; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         uint32_t a[4];
         load_matrices(a, from + m * Bytes::row + n * 16);
 #pragma unroll
-        for (int kd = K - 1; kd >= 0; --kd) {
-          if constexpr (std::is_same_v<T, BFloat16>)
-            mma_bf16(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
-          else
-            mma_f16(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
-        }
+        for (int kd = K - 1; kd >= 0; --kd) multiply<T>(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
       }
   }
 
@@ -197,7 +101,7 @@ struct BandedSums {
       const uint32_t pair = load_shared(at);
       uint32_t zero = 0;
       add_zero_times<T>(zero, pair);
-      store_word(at, (zero & 0xffff ? 0 : pair & 0xffff) | (zero >> 16 ? 0 : pair & 0xffff0000));
+      store_shared(at, (zero & 0xffff ? 0 : pair & 0xffff) | (zero >> 16 ? 0 : pair & 0xffff0000));
     }
     __syncwarp();
   }
@@ -211,8 +115,8 @@ struct BandedSums {
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        store_word((n ? to ^ 8 : to) + i * (kTile * 16),
-                   round_pair<T>(sum[K - 1][n][2 * i] + bias, sum[K - 1][n][2 * i + 1] + bias, floor));
+        store_shared((n ? to ^ 8 : to) + i * (kTile * 16),
+                     round_pair<T>(sum[K - 1][n][2 * i] + bias, sum[K - 1][n][2 * i + 1] + bias, floor));
   }
   __device__ void advance() {
 #pragma unroll
@@ -225,7 +129,8 @@ struct BandedSums {
 };
 
 /// Copies the weights of the CTA's channels to shared memory, as [channel][tap].
-__device__ inline void load_weights(const DepthwiseParams& p, int first_channel, float* weights) {
+template <int K>
+__device__ void load_weights(const DepthwiseParams& p, int first_channel, float* weights) {
   constexpr int kTaps = K * K * K;
   for (int i = static_cast<int>(threadIdx.x); i < kTaps * kWarps; i += kThreads) {
     const int tap = i / kWarps, channel = i % kWarps;
@@ -234,38 +139,24 @@ __device__ inline void load_weights(const DepthwiseParams& p, int first_channel,
   }
 }
 
-/// The planes of a CTA tile, and the steps of a warp. Input plane number 0 is the first one; planes before the volume
-/// are skipped. Step s transposes input plane s, adds plane s - 2, and transposes the results that plane s - 4
-/// completed. At the beginning of a step, all warps have completed the step before the previous one. A warp thus waits
-/// for another one only if it is a whole step ahead.
-struct Steps {
+/// The planes of a CTA tile. Input plane number 0 is the first one; planes before the volume are skipped. Step s also
+/// transposes the results that plane s - 4 completed.
+template <int K>
+struct FpropSteps : Steps {
   const DepthwiseParams& p;
-  const Shared& shared;
   const DepthwiseTile tile;
-  const int warp;
-  const int lane;
   int first;   ///< position of plane 0 along the depth
   int head;    ///< number of the input plane that completes the first output plane
   int planes;  ///< number of input planes
 
-  __device__ Steps(const DepthwiseParams& params, const Shared& memory, int warp_index)
-      : p(params), shared(memory), tile(params.tiles), warp(warp_index), lane(static_cast<int>(threadIdx.x) % 32) {
+  __device__ FpropSteps(const DepthwiseParams& params, const Shared& memory, int warp_index)
+      : Steps{memory, warp_index, static_cast<int>(threadIdx.x) % 32}, p(params), tile(params.tiles) {
     const int begin = tile.begin[0] - p.padding[0];
     first = max(begin, min(0, begin + K - 1));
     head = K - 1 - (first - begin);
     planes = min(p.tiles.chunk, p.out_depth - tile.begin[0]) + head;
   }
 
-  /// Initializes the barriers and loads the first planes. One thread calls this function.
-  __device__ void start() const {
-    for (int i = 0; i < 2; ++i) init_barrier(shared.step(i), kWarps);
-    for (int i = 0; i < Bytes::buffers; ++i) {
-      init_barrier(shared.loaded(i), 1);
-      store_word(shared.not_finite(i), static_cast<uint32_t>(-1));
-    }
-    fence_barrier_init();
-    for (int i = 0; i < Bytes::buffers; ++i) load(i);
-  }
   /// Begins to load an input plane, if it exists.
   __device__ void load(int number) const {
     if (number >= planes) return;
@@ -281,21 +172,18 @@ struct Steps {
     bulk_store_commit();
   }
 
-  /// Waits for the other warps. The last warp, which has fewer rows to transpose, loads and stores planes.
   __device__ void begin(int step) const {
-    if (step < 2) return;
-    wait_barrier(shared.step(step), step / 2 - 1);
-    if (warp < kWarps - 1 || lane > 0) return;
-    load(step - 2 + Bytes::buffers);
+    if (!Steps::begin(step)) return;
+    load(step + 2);
     store(step - 6);
   }
   /// Transposes this warp's part of the planes.
   template <class T>
   __device__ void transpose(int step) const {
     if (step < planes) {
-      wait_barrier(shared.loaded(step), static_cast<int>(static_cast<uint32_t>(step) / Bytes::buffers));
+      wait_loaded(step);
       if (transpose_box<T>(shared.box(step), shared.plane(step), warp, lane))
-        store_word(shared.not_finite(step), static_cast<uint32_t>(step));
+        store_shared(shared.not_finite(step), static_cast<uint32_t>(step));
     }
     if (const int done = step - 4; done >= head) {
       transpose_results(shared.result(done), shared.output(done), warp, lane);
@@ -304,30 +192,30 @@ struct Steps {
   }
   __device__ void end(int step) const {
     if (warp == kWarps - 1) bulk_store_wait<0>();  // TMA has read the output plane before a warp overwrites it
-    __syncwarp();
-    if (lane == 0) arrive(shared.step(step));
+    Steps::end(step);
   }
 };
 
 /// Launch: one CTA per CTA tile and 16 channels in a 1-D grid, one warp per channel. Dynamic shared memory:
 /// DepthwiseMmaShared.
-template <class T>
+template <class T, int K>
 __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_constant__ DepthwiseParams p) {
   extern __shared__ unsigned char dynamic_shared[];
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const Shared shared(dynamic_shared);
-  const Steps steps(p, shared, warp);
+  const FpropSteps<K> steps(p, shared, warp);
   const int planes = steps.planes, channel = steps.tile.channel;
-  if (threadIdx.x == 0) steps.start();
-  load_weights(p, channel, shared.weights);
+  if (threadIdx.x == 0) steps.start([&](int number) { steps.load(number); });
+  load_weights<K>(p, channel, shared.weights);
   __syncthreads();
 
   const float bias = p.bias ? convert<float>(static_cast<const T*>(p.bias)[(channel + warp) * p.bias_stride]) : 0.0f;
-  BandedSums<T> sums(shared.weights + warp * K * K * K);
+  BandedSums<T, K> sums(shared.weights + warp * K * K * K);
   int step = 0;
 #pragma unroll 1
   for (; step < 2; ++step) {
-    steps.transpose<T>(step);
+    steps.begin(step);
+    steps.template transpose<T>(step);
     steps.end(step);
   }
   // Half of the warps begin with the products, so that the tensor cores are not idle while the other warps transpose.
@@ -335,20 +223,20 @@ __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_consta
 #pragma unroll 1
   for (; step < planes + 2; ++step) {
     steps.begin(step);
-    if (!products_first) steps.transpose<T>(step);
+    if (!products_first) steps.template transpose<T>(step);
     const int number = step - 2;
     const uint32_t plane = shared.plane(number) + warp * Bytes::plane;
     if (load_shared(shared.not_finite(number)) == static_cast<uint32_t>(number)) sums.extract_not_finite(plane);
     sums.add(plane);
     if (number >= steps.head) sums.finish(shared.result(number) + warp * Bytes::results, bias, p.floor);
     sums.advance();
-    if (products_first) steps.transpose<T>(step);
+    if (products_first) steps.template transpose<T>(step);
     steps.end(step);
   }
 #pragma unroll 1
   for (; step < planes + 6; ++step) {
     steps.begin(step);
-    if (step < planes + 4) steps.transpose<T>(step);
+    if (step < planes + 4) steps.template transpose<T>(step);
     steps.end(step);
   }
 }
@@ -357,8 +245,10 @@ __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_consta
 
 void depthwise_mma(const ConvCall& call, const DepthwisePlan& plan, const DepthwiseParams& p, const Launch& launch) {
   dispatch_cuda(Types<BFloat16, Float16>(), call.out.dtype, call.op, [&]<class T>() {
-    launch_with_shared(depthwise_mma<T>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes, launch.stream,
-                       p);
+    with_width<3, 5>(plan.kernel, [&]<int K>() {
+      launch_with_shared(depthwise_mma<T, K>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes,
+                         launch.stream, p);
+    });
   });
   check_launch(call.op);
 }

@@ -14,21 +14,6 @@ namespace {
 
 constexpr int kRows = kDepthwisePatch, kChannels = kDepthwiseChannels;
 
-/// The parameters of depthwise_wgrad().
-struct DepthwiseWgradParams {
-  CUtensorMap x;
-  CUtensorMap y;
-  DepthwiseTiles tiles;
-  float* partial;  ///< [CTA tile][tap][channel]
-  int x_depth;
-  int y_depth;
-  int channels;
-  int padding[3] = {};
-  int y_stages = 0;
-  int y_bytes = 0;
-  int y_stage_bytes = 0;  ///< y_bytes, rounded up for TMA
-};
-
 /// The constants and the products of one kernel size and stride.
 template <class T, int K, int S>
 struct WgradKernel {
@@ -204,8 +189,11 @@ void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const Dep
                                .elements = taps * w.size[0],
                                .ranges = plan.ctas / plan.channel_blocks};
   with_depthwise_kernel(w.dtype, plan, [&]<class T, int K, int S>() {
-    launch_with_shared(depthwise_wgrad<T, K, S>, static_cast<unsigned>(plan.ctas),
-                       32 * K * plan.patches[0] * plan.patches[1], plan.shared_bytes, launch.stream, p);
+    if (plan.tensor_cores)
+      depthwise_mma_wgrad(call, plan, p, launch);
+    else
+      launch_with_shared(depthwise_wgrad<T, K, S>, static_cast<unsigned>(plan.ctas),
+                         32 * K * plan.patches[0] * plan.patches[1], plan.shared_bytes, launch.stream, p);
     check_launch(call.op);
     reduce_ranges<T>(sum, launch.stream);
   });

@@ -90,13 +90,12 @@ void choose_chunk(const ConvProblem& p, DepthwisePlan& plan) {
   plan.ctas = planes * plan.tiles[0];
 }
 
-/// Chooses tensor cores for fprop and dgrad of halves with kernel size 5 and stride 1, unless more than half of the
-/// results of the tiles lie outside of the output. Returns whether the plan is complete. Other kernel sizes are quicker
-/// on CUDA cores: 3^3 has few products for each input that must be transposed, and the matrices of 7^3 do not fit into
+/// Chooses tensor cores for halves with kernel size 3 or 5 and stride 1, unless more than half of the positions of the
+/// tiles lie outside of the output. Returns whether the plan is complete. The matrices of 7^3 do not fit into
 /// registers.
 bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
-  if (p.pass == ConvPass::wgrad || item_size(p.dtype) != 2 || plan.stride != 1 || plan.kernel != 5 ||
-      p.groups % kDepthwiseMmaChannels != 0)
+  const bool wgrad = p.pass == ConvPass::wgrad;
+  if (plan.kernel == 7 || item_size(p.dtype) != 2 || plan.stride != 1 || p.groups % kDepthwiseMmaChannels != 0)
     return false;
   int64_t covered = 1;
   for (int a = 0; a < 2; ++a) {
@@ -107,16 +106,17 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
   if (covered > 2 * p.out_size[1] * p.out_size[2]) return false;
   plan.tensor_cores = true;
   plan.channels = kDepthwiseMmaChannels;
-  plan.box = {20, 20};
+  plan.box = {20, 20};  // also for 3^3, which ignores the last two rows and columns
   plan.stages = DepthwiseMmaShared::buffers;
   plan.shared_bytes = DepthwiseMmaShared::bytes + kDepthwiseMmaAlignment;
   plan.channel_blocks = p.groups / plan.channels;
   // One CTA fits on an SM. A CTA also reads kernel - 1 planes of the halo, and starts in about the time of three
-  // planes.
+  // planes. The sums of wgrad must not depend on the GPU. For each plane, wgrad adds 32 products to an accumulator.
+  const int64_t sms = wgrad ? kMultiprocessors : p.multiprocessors;
   const int64_t depth = p.out_size[0], columns = p.batch * plan.channel_blocks * plan.tiles[1] * plan.tiles[2];
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int64_t parts = 1; parts <= depth; ++parts) {
-    const int64_t chunk = divide_up(depth, parts), rounds = divide_up(columns * parts, int64_t{p.multiprocessors});
+  for (int64_t parts = wgrad ? divide_up(depth, int64_t{most_voxels(p) / 32}) : 1; parts <= depth; ++parts) {
+    const int64_t chunk = divide_up(depth, parts), rounds = divide_up(columns * parts, sms);
     if (const int64_t time = rounds * (chunk + plan.kernel + 2); time < least) {
       least = time;
       plan.chunk = chunk;

@@ -1,9 +1,9 @@
 // Plans of depthwise convolutions (one input channel and one output channel per group) of channels-last tensors, for
-// the kernels depthwise.cu and depthwise_mma.cu (fprop and dgrad) and depthwise_wgrad.cu.
+// the kernels depthwise.cu and depthwise_mma.cu (fprop and dgrad) and depthwise_wgrad.cu and depthwise_mma_wgrad.cu.
 //
 // TMA copies the input planes with their halo to a ring of stages in shared memory, and a CTA moves along the depth. On
 // CUDA cores, which compute in float32 for every dtype, a lane computes one channel and a warp computes a patch of a
-// plane. On tensor cores (depthwise_mma.cu), a warp computes one channel of a plane.
+// plane. On tensor cores (depthwise_mma*.cu), a warp computes one channel of a plane.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ inline constexpr int kDepthwiseMmaChannels = 16;
 inline constexpr int kDepthwisePatch = 4;
 /// Alignment of a box in shared memory, in bytes.
 inline constexpr int kDepthwiseAlignment = 128;
-/// Alignment of the boxes of depthwise_mma(), which are swizzled.
+/// Alignment of the boxes of the kernels on tensor cores, which are swizzled.
 inline constexpr int kDepthwiseMmaAlignment = 256;
 /// Returns the bytes of a box of this many rows and columns.
 constexpr int depthwise_box_bytes(const std::array<int, 2>& box, int channels, DType dtype) {
@@ -32,17 +32,17 @@ constexpr int depthwise_wgrad_columns(int kernel, int stride) { return kernel ==
 /// Returns the patches of a CTA of wgrad. One warp per tap along the depth computes each patch.
 constexpr int depthwise_wgrad_patches(int kernel) { return kernel == 7 ? 2 : 4; }
 
-/// Shared memory of depthwise_mma(), in bytes. A plane is that of one channel. 16 bytes times an odd number are from
-/// one plane to the next, so that eight planes occupy different banks.
+/// Shared memory of the kernels on tensor cores, in bytes. A plane is that of one channel. 16 bytes times an odd number
+/// are from one plane to the next, so that eight planes occupy different banks.
 struct DepthwiseMmaShared {
   static constexpr int buffers = 4;                                   ///< number of planes of each kind
   static constexpr int box = 20 * 20 * kDepthwiseMmaChannels * 2;     ///< an input plane, as TMA copies it
-  static constexpr int output = 16 * 16 * kDepthwiseMmaChannels * 2;  ///< an output plane, as TMA copies it
+  static constexpr int output = 16 * 16 * kDepthwiseMmaChannels * 2;  ///< an output plane or plane of y, likewise
   static constexpr int row = 80;                                      ///< a row of an input plane of a channel
   static constexpr int plane = 20 * row + 16;                         ///< an input plane of a channel
-  static constexpr int results = 16 * 32 + 16;                        ///< an output plane of a channel
+  static constexpr int results = 16 * 32 + 16;                        ///< an output plane or a plane of y of a channel
   static constexpr int barriers = 64;                                 ///< barriers and flags
-  static constexpr int weights = 125 * kDepthwiseMmaChannels * 4;     ///< the weights of all channels in float
+  static constexpr int weights = 125 * kDepthwiseMmaChannels * 4;     ///< weights of all channels, or sums of wgrad
   static constexpr int bytes =
       buffers * (box + output + kDepthwiseMmaChannels * (plane + results)) + barriers + weights;
 };
@@ -52,7 +52,7 @@ struct DepthwisePlan {
   int kernel{};                    ///< size along each axis: 3, 5 or 7
   int stride{};                    ///< along each axis: 1 or 2
   bool transposed{};               ///< dgrad with a stride; dgrad with stride 1 is computed as fprop
-  bool tensor_cores{};             ///< computed by depthwise_mma()
+  bool tensor_cores{};             ///< computed by depthwise_mma() or depthwise_mma_wgrad()
   int channels{};                  ///< channels of a CTA
   std::array<int, 2> patches{};    ///< patches of a CTA along height and width, one per warp; on CUDA cores only
   std::array<int, 2> tile{};       ///< positions of a CTA tile along height and width
