@@ -112,7 +112,12 @@ template <class T>
 void backward(const View& y, const View& dx, const View& sums, const View& dy, const View& x) {
   const Launch launch(x);
   const int64_t channels = x.size[1];
-  GeluProblem p{.x = x.data, .dy = dy.data, .y = y.data, .dx = dx.data, .rows = x.size[0] * x.size[2]};
+  GeluProblem p{};
+  p.x = x.data;
+  p.dy = dy.data;
+  p.y = y.data;
+  p.dx = dx.data;
+  p.rows = x.size[0] * x.size[2];
   p.vectors = static_cast<int>(channels / kVectorWidth<T>);
   const int columns = divide_up(p.vectors, divide_up(p.vectors, 64));
   p.layout = {columns, kBlock / columns, true};
