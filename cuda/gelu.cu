@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kBlock, 2) gelu_backward_kernel(const __grid_c
                                gradient);
           y.v[j] = convert<T>(value);
           dx.v[j] = convert<T>(gradient);
-          sum[j] += gradient;
+          sum[j] += convert<compute_t<T>>(dx.v[j]);
         }
         if (row + u * step >= end) continue;
         const int64_t at = ((row + u * step) * p.vectors + column) * kWidth;
