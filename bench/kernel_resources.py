@@ -6,7 +6,7 @@
 BUILD is a build folder with compile_commands.json. The script compiles the sources that match the regular expression
 PATTERN (default: the convolutions) and discards the output. If an object in BUILD has not changed since the last call,
 the script repeats the results that it stored in BUILD/kernel_resources.json. It exits with 1 if a kernel spills more
-than BYTES (default: 96), or if ptxas serializes the wgmma instructions of a kernel.
+than BYTES (default: 64), or if ptxas serializes the wgmma instructions of a kernel.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def main():
                         help="regular expression for the paths of the sources (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
                         help="number of compilers that run at the same time (default: number of CPUs)")
-    parser.add_argument("--max-spilled", type=int, default=96, metavar="BYTES",
+    parser.add_argument("--max-spilled", type=int, default=64, metavar="BYTES",
                         help="maximum bytes that a kernel may spill (default: %(default)s)")
     options = parser.parse_args()
     entries = [e for e in json.loads((options.build / "compile_commands.json").read_text())
