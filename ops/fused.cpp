@@ -43,11 +43,13 @@ Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& ad
 }
 
 /// Returns the gradients of `hidden`, bias1, weight and bias, where `grad` is the gradient of
-/// conv3d(gelu(hidden), weight, bias). `hidden` (N, H, D, H, W) already includes bias1 (H).
+/// conv3d(gelu(hidden), weight, bias). `hidden` (N, E, D, H, W) already includes bias1 (E).
 Tensors bottleneck_gradients(const Tensor& grad, const Tensor& hidden, const Tensor& bias1, const Tensor& weight,
                              const Tensor& bias) {
-  const Tensors inputs{hidden, bias1, weight, bias};
-  if (grad_enabled()) return recorded_gradients(conv3d(gelu(record_added(hidden, bias1)), weight, bias), inputs, grad);
+  if (grad_enabled()) {
+    const auto composed = [](const Tensors& t) { return conv3d(gelu(record_added(t[0], t[1])), t[2], t[3]); };
+    return recorded_gradients(composed, {hidden, bias1, weight, bias}, grad);
+  }
   // The kernel replaces the gradient of GELU's result by the gradient of `hidden`.
   const Tensor dx =
       convolve(true, grad, weight, {}, spatial_size(hidden), {}).contiguous(hidden.suggest_memory_format());

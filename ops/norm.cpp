@@ -28,10 +28,19 @@ Tensor record_added(const Tensor& x, const Tensor& added) {
                 });
 }
 
-Tensors recorded_gradients(const Tensor& output, const Tensors& inputs, const Tensor& grad_output) {
-  Tensors active, grads(inputs.size());
-  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(active), needs_gradient);
-  const Tensors found = grad({output}, active, {grad_output}, false, true, true);
+Tensors recorded_gradients(const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs,
+                           const Tensor& grad_output) {
+  // Differentiate with respect to new tensors. Otherwise, two inputs that are the same tensor would both get the sum of
+  // their gradients, an input would also get the gradients of inputs that depend on it, and hooks would be called
+  // twice.
+  Tensors own, active, grads(inputs.size());
+  for (const Tensor& input : inputs) {
+    own.push_back(!needs_gradient(input) ? input : record("identity", input.detach(), {input}, [](const Tensor& g) {
+      return Tensors{g};
+    }));
+    if (needs_gradient(input)) active.push_back(own.back());
+  }
+  const Tensors found = grad({function(own)}, active, {grad_output}, false, true, true);
   for (size_t i = 0, k = 0; i < inputs.size(); ++i)
     if (needs_gradient(inputs[i])) grads[i] = found[k++];
   return grads;
@@ -59,15 +68,17 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& saved, const Tensor
   const DType dtype = widened(saved.dtype());
   const Dims axes = r.groups[0] == n ? Dims{2} : Dims{0, 2};
   const auto per_channel = [&](const Tensor& t) { return reshape(t.to(dtype), {c, 1}); };
-  const Tensor x = activation(r.activations.before, record_added(saved, added).to(dtype));
-  const Tensor values = reshape(x, {n, r.groups[1], saved.numel() / (n * r.groups[1])});
-  const Tensor centered = values - mean(values, axes, true);
-  const Tensor normal = centered * rsqrt(mean(centered * centered, axes, true) + r.eps);
-  Tensor u = reshape(normal, {n, c, saved.numel() / (n * c)});
-  if (weight.defined()) u = u * per_channel(weight);
-  if (bias.defined()) u = u + per_channel(bias);
-  const Tensor y = reshape(activation(r.activations.after, u), saved.shape()).to(saved.dtype());
-  return recorded_gradients(y, {saved, weight, bias, added}, grad);
+  const auto composed = [&](const Tensors& inputs) {
+    const Tensor x = activation(r.activations.before, record_added(inputs[0], inputs[3]).to(dtype));
+    const Tensor values = reshape(x, {n, r.groups[1], saved.numel() / (n * r.groups[1])});
+    const Tensor centered = values - mean(values, axes, true);
+    const Tensor normal = centered * rsqrt(mean(centered * centered, axes, true) + r.eps);
+    Tensor u = reshape(normal, {n, c, saved.numel() / (n * c)});
+    if (weight.defined()) u = u * per_channel(inputs[1]);
+    if (bias.defined()) u = u + per_channel(inputs[2]);
+    return reshape(activation(r.activations.after, u), saved.shape()).to(saved.dtype());
+  };
+  return recorded_gradients(composed, {saved, weight, bias, added}, grad);
 }
 
 /// Two values per group, gathered from all ranks, and the number of elements of a group on each rank, in f64.

@@ -4,6 +4,8 @@
 // to ops/.
 #pragma once
 
+#include <functional>
+
 #include "../activation.h"
 #include "../conv.h"
 #include "../norm.h"
@@ -20,8 +22,10 @@ Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias
 
 /// Records that the bias `added` (C) was already added to the elements of x. Returns x if `added` needs no gradient.
 Tensor record_added(const Tensor& x, const Tensor& added);
-/// Returns the gradients of the inputs that require grad. The gradients are differentiable.
-Tensors recorded_gradients(const Tensor& output, const Tensors& inputs, const Tensor& grad_output);
+/// Returns the gradients of the inputs that require grad, where `grad_output` is the gradient of function(inputs). The
+/// gradients are differentiable. Other elements of the result are undefined.
+Tensors recorded_gradients(const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs,
+                           const Tensor& grad_output);
 
 /// Computes a group, instance or batch norm with activations before and after the norm, and records all operations.
 /// `added` is undefined or a bias (C) whose addition to x was not recorded; this function records the addition, too.

@@ -7,6 +7,7 @@
 #include "core/autograd.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
+#include "ops/fused.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
 #include "ops/shape.h"
@@ -260,6 +261,24 @@ TEST(RMSNorm, DefaultEpsilonDependsOnDtype) {
       EXPECT_EQ(rms_norm(x, {8}).dtype(), dtype);
       EXPECT_EQ(rms_norm(x, {8}, ones({8}, {f32, device}).to(dtype == f64 ? f64 : f32)).dtype(), dtype);
     }
+}
+
+// create_graph = true selects the composed operators, which must not count the gradient of a shared or dependent
+// parameter, or call its hook, twice.
+TEST(FusedOperators, RecordedGradientsOfDependentParametersMatchTheKernels) {
+  const Tensor x = randn({2, 4, 2, 3, 2}, {f64}), first = randn({4, 4, 1, 1, 1}, {f64}).requires_grad_();
+  const Tensor p = randn({4}, {f64}).requires_grad_(), second = p.reshape({4, 1, 1, 1, 1}).expand({4, 4, 1, 1, 1});
+  int calls = 0;
+  const HookHandle hook = p.register_hook([&](const Tensor& g) {
+    ++calls;
+    return g * 2.0;
+  });
+  for (const Tensor& y : {group_norm(x, 2, p, p), inverted_bottleneck(x, first, p, second, p)}) {
+    const Tensor dy = randn(y.shape(), {f64});
+    const Tensor want = grad({y}, {p}, {dy}, true)[0], got = grad({y}, {p}, {dy}, false, true)[0];
+    EXPECT_TRUE(close(got.detach(), want, 1e-10, 1e-10));
+  }
+  EXPECT_EQ(calls, 4);
 }
 
 // Training updates the running mean and the running unbiased variance in place. Evaluation, an empty batch and invalid
