@@ -23,10 +23,11 @@ struct NormActivation {
 Tensor norm_activation(const Tensor& x, const NormActivation& operations);
 
 /// Computes conv3d(gelu(conv3d(x, weight1, bias1)), weight2, bias2), the inverted bottleneck of MedNeXt and ConvNeXt.
-/// The shapes are (N, C, D, H, W) for x, (H, C, 1, 1, 1) for weight1 and (O, H, 1, 1, 1) for weight2; bias1 (H) and
+/// The shapes are (N, C, D, H, W) for x, (E, C, 1, 1, 1) for weight1 and (O, E, 1, 1, 1) for weight2; bias1 (E) and
 /// bias2 (O) may be undefined. The backward pass needs x and the result of the first convolution. It computes GELU
-/// again together with the gradient of GELU and the gradient of bias1. Throws Error like conv3d, and if weight2 has
-/// another kernel size.
+/// again together with the gradient of GELU and the gradient of bias1. If x has no batch axis or ranks share the volume
+/// (ops/spatial.h), the result is that of the separate functions, which also keep the result of GELU. Throws Error like
+/// conv3d, and if weight2 has another kernel size.
 Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
                            const Tensor& bias2);
 

@@ -106,8 +106,8 @@ struct BandedSums {
     __syncwarp();
   }
 
-  /// Writes the results of the last plane, which is complete, to `results`, and moves the other planes on. The first
-  /// and last 4 columns of 8 are exchanged in rows 8 to 15, so that the lanes store to different banks.
+  /// Writes the results of the last plane, which is complete, to `results`. The first and last 4 columns of 8 are
+  /// exchanged in rows 8 to 15, so that the lanes store to different banks.
   __device__ void finish(uint32_t results, float bias, float floor) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t to = results + static_cast<uint32_t>(lane / 2 * 16 + lane / 16 * 8 + lane % 2 * 4);
@@ -118,6 +118,7 @@ struct BandedSums {
         store_shared((n ? to ^ 8 : to) + i * (kTile * 16),
                      round_pair<T>(sum[K - 1][n][2 * i] + bias, sum[K - 1][n][2 * i + 1] + bias, floor));
   }
+  /// Moves the accumulators on to the next input plane.
   __device__ void advance() {
 #pragma unroll
     for (int kd = K - 1; kd >= 0; --kd)
