@@ -50,13 +50,18 @@ Tensors bottleneck_gradients(const Tensor& grad, const Tensor& hidden, const Ten
     const auto composed = [](const Tensors& t) { return conv3d(gelu(record_added(t[0], t[1])), t[2], t[3]); };
     return recorded_gradients(composed, {hidden, bias1, weight, bias}, grad);
   }
-  // The kernel replaces the gradient of GELU's result by the gradient of `hidden`.
-  const Tensor dx =
-      convolve(true, grad, weight, {}, spatial_size(hidden), {}).contiguous(hidden.suggest_memory_format());
-  const Tensor y = empty_like(hidden), sums = empty({hidden.size(1)}, hidden.options());
-  kernels(hidden.device())
-      .gelu_backward(as_rows(hidden, y.view_out()), as_rows(hidden, dx.view_out()), sums.view_out(),
-                     as_rows(hidden, dx.view_in()), as_rows(hidden, hidden.view_in()));
+  Tensor y, dx, sums;
+  if (needs_gradient(hidden) || needs_gradient(bias1)) {
+    // The kernel replaces the gradient of GELU's result by the gradient of `hidden`.
+    dx = convolve(true, grad, weight, {}, spatial_size(hidden), {}).contiguous(hidden.suggest_memory_format());
+    y = empty_like(hidden);
+    sums = empty({hidden.size(1)}, hidden.options());
+    kernels(hidden.device())
+        .gelu_backward(as_rows(hidden, y.view_out()), as_rows(hidden, dx.view_out()), sums.view_out(),
+                       as_rows(hidden, dx.view_in()), as_rows(hidden, hidden.view_in()));
+  } else if (needs_gradient(weight)) {
+    y = gelu(hidden);
+  }
   const auto needed = [&](const Tensor& input, auto&& gradient) {
     return needs_gradient(input) ? gradient() : Tensor();
   };
@@ -76,9 +81,11 @@ Tensor norm_activation(const Tensor& x, const NormActivation& operations) {
 Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
                            const Tensor& bias2) {
   constexpr const char* kOp = "inverted_bottleneck";
-  check_defined(kOp, "weight2", weight2);
-  check(weight2.dim() == 5 && spatial_size(weight2) == Triple{1}, kOp,
-        "weight2 must have the shape (out, hidden, 1, 1, 1), got ", weight2.shape());
+  for (const auto& [name, weight] : {Operand{"weight1", weight1}, Operand{"weight2", weight2}}) {
+    check_defined(kOp, name, weight);
+    check(weight.dim() == 5 && spatial_size(weight) == Triple{1}, kOp, name,
+          " must have the shape (out, in, 1, 1, 1), got ", weight.shape());
+  }
   const bool batched = x.defined() && x.dim() == 5 && is_floating(x.dtype()) && !sharing_ranks(5);
   if (!batched) return conv3d(gelu(conv3d(x, weight1, bias1)), weight2, bias2);
   const Tensor hidden = unrecorded_conv(x, weight1, bias1, ConvOptions<3>(), false);

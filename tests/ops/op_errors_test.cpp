@@ -154,7 +154,7 @@ TEST(OpErrors, ShapeOpsRejectInvalidShapesAndIndices) {
       {[&] {
          inverted_bottleneck(floats({1, 2, 3, 3, 3}), floats({4, 2, 1, 1, 1}), {}, floats({2, 4, 3, 1, 1}), {});
        },
-       "inverted_bottleneck: weight2 must have the shape (out, hidden, 1, 1, 1), got [2, 4, 3, 1, 1]"},
+       "inverted_bottleneck: weight2 must have the shape (out, in, 1, 1, 1), got [2, 4, 3, 1, 1]"},
       {[&] {
          inverted_bottleneck(floats({1, 2, 3, 3, 3}), floats({4, 2, 1, 1, 1}), {}, floats({2, 3, 1, 1, 1}), {});
        },

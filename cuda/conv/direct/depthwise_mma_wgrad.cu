@@ -5,9 +5,10 @@
 // plane of x and one plane of y, the warp multiplies the inputs around each block (6 x 8 rows of a matrix, one column
 // per block) by the block's elements of y (2 x 4 columns, one row per block). The element ((r, c), (i, j)) of the
 // product is part of the sum of the tap (r - i, c - j). An element without such a tap is not used, so infinities do not
-// spread to other taps. All sums stay in registers while the warp moves along the depth. The warp multiplies each plane
-// of x by the K planes of y to which this plane contributes. At the end, it adds up the 8 elements of each tap and
-// stores partial sums, which wgrad_reduce() adds.
+// spread to other taps. Along height and width, zeros outside of the tensors are multiplied, too, as on CUDA cores. All
+// sums stay in registers while the warp moves along the depth. The warp multiplies each plane of x by the K planes of y
+// to which this plane contributes. At the end, it adds up the 8 elements of each tap and stores partial sums, which
+// wgrad_reduce() adds.
 #include "cuda/conv/direct/depthwise_mma.cuh"
 
 namespace voxgrad::cuda {
