@@ -281,6 +281,23 @@ TEST(FusedOperators, RecordedGradientsOfDependentParametersMatchTheKernels) {
   EXPECT_EQ(calls, 4);
 }
 
+TEST(FusedOperators, InvertedBottleneckSupportsFrozenInputs) {
+  for (const Device device : devices())
+    for (int mask = 1; mask < 32; ++mask) {
+      Tensors t{randn({2, 3, 2, 3, 2}, {f64}), randn({8, 3, 1, 1, 1}, {f64}), randn({8}, {f64}),
+                randn({2, 8, 1, 1, 1}, {f64}), randn({2}, {f64})};
+      Tensors active;
+      for (size_t i = 0; i < t.size(); ++i) {
+        t[i] = t[i].to(device).requires_grad_(mask >> i & 1);
+        if (mask >> i & 1) active.push_back(t[i]);
+      }
+      const Tensor composed = conv3d(gelu(conv3d(t[0], t[1], t[2])), t[3], t[4]), dy = randn_like(composed);
+      const Tensors want = grad({composed}, active, {dy}),
+                    got = grad({inverted_bottleneck(t[0], t[1], t[2], t[3], t[4])}, active, {dy});
+      for (size_t i = 0; i < active.size(); ++i) EXPECT_TRUE(close(got[i], want[i], 1e-10, 1e-10)) << mask << ' ' << i;
+    }
+}
+
 // Training updates the running mean and the running unbiased variance in place. Evaluation, an empty batch and invalid
 // calls do not change them.
 TEST(BatchNorm, OnlyTrainingUpdatesRunningStatistics) {
