@@ -27,7 +27,7 @@ Tensor norm_activation(const Tensor& x, const NormActivation& operations);
 /// bias2 (O) may be undefined. The backward pass needs x and the result of the first convolution. It computes GELU
 /// again together with the gradient of GELU and the gradient of bias1. If x has no batch axis or ranks share the volume
 /// (ops/spatial.h), the result is that of the separate functions, which also keep the result of GELU. Throws Error like
-/// conv3d, and if weight2 has another kernel size.
+/// conv3d, and if a weight has another kernel size.
 Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
                            const Tensor& bias2);
 
