@@ -26,6 +26,7 @@ struct Case {
   Problem problem;
   ConvChoice choice{};
   bool only_floats = false;  ///< the kernels do not support bf16 and f16
+  bool highest = true;       ///< the kernels support f32 in the precision `highest`
   bool wgmma = true;         ///< the kernels need an sm_90a GPU
 };
 
@@ -85,6 +86,11 @@ const Case kCases[] = {
     {.kernels = "depthwise",
      .passes = {ConvPass::wgrad},
      .problem = {2, 1, 1, {20, 24, 30}, {3, 3, 3}, {{1}, {1}, {1}, 48}}},
+    {.kernels = "few input channels",
+     .passes = {ConvPass::fprop, ConvPass::wgrad},
+     .problem = {2, 2, 32, {40, 41, 42}, {5, 5, 5}, {{2}, {2}, {1}, 1}},
+     .highest = false,
+     .wgmma = false},
     {.kernels = "pointwise", .problem = {2, 64, 3, {40, 41, 42}, {1, 1, 1}, {}}},
     {.kernels = "groups as one", .problem = {2, 2, 2, {20, 21, 22}, {3, 3, 3}, {{1}, {1}, {1}, 32}}},
     // The plain kernels have a tile for more than 32, for at most 8, and for other numbers of output channels, each for
@@ -164,6 +170,7 @@ constexpr Mode kAllModes[] = {kModes[0], kModes[1], kModes[2], kModes[3], {DType
 
 bool is_supported(const Case& of, const Mode& mode) {
   if (of.only_floats && mode.dtype != f32) return false;
+  if (!of.highest && mode.dtype == f32 && mode.precision == Float32Precision::highest) return false;
   return mode.dtype != f64 || of.choice.plain;
 }
 

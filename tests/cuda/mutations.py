@@ -18,8 +18,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:CudaAccuracy.*:"\
-         "CudaKernels.GeluBackward*"
+FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:*CudaConvFewInputs*:"\
+         "CudaAccuracy.*:CudaKernels.GeluBackward*"
 MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
     "none": ("cuda/conv/sm80/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/sm80/pack.cu", "column < p.out_channels ? from",
@@ -97,6 +97,11 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                   "tap + 1 < part.taps &&"),
     "small_channel_shifts_the_halo": ("cuda/conv/direct/small_channel/producer.cuh", "* halo.step[2] + halo.low[2];",
                                       "* halo.step[2] + halo.low[2] + 1;"),
+    "few_inputs_counts_a_tap_twice": ("cuda/conv/direct/few_inputs.cu", "!(word.second && e == 0))", "true)"),
+    "few_inputs_misses_the_first_pair": ("cuda/conv/direct/few_inputs.cuh", "if (x >= in.distance)",
+                                         "if (x > in.distance)"),
+    "few_inputs_wgrad_forgets_a_warp": ("cuda/conv/direct/few_inputs_wgrad.cu", "(turn > 0 ? total",
+                                        "(turn > 1 ? total"),
     "pointwise_swaps_voxels": ("cuda/conv/direct/pointwise.cu", "const bool upper = part & step;",
                                "const bool upper = !(part & step);"),
     "pointwise_drops_the_last_voxel": ("cuda/conv/direct/pointwise.cu", "lane + i * 32 < voxels * kNarrow ?",

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "cuda/conv/plan/depthwise.h"
+#include "cuda/conv/plan/few_inputs.h"
 #include "cuda/conv/plan/multistage_wgrad.h"
 #include "cuda/conv/plan/pointwise.h"
 #include "cuda/conv/plan/rewrites.h"
@@ -17,8 +18,8 @@ namespace voxgrad::cuda {
 
 /// The plan of a kernel family. std::monostate selects the plain kernels (simt/), which support f32 and f64.
 using FamilyPlan =
-    std::variant<std::monostate, DepthwisePlan, PointwisePlan, FpropDgradPlan, WgradPlan, SmallChannelPlan,
-                 SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan, MultistageWgradPlan>;
+    std::variant<std::monostate, DepthwisePlan, PointwisePlan, FewInputsPlan, FpropDgradPlan, WgradPlan,
+                 SmallChannelPlan, SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan, MultistageWgradPlan>;
 
 /// The plan of a convolution.
 struct ConvPlan {

@@ -87,6 +87,13 @@ std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
                 plan.blocks * plan.grid_rows, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 
+std::string describe(const ConvProblem& p, const FewInputsPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by mma.sync, few input channels: CTA tile of ",
+                volume(plan.tile), " voxels x ", plan.channels, " channels, box of ", volume(plan.box), " inputs, ",
+                plan.ranges * plan.channel_tiles * plan.set_tiles, " CTAs, workspace ",
+                in_mib(workspace_bytes(p, plan)));
+}
+
 /// Describes the axes whose taps share a box.
 const char* describe_halo(const bool (&halo)[3]) {
   if (halo[2]) return halo[0] ? "halo" : "halo of each plane";

@@ -70,6 +70,11 @@ inline constexpr int kSmallChannelStaticBytes = 1536;
 inline constexpr int kMaxDepthwiseWarps = 4;
 inline constexpr int kMaxDepthwiseStages = 4;
 
+// direct/few_inputs: input channels times taps, sizes of tensors along an axis, and inputs of a box along an axis.
+inline constexpr int kMaxFewInputsTaps = 2048;
+inline constexpr int kMaxFewInputsSize = 1 << 20;
+inline constexpr int kMaxFewInputsSide = 4096;
+
 /// direct/pointwise: floats in shared memory: weights, a bias, and padding that avoids bank conflicts.
 inline constexpr int kMaxPointwiseWeights = 7168;
 

@@ -1,0 +1,194 @@
+// Fprop of convolutions whose input has few channels: an implicit GEMM with mma.sync whose K dimension consists of the
+// words of all input channels and taps (few_inputs.cuh). A CTA keeps the weights of 32 or 64 output channels in shared
+// memory, in the order in which lanes read them, and computes one CTA tile after another.
+//
+// With an odd number of taps along the width, the last word contains the last two taps. The weight of the tap that two
+// words contain is zero in the second word. Infinite inputs at this tap give NaN instead of infinity.
+#include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/direct/few_inputs.cuh"
+
+namespace voxgrad::cuda {
+namespace {
+
+constexpr int kThreads = 32 * kFewInputsWarps;
+
+struct FewInputsFpropParams {
+  FewInputs in;
+  const void* weight;
+  const void* bias;               // or null
+  void* out;                      // dense and channels-last
+  int64_t weight_stride[5] = {};  // elements
+  int64_t bias_stride;            // elements
+  Divisor line_words;             // words of a line of taps
+  int words;                      // of all channels and taps
+  int steps;                      // k-steps of 8 words
+  int channels;                   // of y
+  float floor;                    // lower bound of the results
+};
+
+/// The channel and the taps of a word.
+template <int kElements>
+struct TapWord {
+  int channel, d, h;
+  int w;        // first tap along the width
+  bool second;  // the previous word contains the first tap, too
+  __device__ TapWord(const FewInputsFpropParams& p, int word) {
+    w = p.line_words.take_digit(word) * kElements;
+    second = w > 0 && w + kElements > p.in.kernel[2].value();
+    if (second) --w;
+    h = p.in.kernel[1].take_digit(word);
+    d = p.in.kernel[0].take_digit(word);
+    channel = word;
+  }
+};
+
+/// Copies the offsets of all words and the weights of a tile of channels to shared memory, the weights as
+/// [step][8 channels][lane][2 words]. Weights of missing channels and words are zero.
+template <class Arithmetic, int kN8>
+__device__ void list_weights(const FewInputsFpropParams& p, int first_channel, uint32_t offsets, uint32_t weights) {
+  using T = typename Arithmetic::Element;
+  constexpr int kElements = Arithmetic::kElements;
+  for (int i = static_cast<int>(threadIdx.x); i < p.steps * 8; i += kThreads) {
+    const TapWord<kElements> word(p, i < p.words ? i : 0);
+    store_shared(offsets + i * 4, tap_offset(p.in, word.channel, word.d, word.h, word.w));
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < p.steps * kN8 * 64; i += kThreads) {
+    const int lane = i / 2 % 32, n = i / 64 % kN8, number = i / (64 * kN8) * 8 + i % 2 * 4 + lane % 4;
+    const int channel = first_channel + n * 8 + lane / 4;
+    const TapWord<kElements> word(p, number);
+    T value[kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      value[e] = T(0.0f);
+      if (number < p.words && channel < p.channels && word.w + e < p.in.kernel[2].value() && !(word.second && e == 0))
+        value[e] = static_cast<const T*>(
+            p.weight)[channel * p.weight_stride[0] + word.channel * p.weight_stride[1] + word.d * p.weight_stride[2] +
+                      word.h * p.weight_stride[3] + (word.w + e) * p.weight_stride[4]];
+    }
+    store_shared(weights + i * 4, Arithmetic::word(value));
+  }
+}
+
+/// Stores the results of a warp.
+template <class T, int kM16, int kN8>
+__device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile& tile, uint32_t voxels,
+                              const Accumulator (&sum)[kM16][kN8], int first_channel) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4,
+            t = static_cast<int>(threadIdx.x) % 4;
+  T* const out = static_cast<T*>(p.out) + tile.first_voxel(p.in) * p.channels + first_channel;
+#pragma unroll
+  for (int i = 0; i < 2 * kM16; ++i) {
+    const FewInputsVoxel voxel = load_voxel(voxels, (warp * kM16 * 2 + i) * 8 + g);
+    const bool exists = voxel.lies_in(tile);
+    T* const to = out + int64_t{voxel.number} * p.channels;
+#pragma unroll
+    for (int n = 0; n < kN8; n += 4) {
+      if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int j = n; j < n + 4; ++j) {
+          const float(&both)[4] = sum[i / 2][j];
+          if (exists && first_channel + j * 8 + 2 * t < p.channels)
+            *reinterpret_cast<float2*>(to + j * 8 + 2 * t) = {max_or_nan(both[i % 2 * 2], p.floor),
+                                                              max_or_nan(both[i % 2 * 2 + 1], p.floor)};
+        }
+      } else {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          words[j] = round_pair<T>(sum[i / 2][n + j][i % 2 * 2], sum[i / 2][n + j][i % 2 * 2 + 1], p.floor);
+        transpose_quad(words);  // 8 neighboring channels for each lane
+        if (exists && first_channel + (n + t) * 8 < p.channels)
+          *reinterpret_cast<uint4*>(to + (n + t) * 8) = {words[0], words[1], words[2], words[3]};
+      }
+    }
+  }
+}
+
+/// Computes fprop. Launch: a 2-D grid of ranges of CTA tiles by tiles of channels. Dynamic shared memory: the list of
+/// voxels, the weights, the bias, the offsets of words, the list of rows, and the box.
+template <class Arithmetic, int kM16, int kN8>
+__global__ void __launch_bounds__(kThreads, 2) few_inputs_fprop(const __grid_constant__ FewInputsFpropParams p) {
+  using T = typename Arithmetic::Element;
+  constexpr int kVoxels = kFewInputsWarps * 16 * kM16;
+  extern __shared__ uint4 dynamic_shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t voxels = shared_address(dynamic_shared), weights = voxels + kVoxels * kFewInputsVoxelBytes;
+  const uint32_t biases = weights + p.steps * kN8 * 256, offsets = biases + kN8 * 32;
+  const uint32_t rows = offsets + p.steps * 32, box = rows + p.in.rows * kFewInputsRowBytes;
+  const int first_channel = static_cast<int>(blockIdx.y) * 8 * kN8;
+  list_box(p.in, voxels, kVoxels, rows);
+  list_weights<Arithmetic, kN8>(p, first_channel, offsets, weights);
+  if (const int n = static_cast<int>(threadIdx.x); n < 8 * kN8) {
+    const bool exists = p.bias && first_channel + n < p.channels;
+    const T bias = exists ? static_cast<const T*>(p.bias)[(first_channel + n) * p.bias_stride] : T(0.0f);
+    store_shared(biases + n * 4, __float_as_uint(static_cast<float>(bias)));
+  }
+  __syncthreads();
+  uint32_t at[2 * kM16];  // of the results of this lane, for its first word
+#pragma unroll
+  for (int i = 0; i < 2 * kM16; ++i) at[i] = box + load_voxel_offset(voxels, (warp * kM16 * 2 + i) * 8 + lane / 4);
+
+  for (int number = static_cast<int>(blockIdx.x); number < p.in.count; number += static_cast<int>(gridDim.x)) {
+    const FewInputsTile tile(p.in, number);
+    __syncthreads();  // all warps have read the previous box
+    load_box<T>(p.in, tile, rows, box);
+    __syncthreads();
+    Accumulator sum[kM16][kN8];
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+      uint32_t bias[2];
+      load_shared(biases + (n * 8 + lane % 4 * 2) * 4, bias);
+#pragma unroll
+      for (int m = 0; m < kM16; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][n][i] = __uint_as_float(bias[i % 2]);
+    }
+#pragma unroll 1
+    for (int step = 0; step < p.steps; ++step) {
+      uint32_t offset[2], b[kN8][2], a[kM16][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) offset[i] = load_shared(offsets + (step * 8 + i * 4 + lane % 4) * 4);
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) load_shared(weights + ((step * kN8 + n) * 32 + lane) * 8, b[n]);
+#pragma unroll
+      for (int m = 0; m < kM16; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[m][i] = load_shared(at[2 * m + i % 2] + offset[i / 2]);
+      Arithmetic::multiply_words(sum, a, b);
+    }
+    store_results<T>(p, tile, voxels, sum, first_channel);
+  }
+}
+
+}  // namespace
+
+void run_plan(const ConvCall& call, const ConvProblem& problem, const FewInputsPlan& plan, const Launch& launch) {
+  if (call.pass == ConvPass::wgrad) return few_inputs_wgrad(call, problem, plan, launch);
+  const View &w = call.w, *bias = call.epilogue.bias;
+  const int elements = w.dtype == DType::f32 ? 1 : 2;
+  const int line_words = divide_up(static_cast<int>(problem.kernel[2]), elements);
+  FewInputsFpropParams p{
+      .in = describe_few_inputs(call.in, problem, plan),
+      .weight = w.data,
+      .bias = bias ? bias->data : nullptr,
+      .out = call.out.data,
+      .bias_stride = bias ? bias->stride[0] : 0,
+      .line_words = Divisor(line_words),
+      .words = static_cast<int>(problem.in_channels * problem.kernel[0] * problem.kernel[1] * line_words),
+      .steps = plan.steps,
+      .channels = static_cast<int>(problem.out_channels),
+      .floor = call.epilogue.relu ? 0 : -INFINITY};
+  std::copy_n(w.stride, 5, p.weight_stride);
+  const dim3 grid(static_cast<unsigned>(plan.ranges), static_cast<unsigned>(plan.channel_tiles));
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
+    if constexpr (Arithmetic::kParts == 1)
+      with_width<32, 64>(plan.channels, [&]<int kChannels>() {
+        const auto kernel = few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>;
+        allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
+        kernel<<<grid, kThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+      });
+  });
+  check_launch(call.op);
+}
+
+}  // namespace voxgrad::cuda
