@@ -1,7 +1,6 @@
 // Tests of checkpoints: files that PyTorch wrote (tests/core/data/make_pt.py), handwritten pickles, and damaged files.
 #include "core/io/pt.h"
 
-#include <chrono>
 #include <functional>
 #include <random>
 
@@ -343,7 +342,6 @@ TEST_F(PtTest, RejectsNamesThatAreNotUnique) {
 // ---- hostile pickles
 
 TEST_F(PtTest, LimitsNestedContainersThatShareItems) {
-  const auto start = std::chrono::steady_clock::now();
   // Lists with 12 levels, where each list contains the list of the level below 10 times: 10^12 paths lead to the
   // tensor.
   std::string laughs = tensor(storage("0", 6), 0, {6}, {1}) + "q" + std::string(1, '\0');
@@ -355,7 +353,6 @@ TEST_F(PtTest, LimitsNestedContainersThatShareItems) {
   std::string keys = text(std::string(100'000, 'k')) + "q\x01" + tensor(storage("0", 6), 0, {6}, {1});
   for (int level = 0; level < 900; ++level) keys += "q\x02}h\x01h\x02s";
   EXPECT_ERROR(load_pt(checkpoint(keys)), "the names of the tensors take more than 64000000 bytes");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
 TEST_F(PtTest, HandlesDeepNestingWithoutRecursion) {
