@@ -41,6 +41,8 @@ ConvProblem with_width_as_channels(ConvProblem p) {
   return p;
 }
 
+/// Other kernels read the input once for each tap along depth and height. With few taps, this takes less time than the
+/// copy.
 bool suits_patches_as_channels(const ConvProblem& p) {
   bool patches = p.pass == ConvPass::dgrad && p.groups == 1 && p.dtype != DType::f64 && p.weight_rows &&
                  p.in_channels_last && p.choice == ConvChoice{} && p.out_channels * p.kernel[2] < 16;
@@ -48,7 +50,7 @@ bool suits_patches_as_channels(const ConvProblem& p) {
     patches &= p.kernel[a] == p.geometry.stride[a] && p.geometry.padding[a] == 0 && p.geometry.dilation[a] == 1 &&
                p.out_size[a] == p.in_size[a] * p.kernel[a];
   const int64_t taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  return patches && taps > 1 && p.out_channels * taps * item_size(p.dtype) % 16 == 0;
+  return patches && taps >= 16 && p.out_channels * taps * item_size(p.dtype) % 16 == 0;
 }
 
 ConvProblem with_patches_as_channels(ConvProblem p) {
