@@ -39,6 +39,11 @@ void run_samples(const ConvCall& call, const ConvPlan& plan, const Launch& launc
       run_family(rewritten.call(), plan, launch);
       return rewritten.finish();
     }
+    case ConvRewrite::patches_as_channels: {
+      const PatchesAsChannels rewritten(call, launch);
+      run(rewritten.call(), *plan.copies, launch);
+      return rewritten.finish();
+    }
     case ConvRewrite::float32_copies: {
       const bool wgrad = call.pass == ConvPass::wgrad;
       through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,

@@ -110,6 +110,53 @@ void MergedGroups::finish() const {
   if (call_.pass == ConvPass::wgrad) kernel::copy(original_, diagonal_);
 }
 
+PatchesAsChannels::PatchesAsChannels(const ConvCall& call, const Launch& launch)
+    : call_(call), patches_(call.out), original_(call.out) {
+  View &out = call_.out, &w = call_.w;
+  const int64_t step = weight_row_stride(w);  // the order of the channels is that of the weights
+  for (int a = 2; a < 5; ++a) {
+    out.size[a] = call.in.size[a];
+    out.size[1] *= w.size[a];
+    w.size[a] = 1;
+  }
+  w.size[1] = out.size[1];
+  w.stride[1] = step;
+  call_.geometry = {};
+  const int64_t elements = implicit_gemm::lay_out(out, {1, 4, 3, 2, 0});
+  results_.emplace(launch, static_cast<size_t>(elements * item_size(out.dtype)));
+  out.data = results_->as<void>();
+
+  patches_.data = out.data;
+  patches_.rank = original_.rank = 8;
+  patches_.stride[0] = out.stride[0];
+  patches_.stride[1] = call.w.stride[1] / step;
+  for (int a = 2; a < 5; ++a) {
+    const int patch = 2 * a - 2, tap = 2 * a - 1;
+    patches_.size[patch] = original_.size[patch] = out.size[a];
+    patches_.size[tap] = original_.size[tap] = call.w.size[a];
+    patches_.stride[patch] = out.stride[a];
+    patches_.stride[tap] = call.w.stride[a] / step;
+    original_.stride[patch] = call.out.stride[a] * call.w.size[a];
+    original_.stride[tap] = call.out.stride[a];
+  }
+  if (!call.epilogue.bias) return;
+  View from = patches_, to = patches_;  // one patch, in which each channel has its bias
+  biases_.emplace(launch, static_cast<size_t>(out.size[1] * item_size(from.dtype)));
+  to.data = biases_->as<void>();
+  from.data = call.epilogue.bias->data;
+  from.dtype = to.dtype = call.epilogue.bias->dtype;
+  for (int axis = 0; axis < 8; ++axis) {
+    from.stride[axis] = axis == 1 ? call.epilogue.bias->stride[0] : 0;
+    if (axis % 2 == 0) from.size[axis] = to.size[axis] = 1;
+  }
+  kernel::copy(to, from);
+  bias_ = *call.epilogue.bias;
+  bias_.data = to.data;
+  bias_.size[0] = out.size[1];
+  bias_.stride[0] = 1;
+  call_.epilogue.bias = &bias_;
+}
+
 ConvCall samples_of(ConvCall call, int64_t first, int64_t count) {
   for (View* view : {&call.in, &call.out}) {
     view->data = view->as<char>() + first * view->stride[0] * item_size(view->dtype);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cuda/conv/dispatch.h"
+#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 
@@ -37,6 +38,23 @@ class MergedGroups {
   std::optional<Workspace> weights_;
   View diagonal_;  ///< the original weights within the merged weights: (groups, merged, out, in, taps)
   View original_;  ///< the weights of the original call, in the same shape
+};
+
+/// A data gradient with all taps as channels. Owns the copy of the result.
+class PatchesAsChannels {
+ public:
+  PatchesAsChannels(const ConvCall& call, const Launch& launch);
+  const ConvCall& call() const { return call_; }
+  /// Copies the results to the result of the original call.
+  void finish() const { kernel::copy(original_, patches_); }
+
+ private:
+  ConvCall call_;
+  std::optional<Workspace> results_;
+  std::optional<Workspace> biases_;
+  View bias_;      ///< the bias of each channel of the copy
+  View patches_;   ///< the copy as (batch, channels, D, taps, H, taps, W, taps)
+  View original_;  ///< the result of the original call, in the same shape
 };
 
 /// Returns the part of a call with samples [first, first + count). Must not be called for weight gradients.

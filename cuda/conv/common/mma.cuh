@@ -236,15 +236,23 @@ __device__ inline void store_shared(uint32_t address, uint32_t word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
+__device__ inline void store_shared(uint32_t address, const uint32_t (&word)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+               "r"(word[3])
+               : "memory");
+}
+
 /// Copies 16 bytes from global to shared memory asynchronously.
 __device__ inline void cp_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 /// Copies 16 bytes asynchronously if `really`; otherwise writes zeros.
-__device__ inline void cp_async(void* shared, const void* global, bool really) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-               "r"(really ? 16 : 0)
+__device__ inline void cp_async(uint32_t shared, const void* global, bool really) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(really ? 16 : 0)
                : "memory");
+}
+__device__ inline void cp_async(void* shared, const void* global, bool really) {
+  cp_async(shared_address(shared), global, really);
 }
 /// Copies 4 bytes asynchronously if `really`; otherwise writes zeros.
 __device__ inline void cp_async_word(uint32_t shared, const void* global, bool really) {

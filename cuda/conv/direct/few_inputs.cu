@@ -2,15 +2,14 @@
 // words of all input channels and taps (few_inputs.cuh). A CTA keeps the weights of 32 or 64 output channels in shared
 // memory, in the order in which lanes read them, and computes one CTA tile after another.
 //
-// With an odd number of taps along the width, the last word contains the last two taps. The weight of the tap that two
-// words contain is zero in the second word. Infinite inputs at this tap give NaN instead of infinity.
+// If halves have an odd number of taps along the width, the last word of a line repeats a tap with a weight of zero. If
+// the number of words is no multiple of 8, words that repeat the first word with weights of zero follow. An infinite
+// input at such a tap gives NaN instead of infinity.
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/direct/few_inputs.cuh"
 
 namespace voxgrad::cuda {
 namespace {
-
-constexpr int kThreads = 32 * kFewInputsWarps;
 
 struct FewInputsFpropParams {
   FewInputs in;
@@ -30,12 +29,12 @@ struct FewInputsFpropParams {
 template <int kElements>
 struct TapWord {
   int channel, d, h;
-  int w;        // first tap along the width
-  bool second;  // the previous word contains the first tap, too
+  int w;             // first tap along the width
+  bool repeats_tap;  // the previous word contains the first tap, too
   __device__ TapWord(const FewInputsFpropParams& p, int word) {
     w = p.line_words.take_digit(word) * kElements;
-    second = w > 0 && w + kElements > p.in.kernel[2].value();
-    if (second) --w;
+    repeats_tap = w > 0 && w + kElements > p.in.kernel[2].value();
+    if (repeats_tap) --w;
     h = p.in.kernel[1].take_digit(word);
     d = p.in.kernel[0].take_digit(word);
     channel = word;
@@ -48,11 +47,11 @@ template <class Arithmetic, int kN8>
 __device__ void list_weights(const FewInputsFpropParams& p, int first_channel, uint32_t offsets, uint32_t weights) {
   using T = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements;
-  for (int i = static_cast<int>(threadIdx.x); i < p.steps * 8; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < p.steps * 8; i += kFewInputsThreads) {
     const TapWord<kElements> word(p, i < p.words ? i : 0);
     store_shared(offsets + i * 4, tap_offset(p.in, word.channel, word.d, word.h, word.w));
   }
-  for (int i = static_cast<int>(threadIdx.x); i < p.steps * kN8 * 64; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < p.steps * kN8 * 64; i += kFewInputsThreads) {
     const int lane = i / 2 % 32, n = i / 64 % kN8, number = i / (64 * kN8) * 8 + i % 2 * 4 + lane % 4;
     const int channel = first_channel + n * 8 + lane / 4;
     const TapWord<kElements> word(p, number);
@@ -60,7 +59,8 @@ __device__ void list_weights(const FewInputsFpropParams& p, int first_channel, u
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
       value[e] = T(0.0f);
-      if (number < p.words && channel < p.channels && word.w + e < p.in.kernel[2].value() && !(word.second && e == 0))
+      if (number < p.words && channel < p.channels && word.w + e < p.in.kernel[2].value() &&
+          !(word.repeats_tap && e == 0))
         value[e] = static_cast<const T*>(
             p.weight)[channel * p.weight_stride[0] + word.channel * p.weight_stride[1] + word.d * p.weight_stride[2] +
                       word.h * p.weight_stride[3] + (word.w + e) * p.weight_stride[4]];
@@ -107,7 +107,8 @@ __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile
 /// Computes fprop. Launch: a 2-D grid of ranges of CTA tiles by tiles of channels. Dynamic shared memory: the list of
 /// voxels, the weights, the bias, the offsets of words, the list of rows, and the box.
 template <class Arithmetic, int kM16, int kN8>
-__global__ void __launch_bounds__(kThreads, 2) few_inputs_fprop(const __grid_constant__ FewInputsFpropParams p) {
+__global__ void __launch_bounds__(kFewInputsThreads, 2)
+    few_inputs_fprop(const __grid_constant__ FewInputsFpropParams p) {
   using T = typename Arithmetic::Element;
   constexpr int kVoxels = kFewInputsWarps * 16 * kM16;
   extern __shared__ uint4 dynamic_shared[];
@@ -185,7 +186,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FewInputsP
       with_width<32, 64>(plan.channels, [&]<int kChannels>() {
         const auto kernel = few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>;
         allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-        kernel<<<grid, kThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+        kernel<<<grid, kFewInputsThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
       });
   });
   check_launch(call.op);

@@ -12,6 +12,7 @@
 
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/dispatch.h"
+#include "cuda/conv/plan/common.h"
 #include "cuda/conv/plan/few_inputs.h"
 #include "cuda/detail/divisor.h"
 
@@ -22,7 +23,7 @@ struct FewInputs {
   const char* data;
   int64_t stride[4] = {};  // bytes, along samples, depth, height and width
   int channel_stride;      // bytes
-  int size[3] = {};        // inputs along each axis
+  int size[3] = {};        // inputs along each axis, up to the last one that a tap reads
   int out_size[3] = {};    // results along each axis
   int step[3] = {};        // stride of the convolution
   int padding[3] = {};     // of the convolution
@@ -32,21 +33,22 @@ struct FewInputs {
   Divisor tiles[3] = {};   // CTA tiles along each axis
   Divisor box[3] = {};     // inputs of a CTA tile along each axis
   int rows;                // lines of all channels in a box
-  int distance;            // inputs from the first to the second half of a word
+  int half_distance;       // inputs from the first to the second half of a word
   int count;               // CTA tiles of all samples
 };
 
+/// Returns the description of the input and the boxes of a plan.
 inline FewInputs describe_few_inputs(const View& x, const ConvProblem& problem, const FewInputsPlan& plan) {
   const auto bytes = static_cast<int64_t>(item_size(x.dtype));
   FewInputs in{.data = x.as<char>(),
-               .channel_stride = static_cast<int>(x.stride[1] * bytes),
+               .channel_stride = problem.in_channels == 1 ? 0 : static_cast<int>(x.stride[1] * bytes),
                .rows = plan.rows,
-               .distance = plan.distance,
+               .half_distance = plan.half_distance,
                .count = static_cast<int>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2])};
   in.stride[0] = x.stride[0] * bytes;
   for (int a = 0; a < 3; ++a) {
     in.stride[a + 1] = x.stride[a + 2] * bytes;
-    in.size[a] = static_cast<int>(problem.in_size[a]);
+    in.size[a] = static_cast<int>(read_size(problem, a));
     in.out_size[a] = static_cast<int>(problem.out_size[a]);
     in.step[a] = static_cast<int>(problem.geometry.stride[a]);
     in.padding[a] = static_cast<int>(problem.geometry.padding[a]);
@@ -89,7 +91,7 @@ struct FewInputsTile {
 
 /// A result in a CTA tile, as an entry of the list of voxels in shared memory.
 struct FewInputsVoxel {
-  uint32_t number;    // from the first result of the tile, among all voxels of y
+  uint32_t number;    // of the voxel in y, minus that of the first voxel of the tile
   uint32_t position;  // in the tile, one byte per axis
   __device__ bool lies_in(const FewInputsTile& tile) const {
     return static_cast<int>(position >> 16) < tile.count[0] && static_cast<int>(position >> 8 & 255) < tile.count[1] &&
@@ -106,16 +108,10 @@ __device__ inline uint32_t load_voxel_offset(uint32_t list, int voxel) {
   return load_shared(list + voxel * kFewInputsVoxelBytes + 8);
 }
 
-__device__ inline void store_shared(uint32_t address, const uint32_t (&word)[4]) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
-               "r"(word[3])
-               : "memory");
-}
-
 /// Lists the results of a CTA tile, and the lines of a box as offset in bytes and position along depth and height.
 /// Results after the last one of the tile have a position that lies in no tile.
 __device__ inline void list_box(const FewInputs& in, uint32_t voxels, int voxel_count, uint32_t rows) {
-  const int thread = static_cast<int>(threadIdx.x), threads = 32 * kFewInputsWarps;
+  const int thread = static_cast<int>(threadIdx.x), threads = kFewInputsThreads;
   for (int i = thread; i < voxel_count; i += threads) {
     int rest = i;
     const int w = in.tile[2].take_digit(rest), h = in.tile[1].take_digit(rest), d = rest;
@@ -128,8 +124,9 @@ __device__ inline void list_box(const FewInputs& in, uint32_t voxels, int voxel_
   for (int i = thread; i < in.rows; i += threads) {
     int rest = i;
     const int h = in.box[1].take_digit(rest), d = in.box[0].take_digit(rest);
-    store_shared(rows + i * 8, static_cast<uint32_t>(rest * in.channel_stride + d * in.stride[1] + h * in.stride[2]));
-    store_shared(rows + i * 8 + 4, static_cast<uint32_t>(d << 16 | h));
+    store_shared(rows + i * kFewInputsRowBytes,
+                 static_cast<uint32_t>(rest * in.channel_stride + d * in.stride[1] + h * in.stride[2]));
+    store_shared(rows + i * kFewInputsRowBytes + 4, static_cast<uint32_t>(d << 16 | h));
   }
 }
 
@@ -175,7 +172,7 @@ __device__ void load_box(const FewInputs& in, const FewInputsTile& tile, uint32_
       for (int i = 0; i < kAtOnce; ++i) {
         const int row = first + i * kFewInputsWarps;
         uint32_t entry[2];
-        load_shared(rows + min(row, in.rows - 1) * 8, entry);
+        load_shared(rows + min(row, in.rows - 1) * kFewInputsRowBytes, entry);
         const int d = begin[0] + static_cast<int>(entry[1] >> 16), h = begin[1] + static_cast<int>(entry[1] & 0xffff);
         bits[i] = load_bits<T>(from + static_cast<int>(entry[0]),
                                in_line && static_cast<unsigned>(d) < static_cast<unsigned>(in.size[0]) &&
@@ -190,7 +187,7 @@ __device__ void load_box(const FewInputs& in, const FewInputsTile& tile, uint32_
           store_shared(to, round_for_tensor_cores(__uint_as_float(bits[i])));
         } else {
           store_half(to, bits[i]);
-          if (x >= in.distance) store_half(to - in.distance * 4 + 2, bits[i]);
+          if (x >= in.half_distance) store_half(to - in.half_distance * 4 + 2, bits[i]);
         }
       }
     }

@@ -4,7 +4,8 @@
 // columns and the voxels among themselves and add their sums in a fixed order. A second kernel adds the sums of all
 // CTAs.
 //
-// Voxels after the end of a line are zero in y. If such a voxel meets an infinite input, the sum is NaN.
+// A CTA tile may have more voxels than y. These voxels are zero, and they are multiplied by inputs that other voxels of
+// y read. If such an input is infinite or NaN, the sums of taps that do not read it may be NaN.
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/direct/few_inputs.cuh"
@@ -12,7 +13,7 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kThreads = 32 * kFewInputsWarps, kVoxels = kFewInputsWgradVoxels;
+constexpr int kVoxels = kFewInputsWgradVoxels;
 
 struct FewInputsWgradParams {
   FewInputs in;
@@ -30,15 +31,12 @@ __device__ void load_voxels(const FewInputsWgradParams& p, const FewInputsTile& 
   constexpr int kWidth = 16 / sizeof(T), kVectors = kChannels / kWidth;
   const T* const y = static_cast<const T*>(p.y) + tile.first_voxel(p.in) * p.channels + first_channel;
 #pragma unroll
-  for (int i = 0; i < kVoxels * kVectors / kThreads; ++i) {
-    const int at = i * kThreads + static_cast<int>(threadIdx.x), channel = at % kVectors * kWidth;
+  for (int i = 0; i < kVoxels * kVectors / kFewInputsThreads; ++i) {
+    const int at = i * kFewInputsThreads + static_cast<int>(threadIdx.x), channel = at % kVectors * kWidth;
     const FewInputsVoxel voxel = load_voxel(voxels, at / kVectors);
     const bool exists = voxel.lies_in(tile) && first_channel + channel < p.channels;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + at / kVectors * kPitch +
-                                                                       channel * static_cast<int>(sizeof(T))),
-                 "l"(exists ? y + int64_t{voxel.number} * p.channels + channel : static_cast<const T*>(p.y)),
-                 "r"(exists ? 16 : 0)
-                 : "memory");
+    cp_async(to + at / kVectors * kPitch + channel * static_cast<int>(sizeof(T)),
+             exists ? y + int64_t{voxel.number} * p.channels + channel : static_cast<const T*>(p.y), exists);
   }
   cp_async_commit();
 }
@@ -89,7 +87,7 @@ __device__ void store_sums(const FewInputsWgradParams& p, const Accumulator (&su
   }
   __syncthreads();
   float* const partial = p.partial + int64_t{blockIdx.x} * p.channels * p.taps;
-  for (int i = thread; i < p.sets * kRows * kColumns; i += kThreads) {
+  for (int i = thread; i < p.sets * kRows * kColumns; i += kFewInputsThreads) {
     const int row = i / kColumns, channel = first_channel + row % kRows;
     const int pair = first_pair + row / kRows * kColumns + i % kColumns;
     if (channel < p.channels && pair < p.taps) partial[channel * p.taps + pair] = shared[row * kPitch + i % kColumns];
@@ -99,7 +97,8 @@ __device__ void store_sums(const FewInputsWgradParams& p, const Accumulator (&su
 /// Computes partial sums. Launch: a 3-D grid of ranges of CTA tiles by tiles of channels by tiles of pairs. Dynamic
 /// shared memory: the list of voxels, y, the list of rows, and the box; later the sums of the CTA.
 template <class Arithmetic, int kM16, int kN8>
-__global__ void __launch_bounds__(kThreads, 2) few_inputs_wgrad_kernel(const __grid_constant__ FewInputsWgradParams p) {
+__global__ void __launch_bounds__(kFewInputsThreads, 2)
+    few_inputs_wgrad_kernel(const __grid_constant__ FewInputsWgradParams p) {
   using T = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kStep = 8 * kElements;  // voxels of a k-step
   constexpr int kPitch = 16 * kM16 * static_cast<int>(sizeof(T)) + 8 * static_cast<int>(sizeof(T));
@@ -184,13 +183,14 @@ void few_inputs_wgrad(const ConvCall& call, const ConvProblem& problem, const Fe
     if constexpr (Arithmetic::kParts == 1) {
       const auto start = [&](auto* kernel) {
         allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-        kernel<<<grid, kThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+        kernel<<<grid, kFewInputsThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
       };
       if (plan.channels == 64)
         start(few_inputs_wgrad_kernel<Arithmetic, 4, 4>);
+      else if (plan.columns == 64)
+        start(few_inputs_wgrad_kernel<Arithmetic, 2, 8>);
       else
-        plan.columns == 64 ? start(few_inputs_wgrad_kernel<Arithmetic, 2, 8>)
-                           : start(few_inputs_wgrad_kernel<Arithmetic, 2, 4>);
+        start(few_inputs_wgrad_kernel<Arithmetic, 2, 4>);
       check_launch(call.op);
       reduce_ranges<typename Arithmetic::Element>(sum, launch.stream);
     }

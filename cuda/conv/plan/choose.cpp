@@ -124,7 +124,23 @@ ConvPlan plan_candidate(const Candidate& candidate, ConvProblem p) {
   }
 }
 
+ConvPlan make_plan(const ConvProblem& p);
+
+/// Returns the plan of a rewrite whose problem has its own plan, or nothing if the rewrite does not apply.
+std::optional<ConvPlan> plan_copies(ConvRewrite rewrite, const ConvProblem& p) {
+  for (const RewrittenProblem& rewritten : rewritten_problems(rewrite, p)) {
+    ConvPlan plan;
+    plan.rewrite = rewrite;
+    plan.problem = rewritten.problem;
+    plan.samples = p.batch;
+    plan.copies = std::make_shared<const ConvPlan>(make_plan(rewritten.problem));
+    return plan;
+  }
+  return std::nullopt;
+}
+
 ConvPlan make_plan(const ConvProblem& p) {
+  if (const auto plan = plan_copies(ConvRewrite::patches_as_channels, p)) return *plan;
   const bool wgrad = p.pass == ConvPass::wgrad;
   for (const Candidate& candidate : wgrad ? std::span<const Candidate>(kWgrad) : kFpropDgrad) {
     ConvPlan plan = plan_candidate(candidate, p);
@@ -136,14 +152,10 @@ ConvPlan make_plan(const ConvProblem& p) {
     }
     return plan;
   }
+  if (const auto plan = plan_copies(ConvRewrite::float32_copies, p)) return *plan;
   ConvPlan plan;
   plan.problem = p;
   plan.samples = p.batch;
-  for (const RewrittenProblem& wide : rewritten_problems(ConvRewrite::float32_copies, p)) {
-    plan.rewrite = wide.rewrite;
-    plan.problem = wide.problem;
-    plan.copies = std::make_shared<const ConvPlan>(make_plan(wide.problem));
-  }
   return plan;
 }
 

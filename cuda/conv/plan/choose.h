@@ -30,7 +30,7 @@ struct ConvPlan {
                               ///< of all samples would be too large
   FamilyPlan family;
   std::shared_ptr<const ConvPlan> rest;    ///< the plan of the last launch, if it has fewer samples than the others
-  std::shared_ptr<const ConvPlan> copies;  ///< ConvRewrite::float32_copies: the plan of the copies
+  std::shared_ptr<const ConvPlan> copies;  ///< patches_as_channels, float32_copies: the plan of the copies
 };
 
 /// Returns the plan of a problem. Equal problems get the same plan. Plans are cached, because comparing all tiles takes

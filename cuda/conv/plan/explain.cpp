@@ -136,6 +136,8 @@ std::string describe(const ConvPlan& plan) {
       return "taps along the width as channels, " + text;
     case ConvRewrite::merged_groups:
       return concat(plan.merged_groups, " groups as one, ", text);
+    case ConvRewrite::patches_as_channels:
+      return "taps as channels of a copy of the result, then " + describe(*plan.copies);
     case ConvRewrite::float32_copies:
       return "float32 copies, then " + describe(*plan.copies);
   }

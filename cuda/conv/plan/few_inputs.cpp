@@ -9,21 +9,16 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kMultiprocessorBytes = 227 * 1024;  // shared memory of all CTAs of an SM
-constexpr int kMaxSide = 255;                     // results of a CTA tile along an axis
+constexpr int kMultiprocessorBytes = 228 * 1024;  // shared memory of all CTAs of an SM
 
-/// Returns true if 32-bit offsets in bytes reach all inputs of a box from its first input.
-bool has_near_inputs(const ConvProblem& p) {
-  double reach = static_cast<double>(p.in_channels) * std::abs(static_cast<double>(p.in_channel_stride));
-  for (int a = 0; a < 3; ++a)
-    reach += static_cast<double>(kMaxSide * p.geometry.stride[a] + p.kernel[a] * p.geometry.dilation[a]) *
-             std::abs(static_cast<double>(p.in_stride[a]));
-  return reach < (1 << 28);
+/// Returns the results that a CTA tile may have.
+int max_results(const ConvProblem& p, int channels) {
+  return p.pass == ConvPass::wgrad ? kFewInputsWgradVoxels : kFewInputsWarps * 16 * few_inputs_m16(channels);
 }
 
 bool supports(const ConvProblem& p) {
   if (p.pass == ConvPass::dgrad || p.choice != ConvChoice{} || p.dtype == DType::f64 || p.groups != 1) return false;
-  if (p.dtype == DType::f32 && three_products(p)) return false;
+  if (three_products(p)) return false;
   if (!p.out_dense || !p.out_aligned || p.out_channels * item_size(p.dtype) % 16 != 0) return false;
   int64_t taps = p.in_channels;
   for (int a = 0; a < 3; ++a) {
@@ -34,19 +29,27 @@ bool supports(const ConvProblem& p) {
       return false;
     taps *= p.kernel[a];
   }
-  return p.batch >= 1 && p.in_channels >= 1 && taps <= kMaxFewInputsTaps && has_near_inputs(p);
+  return p.batch >= 1 && p.in_channels >= 1 && taps <= kMaxFewInputsTaps;
 }
 
 /// Returns whether the kernels are expected to be faster than those of other families. The bounds were fitted to
 /// measurements on an H200. Each tile of channels of y reads the inputs again.
 bool pays(const ConvProblem& p) {
-  const int64_t most_inputs = p.dtype == DType::f32 && p.pass == ConvPass::fprop ? 3 : 4;
-  return p.in_channels <= most_inputs && p.out_channels > 8 && p.out_channels <= 256 &&
+  const int64_t max_inputs = p.dtype == DType::f32 && p.pass == ConvPass::fprop ? 3 : 4;
+  return p.in_channels <= max_inputs && p.out_channels > 8 && p.out_channels <= 256 &&
          p.kernel[0] * p.kernel[1] * p.kernel[2] > 1;
 }
 
-/// Sets the members that depend on the tile. Returns false if the tile does not fit into shared memory.
-bool finish(const ConvProblem& p, FewInputsPlan& plan) {
+/// Returns true if 32-bit offsets in bytes reach all lines of a box, and all results of a tile.
+bool has_near_voxels(const ConvProblem& p, const FewInputsPlan& plan) {
+  double inputs = static_cast<double>(p.in_channels - 1) * std::abs(static_cast<double>(p.in_channel_stride));
+  for (int a = 0; a < 2; ++a) inputs += (plan.box[a] - 1.0) * std::abs(static_cast<double>(p.in_stride[a]));
+  const double plane = static_cast<double>(p.out_size[1]) * static_cast<double>(p.out_size[2]);
+  return inputs * static_cast<double>(item_size(p.dtype)) <= INT32_MAX && plan.tile[0] * plane <= INT32_MAX;
+}
+
+/// Sets the members that depend on the tile. Returns false if a CTA cannot compute the tile.
+bool complete(const ConvProblem& p, FewInputsPlan& plan) {
   const bool wgrad = p.pass == ConvPass::wgrad;
   const int size = static_cast<int>(item_size(p.dtype));
   double rows = static_cast<double>(p.in_channels), tiles = static_cast<double>(p.batch);
@@ -58,16 +61,15 @@ bool finish(const ConvProblem& p, FewInputsPlan& plan) {
     plan.tiles[a] = static_cast<int>(divide_up(p.out_size[a], int64_t{plan.tile[a]}));
     tiles *= plan.tiles[a];
   }
-  const double plane = static_cast<double>(p.out_size[1]) * static_cast<double>(p.out_size[2]);  // 32-bit offsets
-  if (rows * plan.box[2] * 4 > p.shared_limit || tiles > (1 << 30) || plan.tile[0] * plane > INT32_MAX) return false;
+  if (rows * plan.box[2] * 4 > p.shared_limit || tiles > (1 << 30) || !has_near_voxels(p, plan)) return false;
   plan.rows = static_cast<int>(rows);
-  int bytes = plan.rows * (plan.box[2] * 4 + kFewInputsRowBytes), sums = 0, voxels = 0;
+  const int voxels = max_results(p, plan.channels);
+  int bytes = plan.rows * (plan.box[2] * 4 + kFewInputsRowBytes);
+  int sums = 0;
   if (wgrad) {
-    voxels = kFewInputsWgradVoxels;
     bytes += voxels * (plan.channels + 8) * size;
     sums = plan.sets * plan.channels * (plan.columns + 8) * 4;
   } else {
-    voxels = kFewInputsWarps * 16 * few_inputs_m16(plan.channels);
     bytes += plan.steps * (32 + plan.channels * 8 * 4) + plan.channels * 4;
   }
   plan.shared_bytes = std::max(bytes + voxels * kFewInputsVoxelBytes, sums);
@@ -75,16 +77,17 @@ bool finish(const ConvProblem& p, FewInputsPlan& plan) {
   const int resident = std::clamp(kMultiprocessorBytes / (plan.shared_bytes + 1024), 1, 2);
   // Clocks of a tile: a warp loads 32 inputs of a line in 20 clocks, and computes a tile in a fixed time.
   const double loads = rows * divide_up(plan.box[2], 32) * 20 / kFewInputsWarps;
-  const double products = wgrad ? voxels / (wgrad && size == 4 ? 8.0 : 16.0) * plan.sets / kFewInputsWarps *
+  const double products = wgrad ? voxels / (size == 4 ? 8.0 : 16.0) * plan.sets / kFewInputsWarps *
                                       (30 + plan.channels / 16.0 * plan.columns / 8 * 2)
                                 : plan.steps * (10.0 + plan.channels / 8.0) * few_inputs_m16(plan.channels) * 2;
   plan.cycles = tiles * (loads + products + 300) * (resident == 1 ? 1.5 : 1) * plan.channel_tiles * plan.set_tiles;
   const int64_t ctas = resident * (wgrad ? kMultiprocessors : int64_t{p.multiprocessors});
   plan.ranges =
       std::min(static_cast<int64_t>(tiles), std::max<int64_t>(ctas / (plan.channel_tiles * plan.set_tiles), 1));
-  if (wgrad)  // bounds the voxels that a warp adds to one sum
-    plan.ranges = std::max(plan.ranges, divide_up(static_cast<int64_t>(tiles) * voxels, int64_t{most_voxels(p)}));
-  return true;
+  if (!wgrad) return true;
+  const int64_t voxels_of_warps = static_cast<int64_t>(tiles) * voxels * plan.sets / kFewInputsWarps;
+  plan.ranges = std::max(plan.ranges, divide_up(voxels_of_warps, int64_t{most_voxels(p)}));
+  return plan.ranges == 1 || workspace_bytes(p, plan) <= kMaxSums;
 }
 
 }  // namespace
@@ -95,10 +98,8 @@ std::optional<FewInputsPlan> plan_few_inputs(const ConvProblem& p) {
   std::optional<FewInputsPlan> best;
   FewInputsPlan plan{};
   plan.taps = static_cast<int>(p.in_channels * p.kernel[0] * p.kernel[1] * p.kernel[2]);
-  plan.distance = !halves ? 0
-                          : static_cast<int>(wgrad             ? p.geometry.stride[2]
-                                             : p.kernel[2] > 1 ? p.geometry.dilation[2]
-                                                               : 0);
+  if (halves && wgrad) plan.half_distance = static_cast<int>(p.geometry.stride[2]);
+  if (halves && !wgrad && p.kernel[2] > 1) plan.half_distance = static_cast<int>(p.geometry.dilation[2]);
   const int64_t words = p.in_channels * p.kernel[0] * p.kernel[1] * (halves ? divide_up(p.kernel[2], 2) : p.kernel[2]);
   plan.steps = static_cast<int>(divide_up(words, 8));
   for (plan.channels = 32; plan.channels <= 64; plan.channels += 32) {
@@ -107,14 +108,13 @@ std::optional<FewInputsPlan> plan_few_inputs(const ConvProblem& p) {
     plan.sets = 1;
     while (wgrad && plan.sets < kFewInputsWarps && plan.sets * plan.columns < plan.taps) plan.sets *= 2;
     plan.set_tiles = wgrad ? divide_up(plan.taps, plan.sets * plan.columns) : 1;
-    const int voxels = wgrad ? kFewInputsWgradVoxels : kFewInputsWarps * 16 * few_inputs_m16(plan.channels);
+    const int voxels = max_results(p, plan.channels);
     for (const int width : {8, 16, 24, 32, 40, 48, 56, 64, 128})
       for (plan.tile[1] = 1; plan.tile[1] * width <= voxels; ++plan.tile[1]) {
         plan.tile[2] = width;
         plan.tile[0] = voxels / (plan.tile[1] * width);
-        if (plan.tile[0] > kMaxSide || plan.tile[1] > kMaxSide) continue;
-        if (plan.tile[0] > p.out_size[0] && plan.tile[0] > 1) continue;
-        if (finish(p, plan) && (!best || plan.cycles < best->cycles)) best = plan;
+        if (plan.tile[0] > 1 && plan.tile[0] > p.out_size[0]) continue;
+        if (complete(p, plan) && (!best || plan.cycles < best->cycles)) best = plan;
       }
   }
   return best;

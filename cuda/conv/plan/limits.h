@@ -70,7 +70,8 @@ inline constexpr int kSmallChannelStaticBytes = 1536;
 inline constexpr int kMaxDepthwiseWarps = 4;
 inline constexpr int kMaxDepthwiseStages = 4;
 
-// direct/few_inputs: input channels times taps, sizes of tensors along an axis, and inputs of a box along an axis.
+// direct/few_inputs: pairs of an input channel and a tap; sizes, strides, paddings and dilations along an axis; and
+// inputs of a box along an axis.
 inline constexpr int kMaxFewInputsTaps = 2048;
 inline constexpr int kMaxFewInputsSize = 1 << 20;
 inline constexpr int kMaxFewInputsSide = 4096;

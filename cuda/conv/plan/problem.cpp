@@ -83,7 +83,21 @@ void set_layout(ConvProblem& problem, const View& in, const View& out, const Vie
   problem.out_aligned = is_tma_tensor(out);
   problem.in_dense = is_dense_channels_last(in);
   problem.out_dense = is_dense_channels_last(out);
+  problem.weight_rows = weight_row_stride(w) > 0;
   problem.weight_channels_last = has_channels_innermost(w) && w.stride[4] == w.size[1];
+}
+
+int64_t weight_row_stride(const View& w) {
+  int axes[] = {1, 2, 3, 4};
+  std::ranges::sort(axes, {}, [&](int axis) { return w.stride[axis]; });
+  int64_t step = 0, next = 0;
+  for (const int axis : axes) {
+    if (w.size[axis] == 1) continue;
+    if (step == 0) step = next = w.stride[axis];
+    if (step <= 0 || w.stride[axis] != next) return 0;
+    next *= w.size[axis];
+  }
+  return std::max<int64_t>(step, 1);
 }
 
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry) {

@@ -69,6 +69,7 @@ struct ConvProblem {
   bool in_dense = false;              ///< `in` is channels-last without gaps between voxels
   bool out_dense = false;             ///< `out` is channels-last without gaps between voxels
   bool weight_channels_last = false;  ///< channels-last weights, without gaps between taps along the width
+  bool weight_rows = false;           ///< weight_row_stride() is positive
   ConvChoice choice{};
   friend bool operator==(const ConvProblem&, const ConvProblem&) = default;
 };
@@ -78,6 +79,9 @@ struct ConvProblem {
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
 /// Sets the members of the problem that describe strides and alignment of the tensors.
 void set_layout(ConvProblem& problem, const View& in, const View& out, const View& w);
+/// Returns the stride between the weights of all taps and all channels of axis 1, in any order, or 0 if they are not
+/// equally spaced.
+int64_t weight_row_stride(const View& w);
 /// Returns the arithmetic of a problem. The dtype must not be f64.
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
 /// Returns whether GPU `device` has wgmma and the program has code for it.

@@ -41,6 +41,30 @@ ConvProblem with_width_as_channels(ConvProblem p) {
   return p;
 }
 
+/// Other kernels read the input once for each tap along depth and height. With few taps, this takes less time than the
+/// copy.
+bool suits_patches_as_channels(const ConvProblem& p) {
+  bool patches = p.pass == ConvPass::dgrad && p.groups == 1 && p.dtype != DType::f64 && p.weight_rows &&
+                 p.in_channels_last && p.choice == ConvChoice{} && p.out_channels * p.kernel[2] < 16;
+  for (int a = 0; a < 3; ++a)
+    patches &= p.kernel[a] == p.geometry.stride[a] && p.geometry.padding[a] == 0 && p.geometry.dilation[a] == 1 &&
+               p.out_size[a] == p.in_size[a] * p.kernel[a];
+  const int64_t taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
+  return patches && taps >= 16 && p.out_channels * taps * item_size(p.dtype) % 16 == 0;
+}
+
+ConvProblem with_patches_as_channels(ConvProblem p) {
+  p.out_channels *= p.kernel[0] * p.kernel[1] * p.kernel[2];
+  p.out_size = p.in_size;
+  p.out_stride = {p.in_size[1] * p.in_size[2] * p.out_channels, p.in_size[2] * p.out_channels, p.out_channels};
+  p.out_channel_stride = 1;
+  p.out_sample_stride = p.in_size[0] * p.out_stride[0];
+  p.out_channels_last = p.out_aligned = p.out_dense = true;
+  p.kernel = {1};
+  p.geometry = {{1}, {0}, {1}, 1};
+  return p;
+}
+
 /// Returns the problem for contiguous copies, which through_float32() makes.
 ConvProblem with_float32_copies(ConvProblem p) {
   const auto contiguous = [](int64_t outer, int64_t channels, const Triple& size) {
@@ -93,6 +117,9 @@ std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const Conv
       return {};
     case ConvRewrite::merged_groups:
       if (p.groups > 1 && is_channels_last(p)) return with_merged_groups(p);
+      return {};
+    case ConvRewrite::patches_as_channels:
+      if (suits_patches_as_channels(p)) return {{rewrite, with_patches_as_channels(p)}};
       return {};
     case ConvRewrite::float32_copies:
       if (is_half(p.dtype)) return {{rewrite, with_float32_copies(p)}};

@@ -23,6 +23,9 @@ enum class ConvRewrite : uint8_t {
   /// output channel belong to different groups, and the gradients of these elements are discarded. Because the kernels
   /// multiply the zeros by inputs, an infinity or NaN in one group causes NaN in the groups that are merged with it.
   merged_groups,
+  /// Data gradients whose kernel is as large as its stride, and whose result has few channels: all taps become channels
+  /// of a copy of the result, which a convolution of kernel size 1 computes.
+  patches_as_channels,
   /// Halves are computed with float32 copies of all tensors.
   float32_copies,
 };
