@@ -43,10 +43,9 @@ Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const T
   // Save the operands before the kernel runs: autograd::recompute() then omits it if this is its last operation.
   const Saved in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight);
   const Tensor out = empty_result(in, weight, transposed ? weight.size(1) * geometry.groups : weight.size(0), size);
-  const auto bias_view = optional_view(bias);
   const Kernels& k = kernels(in.device());
   (transposed ? k.conv_backward_data : k.conv_forward)(out.view_out(), in.view_in(), weight.view_in(),
-                                                       {pointer(bias_view), epilogue.relu}, geometry);
+                                                       {OptionalView(bias), epilogue.relu}, geometry);
   return record(transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, in_size = spatial_size(in), w_form = form_of(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve(!transposed, grad, w_saved(), {}, in_size, geometry) : Tensor(),

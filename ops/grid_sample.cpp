@@ -30,11 +30,9 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how)
     autograd::once_differentiable(kOp);
     const Tensor dx = needs_dx ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
     const Tensor dgrid = needs_dgrid ? empty(positions.shape(), positions.options()) : Tensor();
-    const auto dx_view = dx.defined() ? std::optional(dx.view_out()) : std::nullopt;
-    const auto dgrid_view = dgrid.defined() ? std::optional(dgrid.view_out()) : std::nullopt;
     kernels(dy.device())
-        .grid_sample_backward(pointer(dx_view), pointer(dgrid_view), dy.view_in(), input.view_in(), positions.view_in(),
-                              how);
+        .grid_sample_backward(OptionalView(dx, true), OptionalView(dgrid, true), dy.view_in(), input.view_in(),
+                              positions.view_in(), how);
     return Tensors{dx, needs_dgrid ? dgrid : zero};
   });
 }

@@ -104,11 +104,17 @@ inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_g
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
 
-/// Returns a view of an operand, or nullopt if the operand is undefined. pointer() returns the pointer to the view, or
-/// null.
-inline std::optional<View> optional_view(const Tensor& t) {
-  return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
-}
-inline const View* pointer(const std::optional<View>& view) { return view ? &*view : nullptr; }
+/// A view of an operand that may be undefined, as an argument of a kernel. Converts to a pointer to the view, or to null
+/// if the operand is undefined. The view is for writing if `write` is true.
+class OptionalView {
+ public:
+  explicit OptionalView(const Tensor& t, bool write = false) {
+    if (t.defined()) view_ = write ? t.view_out() : t.view_in();
+  }
+  operator const View*() const { return view_ ? &*view_ : nullptr; }
+
+ private:
+  std::optional<View> view_;
+};
 
 }  // namespace voxgrad
