@@ -205,8 +205,7 @@ Call make_call(const Request& r, const Tensor& input, const Tensor& weight, cons
 /// Checks the arguments and computes the convolution. The result has the same number of axes as the input.
 Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weight, const Tensor& given_bias,
            FusedEpilogue epilogue = {}) {
-  check_defined(r.op, "input", given_input);
-  check_defined(r.op, "weight", given_weight);
+  check_defined(r.op, "input", given_input, "weight", given_weight);
   const Tensor input = autocasted(r.op, given_input), weight = autocasted(r.op, given_weight),
                bias = autocasted(r.op, given_bias);
   const Call call = make_call(r, input, weight, bias);

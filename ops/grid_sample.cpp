@@ -38,9 +38,8 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how)
 }
 
 void check_operands(const Tensor& x, const Tensor& grid) {
-  check_defined(kOp, "input", x);
-  check_defined(kOp, "grid", grid);
   check_floating(kOp, x);
+  check_defined(kOp, "grid", grid);
   const Operand input{"input", x}, positions{"grid", grid};
   check((x.dim() == 4 || x.dim() == 5) && grid.dim() == x.dim(), kOp,
         "requires input (N, C, D, H, W) and grid (N, D', H', W', 3), or (N, C, H, W) and (N, H', W', 2), got ", input,
@@ -70,8 +69,7 @@ Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions&
 
 Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {
   constexpr const char* op = "affine_grid";
-  check_defined(op, "theta", theta);
-  check_floating(op, theta);
+  check_floating(op, theta, "theta");
   const int64_t axes = size.size() - 2;
   check((axes == 2 || axes == 3) && theta.shape() == Shape{size[0], axes, axes + 1}, op,
         "requires theta (N, 3, 4) and size (N, C, D, H, W), or (N, 2, 3) and (N, C, H, W), got ", describe(theta),

@@ -15,8 +15,7 @@ namespace {
 
 /// Checks the operands. Returns the axis as a nonnegative number.
 int64_t check_index(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
-  check_defined(op, "input", x);
-  check_defined(op, "index", index);
+  check_defined(op, "input", x, "index", index);
   check(index.dtype() == i64, op, "index must be i64, got ", describe(index));
   check_same_device(op, {"input", x}, {"index", index});
   return checked_axis(op, x, axis);

@@ -221,7 +221,6 @@ Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& inpu
 }
 
 void check_input(const char* op, const Tensor& x, int64_t min_rank, const char* form) {
-  check_defined(op, "input", x);
   check_floating(op, x);
   check(x.dim() >= min_rank, op, "input must be ", form, ", got ", describe(x));
 }

@@ -21,7 +21,6 @@ namespace {
 void check_input(const char* op, const Tensor& x, int64_t axes) {
   constexpr const char* kForms[] = {"(N, C, L) or (C, L)", "(N, C, H, W) or (C, H, W)",
                                     "(N, C, D, H, W) or (C, D, H, W)"};
-  check_defined(op, "input", x);
   check_floating(op, x);
   check(x.dim() == axes + 2 || x.dim() == axes + 1, op, "input must be ", kForms[axes - 1], ", got ", describe(x));
   check_axes(op, x, axes);
