@@ -5,15 +5,13 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/detail/halves.h"
 #include "ops/elementwise.h"
 
 namespace voxgrad::nn::init {
 namespace {
 
 thread_local ScopedValue<bool>* skipping = nullptr;
-
-/// Returns the dtype in which random numbers are drawn before they are converted to the dtype of the tensor.
-DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
 
 void require_floating(const Tensor& tensor, const char* op) {
   check(tensor.defined() && is_floating(tensor.dtype()), op, "the tensor must be floating-point, got ",
@@ -41,12 +39,10 @@ template <class F>
 const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
   Generator& source = generator ? *generator : default_generator();
   NoGradGuard no_grad;
-  if (skipping) {
-    source.reserve(tensor.numel(), drawn_dtype(tensor));
-    return tensor;
-  }
-  const TensorOptions options{.dtype = drawn_dtype(tensor), .device = tensor.device()};
-  return tensor.copy_(transform(from(tensor.shape(), options, &source)));
+  const TensorOptions options{.dtype = widened(tensor.dtype()), .device = tensor.device()};
+  if (!skipping) return tensor.copy_(transform(from(tensor.shape(), options, &source)));
+  source.reserve(tensor.numel(), options.dtype);
+  return tensor;
 }
 
 }  // namespace
@@ -61,18 +57,8 @@ Fans calculate_fans(const Tensor& tensor) {
 }
 
 double calculate_gain(Nonlinearity nonlinearity, double slope) {
-  switch (nonlinearity) {
-    case Nonlinearity::tanh:
-      return 5.0 / 3.0;
-    case Nonlinearity::relu:
-      return std::sqrt(2.0);
-    case Nonlinearity::leaky_relu:
-      return std::sqrt(2.0 / (1.0 + slope * slope));
-    case Nonlinearity::selu:
-      return 0.75;
-    default:
-      return 1.0;
-  }
+  const double gains[] = {1, 1, 5.0 / 3, std::sqrt(2.0), std::sqrt(2 / (1 + slope * slope)), 0.75};  // by Nonlinearity
+  return gains[static_cast<size_t>(nonlinearity)];
 }
 
 const Tensor& uniform_(const Tensor& tensor, double low, double high, Generator* generator) {
