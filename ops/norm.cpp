@@ -152,10 +152,6 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
   return grads;
 }
 
-void check_eps(const char* op, double eps) {
-  check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
-}
-
 struct NormResult {
   Tensor y;
   Tensor statistics;  // (groups..., 2), f64: mean and rstd

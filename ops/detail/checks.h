@@ -89,6 +89,11 @@ inline int64_t checked_axis(const char* op, const Tensor& tensor, int64_t axis) 
   return normalize_axis(axis, tensor.dim(), op);
 }
 
+/// Requires an eps that is finite and not negative.
+inline void check_eps(const char* op, double eps) {
+  check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
+}
+
 /// Requires a finite value.
 inline void check_finite(const char* op, const char* what, double value) {
   check(std::isfinite(value), op, what, " must be finite, got ", value);
