@@ -24,9 +24,8 @@ inline void check_axes(const char* op, const Tensor& x, int64_t axes) {
 /// Returns an uninitialized tensor (N, channels, size...) on the device and in the memory format of `like`
 /// (N, C, D, H, W).
 inline Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& size, DType dtype) {
-  const Shape shape{like.size(0), channels, size[0], size[1], size[2]};
-  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
-  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
+  return empty({like.size(0), channels, size[0], size[1], size[2]}, {dtype, like.device()},
+               like.suggest_memory_format());
 }
 
 /// Returns x (N, C, spatial...) or (C, spatial...), with `axes` = 1 to 3 spatial axes, as a view (N, C, D, H, W).
