@@ -31,9 +31,6 @@ double xavier_std(const Tensor& tensor, double gain) {
   return gain * std::sqrt(2.0 / static_cast<double>(fans.in + fans.out));
 }
 
-/// Returns the bound b for which U(-b, b) has this standard deviation.
-double uniform_bound(double std) { return std::sqrt(3.0) * std; }
-
 /// Fills the tensor with transform(numbers). `from` is the function that draws the numbers: rand or randn.
 template <class F>
 const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
@@ -82,8 +79,9 @@ const Tensor& constant_(const Tensor& tensor, double value) {
 const Tensor& zeros_(const Tensor& tensor) { return constant_(tensor, 0); }
 const Tensor& ones_(const Tensor& tensor) { return constant_(tensor, 1); }
 
+// The standard deviation of U(-b, b) is b / sqrt(3).
 const Tensor& kaiming_uniform_(const Tensor& tensor, const KaimingOptions& options, Generator* generator) {
-  const double bound = uniform_bound(kaiming_std(tensor, options));
+  const double bound = std::sqrt(3.0) * kaiming_std(tensor, options);
   return uniform_(tensor, -bound, bound, generator);
 }
 
@@ -92,7 +90,7 @@ const Tensor& kaiming_normal_(const Tensor& tensor, const KaimingOptions& option
 }
 
 const Tensor& xavier_uniform_(const Tensor& tensor, double gain, Generator* generator) {
-  const double bound = uniform_bound(xavier_std(tensor, gain));
+  const double bound = std::sqrt(3.0) * xavier_std(tensor, gain);
   return uniform_(tensor, -bound, bound, generator);
 }
 

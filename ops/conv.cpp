@@ -22,18 +22,6 @@
 #include "ops/shape.h"
 
 namespace voxgrad {
-namespace {
-
-/// Returns an uninitialized result (N, channels, size...). As in PyTorch, the result is channels-last if at least one
-/// operand is channels-last.
-Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
-  const MemoryFormat weight_format = weight.suggest_memory_format();
-  const bool last = weight_format == MemoryFormat::channels_last;
-  return empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(),
-               last ? weight_format : in.suggest_memory_format());
-}
-
-}  // namespace
 
 Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, all_but_channels(grad)); }
 
@@ -42,7 +30,10 @@ Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const T
   const bool dx = needs_gradient(in), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   // Save the operands before the kernel runs: autograd::recompute() then omits it if this is its last operation.
   const Saved in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight);
-  const Tensor out = empty_result(in, weight, transposed ? weight.size(1) * geometry.groups : weight.size(0), size);
+  const int64_t channels = transposed ? weight.size(1) * geometry.groups : weight.size(0);
+  // As in PyTorch, the result is channels-last if at least one operand is channels-last.
+  const MemoryFormat format = std::max(in.suggest_memory_format(), weight.suggest_memory_format());
+  const Tensor out = empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(), format);
   const Kernels& k = kernels(in.device());
   (transposed ? k.conv_backward_data : k.conv_forward)(out.view_out(), in.view_in(), weight.view_in(),
                                                        {OptionalView(bias), epilogue.relu}, geometry);
