@@ -1,6 +1,7 @@
 // Sizes and strides: small vectors of int64_t that never allocate.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstdint>
@@ -59,12 +60,7 @@ class Dims {
     --rank_;
   }
 
-  friend bool operator==(const Dims& a, const Dims& b) {
-    if (a.rank_ != b.rank_) return false;
-    for (int64_t i = 0; i < a.rank_; ++i)
-      if (a[i] != b[i]) return false;
-    return true;
-  }
+  friend bool operator==(const Dims& a, const Dims& b) { return std::ranges::equal(a, b); }
   /// Prints, for example, "[2, 32, 8]".
   friend std::ostream& operator<<(std::ostream& out, const Dims& dims) {
     out << '[';

@@ -1,6 +1,7 @@
 // Element types, and the dispatch from a run-time dtype to a compile-time type.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <ostream>
@@ -40,24 +41,17 @@ DType promote_types(DType a, DType b);
 /// The DType of a C++ type: dtype_of<float> == f32.
 template <class T>
 inline constexpr DType dtype_of = [] {
-  if constexpr (std::is_same_v<T, float>)
-    return DType::f32;
-  else if constexpr (std::is_same_v<T, double>)
-    return DType::f64;
-  else if constexpr (std::is_same_v<T, BFloat16>)
-    return DType::bf16;
-  else if constexpr (std::is_same_v<T, Float16>)
-    return DType::f16;
-  else if constexpr (std::is_same_v<T, bool>)
-    return DType::b8;
-  else if constexpr (std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 8)
-    return DType::i64;
-  else if constexpr (std::is_same_v<T, int32_t>)
-    return DType::i32;
-  else if constexpr (std::is_same_v<T, uint8_t>)
-    return DType::u8;
-  else
-    static_assert(sizeof(T) == 0, "no voxgrad dtype for this type");
+  constexpr bool is_type[] = {std::is_same_v<T, float>,
+                              std::is_same_v<T, double>,
+                              std::is_same_v<T, BFloat16>,
+                              std::is_same_v<T, Float16>,
+                              std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 8,
+                              std::is_same_v<T, int32_t>,
+                              std::is_same_v<T, uint8_t>,
+                              std::is_same_v<T, bool>};  // in the order of DType
+  constexpr auto found = std::ranges::find(is_type, true) - is_type;
+  static_assert(found < 8, "no voxgrad dtype for this type");
+  return static_cast<DType>(found);
 }();
 
 /// The type in which kernels compute with elements of type T. For BFloat16 and Float16, the type is float, and kernels

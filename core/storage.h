@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "device.h"
 
@@ -14,10 +15,19 @@ namespace voxgrad {
 class Storage {
  public:
   /// Allocates uninitialized memory. Throws OutOfMemoryError, and Error if the device does not exist.
-  Storage(size_t bytes, Device device);
+  Storage(size_t bytes, Device device) : bytes_(bytes), device_(device) {
+    runtime(device).require(device.index);
+    data_ = runtime(device).allocate(bytes, device.index);
+  }
   /// Takes over memory that was allocated elsewhere. The destructor calls release(data).
-  Storage(void* data, size_t bytes, Device device, std::function<void(void*)> release);
-  ~Storage();
+  Storage(void* data, size_t bytes, Device device, std::function<void(void*)> release)
+      : data_(data), bytes_(bytes), device_(device), release_(std::move(release)) {}
+  ~Storage() {
+    if (release_)
+      release_(data_);
+    else if (data_)
+      runtime(device_).deallocate(data_, bytes_, device_.index);
+  }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 

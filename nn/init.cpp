@@ -5,15 +5,13 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/detail/halves.h"
 #include "ops/elementwise.h"
 
 namespace voxgrad::nn::init {
 namespace {
 
 thread_local ScopedValue<bool>* skipping = nullptr;
-
-/// Returns the dtype in which random numbers are drawn before they are converted to the dtype of the tensor.
-DType drawn_dtype(const Tensor& tensor) { return tensor.dtype() == f64 ? f64 : f32; }
 
 void require_floating(const Tensor& tensor, const char* op) {
   check(tensor.defined() && is_floating(tensor.dtype()), op, "the tensor must be floating-point, got ",
@@ -33,20 +31,15 @@ double xavier_std(const Tensor& tensor, double gain) {
   return gain * std::sqrt(2.0 / static_cast<double>(fans.in + fans.out));
 }
 
-/// Returns the bound b for which U(-b, b) has this standard deviation.
-double uniform_bound(double std) { return std::sqrt(3.0) * std; }
-
 /// Fills the tensor with transform(numbers). `from` is the function that draws the numbers: rand or randn.
 template <class F>
 const Tensor& draw(const Tensor& tensor, decltype(rand)* from, Generator* generator, const F& transform) {
   Generator& source = generator ? *generator : default_generator();
   NoGradGuard no_grad;
-  if (skipping) {
-    source.reserve(tensor.numel(), drawn_dtype(tensor));
-    return tensor;
-  }
-  const TensorOptions options{.dtype = drawn_dtype(tensor), .device = tensor.device()};
-  return tensor.copy_(transform(from(tensor.shape(), options, &source)));
+  const TensorOptions options{.dtype = widened(tensor.dtype()), .device = tensor.device()};
+  if (!skipping) return tensor.copy_(transform(from(tensor.shape(), options, &source)));
+  source.reserve(tensor.numel(), options.dtype);
+  return tensor;
 }
 
 }  // namespace
@@ -61,18 +54,8 @@ Fans calculate_fans(const Tensor& tensor) {
 }
 
 double calculate_gain(Nonlinearity nonlinearity, double slope) {
-  switch (nonlinearity) {
-    case Nonlinearity::tanh:
-      return 5.0 / 3.0;
-    case Nonlinearity::relu:
-      return std::sqrt(2.0);
-    case Nonlinearity::leaky_relu:
-      return std::sqrt(2.0 / (1.0 + slope * slope));
-    case Nonlinearity::selu:
-      return 0.75;
-    default:
-      return 1.0;
-  }
+  const double gains[] = {1, 1, 5.0 / 3, std::sqrt(2.0), std::sqrt(2 / (1 + slope * slope)), 0.75};  // by Nonlinearity
+  return gains[static_cast<size_t>(nonlinearity)];
 }
 
 const Tensor& uniform_(const Tensor& tensor, double low, double high, Generator* generator) {
@@ -96,8 +79,9 @@ const Tensor& constant_(const Tensor& tensor, double value) {
 const Tensor& zeros_(const Tensor& tensor) { return constant_(tensor, 0); }
 const Tensor& ones_(const Tensor& tensor) { return constant_(tensor, 1); }
 
+// The standard deviation of U(-b, b) is b / sqrt(3).
 const Tensor& kaiming_uniform_(const Tensor& tensor, const KaimingOptions& options, Generator* generator) {
-  const double bound = uniform_bound(kaiming_std(tensor, options));
+  const double bound = std::sqrt(3.0) * kaiming_std(tensor, options);
   return uniform_(tensor, -bound, bound, generator);
 }
 
@@ -106,7 +90,7 @@ const Tensor& kaiming_normal_(const Tensor& tensor, const KaimingOptions& option
 }
 
 const Tensor& xavier_uniform_(const Tensor& tensor, double gain, Generator* generator) {
-  const double bound = uniform_bound(xavier_std(tensor, gain));
+  const double bound = std::sqrt(3.0) * xavier_std(tensor, gain);
   return uniform_(tensor, -bound, bound, generator);
 }
 

@@ -1,9 +1,14 @@
 // Includes the headers of all layers. Declares Linear, Identity, Flatten, and the activation and dropout layers.
 #pragma once
 
+#include <cmath>
+
+#include "../ops/create.h"
 #include "../ops/elementwise.h"
+#include "../ops/linalg.h"
 #include "../ops/reduce.h"
 #include "conv_layers.h"
+#include "init.h"
 #include "module.h"
 #include "norm_layers.h"
 #include "pool_layers.h"
@@ -22,10 +27,20 @@ struct LinearOptions {
 /// with b = 1 / sqrt(in_features), as in PyTorch. The constructor throws Error if a size is not positive.
 class Linear : public Layer {
  public:
-  Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
+  Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {})
+      : in_features_(in_features), out_features_(out_features) {
+    check(in_features > 0 && out_features > 0, "Linear", "in_features and out_features must be positive, got ",
+          in_features, " and ", out_features);
+    weight = empty({out_features, in_features}, {.requires_grad = true});
+    init::kaiming_uniform_(weight, {.a = std::sqrt(5.0)});
+    if (!options.bias) return;
+    bias = empty({out_features}, {.requires_grad = true});
+    const double bound = 1 / std::sqrt(static_cast<double>(in_features));
+    init::uniform_(bias, -bound, bound);
+  }
   Tensor forward(const Tensor& x) const override { return forward_with(x, weight); }
   /// Computes forward(x) with `other_weight` instead of the layer's weight.
-  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const;
+  Tensor forward_with(const Tensor& x, const Tensor& other_weight) const { return linear(x, other_weight, bias); }
   std::string extra_repr() const override {
     return concat("in_features=", in_features_, ", out_features=", out_features_, bias.defined() ? "" : ", bias=false");
   }
@@ -69,7 +84,11 @@ using Hardswish = Activation<"Hardswish", hardswish>;
 /// positive and `init` is finite.
 class PReLU : public Layer {
  public:
-  explicit PReLU(int64_t num_parameters = 1, double init = 0.25);
+  explicit PReLU(int64_t num_parameters = 1, double init = 0.25) {
+    check(num_parameters > 0, "PReLU", "num_parameters must be positive, got ", num_parameters);
+    check(std::isfinite(init), "PReLU", "init must be finite, got ", init);
+    weight = full({num_parameters}, init, {.requires_grad = true});
+  }
   Tensor forward(const Tensor& x) const override { return prelu(x, weight); }
   std::string extra_repr() const override { return concat("num_parameters=", weight.numel()); }
 
@@ -96,7 +115,9 @@ using LogSoftmax = AlongAxis<"LogSoftmax", log_softmax>;
 /// ELU: x where x > 0, otherwise alpha * (exp(x) - 1). The constructor throws Error unless alpha is finite.
 class ELU : public Layer {
  public:
-  explicit ELU(double alpha = 1);
+  explicit ELU(double alpha = 1) : alpha_(alpha) {
+    check(std::isfinite(alpha), "ELU", "alpha must be finite, got ", alpha);
+  }
   Tensor forward(const Tensor& x) const override { return elu(x, alpha_); }
   std::string extra_repr() const override { return concat("alpha=", alpha_); }
 
@@ -108,7 +129,9 @@ class ELU : public Layer {
 /// finite.
 class LeakyReLU : public Layer {
  public:
-  explicit LeakyReLU(double negative_slope = 0.01);
+  explicit LeakyReLU(double negative_slope = 0.01) : negative_slope_(negative_slope) {
+    check(std::isfinite(negative_slope), "LeakyReLU", "negative_slope must be finite, got ", negative_slope);
+  }
   Tensor forward(const Tensor& x) const override { return leaky_relu(x, negative_slope_); }
   double negative_slope() const { return negative_slope_; }
   std::string extra_repr() const override { return concat("negative_slope=", negative_slope_); }
@@ -121,7 +144,10 @@ class LeakyReLU : public Layer {
 /// both numbers are finite and beta is not 0.
 class Softplus : public Layer {
  public:
-  explicit Softplus(double beta = 1, double threshold = 20);
+  explicit Softplus(double beta = 1, double threshold = 20) : beta_(beta), threshold_(threshold) {
+    check(std::isfinite(beta) && beta != 0 && std::isfinite(threshold), "Softplus",
+          "beta must be finite and not 0, and threshold finite, got ", beta, " and ", threshold);
+  }
   Tensor forward(const Tensor& x) const override { return softplus(x, beta_, threshold_); }
   std::string extra_repr() const override { return concat("beta=", beta_, ", threshold=", threshold_); }
 
@@ -134,7 +160,7 @@ class Softplus : public Layer {
 /// default generator. In evaluation, returns its input. The constructor throws Error unless p lies in [0, 1].
 class Dropout : public Layer {
  public:
-  explicit Dropout(double p = 0.5);
+  explicit Dropout(double p = 0.5) : p_(p) { check(p >= 0 && p <= 1, "Dropout", "p must lie in [0, 1], got ", p); }
   Tensor forward(const Tensor& x) const override { return dropout(x, p_, is_training()); }
   bool depends_on_training() const override { return true; }
   std::string extra_repr() const override { return concat("p=", p_); }
@@ -154,7 +180,15 @@ class Dropout3d : public Dropout {
 /// ...) becomes (N, features).
 class Flatten : public Layer {
  public:
-  explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1);
+  explicit Flatten(int64_t start_axis = 1, int64_t end_axis = -1) : start_axis_(start_axis), end_axis_(end_axis) {
+    for (int64_t axis : {start_axis, end_axis})
+      check(axis >= -kMaxRank && axis < kMaxRank, "Flatten", "axes must lie in [", -kMaxRank, ", ", kMaxRank, "), got ",
+            start_axis, " and ", end_axis);
+    // If one axis counts from the beginning and the other axis from the end, their order depends on the rank of the
+    // input and is not checked here.
+    check((start_axis < 0) != (end_axis < 0) || start_axis <= end_axis, "Flatten", "start_axis ", start_axis,
+          " comes after end_axis ", end_axis);
+  }
   Tensor forward(const Tensor& x) const override { return x.flatten(start_axis_, end_axis_); }
   std::string extra_repr() const override { return concat("start_dim=", start_axis_, ", end_dim=", end_axis_); }
 

@@ -265,9 +265,8 @@ Tensors Module::buffers() const { return without_repetition(named_buffers()); }
 
 TensorMap Module::state_dict() const {
   TensorMap state;
-  for (bool buffers : {false, true})
-    for (const auto& [name, tensor] : named_tensors(buffers))
-      check(state.emplace(name, tensor.detach()).second, "state_dict", "two members are named ", name);
+  for (const auto& [name, tensor] : all_tensors(*this))
+    check(state.emplace(name, tensor.detach()).second, "state_dict", "two members are named ", name);
   return state;
 }
 
@@ -308,8 +307,7 @@ void Module::train(bool on) {
 }
 
 void Module::convert(const detail::Conversion& conversion) const {
-  for (bool buffers : {false, true})
-    for (const auto& [name, tensor] : named_tensors(buffers)) detail::convert(name, tensor, conversion);
+  for (const auto& [name, tensor] : all_tensors(*this)) detail::convert(name, tensor, conversion);
 }
 
 void Module::to(Device device) {

@@ -6,13 +6,10 @@
 
 #include "core/autograd.h"
 #include "ops/create.h"
+#include "ops/detail/checks.h"
 
 namespace voxgrad::nn {
 namespace {
-
-void check_eps(const char* layer, double eps) {
-  check(std::isfinite(eps) && eps >= 0, layer, "eps must be finite and not negative, got ", eps);
-}
 
 void check_normalized_shape(const char* layer, const Shape& shape) {
   check(!shape.empty(), layer, "normalized_shape is empty");

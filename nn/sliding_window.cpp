@@ -86,8 +86,7 @@ Tensor predict(const Tensor& windows, const WindowModel& model, const SlidingWin
       if (o.precision) guard.emplace(*o.precision);
       y = model(axes.empty() ? windows : flip(windows, axes));
     }
-    check_defined(kOp, "the model's prediction", y);
-    check_floating(kOp, y);
+    check_floating(kOp, y, "the model's prediction");
     Shape expected = windows.shape();
     if (y.dim() == 5) expected[1] = y.size(1);
     check(y.shape() == expected, kOp, "the model must return (", windows.size(0), ", K, ", o.window, ") for ",
@@ -197,8 +196,7 @@ Tensor inference(const Tensor& volume, const WindowModel& model, const SlidingWi
 }
 
 void validate(const Tensor& volume, const WindowModel& model, const SlidingWindowOptions& o) {
-  check_defined(kOp, "volume", volume);
-  check_floating(kOp, volume);
+  check_floating(kOp, volume, "volume");
   check(volume.dim() == 5 && volume.numel() > 0, kOp, "volume must be (N, C, D, H, W) and not empty, got ",
         describe(volume));
   check(static_cast<bool>(model), kOp, "the model is empty");

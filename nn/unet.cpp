@@ -83,8 +83,7 @@ void check_options(const UNetOptions& options) {
   constexpr const char* kOp = "UNet";
   check(options.in_channels > 0 && options.num_classes > 0, kOp, "in_channels and num_classes must be positive, got ",
         options.in_channels, " and ", options.num_classes);
-  check(!options.norm || (options.norm->eps >= 0 && std::isfinite(options.norm->eps)), kOp,
-        "eps must be finite and not negative, got ", options.norm ? options.norm->eps : 0);
+  if (options.norm) check_eps(kOp, options.norm->eps);
   check(options.stages.size() >= 2, kOp, "needs at least two stages, got ", options.stages.size());
   check(options.stages[0].stride == 1, kOp, "the first stage must have stride 1, got ", options.stages[0].stride);
   double total[3] = {1, 1, 1};  // product of the strides along each axis

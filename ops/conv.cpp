@@ -22,18 +22,6 @@
 #include "ops/shape.h"
 
 namespace voxgrad {
-namespace {
-
-/// Returns an uninitialized result (N, channels, size...). As in PyTorch, the result is channels-last if at least one
-/// operand is channels-last.
-Tensor empty_result(const Tensor& in, const Tensor& weight, int64_t channels, const Triple& size) {
-  const MemoryFormat weight_format = weight.suggest_memory_format();
-  const bool last = weight_format == MemoryFormat::channels_last;
-  return empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(),
-               last ? weight_format : in.suggest_memory_format());
-}
-
-}  // namespace
 
 Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, all_but_channels(grad)); }
 
@@ -42,11 +30,13 @@ Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const T
   const bool dx = needs_gradient(in), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   // Save the operands before the kernel runs: autograd::recompute() then omits it if this is its last operation.
   const Saved in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight);
-  const Tensor out = empty_result(in, weight, transposed ? weight.size(1) * geometry.groups : weight.size(0), size);
-  const auto bias_view = optional_view(bias);
+  const int64_t channels = transposed ? weight.size(1) * geometry.groups : weight.size(0);
+  // As in PyTorch, the result is channels-last if at least one operand is channels-last.
+  const MemoryFormat format = std::max(in.suggest_memory_format(), weight.suggest_memory_format());
+  const Tensor out = empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(), format);
   const Kernels& k = kernels(in.device());
   (transposed ? k.conv_backward_data : k.conv_forward)(out.view_out(), in.view_in(), weight.view_in(),
-                                                       {pointer(bias_view), epilogue.relu}, geometry);
+                                                       {OptionalView(bias), epilogue.relu}, geometry);
   return record(transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor()},
                 [=, in_size = spatial_size(in), w_form = form_of(weight)](const Tensor& grad) {
                   return Tensors{dx ? convolve(!transposed, grad, w_saved(), {}, in_size, geometry) : Tensor(),
@@ -206,8 +196,7 @@ Call make_call(const Request& r, const Tensor& input, const Tensor& weight, cons
 /// Checks the arguments and computes the convolution. The result has the same number of axes as the input.
 Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weight, const Tensor& given_bias,
            FusedEpilogue epilogue = {}) {
-  check_defined(r.op, "input", given_input);
-  check_defined(r.op, "weight", given_weight);
+  check_defined(r.op, "input", given_input, "weight", given_weight);
   const Tensor input = autocasted(r.op, given_input), weight = autocasted(r.op, given_weight),
                bias = autocasted(r.op, given_bias);
   const Call call = make_call(r, input, weight, bias);

@@ -153,8 +153,7 @@ Tensor empty_for(const Tensor& x, const Tensor& y, const Shape& shape, DType dty
 /// integers and bool to f32.
 template <BinaryOp op>
 std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
-  check_defined(name(op), "the first operand", x);
-  check_defined(name(op), "the second operand", y);
+  check_defined(name(op), "the first operand", x, "the second operand", y);
   DType dtype = result_type(x, y);
   if (!has(typename Operator<op>::DTypes(), i64) && !is_floating(dtype)) dtype = f32;
   return {autocasted(name(op), x.to(dtype)), autocasted(name(op), y.to(dtype))};
@@ -195,8 +194,7 @@ int kind_of(DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; 
 }  // namespace
 
 DType result_type(const Tensor& x, const Tensor& y) {
-  check_defined("result_type", "the first tensor", x);
-  check_defined("result_type", "the second tensor", y);
+  check_defined("result_type", "the first tensor", x, "the second tensor", y);
   if ((x.dim() == 0) == (y.dim() == 0)) return promote_types(x.dtype(), y.dtype());
   const DType with_axes = (x.dim() == 0 ? y : x).dtype(), without = (x.dim() == 0 ? x : y).dtype();
   return kind_of(without) > kind_of(with_axes) ? promote_types(with_axes, without) : with_axes;
@@ -320,9 +318,7 @@ Tensor& operator/=(Tensor& x, Scalar y) { return assign("operator/=", x, x / y);
 Tensor operator-(const Tensor& x) { return neg(x); }
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
-  check_defined("where", "condition", condition);
-  check_defined("where", "x", x);
-  check_defined("where", "y", y);
+  check_defined("where", "condition", condition, "x", x, "y", y);
   check(condition.dtype() == b8, "where", "condition must be bool, got ", describe(condition));
   check_same_device("where", {"condition", condition}, {"x", x});
   if (const DType dtype = result_type(x, y); x.dtype() != dtype || y.dtype() != dtype)
@@ -391,7 +387,6 @@ Tensor activation_gradient(const ActivationArguments& a, const Tensor& g, const 
 }
 
 Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
-  check_defined("dropout", "input", x);
   check_floating("dropout", x);
   check(p >= 0 && p <= 1, "dropout", "p must lie in [0, 1], got ", p);
   if (!training || p == 0) return x;

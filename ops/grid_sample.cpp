@@ -30,19 +30,16 @@ Tensor sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& how)
     autograd::once_differentiable(kOp);
     const Tensor dx = needs_dx ? empty_volume(input, input.size(1), spatial_size(input), input.dtype()) : Tensor();
     const Tensor dgrid = needs_dgrid ? empty(positions.shape(), positions.options()) : Tensor();
-    const auto dx_view = dx.defined() ? std::optional(dx.view_out()) : std::nullopt;
-    const auto dgrid_view = dgrid.defined() ? std::optional(dgrid.view_out()) : std::nullopt;
     kernels(dy.device())
-        .grid_sample_backward(pointer(dx_view), pointer(dgrid_view), dy.view_in(), input.view_in(), positions.view_in(),
-                              how);
+        .grid_sample_backward(OptionalView(dx, true), OptionalView(dgrid, true), dy.view_in(), input.view_in(),
+                              positions.view_in(), how);
     return Tensors{dx, needs_dgrid ? dgrid : zero};
   });
 }
 
 void check_operands(const Tensor& x, const Tensor& grid) {
-  check_defined(kOp, "input", x);
-  check_defined(kOp, "grid", grid);
   check_floating(kOp, x);
+  check_defined(kOp, "grid", grid);
   const Operand input{"input", x}, positions{"grid", grid};
   check((x.dim() == 4 || x.dim() == 5) && grid.dim() == x.dim(), kOp,
         "requires input (N, C, D, H, W) and grid (N, D', H', W', 3), or (N, C, H, W) and (N, H', W', 2), got ", input,
@@ -72,8 +69,7 @@ Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions&
 
 Tensor affine_grid(const Tensor& theta, const Shape& size, bool align_corners) {
   constexpr const char* op = "affine_grid";
-  check_defined(op, "theta", theta);
-  check_floating(op, theta);
+  check_floating(op, theta, "theta");
   const int64_t axes = size.size() - 2;
   check((axes == 2 || axes == 3) && theta.shape() == Shape{size[0], axes, axes + 1}, op,
         "requires theta (N, 3, 4) and size (N, C, D, H, W), or (N, 2, 3) and (N, C, H, W), got ", describe(theta),

@@ -26,8 +26,7 @@ void through_float32(
   };
   const Tensor result = empty_float32(out), wide_a = widened(a), wide_b = widened(b);
   const Tensor wide_bias = bias ? widened(*bias) : Tensor();
-  const View bias_view = bias ? wide_bias.view_in() : View();
-  kernel(result.view_out(), wide_a.view_in(), wide_b.view_in(), bias ? &bias_view : nullptr);
+  kernel(result.view_out(), wide_a.view_in(), wide_b.view_in(), OptionalView(wide_bias));
   k.copy(out, result.view_in());
 }
 

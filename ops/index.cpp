@@ -15,24 +15,19 @@ namespace {
 
 /// Checks the operands. Returns the axis as a nonnegative number.
 int64_t check_index(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
-  check_defined(op, "input", x);
-  check_defined(op, "index", index);
+  check_defined(op, "input", x, "index", index);
   check(index.dtype() == i64, op, "index must be i64, got ", describe(index));
   check_same_device(op, {"input", x}, {"index", index});
   return checked_axis(op, x, axis);
-}
-
-void check_outside_axis(const char* op, const Shape& shape, const Shape& index, int64_t axis) {
-  bool fits = shape.size() == index.size();
-  for (int64_t i = 0; fits && i < shape.size(); ++i) fits = i == axis || shape[i] == index[i];
-  check(fits, op, "index ", index, " must match ", shape, " in all axes except axis ", axis);
 }
 
 }  // namespace
 
 Tensor gather_as(const char* op, const Tensor& x, int64_t axis, const Tensor& index) {
   axis = check_index(op, x, axis, index);
-  check_outside_axis(op, x.shape(), index.shape(), axis);
+  bool fits = x.dim() == index.dim();
+  for (int64_t i = 0; fits && i < x.dim(); ++i) fits = i == axis || x.shape()[i] == index.shape()[i];
+  check(fits, op, "index ", index.shape(), " must match ", x.shape(), " in all axes except axis ", axis);
   Tensor out = empty(index.shape(), x.options(), x.suggest_memory_format());
   kernels(x.device()).gather(op, out.view_out(), x.view_in(), index.view_in(), static_cast<int>(axis));
   return record(op, out, {x}, [index = Saved(index), axis, size = x.shape()[axis]](const Tensor& g) {

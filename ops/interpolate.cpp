@@ -28,7 +28,6 @@ const ModeRow& row_of(InterpolateMode mode) {
 }
 
 void check_input(const Tensor& x, const InterpolateOptions& options) {
-  check_defined(kOp, "input", x);
   check_floating(kOp, x);
   check_batched(kOp, x);
   const int64_t axes = x.dim() - 2, required = row_of(options.mode).axes;

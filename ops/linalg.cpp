@@ -61,8 +61,7 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
 
 Tensor matmul(const Tensor& first, const Tensor& second) {
   const Tensor a = autocasted("matmul", first), b = autocasted("matmul", second);
-  check_defined("matmul", "the first operand", a);
-  check_defined("matmul", "the second operand", b);
+  check_defined("matmul", "the first operand", a, "the second operand", b);
   check_floating("matmul", a);
   check_same_kind("matmul", {{"the first operand", a}, {"the second operand", b}});
   check(a.dim() > 0 && b.dim() > 0, "matmul", "needs vectors or matrices, got shapes ", a.shape(), " and ", b.shape());
@@ -79,8 +78,7 @@ Tensor matmul(const Tensor& first, const Tensor& second) {
 Tensor linear(const Tensor& input, const Tensor& given_weight, const Tensor& given_bias) {
   const Tensor x = autocasted("linear", input), weight = autocasted("linear", given_weight),
                bias = autocasted("linear", given_bias);
-  check_defined("linear", "input", x);
-  check_defined("linear", "weight", weight);
+  check_defined("linear", "input", x, "weight", weight);
   check_floating("linear", x);
   check_same_kind("linear", {{"input", x}, {"weight", weight}, {"bias", bias}});
   check(weight.dim() == 2, "linear", "weight must be (out, in), got ", weight.shape());
@@ -98,9 +96,7 @@ namespace {
 constexpr const char* kAttention = "scaled_dot_product_attention";
 
 void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask, bool is_causal) {
-  check_defined(kAttention, "query", query);
-  check_defined(kAttention, "key", key);
-  check_defined(kAttention, "value", value);
+  check_defined(kAttention, "query", query, "key", key, "value", value);
   check_floating(kAttention, query);
   const Operand q{"query", query}, k{"key", key}, v{"value", value};
   check_same_kind(kAttention, {q, k, v});

@@ -36,8 +36,7 @@ struct Pair {
 };
 Pair checked_pair(const char* op, const Tensor& given_input, const Tensor& given_target) {
   const Tensor input = autocasted(op, given_input), target = autocasted(op, given_target);
-  check_defined(op, "input", input);
-  check_defined(op, "target", target);
+  check_defined(op, "input", input, "target", target);
   check_floating(op, input);
   check_same_kind(op, {{"input", input}, {"target", target}});
   check(input.shape() == target.shape(), op, "input ", input.shape(), " and target ", target.shape(),
@@ -112,8 +111,7 @@ bool is_soft(const Tensor& target) { return target.defined() && is_floating(targ
 
 /// Checks the input and target of a classification loss. On the CPU, also checks the class indices.
 void check_classes(const char* op, const Tensor& input, const Tensor& target, int64_t ignore_index) {
-  check_defined(op, "input", input);
-  check_defined(op, "target", target);
+  check_defined(op, "input", input, "target", target);
   check_floating(op, input);
   check(input.dim() >= 2 && input.size(1) > 0, op, "input must be (N, C, ...), got ", describe(input));
   Shape expected = input.shape();
@@ -357,8 +355,7 @@ namespace {
 /// interpolate.
 Tensor nearest(const Tensor& target, const Tensor& logits) {
   constexpr const char* kOp = "deep_supervision_loss";
-  check_defined(kOp, "target", target);
-  check_defined(kOp, "logits", logits);
+  check_defined(kOp, "target", target, "logits", logits);
   check(logits.dim() > 2 && target.dim() >= logits.dim() - 1, kOp,
         "logits must be (N, C, ...) and target (N, ...), got ", describe(logits), " and ", describe(target));
   Tensor result = target;

@@ -130,37 +130,26 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
                         const Tensor& bias, const GradientRequest& r) {
   const Tensor dy = grad.contiguous(x.suggest_memory_format());
   const Tensor dx = empty_like(x);
-  Tensors grads{r.x ? dx : Tensor(), Tensor(), Tensor(), Tensor()};
-  std::optional<View> dweight, dbias, sums;
-  const auto allocate = [&](Tensor& into, std::optional<View>& view, std::optional<DType> dtype) {
-    if (!dtype) return;
-    into = empty({x.size(1)}, {*dtype, x.device()});
-    view = into.view_out();
+  const auto allocated = [&](std::optional<DType> dtype) {
+    return dtype ? empty({x.size(1)}, {*dtype, x.device()}) : Tensor();
   };
-  allocate(grads[1], dweight, r.weight);
-  allocate(grads[2], dbias, r.bias);
   // The kernel writes the gradient of the added bias in f32 or f64. The gradient is converted below, because under
   // autocast the dtype of the bias may differ from the dtype of x.
-  allocate(grads[3], sums, r.added ? std::optional(widened(x.dtype())) : std::nullopt);
+  const Tensor sums = allocated(r.added ? std::optional(widened(x.dtype())) : std::nullopt);
+  Tensors grads{r.x ? dx : Tensor(), allocated(r.weight), allocated(r.bias), sums};
   // A norm with one group per channel subtracts the mean of the channel, so that the added bias has no effect and its
   // gradient is 0. With an activation before the norm, the bias has an effect.
-  if (r.added && r.groups[1] == x.size(1) && r.activations.before.kind == ActivationKind::none) {
-    grads[3].zero_();
-    sums.reset();
-  }
-  const auto gamma = optional_view(weight), beta = optional_view(bias);
+  const bool has_effect = r.groups[1] != x.size(1) || r.activations.before.kind != ActivationKind::none;
+  if (r.added && !has_effect) sums.zero_();
   const Tensor means = empty_like(statistics);
   const JoinRanks join = [&] { join_means(*r.ranks, means, x.numel()); };
   kernels(x.device())
-      .group_norm_backward({as_rows(x, dx.view_out()), pointer(dweight), pointer(dbias), pointer(sums)},
+      .group_norm_backward({as_rows(x, dx.view_out()), OptionalView(grads[1], true), OptionalView(grads[2], true),
+                            OptionalView(has_effect ? sums : Tensor(), true)},
                            means.view_out(), as_rows(x, dy.view_in()), as_rows(x, x.view_in()), statistics.view_in(),
-                           pointer(gamma), pointer(beta), r.activations, r.ranks ? &join : nullptr);
-  if (r.added) grads[3] = grads[3].to(*r.added);
+                           OptionalView(weight), OptionalView(bias), r.activations, r.ranks ? &join : nullptr);
+  if (r.added) grads[3] = sums.to(*r.added);
   return grads;
-}
-
-void check_eps(const char* op, double eps) {
-  check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
 
 struct NormResult {
@@ -181,12 +170,11 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
   // gradients enabled, keep x for the backward pass.
   const Tensor y = overwrite && x.device().is_cpu() && !grad_enabled() ? x : empty_like(x);
   const Tensor statistics = empty({groups[0], groups[1], 2}, {f64, x.device()});
-  const auto gamma = optional_view(weight), beta = optional_view(bias);
   Tensor counts;
   const JoinRanks join = [&] { counts = join_statistics(*ranks, statistics, x.numel()); };
   kernels(x.device())
-      .group_norm(as_rows(x, y.view_out()), statistics.view_out(), as_rows(x, x.view_in()), pointer(gamma),
-                  pointer(beta), eps, activations, ranks ? &join : nullptr);
+      .group_norm(as_rows(x, y.view_out()), statistics.view_out(), as_rows(x, x.view_in()), OptionalView(weight),
+                  OptionalView(bias), eps, activations, ranks ? &join : nullptr);
   const GradientRequest r{
       groups, eps, activations, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), gradient_dtype(added),
       ranks};
@@ -209,10 +197,9 @@ Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& inpu
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x), statistics = empty({1, x.size(1), 2}, {f64, x.device()});
   set_statistics(statistics, mean, rstd);
-  const auto gamma = optional_view(weight), beta = optional_view(bias);
   kernels(x.device())
-      .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), statistics.view_in(), pointer(gamma),
-                 pointer(beta));
+      .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), statistics.view_in(), OptionalView(weight),
+                 OptionalView(bias));
   const GradientRequest r{{}, 0, {}, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), {}};
   return record("batch_norm", y, {x, weight, bias},
                 [=, x = Saved(x), mean = Saved(mean), rstd = Saved(rstd), weight = Saved(weight)](const Tensor& grad) {
@@ -230,7 +217,6 @@ Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& inpu
 }
 
 void check_input(const char* op, const Tensor& x, int64_t min_rank, const char* form) {
-  check_defined(op, "input", x);
   check_floating(op, x);
   check(x.dim() >= min_rank, op, "input must be ", form, ", got ", describe(x));
 }
@@ -274,15 +260,12 @@ Shape checked_statistics(const char* op, const Tensor& x, const NormArguments& n
 void track(const Tensor& x, const NormResult& result, const NormArguments& norm) {
   if ((x.numel() == 0 && !norm.ranks) || x.size(1) == 0 || autograd::recomputing()) return;
   NoGradGuard no_grad;
-  std::optional<View> mean, var;
   for (const Tensor& running : {norm.running_mean, norm.running_var})
     if (running.defined()) check_in_place("batch_norm", running);
-  if (norm.running_mean.defined()) mean = norm.running_mean.view_out();
-  if (norm.running_var.defined()) var = norm.running_var.view_out();
-  const auto counts = optional_view(result.counts);
   kernels(x.device())
-      .track_statistics(pointer(mean), pointer(var), result.statistics.view_in(), norm.eps,
-                        static_cast<double>(x.numel() / x.size(1)), pointer(counts), norm.momentum);
+      .track_statistics(OptionalView(norm.running_mean, true), OptionalView(norm.running_var, true),
+                        result.statistics.view_in(), norm.eps, static_cast<double>(x.numel() / x.size(1)),
+                        OptionalView(result.counts), norm.momentum);
 }
 
 }  // namespace

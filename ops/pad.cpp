@@ -34,7 +34,6 @@ std::ostream& operator<<(std::ostream& out, PadMode mode) {
 
 Tensor pad(const Tensor& x, const std::vector<int64_t>& amounts, PadMode mode, double value) {
   if (mode == PadMode::constant) return pad(x, amounts, value);
-  check_defined("pad", "input", x);
   check_floating("pad", x);
   const auto axes = static_cast<int64_t>(amounts.size() / 2);
   check(amounts.size() % 2 == 0 && axes >= 1 && axes <= 3 && (x.dim() == axes + 1 || x.dim() == axes + 2), "pad",

@@ -21,7 +21,6 @@ namespace {
 void check_input(const char* op, const Tensor& x, int64_t axes) {
   constexpr const char* kForms[] = {"(N, C, L) or (C, L)", "(N, C, H, W) or (C, H, W)",
                                     "(N, C, D, H, W) or (C, D, H, W)"};
-  check_defined(op, "input", x);
   check_floating(op, x);
   check(x.dim() == axes + 2 || x.dim() == axes + 1, op, "input must be ", kForms[axes - 1], ", got ", describe(x));
   check_axes(op, x, axes);
@@ -98,17 +97,14 @@ MaxPoolResult max_pool(const Tensor& x, const PoolGeometry& geometry, const Trip
   const Tensor y = empty_volume(x, x.size(1), pooled, x.dtype());
   const Triple size = spatial_size(x);
   Tensor indices;
-  View view;
   if (return_indices || needs_grad({x})) {
     const double voxels = static_cast<double>(size[0]) * static_cast<double>(size[1]) * static_cast<double>(size[2]);
     indices = empty_volume(x, x.size(1), pooled, voxels < 0x1p31 ? i32 : i64);
-    view = indices.view_out();
   }
-  kernels(x.device()).max_pool(y.view_out(), indices.defined() ? &view : nullptr, x.view_in(), geometry);
-  record("max_pool", y, {x},
-         [indices = indices.defined() ? Saved(indices) : Saved(), size, geometry](const Tensor& grad) {
-           return Tensors{max_unpool(grad, indices(), size, geometry)};
-         });
+  kernels(x.device()).max_pool(y.view_out(), OptionalView(indices, true), x.view_in(), geometry);
+  record("max_pool", y, {x}, [indices = Saved(indices), size, geometry](const Tensor& grad) {
+    return Tensors{max_unpool(grad, indices(), size, geometry)};
+  });
   return {y, indices};
 }
 

@@ -45,8 +45,7 @@ Tensors composed_gradients(const Tensor& grad, const Tensor& x, const Tensor& we
 
 Tensor prelu(const Tensor& given, const Tensor& given_weight) {
   const Tensor x = autocasted("prelu", given), weight = autocasted("prelu", given_weight);
-  check_defined("prelu", "input", x);
-  check_defined("prelu", "weight", weight);
+  check_defined("prelu", "input", x, "weight", weight);
   check_same_kind("prelu", {{"input", x}, {"weight", weight}});
   check_floating("prelu", x);
   const int64_t channels = x.dim() > 1 ? x.shape()[1] : 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -106,34 +107,23 @@ Work convolution(ConvPass pass, const Call& call, size_t x, size_t w, size_t y) 
   return {flop, std::max(flop / e.flop_rate, call.bytes / e.byte_rate)};
 }
 
-/// Estimates the work of a call. The general version assumes that the memory bandwidth limits the kernel and does not
-/// count arithmetic. Specializations for matmul and convolutions follow.
-template <auto kernel>
-Work estimate_work(const Call& call) {
+/// Estimates the work of a call of the kernel `name`. Counts the arithmetic of matrix products and convolutions.
+/// Assumes that the memory bandwidth limits all other kernels.
+Work estimate_work(std::string_view name, const Call& call) {
+  if (name == "conv_forward") return convolution(ConvPass::fprop, call, 1, 2, 0);
+  if (name == "conv_backward_data") return convolution(ConvPass::dgrad, call, 0, 2, 1);
+  if (name == "conv_backward_weight") return convolution(ConvPass::wgrad, call, 1, 0, 2);
+  if (name == "matmul") {
+    const View &c = call.view(0), &a = call.view(1);
+    return {2 * static_cast<double>(c.numel()) * static_cast<double>(a.size[a.rank - 1])};
+  }
   const double rate = byte_rate(call.device());
   return {0, rate > 0 ? call.bytes / rate : 0};
 }
-template <>
-Work estimate_work<&Kernels::matmul>(const Call& call) {
-  const View& c = call.view(0);
-  const View& a = call.view(1);
-  return {2 * static_cast<double>(c.numel()) * static_cast<double>(a.size[a.rank - 1])};
-}
-template <>
-Work estimate_work<&Kernels::conv_forward>(const Call& call) {
-  return convolution(ConvPass::fprop, call, 1, 2, 0);
-}
-template <>
-Work estimate_work<&Kernels::conv_backward_data>(const Call& call) {
-  return convolution(ConvPass::dgrad, call, 0, 2, 1);
-}
-template <>
-Work estimate_work<&Kernels::conv_backward_weight>(const Call& call) {
-  return convolution(ConvPass::wgrad, call, 1, 0, 2);
-}
 
-/// Runs a kernel of the table `real()` and records the call. `name` is recorded if no argument contains the name of the
-/// operator. The first `outputs` views are the results, whose memory is attributed to the operator.
+/// Runs a kernel of the table `real()` and records the call. `name`, the name of the kernel, is recorded if no argument
+/// contains the name of the operator. The first `outputs` views are the results, whose memory is attributed to the
+/// operator.
 template <const Kernels& (*real)(), auto kernel, class... Args>
 void run(const char* name, size_t outputs, const Args&... args) {
   const auto run_kernel = real().*kernel;
@@ -141,7 +131,7 @@ void run(const char* name, size_t outputs, const Args&... args) {
   Call call{name};
   (call.add(args), ...);
   const Device device = call.device() < 0 ? Device::cpu() : Device::cuda(call.device());
-  const Work work = estimate_work<kernel>(call);
+  const Work work = estimate_work(name, call);
   std::vector<Shape> shapes;
   for (const View* view : call.views)
     if (view && shapes.size() < kMaxShapes) shapes.emplace_back(std::span(view->size, static_cast<size_t>(view->rank)));

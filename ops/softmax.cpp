@@ -14,7 +14,6 @@ namespace {
 /// Computes log_softmax if `logarithm` is true, otherwise softmax.
 Tensor run(const char* op, const Tensor& input, int64_t axis, bool logarithm) {
   const Tensor x = autocasted(op, input);
-  check_defined(op, "input", x);
   check_floating(op, x);
   axis = normalize_axis(axis, x.dim(), op);
   if (x.dim() == 0) return squeeze(run(op, unsqueeze(x, 0), 0, logarithm), 0);

@@ -7,6 +7,7 @@
 #include "core/autograd.h"
 #include "core/detail/divide.h"
 #include "ops/create.h"
+#include "ops/detail/conv_geometry.h"
 #include "ops/detail/conv_maps.h"
 #include "ops/detail/halo.h"
 #include "ops/elementwise.h"
@@ -22,16 +23,6 @@ struct Side {
   int64_t padding = 0;  // padding along D of the convolution that computes these planes from the halo
 };
 
-/// The convolution of a slab along D.
-struct Axis {
-  int64_t in;   // planes of the input slab
-  int64_t out;  // planes of the result
-  int64_t kernel;
-  int64_t stride;
-  int64_t padding;
-  int64_t dilation;
-};
-
 // A product combines input plane i, output plane o and tap k if i + padding = o * stride + k * dilation
 // (ops/detail/conv_geometry.h). If the planes of a halo are counted from its first plane, and the planes of the result
 // from plane `start`, the formula remains valid with a different padding (Side::padding). Therefore, the same kernels
@@ -39,38 +30,39 @@ struct Axis {
 
 using Sides = std::array<Side, 2>;  // the sides of the previous and of the next rank
 
-/// Returns the halos that a convolution needs.
-Sides forward_sides(const Axis& a) {
+/// Returns the halos that a convolution along the axis `a` needs.
+Sides forward_sides(const ConvAxis& a) {
   const int64_t reach = a.dilation * (a.kernel - 1);
   Sides sides;
   if (a.padding > 0) sides[0] = {a.padding, 0, divide_up(a.padding, a.stride), 0};
   if (const int64_t halo = reach - a.padding - a.stride + 1; halo > 0) {
-    const int64_t start = divide_up(std::max<int64_t>(a.in + a.padding - reach, 0), a.stride);
-    sides[1] = {halo, start, a.out - start, a.in + a.padding - start * a.stride};
+    const int64_t start = divide_up(std::max<int64_t>(a.x_size + a.padding - reach, 0), a.stride);
+    sides[1] = {halo, start, a.y_size - start, a.x_size + a.padding - start * a.stride};
   }
   return sides;
 }
 
-/// Returns the halos that a transposed convolution needs.
-Sides transposed_sides(const Axis& a) {
+/// Returns the halos that a transposed convolution along the axis `a` needs.
+Sides transposed_sides(const ConvAxis& a) {
   const int64_t reach = a.dilation * (a.kernel - 1);
   Sides sides;
   if (const int64_t halo = std::max<int64_t>(reach - a.padding, 0) / a.stride; halo > 0)
-    sides[0] = {halo, 0, std::min(a.out, reach - a.padding - a.stride + 1), a.padding + halo * a.stride};
+    sides[0] = {halo, 0, std::min(a.x_size, reach - a.padding - a.stride + 1), a.padding + halo * a.stride};
   if (a.padding > 0) {
-    const int64_t start = std::max<int64_t>(a.out - a.padding, 0);
-    sides[1] = {divide_up(a.padding, a.stride), start, a.out - start, a.padding + start - a.in * a.stride};
+    const int64_t start = std::max<int64_t>(a.x_size - a.padding, 0);
+    sides[1] = {divide_up(a.padding, a.stride), start, a.x_size - start, a.padding + start - a.y_size * a.stride};
   }
   return sides;
 }
 
-void check_slab(const char* op, bool transposed, const Axis& a, const Sides& sides) {
-  check(transposed ? a.out == a.in * a.stride : a.out * a.stride == a.in, op,
-        "if ranks share a volume, a convolution must ", transposed ? "multiply" : "divide",
-        " its depth by exactly the stride; a slab of depth ", a.in, " gives depth ", a.out, " with kernel_size ",
-        a.kernel, ", stride ", a.stride, ", padding ", a.padding, ", dilation ", a.dilation, " along D");
+void check_slab(const char* op, bool transposed, const ConvAxis& a, const Sides& sides) {
+  const int64_t in = transposed ? a.y_size : a.x_size, out = transposed ? a.x_size : a.y_size;
+  check(a.x_size == a.y_size * a.stride, op, "if ranks share a volume, a convolution must ",
+        transposed ? "multiply" : "divide", " its depth by exactly the stride; a slab of depth ", in, " gives depth ",
+        out, " with kernel_size ", a.kernel, ", stride ", a.stride, ", padding ", a.padding, ", dilation ", a.dilation,
+        " along D");
   const int64_t halo = std::max(sides[0].halo, sides[1].halo);
-  check(halo <= a.in, op, "the result depends on a halo of depth ", halo, ", but the neighboring slab has depth ", a.in,
+  check(halo <= in, op, "the result depends on a halo of depth ", halo, ", but the neighboring slab has depth ", in,
         "; share the volume among fewer ranks");
 }
 
@@ -87,7 +79,8 @@ Tensor planes_of(const Tensor& result, const Side& side) { return narrow(result,
 Tensor convolve_slab(const char* op, distributed::Communicator& group, bool transposed, const Tensor& x,
                      const Tensor& weight, const Tensor& bias, const Triple& size, const ConvGeometry& geometry,
                      FusedEpilogue epilogue) {
-  const Axis axis{x.size(2), size[0], weight.size(2), geometry.stride[0], geometry.padding[0], geometry.dilation[0]};
+  ConvAxis axis{x.size(2), size[0], weight.size(2), geometry.stride[0], geometry.padding[0], geometry.dilation[0]};
+  if (transposed) std::swap(axis.x_size, axis.y_size);
   const Sides sides = transposed ? transposed_sides(axis) : forward_sides(axis);
   check_slab(op, transposed, axis, sides);
   const int64_t front = sides[0].halo, back = sides[1].halo;  // planes received from the previous and the next rank
@@ -100,7 +93,7 @@ Tensor convolve_slab(const char* op, distributed::Communicator& group, bool tran
     const NoGradGuard no_grad;
     PlaneExchange exchange(
         group, form,
-        {back > 0 ? narrow(x, 2, 0, back) : Tensor(), front > 0 ? narrow(x, 2, axis.in - front, front) : Tensor()},
+        {back > 0 ? narrow(x, 2, 0, back) : Tensor(), front > 0 ? narrow(x, 2, x.size(2) - front, front) : Tensor()},
         {front, back});
     y = convolve(transposed, x, weight, bias, size, geometry);
     halos = exchange.wait();

@@ -119,12 +119,6 @@ ElementType parse_type(const InputFile& file, const std::string& descr) {
   return {known->dtype, !one_byte && order != '=' && order != kNativeOrder};
 }
 
-std::string_view type_code(DType dtype) {
-  const auto* known = std::ranges::find(kTypeCodes, dtype, &TypeCode::dtype);
-  check(known != std::end(kTypeCodes), "save_npy", "NumPy has no ", dtype, "; convert the tensor to f32 first");
-  return known->code;
-}
-
 /// The checked contents of the header.
 struct Layout {
   ElementType type;
@@ -236,8 +230,10 @@ Tensor NpyFile::read(const Dims& start, const Shape& size) const {
 
 void save_npy(const std::filesystem::path& path, const Tensor& tensor) {
   check(tensor.defined(), "save_npy", "the tensor is undefined");
-  const char order = item_size(tensor.dtype()) == 1 ? '|' : kNativeOrder;
-  std::string text = concat("{'descr': '", order, type_code(tensor.dtype()), "', 'fortran_order': False, 'shape': (");
+  const auto* type = std::ranges::find(kTypeCodes, tensor.dtype(), &TypeCode::dtype);
+  check(type != std::end(kTypeCodes), "save_npy", "NumPy has no ", tensor.dtype(), "; convert the tensor to f32 first");
+  const char order = item_size(type->dtype) == 1 ? '|' : kNativeOrder;
+  std::string text = concat("{'descr': '", order, type->code, "', 'fortran_order': False, 'shape': (");
   for (int64_t size : tensor.shape()) text += concat(size, tensor.dim() == 1 ? "," : ", ");
   if (tensor.dim() > 1) text.resize(text.size() - 2);
   text += "), }";

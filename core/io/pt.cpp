@@ -22,8 +22,6 @@ constexpr int64_t kMaxVisited = 10'000'000;   // values that a search for tensor
 constexpr size_t kMaxNameBytes = 64'000'000;  // bytes of the names of all tensors
 constexpr size_t kMaxShownPath = 1000;        // bytes of a path in a message
 
-bool is_container(Kind kind) { return kind == Kind::list || kind == Kind::tuple || kind == Kind::dict; }
-
 std::string read_entry(const InputFile& file, const ZipFile& zip, const std::string& name, int64_t limit) {
   const ZipFile::Range range = zip.find(name);
   file.check(range.size <= limit, "entry ", in_quotes(name), " has ", range.size, " bytes, at most ", limit,
@@ -113,7 +111,7 @@ struct PtFile {
     const auto visit = [&](uint32_t node) {
       const Kind kind = graph.nodes[node].kind;
       if (kind == Kind::tensor) add(node);
-      if (!is_container(kind) || is_open[node]) return;
+      if ((kind != Kind::list && kind != Kind::tuple && kind != Kind::dict) || is_open[node]) return;
       file.check(levels.size() < kMaxLevels, "containers have more than ", kMaxLevels, " levels");
       is_open[node] = true;
       levels.push_back({node, 0});

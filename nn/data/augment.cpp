@@ -283,7 +283,6 @@ constexpr StepLimits kLimits[] = {
 };
 
 void check_input(const Tensor& x) {
-  check_defined(kOp, "input", x);
   check_floating(kOp, x);
   check(x.dim() == 5, kOp, "input must be (N, C, D, H, W), got ", describe(x));
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "../../core/random.h"
 #include "../../core/tensor.h"
@@ -32,9 +33,18 @@ class Dataset {
 class TensorDataset : public Dataset {
  public:
   /// Throws Error if `inputs` has no axis, or if the first axes have different sizes.
-  explicit TensorDataset(Tensor inputs, Tensor targets = {});
+  explicit TensorDataset(Tensor inputs, Tensor targets = {})
+      : inputs_(std::move(inputs)), targets_(std::move(targets)) {
+    check(inputs_.defined() && inputs_.dim() > 0, "TensorDataset", "inputs must have at least one axis, got ",
+          describe(inputs_));
+    check(!targets_.defined() || (targets_.dim() > 0 && targets_.size(0) == inputs_.size(0)), "TensorDataset",
+          "the first axes of inputs and targets must have the same size, got ", describe(inputs_), " and ",
+          describe(targets_));
+  }
   int64_t size() const override { return inputs_.size(0); }
-  Sample get(int64_t index, Generator& random) const override;
+  Sample get(int64_t index, Generator&) const override {
+    return {inputs_.select(0, index), targets_.defined() ? targets_.select(0, index) : Tensor()};
+  }
 
  private:
   Tensor inputs_;
@@ -46,7 +56,10 @@ class FunctionDataset : public Dataset {
  public:
   using Function = std::function<Sample(int64_t index, Generator& random)>;
   /// Throws Error if `size` is negative or `function` is empty. Several threads may call `function` at the same time.
-  FunctionDataset(int64_t size, Function function);
+  FunctionDataset(int64_t size, Function function) : size_(size), function_(std::move(function)) {
+    check(size >= 0, "FunctionDataset", "size must not be negative, got ", size);
+    check(static_cast<bool>(function_), "FunctionDataset", "the function is empty");
+  }
   int64_t size() const override { return size_; }
   Sample get(int64_t index, Generator& random) const override { return function_(index, random); }
 

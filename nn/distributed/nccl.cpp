@@ -79,6 +79,13 @@ ncclDataType_t reduced_type(DType dtype) {
 
 size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel() * item_size(t.dtype())); }
 
+/// Returns a new NCCL id as bytes.
+std::string new_id() {
+  ncclUniqueId id;
+  check_nccl(nccl().ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return std::string(id.internal, sizeof id.internal);
+}
+
 class NcclCommunicator : public Communicator {
  public:
   /// Joins the group whose NCCL id is rendezvous->message(). `rendezvous` is null for a single rank.
@@ -88,10 +95,7 @@ class NcclCommunicator : public Communicator {
     const DeviceGuard guard(device);
     stream_.emplace(device);
     ncclUniqueId id;
-    if (rendezvous_)
-      rendezvous_->message().copy(id.internal, sizeof id.internal);
-    else
-      check_nccl(nccl().ncclGetUniqueId(&id), "ncclGetUniqueId");
+    (rendezvous_ ? rendezvous_->message() : new_id()).copy(id.internal, sizeof id.internal);
     check_nccl(nccl().ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
     if (rendezvous_) rendezvous_->watch([this] { return progress(); });
   }
@@ -218,13 +222,6 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   const std::lock_guard lock(mutex_);
   if (rendezvous_ && !Capture::current()) pending_.push_back({collective.name, calls_, over, Clock::now()});
   return std::make_unique<NcclWork>(over, tensors);
-}
-
-/// Returns a new NCCL id as bytes.
-std::string new_id() {
-  ncclUniqueId id;
-  check_nccl(nccl().ncclGetUniqueId(&id), "ncclGetUniqueId");
-  return std::string(id.internal, sizeof id.internal);
 }
 
 /// The address and the token of the rendezvous.

@@ -30,9 +30,6 @@ std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int ranks) {
   return owners;
 }
 
-/// Returns the elements of a dense parameter in memory order.
-Tensor in_memory_order(const Tensor& param) { return as_strided(param, {param.numel()}, {1}, param.storage_offset()); }
-
 }  // namespace
 
 ZeroRedundancy::ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communicator& communicator)
@@ -76,7 +73,7 @@ void ZeroRedundancy::exchange() {
       for (size_t i = 0; i < owners_.size(); ++i) {
         auto& slot = optimizer_.slots_[i];
         if (owners_[i] != rank || slot.param.dtype() != dtype) continue;
-        params.push_back(in_memory_order(slot.param));
+        params.push_back(as_strided(slot.param, {slot.param.numel()}, {1}, slot.param.storage_offset()));
         count += slot.param.numel();
         if (rank == group_.rank()) continue;
         slot = {.param = slot.param, .group = slot.group};  // drops the state that consolidate_state_dict() gathered

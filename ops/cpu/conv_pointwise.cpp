@@ -25,6 +25,14 @@ bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry)
 
 namespace {
 
+/// Copies `count` voxels of `channels` channels. Fills the rest of each row of `padded` voxels with
+/// zeros.
+template <class T>
+void copy_piece(T* to, int64_t pitch, const T* from, int64_t stride, int64_t channels, int64_t count, int64_t padded) {
+  for (int64_t c = 0; c < channels; ++c)
+    std::fill(std::copy_n(from + c * stride, count, to + c * pitch), to + c * pitch + padded, T(0));
+}
+
 /// Packs the weights for multiply_pointwise(): (group, block of `rows` outputs, input, output of the block).
 template <class T>
 void pack_weights(const ConvProblem<T>& p, int64_t rows, T* to) {
@@ -72,9 +80,7 @@ void multiply_pointwise(const ConvProblem<T>& p) {
       const T* x = p.in.at(n, group * inputs) + first;
       int64_t x_stride = p.in.channel_stride;
       if (count < piece || outputs > rows) {
-        for (int64_t c = 0; c < inputs; ++c)
-          std::fill(std::copy_n(x + c * x_stride, count, packed.data() + c * pitch), packed.data() + (c + 1) * pitch,
-                    T(0));
+        copy_piece(packed.data(), pitch, x, x_stride, inputs, count, pitch);
         x = packed.data();
         x_stride = pitch;
       }
@@ -149,14 +155,6 @@ void add_products(const ChannelProduct<T>& product, int64_t columns) {
   unrolled<kColumns>([&](auto last) {
     if (columns == last + 1) add_products<T, last + 1>(product);
   });
-}
-
-/// Copies voxels [first, first + count) of `channels` channels. Fills the rest of each row of `padded` voxels with
-/// zeros.
-template <class T>
-void copy_piece(T* to, int64_t pitch, const T* from, int64_t stride, int64_t channels, int64_t count, int64_t padded) {
-  for (int64_t c = 0; c < channels; ++c)
-    std::fill(std::copy_n(from + c * stride, count, to + c * pitch), to + c * pitch + padded, T(0));
 }
 
 }  // namespace

@@ -10,11 +10,6 @@
 namespace voxgrad::cpu {
 namespace {
 
-int64_t checked_index(const char* op, int64_t index, int64_t size, int axis) {
-  check(index >= 0 && index < size, op, "index ", index, " is out of range for axis ", axis, " of size ", size);
-  return index;
-}
-
 /// Calls f(element of `plain`, element of `indexed`) for each element of `index`. `plain` has elements of type P and
 /// the shape of `index`. `indexed` has elements of type Q, which `index` selects along `axis`.
 template <class P, class Q, class F>
@@ -31,7 +26,8 @@ void for_indexed(const char* op, const View& plain, const View& indexed, const V
         Q* q = indexed.as<Q>() + offset[1];
         const int64_t* at = index.as<const int64_t>() + offset[2];
         for_lines(length, count, axis_inner, [&](int64_t k, int64_t j) {
-          const int64_t i = checked_index(op, at[k * index.stride[axis] + j * across[2]], size, axis);
+          const int64_t i = at[k * index.stride[axis] + j * across[2]];
+          check(i >= 0 && i < size, op, "index ", i, " is out of range for axis ", axis, " of size ", size);
           f(p[k * plain.stride[axis] + j * across[0]], q[i * indexed.stride[axis] + j * across[1]]);
         });
       },

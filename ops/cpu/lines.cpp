@@ -74,12 +74,6 @@ void find_extremum(const Lines<int64_t, T>& lines) {
 /// (sort key, index within the line)
 using Item = std::pair<uint64_t, int64_t>;
 
-/// Moves the smallest `count` items to the front, in ascending order.
-void sort_first(std::vector<Item>& items, int64_t count) {
-  std::nth_element(items.begin(), items.begin() + count, items.end());
-  std::sort(items.begin(), items.begin() + count);
-}
-
 /// Finds the positions of the first `count` elements of each line in sorted order.
 template <class T>
 void find_order(const Lines<int64_t, T>& lines, int64_t count, bool descending) {
@@ -87,7 +81,8 @@ void find_order(const Lines<int64_t, T>& lines, int64_t count, bool descending) 
   for (int64_t j = 0; j < lines.count; ++j) {
     for (int64_t k = 0; k < lines.length; ++k)
       items[static_cast<size_t>(k)] = {sort_key(lines.input(k, j), descending), k};
-    sort_first(items, count);
+    std::nth_element(items.begin(), items.begin() + count, items.end());
+    std::sort(items.begin(), items.begin() + count);
     for (int64_t k = 0; k < count; ++k) lines.output(k, j) = items[static_cast<size_t>(k)].second;
   }
 }

@@ -187,16 +187,11 @@ struct RowBuffer {
 /// Calls f.template operator()<Word>() with the unsigned integer type that has the size of an element.
 template <class F>
 void with_word(DType dtype, F&& f) {
-  switch (item_size(dtype)) {
-    case 1:
-      return f.template operator()<uint8_t>();
-    case 2:
-      return f.template operator()<uint16_t>();
-    case 4:
-      return f.template operator()<uint32_t>();
-    default:
-      return f.template operator()<uint64_t>();
-  }
+  const int64_t size = item_size(dtype);
+  if (size == 1) return f.template operator()<uint8_t>();
+  if (size == 2) return f.template operator()<uint16_t>();
+  if (size == 4) return f.template operator()<uint32_t>();
+  f.template operator()<uint64_t>();
 }
 
 /// A view that row functions read or write row by row, as elements of `dtype`. By default, `dtype` is f32 for bf16 and

@@ -195,10 +195,7 @@ void reduce(ReduceOp op, const View& out, const View& in) {
     return dispatch(Anything(), in.dtype, name(op), "CPU",
                     [&]<class T>() { run<Sum, T>(out, in, op == ReduceOp::mean); });
   dispatch(Numbers(), in.dtype, name(op), "CPU", [&]<class T>() {
-    if (op == ReduceOp::max)
-      run<Extremum<true>, T>(out, in, false);
-    else
-      run<Extremum<false>, T>(out, in, false);
+    (op == ReduceOp::max ? run<Extremum<true>, T> : run<Extremum<false>, T>)(out, in, false);
   });
 }
 

@@ -9,13 +9,16 @@
 
 namespace voxgrad {
 
-/// Requires a defined tensor.
-inline void check_defined(const char* op, const char* what, const Tensor& tensor) {
+/// Requires defined tensors. Each name is followed by its tensor.
+template <class... Rest>
+void check_defined(const char* op, const char* what, const Tensor& tensor, const Rest&... rest) {
   check(tensor.defined(), op, what, " is undefined");
+  if constexpr (sizeof...(rest) > 0) check_defined(op, rest...);
 }
 
-/// Requires a floating-point dtype.
-inline void check_floating(const char* op, const Tensor& tensor) {
+/// Requires a defined tensor with a floating-point dtype.
+inline void check_floating(const char* op, const Tensor& tensor, const char* what = "input") {
+  check_defined(op, what, tensor);
   check(is_floating(tensor.dtype()), op, "needs a floating-point dtype, got ", describe(tensor));
 }
 
@@ -84,6 +87,11 @@ inline int64_t checked_axis(const char* op, const Tensor& tensor, int64_t axis) 
   check_defined(op, "input", tensor);
   check(tensor.dim() > 0, op, "the tensor has no axes");
   return normalize_axis(axis, tensor.dim(), op);
+}
+
+/// Requires an eps that is finite and not negative.
+inline void check_eps(const char* op, double eps) {
+  check(std::isfinite(eps) && eps >= 0, op, "eps must be finite and not negative, got ", eps);
 }
 
 /// Requires a finite value.

@@ -24,9 +24,8 @@ inline void check_axes(const char* op, const Tensor& x, int64_t axes) {
 /// Returns an uninitialized tensor (N, channels, size...) on the device and in the memory format of `like`
 /// (N, C, D, H, W).
 inline Tensor empty_volume(const Tensor& like, int64_t channels, const Triple& size, DType dtype) {
-  const Shape shape{like.size(0), channels, size[0], size[1], size[2]};
-  const bool last = like.suggest_memory_format() == MemoryFormat::channels_last;
-  return empty_strided(shape, last ? channels_last_strides(shape) : contiguous_strides(shape), {dtype, like.device()});
+  return empty({like.size(0), channels, size[0], size[1], size[2]}, {dtype, like.device()},
+               like.suggest_memory_format());
 }
 
 /// Returns x (N, C, spatial...) or (C, spatial...), with `axes` = 1 to 3 spatial axes, as a view (N, C, D, H, W).
@@ -104,11 +103,17 @@ inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_g
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
 
-/// Returns a view of an operand, or nullopt if the operand is undefined. pointer() returns the pointer to the view, or
-/// null.
-inline std::optional<View> optional_view(const Tensor& t) {
-  return t.defined() ? std::optional<View>(t.view_in()) : std::nullopt;
-}
-inline const View* pointer(const std::optional<View>& view) { return view ? &*view : nullptr; }
+/// A view of an operand that may be undefined, as an argument of a kernel. Converts to a pointer to the view, or to null
+/// if the operand is undefined. The view is for writing if `write` is true.
+class OptionalView {
+ public:
+  explicit OptionalView(const Tensor& t, bool write = false) {
+    if (t.defined()) view_ = write ? t.view_out() : t.view_in();
+  }
+  operator const View*() const { return view_ ? &*view_ : nullptr; }
+
+ private:
+  std::optional<View> view_;
+};
 
 }  // namespace voxgrad
