@@ -1,4 +1,4 @@
-// Implements the rendezvous: gather() and join() connect the ranks, and a thread that calls monitor() watches the
+// Implements the rendezvous: the constructors connect the ranks, and a thread that calls monitor() watches the
 // connections.
 #include "nn/distributed/detail/rendezvous.h"
 
@@ -101,45 +101,6 @@ Rendezvous::Rendezvous(int rank, int size)
 Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& message, double seconds)
     : Rendezvous(0, size) {
   message_ = message;
-  gather(listener, seconds);
-}
-
-Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
-    : Rendezvous(rank, size) {
-  message_ = join(host, port, token, seconds);
-}
-
-/// Takes ownership of the connection, or refuses it and returns the reason.
-std::string Rendezvous::admit(Connection& connection, const Frame& frame, const std::string& token) {
-  const std::optional<Hello> hello = parse_hello(frame);
-  if (!hello) return {};  // the peer is not a rank and gets no answer
-  const auto& [rank, size, given_token, host] = *hello;
-  std::string why;
-  if (!is_same_token(given_token, token))
-    why = "a process sent a token (VOXGRAD_TOKEN) that differs from rank 0's";
-  else if (size != size_)
-    why = concat("rank ", rank, " on host ", host, " has WORLD_SIZE ", size, ", but rank 0 has ", size_);
-  else if (rank <= 0 || rank >= size_)
-    why = concat("a process on host ", host, rank == 0 ? " is also rank 0" : concat(" is rank ", rank, " of ", size));
-  else if (peers_[static_cast<size_t>(rank)].connection.is_open())
-    why = concat("two processes are rank ", rank, ", the second one on host ", host);
-  if (why.empty()) {
-    connection.set_max_text(kMaxText);
-    peers_[static_cast<size_t>(rank)] = {.connection = std::move(connection), .is_present = true};
-  } else {
-    connection.send({FrameKind::refused, 0, why});
-  }
-  return why;
-}
-
-std::vector<int> Rendezvous::missing() const {
-  std::vector<int> ranks;
-  for (int rank = 1; rank < size_; ++rank)
-    if (!peers_[static_cast<size_t>(rank)].connection.is_open()) ranks.push_back(rank);
-  return ranks;
-}
-
-void Rendezvous::gather(const Listener& listener, double seconds) {
   const Deadline end = after(seconds);
   std::deque<Newcomer> newcomers;
   std::string refused;  // the reason of the last refusal
@@ -180,7 +141,8 @@ void Rendezvous::gather(const Listener& listener, double seconds) {
   flush(kFarewellSeconds);
 }
 
-std::string Rendezvous::join(const std::string& host, int port, const std::string& token, double seconds) {
+Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
+    : Rendezvous(rank, size) {
   const Deadline end = after(seconds), verdict = after(seconds + kGraceSeconds);
   Connection& rank0 = peers_[0].connection;
   std::string reason;
@@ -193,12 +155,43 @@ std::string Rendezvous::join(const std::string& host, int port, const std::strin
       if (const auto answer = rank0.next()) {
         check(answer->kind == FrameKind::welcome, kOp, escape(answer->text));
         peers_[0].is_present = true;
-        return answer->text;
+        message_ = answer->text;
+        return;
       }
     }
     std::this_thread::sleep_until(after(0.05));
   }
   fail(kOp, "rank ", rank_, " cannot reach rank 0 at ", host, ", port ", port, ", within ", seconds, " s: ", reason);
+}
+
+/// Takes ownership of the connection, or refuses it and returns the reason.
+std::string Rendezvous::admit(Connection& connection, const Frame& frame, const std::string& token) {
+  const std::optional<Hello> hello = parse_hello(frame);
+  if (!hello) return {};  // the peer is not a rank and gets no answer
+  const auto& [rank, size, given_token, host] = *hello;
+  std::string why;
+  if (!is_same_token(given_token, token))
+    why = "a process sent a token (VOXGRAD_TOKEN) that differs from rank 0's";
+  else if (size != size_)
+    why = concat("rank ", rank, " on host ", host, " has WORLD_SIZE ", size, ", but rank 0 has ", size_);
+  else if (rank <= 0 || rank >= size_)
+    why = concat("a process on host ", host, rank == 0 ? " is also rank 0" : concat(" is rank ", rank, " of ", size));
+  else if (peers_[static_cast<size_t>(rank)].connection.is_open())
+    why = concat("two processes are rank ", rank, ", the second one on host ", host);
+  if (why.empty()) {
+    connection.set_max_text(kMaxText);
+    peers_[static_cast<size_t>(rank)] = {.connection = std::move(connection), .is_present = true};
+  } else {
+    connection.send({FrameKind::refused, 0, why});
+  }
+  return why;
+}
+
+std::vector<int> Rendezvous::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 1; rank < size_; ++rank)
+    if (!peers_[static_cast<size_t>(rank)].connection.is_open()) ranks.push_back(rank);
+  return ranks;
 }
 
 void Rendezvous::watch(std::function<Progress()> progress) {

@@ -98,8 +98,6 @@ class Rendezvous {
   };
 
   Rendezvous(int rank, int size);
-  void gather(const Listener& listener, double seconds);
-  std::string join(const std::string& host, int port, const std::string& token, double seconds);
   std::string admit(Connection& connection, const Frame& frame, const std::string& token);
   /// Returns the ranks that have not connected to rank 0.
   std::vector<int> missing() const;
