@@ -88,12 +88,13 @@ std::string new_id() {
 
 class NcclCommunicator : public Communicator {
  public:
-  /// Joins the group whose NCCL id is rendezvous->message(). `rendezvous` is null for a single rank.
-  NcclCommunicator(int rank, int size, int local_rank, int device, std::unique_ptr<Rendezvous> rendezvous)
-      : Communicator(rank, size, local_rank, Device::cuda(device)), rendezvous_(std::move(rendezvous)) {
-    require_gpu_and_nccl(device);
-    const DeviceGuard guard(device);
-    stream_.emplace(device);
+  /// Joins the group whose NCCL id is rendezvous->message(), with the GPU `local_rank`. `rendezvous` is null for a
+  /// single rank.
+  NcclCommunicator(int rank, int size, int local_rank, std::unique_ptr<Rendezvous> rendezvous)
+      : Communicator(rank, size, local_rank, Device::cuda(local_rank)), rendezvous_(std::move(rendezvous)) {
+    require_gpu_and_nccl(local_rank);
+    const DeviceGuard guard(local_rank);
+    stream_.emplace(local_rank);
     ncclUniqueId id;
     (rendezvous_ ? rendezvous_->message() : new_id()).copy(id.internal, sizeof id.internal);
     check_nccl(nccl().ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
@@ -231,12 +232,17 @@ struct RendezvousAddress {
   std::string token;
 };
 
-/// Connects the ranks. Rank 0 waits at the listener for the other ranks. A single rank needs no listener and gets null.
-std::unique_ptr<Rendezvous> connect_ranks(int rank, int size, const std::optional<Listener>& listener,
-                                          const RendezvousAddress& at) {
-  if (size == 1) return nullptr;
-  if (rank == 0) return std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
-  return std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
+/// Connects the ranks. Rank 0 waits at the listener for the other ranks. A single rank needs neither a listener nor an
+/// address.
+std::unique_ptr<Communicator> connect_ranks(int rank, int size, int local_rank,
+                                            const std::optional<Listener>& listener = {},
+                                            const RendezvousAddress& at = {}) {
+  std::unique_ptr<Rendezvous> rendezvous;
+  if (rank == 0 && size > 1)
+    rendezvous = std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
+  else if (size > 1)
+    rendezvous = std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
+  return std::make_unique<NcclCommunicator>(rank, size, local_rank, std::move(rendezvous));
 }
 
 /// Connects the ranks that torchrun or a script started.
@@ -247,9 +253,7 @@ std::unique_ptr<Communicator> from_environment(const Environment& e) {
   const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
   std::optional<Listener> listener;
   if (e.rank == 0 && e.world_size > 1) listener.emplace(e.master_addr, port, e.token);
-  return std::make_unique<NcclCommunicator>(
-      e.rank, e.world_size, e.local_rank, e.local_rank,
-      connect_ranks(e.rank, e.world_size, listener, {e.master_addr, port, e.token}));
+  return connect_ranks(e.rank, e.world_size, e.local_rank, listener, {e.master_addr, port, e.token});
 }
 
 /// Connects the ranks that MPI started. Rank 0 broadcasts the address of the rendezvous and a random token by MPI. The
@@ -271,8 +275,7 @@ std::unique_ptr<Communicator> from_mpi() {
   std::istringstream words(text);
   RendezvousAddress at;
   words >> at.port >> at.token >> at.host;
-  return std::make_unique<NcclCommunicator>(world.rank(), world.size(), world.local_rank(), world.local_rank(),
-                                            connect_ranks(world.rank(), world.size(), listener, at));
+  return connect_ranks(world.rank(), world.size(), world.local_rank(), listener, at);
 }
 
 bool started_by_mpi() {
@@ -303,7 +306,7 @@ Communicator& nccl_world() {
   else if (started_by_mpi())
     world = from_mpi();
   else
-    world = std::make_unique<NcclCommunicator>(0, 1, 0, 0, nullptr);
+    world = connect_ranks(0, 1, 0);
   // If the program does not call nccl_finalize(), leave the group before the static objects of NCCL are destroyed. They
   // are newer than `world`, because NCCL was loaded later, and would be destroyed first.
   [[maybe_unused]] static const int registered = std::atexit([] { world.reset(); });
@@ -331,7 +334,7 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
       const GeneratorGuard guard(generator);
       std::unique_ptr<Communicator> group;
       try {
-        group = std::make_unique<NcclCommunicator>(rank, ranks, rank, rank, connect_ranks(rank, ranks, listener, at));
+        group = connect_ranks(rank, ranks, rank, listener, at);
       } catch (const std::exception& error) {
         print_failure(rank, ranks, error.what());
         std::_Exit(1);
