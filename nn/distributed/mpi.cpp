@@ -258,18 +258,15 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   void* const out = c.out.mutable_raw_data();
   const int count = count_of(c.in);
   const MPI_Datatype moved = moved_type(c.in.dtype());
-  const auto call = [&] {
-    switch (c.kind) {
-      case all_reduce:
-        return MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced_type(c.in.dtype()), reduction(c.op, c.in.dtype()),
-                              comm_, request);
-      case broadcast:
-        return MPI_Ibcast(out, count, moved, c.root, comm_, request);
-      default:
-        return MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
-    }
-  };
-  check_mpi(call(), c.name, &failure_);
+  int code = MPI_SUCCESS;
+  if (c.kind == all_reduce)
+    code = MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced_type(c.in.dtype()), reduction(c.op, c.in.dtype()), comm_,
+                          request);
+  else if (c.kind == broadcast)
+    code = MPI_Ibcast(out, count, moved, c.root, comm_, request);
+  else
+    code = MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
+  check_mpi(code, c.name, &failure_);
   return work;
 }
 

@@ -141,15 +141,11 @@ class NcclCommunicator : public Communicator {
     }
     const void* const in = c.in.raw_data();
     void* const out = c.out.mutable_raw_data();
-    switch (c.kind) {
-      case all_reduce:
-        return nccl().ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()),
-                                    operation(c.op), comm_, stream);
-      case broadcast:
-        return nccl().ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
-      default:
-        return nccl().ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
-    }
+    if (c.kind == all_reduce)
+      return nccl().ncclAllReduce(in, out, static_cast<size_t>(c.in.numel()), reduced_type(c.in.dtype()),
+                                  operation(c.op), comm_, stream);
+    if (c.kind == broadcast) return nccl().ncclBroadcast(in, out, bytes_of(c.in), ncclUint8, c.root, comm_, stream);
+    return nccl().ncclAllGather(in, out, bytes_of(c.in), ncclUint8, comm_, stream);
   }
 
   /// Returns the state of this rank's collectives. Called by the monitoring thread.

@@ -251,21 +251,15 @@ void Rendezvous::receive(Deadline deadline) {
 
 void Rendezvous::handle(Peer& peer, const Frame& frame) {
   peer.last_heard = Clock::now();
-  switch (frame.kind) {
-    case FrameKind::bye:
-      peer.is_present = false;
-      return peer.connection.close();
-    case FrameKind::end:
-      return end({});
-    case FrameKind::late:
-      return report_late({frame.kind, frame.number, escape(frame.text)});
-    case FrameKind::calls:
-      peer.num_calls = frame.number;
-      for (Call& call : parse_calls(frame.text)) peer.calls.push_back(std::move(call));
-      return;
-    default:
-      return;
+  if (frame.kind == FrameKind::end) end({});
+  if (frame.kind == FrameKind::late) report_late({frame.kind, frame.number, escape(frame.text)});
+  if (frame.kind == FrameKind::bye) {
+    peer.is_present = false;
+    peer.connection.close();
   }
+  if (frame.kind != FrameKind::calls) return;
+  peer.num_calls = frame.number;
+  for (Call& call : parse_calls(frame.text)) peer.calls.push_back(std::move(call));
 }
 
 void Rendezvous::add_call(const Call& call) {
