@@ -103,8 +103,8 @@ inline bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_g
 /// Returns the device of a view.
 inline Device device_of(const View& view) { return view.device < 0 ? Device::cpu() : Device::cuda(view.device); }
 
-/// A view of an operand that may be undefined, as an argument of a kernel. Converts to a pointer to the view, or to null
-/// if the operand is undefined. The view is for writing if `write` is true.
+/// A view of an operand that may be undefined, as an argument of a kernel. Converts to a pointer to the view, or to
+/// null if the operand is undefined. The view is for writing if `write` is true.
 class OptionalView {
  public:
   explicit OptionalView(const Tensor& t, bool write = false) {
