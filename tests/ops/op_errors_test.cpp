@@ -46,6 +46,26 @@ TEST(OpErrors, ElementwiseOpsRejectInvalidArguments) {
   for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
 }
 
+TEST(OpErrors, UndefinedTensorsAreNamed) {
+  const Tensor x = floats({2, 3}), undefined;
+  const BadCall table[] = {
+      {[&] { add(x, undefined); }, "add: the second operand is undefined"},
+      {[&] { where(gt(x, 0), x, undefined); }, "where: y is undefined"},
+      {[&] { matmul(x, undefined); }, "matmul: the second operand is undefined"},
+      {[&] { scaled_dot_product_attention(x, x, undefined); }, "scaled_dot_product_attention: value is undefined"},
+      {[&] { gather(x, 0, undefined); }, "gather: index is undefined"},
+      {[&] { softmax(undefined, 0); }, "softmax: input is undefined"},
+      {[&] { group_norm(undefined, 1); }, "group_norm: input is undefined"},
+      {[&] { max_pool3d(undefined, {.kernel_size = 2}); }, "max_pool3d: input is undefined"},
+      {[&] {
+         affine_grid(undefined, {1, 1, 2, 2});
+       },
+       "affine_grid: theta is undefined"},
+      {[&] { mse_loss(x, undefined); }, "mse_loss: target is undefined"},
+  };
+  for (const BadCall& bad : table) EXPECT_ERROR(bad.call(), bad.message);
+}
+
 TEST(OpErrors, IntegerTensorsRejectScalarsThatDoNotFit) {
   const Tensor x = full({3}, 1, {.dtype = i32});
   constexpr int64_t kLarge = 1'000'000'000'000'000;  // int64_t, because a double scalar would make the result f32
