@@ -68,10 +68,14 @@ struct Candidate {
 
 // The first candidate with a plan is used.
 constexpr Candidate kFpropDgrad[] = {
-    {ConvRewrite::none, try_plan<plan_few_inputs>},  {ConvRewrite::width_as_channels, try_plan<plan_fprop_dgrad>},
-    {ConvRewrite::none, try_plan<plan_depthwise>},   {ConvRewrite::merged_groups, try_plan<plan_fprop_dgrad>},
-    {ConvRewrite::none, try_plan<plan_pointwise>},   {ConvRewrite::none, try_small_channel},
-    {ConvRewrite::none, try_plan<plan_fprop_dgrad>}, {ConvRewrite::none, try_plan<plan_mma_sync_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_few_inputs>},  // fprop only
+    {ConvRewrite::width_as_channels, try_plan<plan_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_depthwise>},
+    {ConvRewrite::merged_groups, try_plan<plan_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_pointwise>},
+    {ConvRewrite::none, try_small_channel},
+    {ConvRewrite::none, try_plan<plan_fprop_dgrad>},
+    {ConvRewrite::none, try_plan<plan_mma_sync_fprop_dgrad>},
 };
 constexpr Candidate kWgrad[] = {
     {ConvRewrite::none, try_plan<plan_few_inputs>},

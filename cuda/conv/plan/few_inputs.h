@@ -40,8 +40,7 @@ struct FewInputsPlan {
   int shared_bytes;
   double cycles;  ///< cost according to the planner's model
 };
-/// Returns nothing if the family does not support the problem, or if other kernels are expected to be
-/// faster.
+/// Returns nothing if the family does not support the problem, or if other kernels are expected to be faster.
 std::optional<FewInputsPlan> plan_few_inputs(const ConvProblem& problem);
 /// Returns the bytes of the partial sums.
 int64_t workspace_bytes(const ConvProblem& problem, const FewInputsPlan& plan);
