@@ -44,6 +44,8 @@ void run_samples(const ConvCall& call, const ConvPlan& plan, const Launch& launc
       run(rewritten.call(), *plan.copies, launch);
       return rewritten.finish();
     }
+    case ConvRewrite::mirrored:
+      return run_family(mirrored(call, plan.problem), plan, launch);
     case ConvRewrite::float32_copies: {
       const bool wgrad = call.pass == ConvPass::wgrad;
       through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,

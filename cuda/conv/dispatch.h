@@ -24,6 +24,7 @@ struct ConvCall {
 void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FewInputsPlan& plan, const Launch& launch);
+void run_plan(const ConvCall& call, const ConvProblem& problem, const FewOutputsPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan& plan, const Launch& launch);
 void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChannelPlan& plan, const Launch& launch);

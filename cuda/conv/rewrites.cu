@@ -111,37 +111,40 @@ void MergedGroups::finish() const {
 }
 
 PatchesAsChannels::PatchesAsChannels(const ConvCall& call, const Launch& launch)
-    : call_(call), patches_(call.out), original_(call.out) {
-  View &out = call_.out, &w = call_.w;
+    : call_(call), patches_(call.pass == ConvPass::dgrad ? call.out : call.in), original_(patches_) {
+  const bool dgrad = call.pass == ConvPass::dgrad;
+  View &x = dgrad ? call_.out : call_.in, &w = call_.w;
   const int64_t step = weight_row_stride(w);  // the order of the channels is that of the weights
   for (int a = 2; a < 5; ++a) {
-    out.size[a] = call.in.size[a];
-    out.size[1] *= w.size[a];
+    x.size[a] = (dgrad ? call.in : call.out).size[a];
+    x.size[1] *= w.size[a];
     w.size[a] = 1;
   }
-  w.size[1] = out.size[1];
+  w.size[1] = x.size[1];
   w.stride[1] = step;
   call_.geometry = {};
-  const int64_t elements = implicit_gemm::lay_out(out, {1, 4, 3, 2, 0});
-  results_.emplace(launch, static_cast<size_t>(elements * item_size(out.dtype)));
-  out.data = results_->as<void>();
+  const int64_t elements = implicit_gemm::lay_out(x, {1, 4, 3, 2, 0});
+  copy_.emplace(launch, static_cast<size_t>(elements * item_size(x.dtype)));
+  x.data = copy_->as<void>();
 
-  patches_.data = out.data;
+  patches_.data = x.data;
   patches_.rank = original_.rank = 8;
-  patches_.stride[0] = out.stride[0];
+  patches_.stride[0] = x.stride[0];
   patches_.stride[1] = call.w.stride[1] / step;
   for (int a = 2; a < 5; ++a) {
     const int patch = 2 * a - 2, tap = 2 * a - 1;
-    patches_.size[patch] = original_.size[patch] = out.size[a];
+    const int64_t stride = (dgrad ? call.out : call.in).stride[a];
+    patches_.size[patch] = original_.size[patch] = x.size[a];
     patches_.size[tap] = original_.size[tap] = call.w.size[a];
-    patches_.stride[patch] = out.stride[a];
+    patches_.stride[patch] = x.stride[a];
     patches_.stride[tap] = call.w.stride[a] / step;
-    original_.stride[patch] = call.out.stride[a] * call.w.size[a];
-    original_.stride[tap] = call.out.stride[a];
+    original_.stride[patch] = stride * call.w.size[a];
+    original_.stride[tap] = stride;
   }
-  if (!call.epilogue.bias) return;
+  if (!dgrad) kernel::copy(patches_, original_);
+  if (!dgrad || !call.epilogue.bias) return;
   View from = patches_, to = patches_;  // one patch, in which each channel has its bias
-  biases_.emplace(launch, static_cast<size_t>(out.size[1] * item_size(from.dtype)));
+  biases_.emplace(launch, static_cast<size_t>(x.size[1] * item_size(from.dtype)));
   to.data = biases_->as<void>();
   from.data = call.epilogue.bias->data;
   from.dtype = to.dtype = call.epilogue.bias->dtype;
@@ -152,9 +155,27 @@ PatchesAsChannels::PatchesAsChannels(const ConvCall& call, const Launch& launch)
   kernel::copy(to, from);
   bias_ = *call.epilogue.bias;
   bias_.data = to.data;
-  bias_.size[0] = out.size[1];
+  bias_.size[0] = x.size[1];
   bias_.stride[0] = 1;
   call_.epilogue.bias = &bias_;
+}
+
+void PatchesAsChannels::finish() const {
+  if (call_.pass == ConvPass::dgrad) kernel::copy(original_, patches_);
+}
+
+ConvCall mirrored(ConvCall call, const ConvProblem& problem) {
+  View& w = call.w;
+  std::swap(w.size[0], w.size[1]);
+  std::swap(w.stride[0], w.stride[1]);
+  for (int a = 2; a < 5; ++a) {
+    w.data = w.as<char>() + (w.size[a] - 1) * w.stride[a] * item_size(w.dtype);
+    w.stride[a] = -w.stride[a];
+  }
+  if (call.pass == ConvPass::wgrad) std::swap(call.in, call.out);
+  call.pass = problem.pass;
+  call.geometry = problem.geometry;
+  return call;
 }
 
 ConvCall samples_of(ConvCall call, int64_t first, int64_t count) {

@@ -40,22 +40,25 @@ class MergedGroups {
   View original_;  ///< the weights of the original call, in the same shape
 };
 
-/// A data gradient with all taps as channels. Owns the copy of the result.
+/// A convolution with all taps as channels. Owns the copy of the tensor with the patches.
 class PatchesAsChannels {
  public:
   PatchesAsChannels(const ConvCall& call, const Launch& launch);
   const ConvCall& call() const { return call_; }
-  /// Copies the results to the result of the original call.
-  void finish() const { kernel::copy(original_, patches_); }
+  /// Copies the results of dgrad to the result of the original call. Does nothing for other passes.
+  void finish() const;
 
  private:
   ConvCall call_;
-  std::optional<Workspace> results_;
+  std::optional<Workspace> copy_;
   std::optional<Workspace> biases_;
   View bias_;      ///< the bias of each channel of the copy
   View patches_;   ///< the copy as (batch, channels, D, taps, H, taps, W, taps)
-  View original_;  ///< the result of the original call, in the same shape
+  View original_;  ///< the tensor of the original call, in the same shape
 };
+
+/// Returns the call whose kernel is mirrored (ConvRewrite::mirrored). `problem` is the problem after the rewrite.
+ConvCall mirrored(ConvCall call, const ConvProblem& problem);
 
 /// Returns the part of a call with samples [first, first + count). Must not be called for weight gradients.
 ConvCall samples_of(ConvCall call, int64_t first, int64_t count);

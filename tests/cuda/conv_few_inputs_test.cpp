@@ -223,7 +223,8 @@ TEST_P(CudaConvFewInputs, IsExactOnRandomProblems) {
   EXPECT_GT(computed, 50);
 }
 
-/// Data gradients whose kernel is as large as its stride (ConvRewrite::patches_as_channels).
+/// Kernels that are as large as their stride (ConvRewrite::patches_as_channels): data gradients, and with many pairs of
+/// a channel and a tap also the other passes.
 TEST_P(CudaConvFewInputs, PatchesAreExact) {
   const DType dtype = GetParam().dtype;
   const ScopedSetting setting(GetParam().precision);
@@ -233,27 +234,42 @@ TEST_P(CudaConvFewInputs, PatchesAreExact) {
            {1, 3, 40, {8, 32, 64}, {2, 4, 4}, {{2, 4, 4}, {0}, {1}, 1}},
            {3, 8, 24, {8, 12, 5}, {4, 4, 1}, {{4, 4, 1}, {0}, {1}, 1}},
            {1, 2, 33, {6, 9, 12}, {3, 3, 4}, {{3, 3, 4}, {0}, {1}, 1}},
+           {2, 3, 48, {1, 48, 80}, {1, 16, 16}, {{1, 16, 16}, {0}, {1}, 1}},
+           {1, 1, 24, {24, 16, 32}, {8}, {{8}, {0}, {1}, 1}},
        })
     for (const Layout weights : {Layout::contiguous, Layout::dense_channels_last}) {
       SCOPED_TRACE(concat(GetParam(), ": ", p));
-      RandomView y(dtype, p.y_shape(), Layout::channels_last, random), w(dtype, p.w_shape(), weights, random);
-      RandomView bias(dtype, {p.in}, Layout::spaced, random), dx(dtype, p.x_shape(), any_layout(random, false), random);
-      for (RandomView* input : {&y, &w, &bias}) input->fill(random, -3, 3);
-      dx.poison();
+      const bool many = p.in <= 4 && p.in * p.kernel[0] * p.kernel[1] * p.kernel[2] >= 256;
+      RandomView x(dtype, p.x_shape(), any_layout(random, true), random), w(dtype, p.w_shape(), weights, random);
+      RandomView y(dtype, p.y_shape(), Layout::channels_last, random);
+      RandomView bias_x(dtype, {p.in}, Layout::spaced, random), bias_y(dtype, {p.out}, Layout::spaced, random);
+      RandomView dx(dtype, p.x_shape(), any_layout(random, false), random), dw(dtype, p.w_shape(), weights, random);
+      RandomView out(dtype, p.y_shape(), Layout::channels_last, random);
+      for (RandomView* input : {&x, &y, &w, &bias_x, &bias_y}) input->fill(random, -3, 3);
+      for (RandomView* result : {&dx, &dw, &out}) result->poison();
       const bool relu = random.chance(0.5), biased = random.chance(0.7);
       const auto run = [&](Device device) {
-        const View bias_view = bias.on(device);
-        kernels(device).conv_backward_data(dx.on(device), y.on(device), w.on(device),
-                                           {biased ? &bias_view : nullptr, relu}, p.geometry);
+        const View of_x = bias_x.on(device), of_y = bias_y.on(device);
+        const Kernels& k = kernels(device);
+        k.conv_backward_data(dx.on(device), y.on(device), w.on(device), {biased ? &of_x : nullptr, relu}, p.geometry);
+        k.conv_forward(out.on(device), x.on(device), w.on(device), {biased ? &of_y : nullptr, relu}, p.geometry);
+        k.conv_backward_weight(dw.on(device), x.on(device), y.on(device), p.geometry);
       };
       const Device gpu = Device::cuda();
-      EXPECT_EQ(choose(conv_problem(ConvPass::dgrad, y.on(gpu), dx.on(gpu), w.on(gpu), p.geometry))->rewrite,
-                ConvRewrite::patches_as_channels);
+      const auto rewrites = [&](ConvPass pass, const RandomView& in, const RandomView& result) {
+        return choose(conv_problem(pass, in.on(gpu), result.on(gpu), w.on(gpu), p.geometry))->rewrite ==
+               ConvRewrite::patches_as_channels;
+      };
+      EXPECT_TRUE(rewrites(ConvPass::dgrad, y, dx));
+      EXPECT_EQ(rewrites(ConvPass::fprop, x, out), many);
+      EXPECT_EQ(rewrites(ConvPass::wgrad, x, y), many);
       run(Device::cpu());
-      dx.restore_poison();
+      for (RandomView* result : {&dx, &dw, &out}) result->restore_poison();
       const PoisonedWorkspaces poisoned;
       run(gpu);
-      EXPECT_TRUE(dx.matches_cpu(0));
+      EXPECT_TRUE(dx.matches_cpu(0)) << "dgrad";
+      EXPECT_TRUE(out.matches_cpu(0)) << "fprop";
+      EXPECT_TRUE(dw.matches_cpu(0)) << "wgrad";
       if (HasFailure()) return;
     }
 }

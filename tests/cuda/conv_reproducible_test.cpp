@@ -91,6 +91,11 @@ const Case kCases[] = {
      .problem = {2, 2, 32, {40, 41, 42}, {5, 5, 5}, {{2}, {2}, {1}, 1}},
      .highest = false,
      .wgmma = false},
+    {.kernels = "few output channels",
+     .passes = {ConvPass::dgrad},
+     .problem = {2, 2, 32, {40, 41, 42}, {5, 5, 5}, {{2}, {2}, {1}, 1}},
+     .highest = false},
+    {.kernels = "mirrored kernel", .problem = {2, 32, 2, {40, 41, 42}, {3, 3, 3}, kSame}, .highest = false},
     {.kernels = "pointwise", .problem = {2, 64, 3, {40, 41, 42}, {1, 1, 1}, {}}},
     {.kernels = "groups as one", .problem = {2, 2, 2, {20, 21, 22}, {3, 3, 3}, {{1}, {1}, {1}, 32}}},
     // The plain kernels have a tile for more than 32, for at most 8, and for other numbers of output channels, each for

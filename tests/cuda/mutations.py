@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:*CudaConvFewInputs*:"\
-         "CudaAccuracy.*:CudaKernels.GeluBackward*"
+         "*CudaConvFewOutputs*:CudaAccuracy.*:CudaKernels.GeluBackward*"
 MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
     "none": ("cuda/conv/sm80/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/sm80/pack.cu", "column < p.out_channels ? from",
@@ -102,6 +102,13 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                          "if (x > in.half_distance)"),
     "few_inputs_wgrad_forgets_a_warp": ("cuda/conv/direct/few_inputs_wgrad.cu", "(turn > 0 ? total",
                                         "(turn > 1 ? total"),
+    "few_outputs_takes_a_wrong_tap": ("cuda/conv/direct/few_outputs.cu", "first_tap - kStep + kDepth;",
+                                      "first_tap - kStep + kDepth - 1;"),
+    "few_outputs_keeps_old_sums": ("cuda/conv/direct/few_outputs.cu", "of_tap = 0;", "of_tap *= 0.5f;"),
+    "few_outputs_forgets_the_bias": ("cuda/conv/direct/few_outputs.cu", "next_h, next_w, bias);",
+                                     "next_h, next_w, 0 * bias);"),
+    "mirrored_forgets_the_padding": ("cuda/conv/plan/rewrites.cpp", "dilation[a] - p.geometry.padding[a];",
+                                     "dilation[a];"),
     "pointwise_swaps_voxels": ("cuda/conv/direct/pointwise.cu", "const bool upper = part & step;",
                                "const bool upper = !(part & step);"),
     "pointwise_drops_the_last_voxel": ("cuda/conv/direct/pointwise.cu", "lane + i * 32 < voxels * kNarrow ?",

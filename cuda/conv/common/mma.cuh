@@ -242,6 +242,14 @@ __device__ inline void store_shared(uint32_t address, const uint32_t (&word)[4])
                : "memory");
 }
 
+/// Loads four 8 x 8 matrices of halves, transposed.
+__device__ inline void load_transposed(uint32_t (&v)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(row)
+               : "memory");
+}
+
 /// Copies 16 bytes from global to shared memory asynchronously.
 __device__ inline void cp_async(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");

@@ -9,11 +9,13 @@ namespace voxgrad::cuda {
 inline constexpr int kSumColumns = 32;
 /// Slices of the ranges; one warp adds each slice.
 inline constexpr int kSumSlices = 8;
+/// The offset of an element that is not part of the weight gradient.
+inline constexpr int64_t kNoWeight = INT64_MIN;
 
 /// Adds the partial sums of all ranges in double, in a fixed order: first within 8 slices of the ranges, then the
 /// slices. Target has the members partial, weight, elements and ranges. Target::offset(element) returns the offset of
-/// an element in the weight gradient, or a negative number for padding. Launch: CTAs of kSumColumns * kSumSlices
-/// threads in a 1-D grid-stride loop over groups of kSumColumns elements. Static shared memory: one double per thread.
+/// an element in the weight gradient, or kNoWeight for padding. Launch: CTAs of kSumColumns * kSumSlices threads in a
+/// 1-D grid-stride loop over groups of kSumColumns elements. Static shared memory: one double per thread.
 template <class T, class Target>
 __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
   __shared__ double sums[kSumSlices][kSumColumns];
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __
     __syncthreads();
     if (slice > 0 || element >= p.elements) continue;
     const int64_t offset = p.offset(element);
-    if (offset < 0) continue;
+    if (offset == kNoWeight) continue;
     for (int i = 1; i < kSumSlices; ++i) sum += sums[i][lane];
     static_cast<T*>(p.weight)[offset] = T(static_cast<float>(sum));
   }

@@ -21,12 +21,6 @@ __device__ inline void load_matrices(uint32_t (&v)[4], uint32_t row) {
                : "r"(row)
                : "memory");
 }
-__device__ inline void load_transposed(uint32_t (&v)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(row)
-               : "memory");
-}
 /// Adds the product of fragments of m16n8k16 (common/mma.cuh) to an accumulator.
 template <class T>
 __device__ void multiply(Accumulator& sum, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

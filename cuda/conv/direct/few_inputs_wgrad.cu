@@ -41,14 +41,6 @@ __device__ void load_voxels(const FewInputsWgradParams& p, const FewInputsTile& 
   cp_async_commit();
 }
 
-/// Loads four 8 x 8 matrices of halves, transposed.
-__device__ inline void load_transposed(uint32_t (&v)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-               : "r"(row)
-               : "memory");
-}
-
 /// Loads the fragments of y for a k-step that begins at address `y`.
 template <class Arithmetic, int kM16, int kPitch>
 __device__ void load_y(uint32_t (&a)[kM16][4], uint32_t y) {

@@ -68,7 +68,10 @@ struct Candidate {
 
 // The first candidate with a plan is used.
 constexpr Candidate kFpropDgrad[] = {
-    {ConvRewrite::none, try_plan<plan_few_inputs>},  // fprop only
+    {ConvRewrite::none, try_plan<plan_few_inputs>},       // fprop only
+    {ConvRewrite::mirrored, try_plan<plan_few_inputs>},   // dgrad as fprop
+    {ConvRewrite::none, try_plan<plan_few_outputs>},      // dgrad only
+    {ConvRewrite::mirrored, try_plan<plan_few_outputs>},  // fprop as dgrad
     {ConvRewrite::width_as_channels, try_plan<plan_fprop_dgrad>},
     {ConvRewrite::none, try_plan<plan_depthwise>},
     {ConvRewrite::merged_groups, try_plan<plan_fprop_dgrad>},
@@ -79,6 +82,7 @@ constexpr Candidate kFpropDgrad[] = {
 };
 constexpr Candidate kWgrad[] = {
     {ConvRewrite::none, try_plan<plan_few_inputs>},
+    {ConvRewrite::mirrored, try_plan<plan_few_inputs>},
     {ConvRewrite::none, try_multistage_wgrad},
     {ConvRewrite::width_as_channels, try_plan<plan_wgrad>},
     {ConvRewrite::none, try_plan<plan_depthwise>},

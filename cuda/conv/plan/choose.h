@@ -6,6 +6,7 @@
 
 #include "cuda/conv/plan/depthwise.h"
 #include "cuda/conv/plan/few_inputs.h"
+#include "cuda/conv/plan/few_outputs.h"
 #include "cuda/conv/plan/multistage_wgrad.h"
 #include "cuda/conv/plan/pointwise.h"
 #include "cuda/conv/plan/rewrites.h"
@@ -18,7 +19,7 @@ namespace voxgrad::cuda {
 
 /// The plan of a kernel family. std::monostate selects the plain kernels (simt/), which support f32 and f64.
 using FamilyPlan =
-    std::variant<std::monostate, DepthwisePlan, PointwisePlan, FewInputsPlan, FpropDgradPlan, WgradPlan,
+    std::variant<std::monostate, DepthwisePlan, PointwisePlan, FewInputsPlan, FewOutputsPlan, FpropDgradPlan, WgradPlan,
                  SmallChannelPlan, SmallChannelWgradPlan, MmaSyncPlan, MmaSyncWgradPlan, MultistageWgradPlan>;
 
 /// The plan of a convolution.

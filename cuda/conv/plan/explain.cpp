@@ -94,6 +94,14 @@ std::string describe(const ConvProblem& p, const FewInputsPlan& plan) {
                 in_mib(workspace_bytes(p, plan)));
 }
 
+std::string describe(const ConvProblem& p, const FewOutputsPlan& plan) {
+  return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, few output channels: CTA tile of ",
+                plan.inputs[0], " x ", plan.inputs[1], " inputs x ", plan.channels, " channels, ",
+                plan.tile[0] + plan.reach[0],
+                plan.exchanged ? " planes along the height, " : " planes along the depth, ",
+                plan.tiles[0] * plan.tiles[1] * plan.tiles[2] * p.batch * plan.channel_tiles, " CTAs, no workspace");
+}
+
 /// Describes the axes whose taps share a box.
 const char* describe_halo(const bool (&halo)[3]) {
   if (halo[2]) return halo[0] ? "halo" : "halo of each plane";
@@ -137,7 +145,9 @@ std::string describe(const ConvPlan& plan) {
     case ConvRewrite::merged_groups:
       return concat(plan.merged_groups, " groups as one, ", text);
     case ConvRewrite::patches_as_channels:
-      return "taps as channels of a copy of the result, then " + describe(*plan.copies);
+      return "taps as channels of a copy of x, then " + describe(*plan.copies);
+    case ConvRewrite::mirrored:
+      return "mirrored kernel, " + text;
     case ConvRewrite::float32_copies:
       return "float32 copies, then " + describe(*plan.copies);
   }

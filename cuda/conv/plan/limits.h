@@ -76,6 +76,10 @@ inline constexpr int kMaxFewInputsTaps = 2048;
 inline constexpr int kMaxFewInputsSize = 1 << 20;
 inline constexpr int kMaxFewInputsSide = 4096;
 
+// direct/few_outputs: sizes and paddings, and taps and strides, along an axis.
+inline constexpr int kMaxFewOutputsSize = 1 << 20;
+inline constexpr int kMaxFewOutputsTaps = 15;
+
 /// direct/pointwise: floats in shared memory: weights, a bias, and padding that avoids bank conflicts.
 inline constexpr int kMaxPointwiseWeights = 7168;
 

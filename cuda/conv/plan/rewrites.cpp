@@ -41,27 +41,66 @@ ConvProblem with_width_as_channels(ConvProblem p) {
   return p;
 }
 
-/// Other kernels read the input once for each tap along depth and height. With few taps, this takes less time than the
-/// copy.
+/// In dgrad with few taps, other kernels, which read y once for each tap along depth and height, take less time than
+/// the copy. In fprop and wgrad, the kernels for few input channels do, unless there are many pairs of a channel and a
+/// tap.
 bool suits_patches_as_channels(const ConvProblem& p) {
-  bool patches = p.pass == ConvPass::dgrad && p.groups == 1 && p.dtype != DType::f64 && p.weight_rows &&
-                 p.in_channels_last && p.choice == ConvChoice{} && p.out_channels * p.kernel[2] < 16;
-  for (int a = 0; a < 3; ++a)
+  const bool dgrad = p.pass == ConvPass::dgrad;
+  bool patches = p.groups == 1 && p.dtype != DType::f64 && p.weight_rows && p.choice == ConvChoice{} &&
+                 (dgrad ? p.in_channels_last : p.out_channels_last);
+  for (int a = 0; a < 3; ++a) {
+    const int64_t results = dgrad ? p.in_size[a] : p.out_size[a];
     patches &= p.kernel[a] == p.geometry.stride[a] && p.geometry.padding[a] == 0 && p.geometry.dilation[a] == 1 &&
-               p.out_size[a] == p.in_size[a] * p.kernel[a];
-  const int64_t taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  return patches && taps >= 16 && p.out_channels * taps * item_size(p.dtype) % 16 == 0;
+               (dgrad ? p.out_size[a] == results * p.kernel[a] : results > 0);
+  }
+  const int64_t channels = dgrad ? p.out_channels : p.in_channels, taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
+  if (!patches || channels * taps * item_size(p.dtype) % 16 != 0) return false;
+  const bool many = channels <= 4 && channels * taps >= 256;
+  return many || (dgrad && taps >= 16 && channels * p.kernel[2] < 16);
 }
 
 ConvProblem with_patches_as_channels(ConvProblem p) {
-  p.out_channels *= p.kernel[0] * p.kernel[1] * p.kernel[2];
-  p.out_size = p.in_size;
-  p.out_stride = {p.in_size[1] * p.in_size[2] * p.out_channels, p.in_size[2] * p.out_channels, p.out_channels};
-  p.out_channel_stride = 1;
-  p.out_sample_stride = p.in_size[0] * p.out_stride[0];
-  p.out_channels_last = p.out_aligned = p.out_dense = true;
+  const bool dgrad = p.pass == ConvPass::dgrad;
+  int64_t& channels = dgrad ? p.out_channels : p.in_channels;
+  const Triple size = dgrad ? p.in_size : p.out_size;
+  channels *= p.kernel[0] * p.kernel[1] * p.kernel[2];
+  (dgrad ? p.out_size : p.in_size) = size;
+  (dgrad ? p.out_stride : p.in_stride) = {size[1] * size[2] * channels, size[2] * channels, channels};
+  (dgrad ? p.out_channel_stride : p.in_channel_stride) = 1;
+  if (dgrad) {
+    p.out_sample_stride = size[0] * p.out_stride[0];
+    p.out_channels_last = p.out_aligned = p.out_dense = true;
+  } else {
+    p.in_channels_last = p.in_aligned = p.in_dense = true;
+  }
   p.kernel = {1};
   p.geometry = {{1}, {0}, {1}, 1};
+  return p;
+}
+
+bool suits_mirrored(const ConvProblem& p) {
+  bool suits = p.groups == 1 && p.choice == ConvChoice{};
+  for (int a = 0; a < 3; ++a)
+    suits &= p.geometry.stride[a] == 1 && p.geometry.padding[a] <= (p.kernel[a] - 1) * p.geometry.dilation[a];
+  return suits && (p.pass != ConvPass::wgrad || p.in_dense);
+}
+
+ConvProblem with_mirrored_kernel(ConvProblem p) {
+  for (int a = 0; a < 3; ++a)
+    p.geometry.padding[a] = (p.kernel[a] - 1) * p.geometry.dilation[a] - p.geometry.padding[a];
+  p.weight_channels_last = p.weight_rows = false;
+  if (p.pass != ConvPass::wgrad) {
+    p.pass = p.pass == ConvPass::fprop ? ConvPass::dgrad : ConvPass::fprop;
+    return p;
+  }
+  std::swap(p.in_channels, p.out_channels);
+  std::swap(p.in_size, p.out_size);
+  std::swap(p.in_stride, p.out_stride);
+  std::swap(p.in_channel_stride, p.out_channel_stride);
+  std::swap(p.in_channels_last, p.out_channels_last);
+  std::swap(p.in_aligned, p.out_aligned);
+  std::swap(p.in_dense, p.out_dense);
+  p.out_sample_stride = p.out_size[0] * p.out_size[1] * p.out_size[2] * p.out_channels;
   return p;
 }
 
@@ -120,6 +159,9 @@ std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const Conv
       return {};
     case ConvRewrite::patches_as_channels:
       if (suits_patches_as_channels(p)) return {{rewrite, with_patches_as_channels(p)}};
+      return {};
+    case ConvRewrite::mirrored:
+      if (suits_mirrored(p)) return {{rewrite, with_mirrored_kernel(p)}};
       return {};
     case ConvRewrite::float32_copies:
       if (is_half(p.dtype)) return {{rewrite, with_float32_copies(p)}};

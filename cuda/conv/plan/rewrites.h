@@ -23,9 +23,13 @@ enum class ConvRewrite : uint8_t {
   /// output channel belong to different groups, and the gradients of these elements are discarded. Because the kernels
   /// multiply the zeros by inputs, an infinity or NaN in one group causes NaN in the groups that are merged with it.
   merged_groups,
-  /// Data gradients whose kernel is as large as its stride, and whose result has few channels: all taps become channels
-  /// of a copy of the result, which a convolution of kernel size 1 computes.
+  /// If the kernel is as large as its stride, all taps become channels of a copy of x, the tensor with the patches, and
+  /// the kernel size becomes 1. Applied if x has few channels and, in fprop and wgrad, if there are many taps.
   patches_as_channels,
+  /// A convolution with stride 1 is the data gradient of the convolution whose kernel is mirrored, and the other way
+  /// round. Its weight gradient is that of the convolution with x and y exchanged, mirrored. A problem whose result has
+  /// few channels becomes one whose input has few channels, or the other way round.
+  mirrored,
   /// Halves are computed with float32 copies of all tensors.
   float32_copies,
 };

@@ -35,7 +35,7 @@ struct WgradReduction {
     const int block = (column - c.column_begin) / c.taps;
     int tap = (column - c.column_begin) % c.taps;
     const int channel = block * 8 + static_cast<int>(element % 8);
-    if (tap >= real_taps[number] || channel >= in_channels) return -1;
+    if (tap >= real_taps[number] || channel >= in_channels) return kNoWeight;
     int64_t result = row * row_stride + channel * channel_stride;
     for (int a = 2; a >= 0; --a) {
       const AxisPhase& part = axis[a].phase[number % axis[a].phases];

@@ -29,7 +29,7 @@ struct WgradReduction {
     const int64_t column = take_digit(element, columns), channel = take_digit(element, 8);
     int64_t unit = take_digit(element, units);
     const int64_t octet = take_digit(unit, octets), w = take_digit(unit, kernel[2]), h = take_digit(unit, kernel[1]);
-    if (column >= out_channels || octet * 8 + channel >= in_channels) return -1;
+    if (column >= out_channels || octet * 8 + channel >= in_channels) return kNoWeight;
     return (element * out_channels + column) * row_stride + (octet * 8 + channel) * channel_stride +
            unit * tap_stride[0] + h * tap_stride[1] + w * tap_stride[2];
   }

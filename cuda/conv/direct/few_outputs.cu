@@ -1,0 +1,457 @@
+// Dgrad of convolutions whose result has few channels: a GEMM with wgmma whose rows are inputs, whose K dimension
+// consists of the input channels, and whose columns are pairs of a result channel and a tap. A result is the sum of
+// columns of neighboring rows (col2im). A CTA computes a tile of all planes of results in a range, and reads one plane
+// of inputs after another:
+//
+//   - The sums over the taps along the depth stay in registers, one set per tap. From one plane of inputs to the next,
+//     the set of a tap becomes that of the tap `step` before it: the sets stay where they are, and the operand B begins
+//     at another tap. The weights of the taps are therefore stored nearly twice, one after another.
+//   - After each plane of inputs, `step` planes of results are complete. Their columns are stored in shared memory.
+//     While the tensor cores multiply the next plane, each thread adds up the columns of some results.
+//
+// Operand A is in registers: a lane copies 16 bytes of channels of an input at a time to shared memory and loads them
+// later. These words are the K dimension of two k-steps in an order that differs from that in memory, and the weights
+// have the same order.
+#include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/dispatch.h"
+#include "cuda/conv/sm90/wgmma.cuh"
+#include "cuda/detail/divisor.h"
+
+namespace voxgrad::cuda {
+namespace {
+
+/// The taps of a result along height and width.
+enum class FewOutputsSums : uint8_t { two, three, five, up_to_three, any };
+
+struct FewOutputsParams {
+  const char* in;
+  int64_t in_stride[4] = {};  // bytes, along samples, depth, height and width
+  int in_size[3] = {};
+  int in_channels;
+  const void* weight;
+  int64_t weight_stride[5] = {};  // elements
+  const void* bias;               // or null
+  int64_t bias_stride;            // elements
+  void* out;
+  int64_t out_stride[5] = {};  // elements
+  int out_size[3] = {};
+  int out_channels;
+  Divisor kernel[3] = {};  // taps along each axis
+  Divisor step[3] = {};    // stride along each axis
+  int padding[3] = {};
+  Divisor inputs[2] = {};  // inputs of a CTA tile along height and width
+  int reach[3] = {};       // inputs before the first q of a CTA tile (FewOutputsPlan)
+  int first[3] = {};       // first q along each axis
+  int count[3] = {};       // number of q along each axis
+  Divisor tile[3] = {};    // q of a CTA tile along each axis
+  Divisor tiles[3] = {};   // CTA tiles along each axis
+  int chunks;              // of input channels
+  int channels;            // result channels of a CTA
+  int64_t next_plane;      // bytes from the last chunk of a plane to the first one of the next plane
+  FewOutputsSums sums;
+  float floor;  // lower bound of the results
+};
+
+/// A CTA tile: its sample, its first result channel, and its first q and number of q along each axis.
+struct FewOutputsTile {
+  int sample;
+  int first_channel;
+  int first[3];
+  int count[3];
+  __device__ explicit FewOutputsTile(const FewOutputsParams& p) {
+    int number = static_cast<int>(blockIdx.x);
+#pragma unroll
+    for (int a = 2; a >= 0; --a) {
+      const int begin = p.tiles[a].take_digit(number) * p.tile[a].value();
+      first[a] = p.first[a] + begin;
+      count[a] = min(p.tile[a].value(), p.count[a] - begin);
+    }
+    sample = number;
+    first_channel = static_cast<int>(blockIdx.y) * p.channels;
+  }
+};
+
+/// The sets of columns of the weights in shared memory: the taps along the depth in cyclic order.
+constexpr int weight_sets(int depth) { return 2 * depth - 1; }
+
+/// Copies the weights to shared memory, as operand B: [chunk][k-step][half of the words][set][column][4 words]. Weights
+/// of missing channels, taps and columns are zero.
+template <class Arithmetic, int kThreads, int kDepth, int kColumns>
+__device__ void list_weights(const FewOutputsParams& p, int first_channel, uint32_t weights) {
+  using T = typename Arithmetic::Element;
+  constexpr int kElements = Arithmetic::kElements, kAll = weight_sets(kDepth) * kColumns;
+  constexpr int kAtOnce = 4;  // words that a thread loads at a time
+  for (int first = static_cast<int>(threadIdx.x); first < p.chunks * 16 * kAll; first += kAtOnce * kThreads) {
+    T value[kAtOnce][kElements];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * kThreads, k_step = i / (8 * kAll), half = i / (4 * kAll) % 2;
+      const int word = k_step / 2 * 16 + i % 4 * 4 + k_step % 2 * 2 + half;
+      const int d = i / 4 % kAll / kColumns % kDepth;
+      int column = i / 4 % kColumns;
+      const int w = p.kernel[2].take_digit(column), h = p.kernel[1].take_digit(column);
+      const int channel = first_channel + column;
+      const bool exists = d < p.kernel[0].value() && channel < p.out_channels;
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const int from = word * kElements + e;
+        value[j][e] = T(0.0f);
+        if (exists && from < p.in_channels)
+          value[j][e] =
+              static_cast<const T*>(p.weight)[from * p.weight_stride[0] + channel * p.weight_stride[1] +
+                                              d * p.weight_stride[2] + h * p.weight_stride[3] + w * p.weight_stride[4]];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * kThreads;
+      if (i < p.chunks * 16 * kAll) store_shared(weights + i * 4, Arithmetic::word(value[j]));
+    }
+  }
+  fence_async_proxy();
+}
+
+/// Returns the wgmma descriptor of the weights of a k-step. `columns` is the number of columns in all sets.
+__device__ inline uint64_t weight_operand(uint32_t weights, int columns) {
+  return (weights & 0x3ffff) >> 4 | static_cast<uint64_t>(columns) << 16 | uint64_t{8} << 32;
+}
+
+/// The results of a CTA tile in one plane, as lists in shared memory. An entry of `list` has two words:
+///   - the offset of the product of the first tap in bytes | taps along height << 18 | taps along width << 22 |
+///     result channel << 26
+///   - the offset of the result in elements, or kOutside if the result does not exist
+struct FewOutputsResults {
+  static constexpr int kOutside = INT_MIN;
+  uint32_t list;
+  uint32_t bias;  // float32, one for each result channel of the CTA
+  int count;
+};
+
+/// Lists the results of a plane of the CTA tile, and the bias of its channels.
+template <class T, int kThreads>
+__device__ void list_results(const FewOutputsParams& p, const FewOutputsTile& tile, int pitch,
+                             const FewOutputsResults& results) {
+  for (int i = static_cast<int>(threadIdx.x); i < results.count; i += kThreads) {
+    int rest = i;
+    const int channel = take_digit(rest, p.channels);
+    int s[2], q[2], result[2];
+    bool exists = tile.first_channel + channel < p.out_channels;
+#pragma unroll
+    for (int a = 1; a >= 0; --a) {
+      s[a] = p.step[a + 1].take_digit(rest);
+      q[a] = p.tile[a + 1].take_digit(rest);
+      result[a] = (tile.first[a + 1] + q[a]) * p.step[a + 1].value() + s[a] - p.padding[a + 1];
+      exists &= q[a] < tile.count[a + 1] && static_cast<unsigned>(result[a]) < static_cast<unsigned>(p.out_size[a + 1]);
+    }
+    const int input = (q[0] + p.reach[1]) * p.inputs[1].value() + q[1] + p.reach[2];
+    const int taps[2] = {p.step[1].divide(p.kernel[1].value() - s[0] + p.step[1].value() - 1),
+                         p.step[2].divide(p.kernel[2].value() - s[1] + p.step[2].value() - 1)};
+    const int column =  // without taps, the first tap does not exist
+        taps[0] > 0 && taps[1] > 0 ? (channel * p.kernel[1].value() + s[0]) * p.kernel[2].value() + s[1] : 0;
+    const int64_t offset =
+        (tile.first_channel + channel) * p.out_stride[1] + result[0] * p.out_stride[3] + result[1] * p.out_stride[4];
+    store_shared(results.list + i * kFewOutputsResultBytes,
+                 static_cast<uint32_t>((column * pitch + input) * 4 | taps[0] << 18 | taps[1] << 22 | channel << 26));
+    store_shared(results.list + i * kFewOutputsResultBytes + 4,
+                 static_cast<uint32_t>(exists ? static_cast<int>(offset) : FewOutputsResults::kOutside));
+  }
+  for (int c = static_cast<int>(threadIdx.x); c < p.channels; c += kThreads) {
+    const bool exists = p.bias && tile.first_channel + c < p.out_channels;
+    const T bias = exists ? static_cast<const T*>(p.bias)[(tile.first_channel + c) * p.bias_stride] : T(0.0f);
+    store_shared(results.bias + c * 4, __float_as_uint(static_cast<float>(bias)));
+  }
+}
+
+/// Copies the inputs of a lane in the planes of a CTA tile to a ring of stages in shared memory: 16 bytes of channels
+/// of kRows inputs at a time. Each lane reads only what it has copied.
+template <class T, int kThreads, int kRows, int kStages>
+struct FewOutputsInputs {
+  static constexpr uint32_t kStageBytes = kThreads * kRows * 16;
+  const FewOutputsParams& p;
+  int offset[kRows];        // of the inputs in a plane, in bytes
+  bool lies_inside[kRows];  // in a plane of the volume
+  uint32_t ring;            // of this lane
+  uint32_t written = 0;     // offset of the stage that is copied next
+  uint32_t read = 0;        // offset of the stage that is read next
+  int plane;                // that is copied next
+  int end;                  // the plane after the last one
+  int chunk = 0;            // that is copied next
+  const char* at;           // the chunk that is copied next
+
+  __device__ FewOutputsInputs(const FewOutputsParams& params, const FewOutputsTile& tile, uint32_t shared)
+      : p(params), plane(tile.first[0] - params.reach[0]), end(min(tile.first[0] + tile.count[0], params.in_size[0])) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    ring = shared + (warp * kRows * 32 + lane) * 16;
+    at = p.in + tile.sample * p.in_stride[0] + plane * p.in_stride[1];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      int h = (warp * kRows + i) * 8 + lane / 4;
+      const int w = p.inputs[1].take_digit(h) + tile.first[2] - p.reach[2];
+      lies_inside[i] = h < p.inputs[0].value();
+      h += tile.first[1] - p.reach[1];
+      lies_inside[i] &= static_cast<unsigned>(h) < static_cast<unsigned>(p.in_size[1]) &&
+                        static_cast<unsigned>(w) < static_cast<unsigned>(p.in_size[2]);
+      offset[i] = static_cast<int>(h * p.in_stride[2] + w * p.in_stride[3]) + lane % 4 * 16;
+    }
+  }
+  /// Starts to copy the next chunk, or zeros after the last one.
+  __device__ void copy() {
+    const int from = chunk * kFewOutputsChunk + static_cast<int>(threadIdx.x) % 4 * 16;
+    const bool some = plane >= 0 && plane < end && from < p.in_channels * static_cast<int>(sizeof(T));
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) cp_async(ring + written + i * 512, at + offset[i], some && lies_inside[i]);
+    cp_async_commit();
+    written = written == (kStages - 1) * kStageBytes ? 0 : written + kStageBytes;
+    at += kFewOutputsChunk;
+    if (++chunk < p.chunks) return;
+    chunk = 0;
+    ++plane;
+    at += p.next_plane;
+  }
+  /// Waits for the next chunk and loads its fragments: of each m64 tile for two k-steps.
+  __device__ void load(uint32_t (&a)[kRows / 2][2][4]) {
+    cp_async_wait<kStages - 2>();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      uint32_t word[4];
+      load_shared(ring + read + i * 512, word);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        a[i / 2][j / 2][i % 2 + j % 2 * 2] =
+            sizeof(T) == 4 ? round_for_tensor_cores(__uint_as_float(word[j])) : word[j];
+    }
+    read = read == (kStages - 1) * kStageBytes ? 0 : read + kStageBytes;
+  }
+};
+
+/// Stores the products of a warp for the planes of results that are complete, as [plane][column][input], and sets their
+/// sums to zero. `first_tap` is the tap of the first set of sums. The sets of taps that the kernel does not have are
+/// also set to zero, because they may contain products of zero and infinity.
+template <int kDepth, int kStep, int kPitch, int kM64, int kAllN8>
+__device__ void store_products(Accumulator (&sum)[kM64][kAllN8], int taps, int first_tap, uint32_t products) {
+  constexpr int kN8 = kAllN8 / kDepth;
+#pragma unroll
+  for (int first = 0; first < kDepth; ++first) {
+    if (first != first_tap) continue;
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      if (d >= kStep && d < taps) continue;
+#pragma unroll
+      for (int m = 0; m < kM64; ++m)
+#pragma unroll
+        for (int n = 0; n < kN8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& of_tap = sum[m][(d - first + kDepth) % kDepth * kN8 + n][i];
+            const int column = d * 8 * kN8 + n * 8 + i % 2, input = m * 16 + i / 2 * 8;
+            if (d < kStep) store_shared(products + (column * kPitch + input) * 4, __float_as_uint(of_tap));
+            of_tap = 0;
+          }
+    }
+  }
+}
+
+/// Adds up the products of a result. If kExact, there are kLines lines of kTaps taps, otherwise at most that many, or
+/// any number if kLines is 0.
+template <int kLines, int kTaps, bool kExact>
+__device__ float add_products(uint32_t at, uint32_t entry, int next_h, int next_w, float sum) {
+  const int lines = static_cast<int>(entry >> 18 & 15), taps = static_cast<int>(entry >> 22 & 15);
+#pragma unroll(kLines > 0 ? kLines : 1)
+  for (int h = 0; h < (kLines > 0 ? kLines : lines); ++h, at += next_h) {
+    float value[kTaps > 0 ? kTaps : 1];
+#pragma unroll
+    for (int w = 0; w < kTaps; ++w)
+      value[w] = kExact || (h < lines && w < taps) ? __uint_as_float(load_shared(at + w * next_w)) : 0;
+#pragma unroll
+    for (int w = 0; w < kTaps; ++w) sum += value[w];
+    if constexpr (kTaps == 0)
+      for (int w = 0; w < taps; ++w) sum += __uint_as_float(load_shared(at + w * next_w));
+  }
+  return sum;
+}
+
+/// Adds up the products of each result of a plane and stores the results.
+template <class T, int kThreads, int kPitch, int kLines, int kTaps, bool kExact>
+__device__ void store_results(const FewOutputsParams& p, const FewOutputsResults& results, T* out, uint32_t products) {
+  const int next_w = (p.step[2].value() * kPitch - 1) * 4;
+  const int next_h = (p.step[1].value() * p.kernel[2].value() * kPitch - p.inputs[1].value()) * 4;
+#pragma unroll(kExact ? 2 : 1)
+  for (int i = static_cast<int>(threadIdx.x); i < results.count; i += kThreads) {
+    uint32_t entry[2];
+    load_shared(results.list + i * kFewOutputsResultBytes, entry);
+    if (static_cast<int>(entry[1]) == FewOutputsResults::kOutside) continue;
+    const float bias = __uint_as_float(load_shared(results.bias + (entry[0] >> 26) * 4));
+    const float sum =
+        add_products<kLines, kTaps, kExact>(products + (entry[0] & 0x3ffff), entry[0], next_h, next_w, bias);
+    out[static_cast<int>(entry[1])] = T(max_or_nan(sum, p.floor));
+  }
+}
+
+/// Adds up and stores the results of the plane with number `plane`.
+template <class T, int kThreads, int kPitch>
+__device__ void store_plane(const FewOutputsParams& p, const FewOutputsTile& tile, const FewOutputsResults& results,
+                            int plane, uint32_t products) {
+  if (static_cast<unsigned>(plane) >= static_cast<unsigned>(p.out_size[0])) return;
+  T* const out = static_cast<T*>(p.out) + tile.sample * p.out_stride[0] + plane * p.out_stride[2];
+  const auto store = [&]<int kLines, int kTaps, bool kExact>() {
+    store_results<T, kThreads, kPitch, kLines, kTaps, kExact>(p, results, out, products);
+  };
+  switch (p.sums) {
+    case FewOutputsSums::two:
+      return store.template operator()<2, 2, true>();
+    case FewOutputsSums::three:
+      return store.template operator()<3, 3, true>();
+    case FewOutputsSums::five:
+      return store.template operator()<0, 5, true>();
+    case FewOutputsSums::up_to_three:
+      return store.template operator()<3, 3, false>();
+    case FewOutputsSums::any:
+      return store.template operator()<0, 0, false>();
+  }
+}
+
+/// Keeps nvcc from moving accesses to accumulators across this call. Products that run would otherwise be waited for
+/// (CUTLASS: warpgroup_fence_operand).
+template <int kM64, int kN8>
+__device__ void fence_operand(Accumulator (&sum)[kM64][kN8]) {
+#pragma unroll
+  for (int m = 0; m < kM64; ++m)
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sum[m][n][i])::"memory");
+}
+
+/// Computes dgrad. Launch: a 2-D grid of CTA tiles by tiles of result channels. Dynamic shared memory: the ring of
+/// inputs, the weights, the products of the planes of results that are complete, the list of results, and the bias.
+template <class Arithmetic, int kInstance>
+__global__ void __launch_bounds__(kFewOutputsInstances[kInstance].threads(), 1)
+    few_outputs_dgrad(const __grid_constant__ FewOutputsParams p) {
+#if VOXGRAD_HAS_WGMMA
+  using T = typename Arithmetic::Element;
+  constexpr FewOutputsInstance kOf = kFewOutputsInstances[kInstance];
+  constexpr int kDepth = kOf.depth, kStep = kOf.step, kN8 = kOf.columns / 8, kThreads = kOf.threads(), kM64 = kOf.m64;
+  constexpr int kAllColumns = weight_sets(kDepth) * kOf.columns, kPlaneBytes = kOf.columns * kOf.pitch() * 4;
+  extern __shared__ uint4 dynamic_shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t ring = shared_address(dynamic_shared), weights = ring + kOf.stages() * kOf.inputs() * kFewOutputsChunk;
+  const uint32_t products = weights + p.chunks * 2 * kAllColumns * 32, list = products + kStep * kPlaneBytes;
+  const FewOutputsTile tile(p);
+  const int count = p.channels * p.tile[1].value() * p.step[1].value() * p.tile[2].value() * p.step[2].value();
+  const FewOutputsResults results{list, list + count * kFewOutputsResultBytes, count};
+  FewOutputsInputs<T, kThreads, 2 * kM64, kOf.stages()> inputs(p, tile, ring);
+#pragma unroll
+  for (int i = 1; i < kOf.stages(); ++i) inputs.copy();
+  list_weights<Arithmetic, kThreads, kDepth, kOf.columns>(p, tile.first_channel, weights);
+  list_results<T, kThreads>(p, tile, kOf.pitch(), results);
+  __syncthreads();
+  const uint64_t operand = warp_uniform(weight_operand(weights, kAllColumns));
+  const uint32_t products_of_lane = products + (lane % 4 * 2 * kOf.pitch() + warp * kM64 * 16 + lane / 4) * 4;
+  const auto store_planes = [&](int q) {  // the results that inputs q complete
+#pragma unroll 1
+    for (int s = 0; s < kStep; ++s)
+      store_plane<T, kThreads, kOf.pitch()>(p, tile, results, q * kStep + s - p.padding[0], products + s * kPlaneBytes);
+  };
+
+  Accumulator sum[kM64][kDepth * kN8] = {};
+  const int end = tile.first[0] + tile.count[0];
+  int first_tap = 0;  // the tap of the first set of sums
+#pragma unroll 1
+  for (int q = tile.first[0] - p.reach[0]; q < end; ++q) {
+    const uint64_t of_plane = advance_slab(operand, first_tap * kOf.columns);
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      uint32_t a[kM64][2][4];
+      inputs.load(a);
+      fence_operand(sum);
+      warpgroup_arrive();
+#pragma unroll
+      for (int k_step = 0; k_step < 2; ++k_step)
+#pragma unroll
+        for (int m = 0; m < kM64; ++m)
+          multiply_async<T>(sum[m], a[m][k_step], advance_slab(of_plane, (chunk * 2 + k_step) * kAllColumns * 2));
+      warpgroup_commit();
+      inputs.copy();
+      if (chunk + 1 == p.chunks && q > tile.first[0]) store_planes(q - 1);
+      warpgroup_wait<0>();
+      fence_operand(sum);
+    }
+    __syncthreads();
+    store_products<kDepth, kStep, kOf.pitch()>(sum, p.kernel[0].value(), first_tap, products_of_lane);
+    first_tap = first_tap >= kStep ? first_tap - kStep : first_tap - kStep + kDepth;
+    __syncthreads();
+  }
+  cp_async_wait<0>();
+  store_planes(end - 1);
+#endif
+}
+
+template <class Arithmetic, int kInstance>
+void start(const FewOutputsParams& p, const ConvProblem& problem, const FewOutputsPlan& plan, const Launch& launch) {
+  const dim3 grid(static_cast<unsigned>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2]),
+                  static_cast<unsigned>(plan.channel_tiles));
+  const auto kernel = few_outputs_dgrad<Arithmetic, kInstance>;
+  allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
+  kernel<<<grid, kFewOutputsInstances[kInstance].threads(), static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+}
+
+FewOutputsSums sums_of(const ConvProblem& p, const FewOutputsPlan& plan) {
+  const int h = plan.reach[1] + 1, w = plan.reach[2] + 1;
+  const bool exact = p.kernel[1] == h * p.geometry.stride[1] && p.kernel[2] == w * p.geometry.stride[2];
+  if (exact && h == 2 && w == 2) return FewOutputsSums::two;
+  if (exact && h == 3 && w == 3) return FewOutputsSums::three;
+  if (exact && w == 5) return FewOutputsSums::five;
+  return h <= 3 && w <= 3 ? FewOutputsSums::up_to_three : FewOutputsSums::any;
+}
+
+}  // namespace
+
+void run_plan(const ConvCall& call, const ConvProblem& original, const FewOutputsPlan& plan, const Launch& launch) {
+  View in = call.in, w = call.w, out = call.out;
+  ConvProblem problem = original;
+  if (plan.exchanged) {
+    problem = exchange_depth_and_height(original);
+    for (View* view : {&in, &w, &out}) std::swap(view->stride[2], view->stride[3]);
+  }
+  const View* const bias = call.epilogue.bias;
+  const auto bytes = static_cast<int64_t>(item_size(in.dtype));
+  FewOutputsParams p{.in = in.as<char>(),
+                     .in_channels = static_cast<int>(problem.in_channels),
+                     .weight = w.data,
+                     .bias = bias ? bias->data : nullptr,
+                     .bias_stride = bias ? bias->stride[0] : 0,
+                     .out = out.data,
+                     .out_channels = static_cast<int>(problem.out_channels),
+                     .chunks = plan.chunks,
+                     .channels = plan.channels,
+                     .next_plane = in.stride[2] * bytes - plan.chunks * kFewOutputsChunk,
+                     .sums = sums_of(problem, plan),
+                     .floor = call.epilogue.relu ? 0 : -INFINITY};
+  p.in_stride[0] = in.stride[0] * bytes;
+  for (int a = 0; a < 3; ++a) {
+    p.in_stride[a + 1] = in.stride[a + 2] * bytes;
+    p.in_size[a] = static_cast<int>(problem.in_size[a]);
+    p.out_size[a] = static_cast<int>(problem.out_size[a]);
+    p.kernel[a] = Divisor(problem.kernel[a]);
+    p.step[a] = Divisor(problem.geometry.stride[a]);
+    p.padding[a] = static_cast<int>(problem.geometry.padding[a]);
+    if (a < 2) p.inputs[a] = Divisor(plan.inputs[a]);
+    p.reach[a] = plan.reach[a];
+    p.first[a] = plan.first[a];
+    p.count[a] = plan.count[a];
+    p.tile[a] = Divisor(plan.tile[a]);
+    p.tiles[a] = Divisor(plan.tiles[a]);
+  }
+  std::copy_n(w.stride, 5, p.weight_stride);
+  std::copy_n(out.stride, 5, p.out_stride);
+  with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
+    if constexpr (Arithmetic::kParts == 1) [&]<int... kInstances>(std::integer_sequence<int, kInstances...>) {
+        static_cast<void>(
+            ((plan.instance == kInstances && (start<Arithmetic, kInstances>(p, problem, plan, launch), true)) || ...));
+      }
+    (std::make_integer_sequence<int, static_cast<int>(std::size(kFewOutputsInstances))>());
+  });
+  check_launch(call.op);
+}
+
+}  // namespace voxgrad::cuda
