@@ -352,7 +352,6 @@ __global__ void __launch_bounds__(kFewOutputsInstances[kInstance].threads(), 1)
     for (int s = 0; s < kStep; ++s)
       store_plane<T, kThreads, kOf.pitch()>(p, tile, results, q * kStep + s - p.padding[0], products + s * kPlaneBytes);
   };
-
   Accumulator sum[kM64][kDepth * kN8] = {};
   const int end = tile.first[0] + tile.count[0];
   int first_tap = 0;  // the tap of the first set of sums
