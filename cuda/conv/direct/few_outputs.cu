@@ -52,6 +52,7 @@ struct FewOutputsParams {
   float floor;  // lower bound of the results
 };
 
+#if VOXGRAD_HAS_WGMMA
 /// A CTA tile: its sample, its first result channel, and its first q and number of q along each axis.
 struct FewOutputsTile {
   int sample;
@@ -321,6 +322,7 @@ __device__ void fence_operand(Accumulator (&sum)[kM64][kN8]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sum[m][n][i])::"memory");
 }
+#endif
 
 /// Computes dgrad. Launch: a 2-D grid of CTA tiles by tiles of result channels. Dynamic shared memory: the ring of
 /// inputs, the weights, the products of the planes of results that are complete, the list of results, and the bias.

@@ -65,7 +65,8 @@ ConvProblem with_patches_as_channels(ConvProblem p) {
   const Triple size = dgrad ? p.in_size : p.out_size;
   channels *= p.kernel[0] * p.kernel[1] * p.kernel[2];
   (dgrad ? p.out_size : p.in_size) = size;
-  (dgrad ? p.out_stride : p.in_stride) = {size[1] * size[2] * channels, size[2] * channels, channels};
+  const Triple strides{size[1] * size[2] * channels, size[2] * channels, channels};
+  (dgrad ? p.out_stride : p.in_stride) = strides;
   (dgrad ? p.out_channel_stride : p.in_channel_stride) = 1;
   if (dgrad) {
     p.out_sample_stride = size[0] * p.out_stride[0];
