@@ -18,24 +18,6 @@ constexpr ConvPass kPasses[] = {ConvPass::fprop, ConvPass::wgrad};
 constexpr Mode kFewInputsModes[] = {
     {f32, Float32Precision::high}, {bf16, Float32Precision::highest}, {f16, Float32Precision::highest}};
 
-/// Returns the problem of dense channels-last tensors.
-ConvProblem planned(ConvPass pass, const Problem& p, DType dtype = bf16) {
-  return {.pass = pass,
-          .dtype = dtype,
-          .precision = Float32Precision::high,
-          .batch = p.batch,
-          .in_channels = p.in,
-          .out_channels = p.out,
-          .in_size = p.x_size,
-          .out_size = p.y_size,
-          .kernel = p.kernel,
-          .geometry = p.geometry,
-          .in_stride = {p.x_size[1] * p.x_size[2] * p.in, p.x_size[2] * p.in, p.in},
-          .in_channels_last = true,
-          .out_channels_last = true,
-          .in_dense = true,
-          .out_dense = true};
-}
 const Problem kFirstLayer{2, 1, 32, {128}, {3}, {{1}, {1}, {1}, 1}};
 
 TEST(ConvFewInputsPlan, SupportsFewInputChannels) {
@@ -45,7 +27,7 @@ TEST(ConvFewInputsPlan, SupportsFewInputChannels) {
         Problem p = kFirstLayer;
         p.in = in;
         const bool few = in <= (dtype == f32 && pass == ConvPass::fprop ? 3 : 4);
-        const ConvProblem problem = planned(pass, p, dtype);
+        const ConvProblem problem = dense_problem(pass, p, dtype);
         EXPECT_EQ(std::holds_alternative<FewInputsPlan>(choose(problem)->family), few) << dtype << ", " << in;
         EXPECT_EQ(explain(problem).plan.find("few input channels") != std::string::npos, few);
       }
@@ -69,7 +51,7 @@ TEST(ConvFewInputsPlan, RejectsUnsupportedProblems) {
             p.dtype = f32;
             p.precision = Float32Precision::highest;
           }}) {
-      ConvProblem p = planned(pass, kFirstLayer);
+      ConvProblem p = dense_problem(pass, kFirstLayer);
       change(p);
       EXPECT_FALSE(plan_few_inputs(p)) << explain(p).plan;
     }
@@ -81,7 +63,7 @@ TEST(ConvFewInputsPlan, SupportsLargePlanes) {
     for (const Problem& p : {Problem(1, 4, 16, {64, 512, 512}, {3}, {{1}, {1}, {1}, 1}),
                              Problem(8, 3, 64, {1, 640, 640}, {1, 7, 7}, {{1, 2, 2}, {0, 3, 3}, {1}, 1}),
                              Problem(1, 1, 16, {64, 1024, 1024}, {3}, {{1}, {1}, {1}, 1})})
-      EXPECT_TRUE(plan_few_inputs(planned(pass, p))) << p;
+      EXPECT_TRUE(plan_few_inputs(dense_problem(pass, p))) << p;
 }
 
 TEST(ConvFewInputsPlan, TilesCoverTheResults) {
@@ -91,7 +73,7 @@ TEST(ConvFewInputsPlan, TilesCoverTheResults) {
     p = {p.batch, random.integer(1, 4), random.integer(2, 32) * 8, p.x_size, p.kernel, p.geometry};
     p.geometry.groups = 1;
     const ConvPass pass = kPasses[i % 2];
-    const ConvProblem problem = planned(pass, p, i % 3 == 0 ? f32 : bf16);
+    const ConvProblem problem = dense_problem(pass, p, i % 3 == 0 ? f32 : bf16);
     const auto plan = plan_few_inputs(problem);
     if (!plan) continue;
     int64_t tiles = p.batch, voxels = 1;

@@ -14,30 +14,6 @@ namespace {
 
 using namespace cuda;
 
-/// Returns the problem of a pass of a convolution of dense channels-last tensors.
-ConvProblem planned(ConvPass pass, const Problem& p, DType dtype = bf16) {
-  const auto strides = [](const Triple& size, int64_t channels) {
-    return Triple{size[1] * size[2] * channels, size[2] * channels, channels};
-  };
-  const bool dgrad = pass == ConvPass::dgrad;
-  return {.pass = pass,
-          .dtype = dtype,
-          .precision = Float32Precision::high,
-          .batch = p.batch,
-          .groups = p.geometry.groups,
-          .in_channels = dgrad ? p.out : p.in,
-          .out_channels = dgrad ? p.in : p.out,
-          .in_size = dgrad ? p.y_size : p.x_size,
-          .out_size = dgrad ? p.x_size : p.y_size,
-          .kernel = p.kernel,
-          .geometry = p.geometry,
-          .in_stride = dgrad ? strides(p.y_size, p.out) : strides(p.x_size, p.in),
-          .out_stride = dgrad ? strides(p.x_size, p.in) : strides(p.y_size, p.out),
-          .in_channels_last = true,
-          .out_channels_last = true,
-          .in_dense = true,
-          .out_dense = true};
-}
 const Problem kFirstLayer{2, 1, 32, {128}, {3}, {{1}, {1}, {1}, 1}};
 const Problem kLastLayer{2, 32, 3, {128}, {3}, {{1}, {1}, {1}, 1}};
 
@@ -49,15 +25,15 @@ bool chooses(const ConvProblem& problem, ConvRewrite rewrite) {
 
 TEST(ConvFewOutputsPlan, SupportsFewChannelsInEachPass) {
   for (const DType dtype : {f32, bf16, f16}) {
-    EXPECT_TRUE(chooses<FewOutputsPlan>(planned(ConvPass::dgrad, kFirstLayer, dtype), ConvRewrite::none));
-    EXPECT_TRUE(chooses<FewOutputsPlan>(planned(ConvPass::fprop, kLastLayer, dtype), ConvRewrite::mirrored));
-    EXPECT_TRUE(chooses<FewInputsPlan>(planned(ConvPass::dgrad, kLastLayer, dtype), ConvRewrite::mirrored));
-    EXPECT_TRUE(chooses<FewInputsPlan>(planned(ConvPass::wgrad, kLastLayer, dtype), ConvRewrite::mirrored));
+    EXPECT_TRUE(chooses<FewOutputsPlan>(dense_problem(ConvPass::dgrad, kFirstLayer, dtype), ConvRewrite::none));
+    EXPECT_TRUE(chooses<FewOutputsPlan>(dense_problem(ConvPass::fprop, kLastLayer, dtype), ConvRewrite::mirrored));
+    EXPECT_TRUE(chooses<FewInputsPlan>(dense_problem(ConvPass::dgrad, kLastLayer, dtype), ConvRewrite::mirrored));
+    EXPECT_TRUE(chooses<FewInputsPlan>(dense_problem(ConvPass::wgrad, kLastLayer, dtype), ConvRewrite::mirrored));
   }
-  EXPECT_NE(explain(planned(ConvPass::fprop, kLastLayer)).plan.find("mirrored kernel, "), std::string::npos);
-  EXPECT_NE(explain(planned(ConvPass::fprop, kLastLayer)).plan.find("few output channels"), std::string::npos);
+  EXPECT_NE(explain(dense_problem(ConvPass::fprop, kLastLayer)).plan.find("mirrored kernel, "), std::string::npos);
+  EXPECT_NE(explain(dense_problem(ConvPass::fprop, kLastLayer)).plan.find("few output channels"), std::string::npos);
   const Problem upsampling{2, 3, 64, {96}, {4}, {{2}, {1}, {1}, 1}};
-  EXPECT_TRUE(chooses<FewOutputsPlan>(planned(ConvPass::dgrad, upsampling), ConvRewrite::none));
+  EXPECT_TRUE(chooses<FewOutputsPlan>(dense_problem(ConvPass::dgrad, upsampling), ConvRewrite::none));
 }
 
 TEST(ConvFewOutputsPlan, RejectsUnsupportedProblems) {
@@ -79,7 +55,7 @@ TEST(ConvFewOutputsPlan, RejectsUnsupportedProblems) {
           p.dtype = f32;
           p.precision = Float32Precision::highest;
         }}) {
-    ConvProblem p = planned(ConvPass::dgrad, kFirstLayer);
+    ConvProblem p = dense_problem(ConvPass::dgrad, kFirstLayer);
     change(p);
     EXPECT_FALSE(plan_few_outputs(p)) << explain(p).plan;
   }
@@ -91,18 +67,18 @@ TEST(ConvFewOutputsPlan, DoesNotMirrorOtherProblems) {
     Problem p = kLastLayer;
     change(p);
     for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad})
-      EXPECT_TRUE(rewritten_problems(ConvRewrite::mirrored, planned(pass, p)).empty());
+      EXPECT_TRUE(rewritten_problems(ConvRewrite::mirrored, dense_problem(pass, p)).empty());
   }
 }
 
 /// The planes of an image are its rows.
 TEST(ConvFewOutputsPlan, MovesAlongTheHeightOfAnImage) {
   const Problem image{8, 1, 32, {1, 512, 512}, {1, 3, 3}, {{1}, {0, 1, 1}, {1}, 1}};
-  const auto plan = plan_few_outputs(planned(ConvPass::dgrad, image));
+  const auto plan = plan_few_outputs(dense_problem(ConvPass::dgrad, image));
   ASSERT_TRUE(plan);
   EXPECT_TRUE(plan->exchanged);
-  EXPECT_NE(explain(planned(ConvPass::dgrad, image)).plan.find("planes along the height"), std::string::npos);
-  EXPECT_FALSE(plan_few_outputs(planned(ConvPass::dgrad, kFirstLayer))->exchanged);
+  EXPECT_NE(explain(dense_problem(ConvPass::dgrad, image)).plan.find("planes along the height"), std::string::npos);
+  EXPECT_FALSE(plan_few_outputs(dense_problem(ConvPass::dgrad, kFirstLayer))->exchanged);
 }
 
 TEST(ConvFewOutputsPlan, TilesCoverTheResults) {
@@ -116,7 +92,7 @@ TEST(ConvFewOutputsPlan, TilesCoverTheResults) {
     }
     p.geometry.groups = 1;
     p = {p.batch, random.integer(1, 4), random.integer(1, 16) * 8, p.x_size, p.kernel, p.geometry};
-    ConvProblem problem = planned(ConvPass::dgrad, p, i % 3 == 0 ? f32 : bf16);
+    ConvProblem problem = dense_problem(ConvPass::dgrad, p, i % 3 == 0 ? f32 : bf16);
     const auto plan = plan_few_outputs(problem);
     if (!plan) continue;
     ++planned_problems;

@@ -29,6 +29,30 @@ struct Problem {
   Shape w_shape() const { return {geometry.groups * out, in, kernel[0], kernel[1], kernel[2]}; }
 };
 
+/// Returns the problem of a pass of a convolution of dense channels-last tensors, with float32 as TF32.
+inline cuda::ConvProblem dense_problem(ConvPass pass, const Problem& p, DType dtype = DType::bf16) {
+  const auto strides = [](const Triple& size, int64_t channels) {
+    return Triple{size[1] * size[2] * channels, size[2] * channels, channels};
+  };
+  const bool dgrad = pass == ConvPass::dgrad;
+  return {.pass = pass,
+          .dtype = dtype,
+          .precision = Float32Precision::high,
+          .batch = p.batch,
+          .groups = p.geometry.groups,
+          .in_channels = dgrad ? p.out : p.in,
+          .out_channels = dgrad ? p.in : p.out,
+          .in_size = dgrad ? p.y_size : p.x_size,
+          .out_size = dgrad ? p.x_size : p.y_size,
+          .kernel = p.kernel,
+          .geometry = p.geometry,
+          .in_stride = dgrad ? strides(p.y_size, p.out) : strides(p.x_size, p.in),
+          .out_stride = dgrad ? strides(p.x_size, p.in) : strides(p.y_size, p.out),
+          .in_channels_last = true,
+          .out_channels_last = true,
+          .in_dense = true,
+          .out_dense = true};
+}
 inline std::ostream& operator<<(std::ostream& out, const Problem& p) {
   return out << "x " << p.x_shape() << ", w " << p.w_shape() << ", y " << p.y_shape() << ", stride "
              << p.geometry.stride << ", padding " << p.geometry.padding << ", dilation " << p.geometry.dilation
