@@ -85,7 +85,8 @@ TEST(ConvChannelsLastPlan, RowsOfATileCoverItsOutputs) {
 }
 
 TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
-  int plans = 0, with_splits[3] = {};  // plans with partial sums in memory; direct plans with one and with two splits
+  int plans = 0, narrow = 0;
+  int with_splits[3] = {};  // plans with partial sums in memory; direct plans with one and with two splits
   for (unsigned seed = kFirstSeed; seed < kFirstSeed + 300; ++seed) {
     Random random(seed);
     const Problem problem = random_problem(random);
@@ -121,10 +122,17 @@ TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
     EXPECT_LT(static_cast<int64_t>(plan->splits - 1) * plan->tiles_of_split, plan->all_tiles);
     EXPECT_LE(plan->shared_bytes() + 2048, p.shared_limit);
     EXPECT_EQ(plan->rows() % 16, 0);
+    narrow += plan->tile[3] < 8;
+    // A product reads octets of neighboring rows of x. The octets of a step of 16 voxels are always equally far apart.
+    for (int row = 0; row < plan->rows(); ++row) {
+      const int step = row / 16 * 16, octet = row / 8 % 2;
+      EXPECT_EQ(plan->box_row(row), plan->box_row(step) + octet * plan->box_row(8) + row % 8) << row;
+    }
     ASSERT_TRUE(!plan->direct || plan->splits <= WgradPlan::kMaxDirectSplits);
     ++with_splits[plan->direct ? plan->splits : 0];
   }
   EXPECT_GT(plans, 60);
+  EXPECT_GT(narrow, 5);
   for (const int count : with_splits) EXPECT_GT(count, 5);
 }
 

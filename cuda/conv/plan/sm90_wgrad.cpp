@@ -61,11 +61,12 @@ class Search {
       if (p_.choice.slide > 0 && (p_.choice.slide == 2) != (cta.slide > 1)) continue;
       if (cta.slide > 1 && !may_slide(cta.slide)) continue;
       const int chunks = static_cast<int>(divide_up(p_.in_channels, cta.chunk));
-      for (const int most_taps : {2 * cta.m_tiles * (64 / cta.chunk), cta.m_tiles * (64 / cta.chunk), 1}) {
+      const int room = cta.m_tiles * (64 / cta.chunk);
+      for (const MostTaps& most : {MostTaps{2 * room, 2 * room}, {room, room}, {2 * room, 1}, {room, 1}, {1, 1}}) {
         WgradPlan plan = axes_;
         plan.cta = cta;
         plan.depth = static_cast<int>(cta.slide > 1 ? read_size(p_, 0) : p_.out_size[0]);
-        list_sets(plan, most_taps, chunks);
+        list_sets(plan, most, chunks);
         if (plan.sets.size() > kMaxWgradSets ||
             plan.sets.size() * static_cast<size_t>(plan.most_boxes()) > kMaxWgradBoxes)
           continue;
@@ -77,6 +78,12 @@ class Search {
   }
 
  private:
+  /// Maximum number of taps that read one box of x. Lines of a box without a halo along the width are contiguous, so
+  /// that the tile may be narrower than an octet.
+  struct MostTaps {
+    int all;
+    int along_width;
+  };
   /// Times in clocks of the sets of taps according to the cost model.
   struct SetTimes {
     double mean = 0;        ///< of a tile
@@ -94,13 +101,13 @@ class Search {
 
   /// Divides the taps of each phase into boxes, and packs the boxes into sets. If there are few taps, a set contains
   /// boxes of several chunks of channels.
-  void list_sets(WgradPlan& plan, int most_taps, int chunks) const {
+  void list_sets(WgradPlan& plan, const MostTaps& most, int chunks) const {
     std::vector<WgradBox> boxes;
     int m_tiles = 0;
     const AxisPhases* axis = plan.axis;
     for (int d = 0; d < axis[0].phases; ++d)
       for (int h = 0; h < axis[1].phases; ++h)
-        for (int w = 0; w < axis[2].phases; ++w) add_boxes(plan, {d, h, w}, most_taps, boxes);
+        for (int w = 0; w < axis[2].phases; ++w) add_boxes(plan, {d, h, w}, most, boxes);
     for (const WgradBox& box : boxes) m_tiles += m_tiles_of(plan.cta, box.taps());
     const int room = 2 * plan.cta.m_tiles;
     plan.chunks = std::clamp(room / m_tiles, 1, chunks);
@@ -128,13 +135,14 @@ class Search {
     }
     return true;
   }
-  /// Appends the boxes of one phase, with at most `most` taps each.
-  static void add_boxes(const WgradPlan& plan, const int (&part)[3], int most, std::vector<WgradBox>& boxes) {
-    int taps[3], piece[3];
+  /// Appends the boxes of one phase.
+  static void add_boxes(const WgradPlan& plan, const int (&part)[3], const MostTaps& most,
+                        std::vector<WgradBox>& boxes) {
+    int taps[3], piece[3], left = most.all;
     for (int a = 2; a >= 0; --a) {
       taps[a] = a == 0 && plan.cta.slide > 1 ? 1 : plan.axis[a].phase[part[a]].taps;
-      piece[a] = divide_up(taps[a], divide_up(taps[a], std::max(most, 1)));
-      most /= piece[a];
+      piece[a] = divide_up(taps[a], divide_up(taps[a], std::max(a == 2 ? std::min(left, most.along_width) : left, 1)));
+      left /= piece[a];
     }
     for (int d = 0; d < taps[0]; d += piece[0])
       for (int h = 0; h < taps[1]; h += piece[1])
@@ -152,17 +160,15 @@ class Search {
       for (const WgradBox& box : set)
         for (int a = 0; a < 3; ++a)
           span[a] = std::max(span[a], (box.count[a] - 1) * plan.axis[a].phase[box.part[a]].step + 1);
-    for (const int w : {8, 16, 32})
+    for (const int w : widths(static_cast<int>(p_.out_size[2])))
       for (const int h : sides(p_.out_size[1], 16))
         for (const int d : sides(plan.depth, 8))
-          for (const int n : {1, 2, 4}) {
+          for (const int n : {1, 2, 4, 8, 16}) {
             if (w > round_up(static_cast<int>(p_.out_size[2]), 8) || h >= 2 * p_.out_size[1] || d >= 2 * plan.depth)
               continue;
             if (products_ > 1 && p_.batch % n != 0) continue;  // a tile must not contain both parts
             if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
-            if (w == 8 && h == 1 && d == 1) continue;
-            if (w == 8 && (h > 1 ? h : d) % 2 == 1) continue;  // the octets of all steps must be equally far apart
-            if (n > 1 && plan.cta.slide > 1) continue;         // planes of y must be consecutive
+            if (n > 1 && plan.cta.slide > 1) continue;  // planes of y must be consecutive
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
             if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMaxWgradSteps || plan.rows() < 64)
@@ -173,10 +179,19 @@ class Search {
               plan.box[a + 1] = tile[a + 1] + span[a] - 1;
               fits &= (plan.box[a + 1] - 1) * plan.axis[a].in_step < kMaxBox;
             }
-            if (fits) try_tile(plan);
+            if (fits && plan.has_regular_octets()) try_tile(plan);
           }
   }
 
+  /// Returns candidates for the width of a tile. Narrow tiles are only useful if octets do not fill the lines.
+  static std::vector<int> widths(int count) {
+    std::vector<int> result{8, 16, 32};
+    if (count % 8 == 0) return result;
+    if (count < 32) result.push_back(count);
+    for (const int width : {4, 2, 1})
+      if (width != count) result.push_back(width);
+    return result;
+  }
   /// Returns candidates for the size of a tile along an axis: powers of two, and `count` and count + 1, which cover a
   /// short axis.
   static std::vector<int> sides(int64_t count, int most) {
@@ -286,6 +301,24 @@ int WgradPlan::most_boxes() const {
   size_t most = 0;
   for (const auto& set : sets) most = std::max(most, set.size());
   return static_cast<int>(most);
+}
+
+int WgradPlan::box_row(int row) const {
+  int at[4];
+  for (int a = 3; a >= 0; --a) {
+    at[a] = row % tile[a];
+    row /= tile[a];
+  }
+  return ((at[0] * box[1] + at[1]) * box[2] + at[2]) * box[3] + at[3];
+}
+
+bool WgradPlan::has_regular_octets() const {
+  int a = 3, run = tile[3];  // neighboring rows of both y and x
+  for (; a > 0 && box[a] == tile[a]; --a) run *= tile[a - 1];
+  if (run % 8 != 0) return false;
+  if (a == 0 || run % 16 == 0) return true;
+  for (--a; a > 0 && tile[a] == 1;) --a;  // the axis from one run to the next
+  return run == 8 && tile[a] % 2 == 0;
 }
 
 std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic) {

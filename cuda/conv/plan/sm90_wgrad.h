@@ -58,6 +58,11 @@ struct WgradPlan {
   double cycles = 0;                        ///< cost according to the planner's model
 
   int rows() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+  /// Returns the row of a box of x for the first tap that belongs to a row of y.
+  int box_row(int row) const;
+  /// Returns whether wgmma can read the boxes of x in steps of 16 voxels: each octet of neighboring rows of y must
+  /// belong to neighboring rows of x, and the distance between the two octets of a step must be the same for all steps.
+  bool has_regular_octets() const;
   int y_box(int i) const { return tile[i] + (i == 1 ? cta.slide - 1 : 0); }
   int y_rows() const { return y_box(0) * y_box(1) * y_box(2) * y_box(3); }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }

@@ -62,16 +62,10 @@ void list_sets(Params& p, const WgradPlan& plan) {
 
 /// Lists the offset in a box of x of each step of 16 voxels. A step has two octets of voxels at a fixed distance.
 void list_steps(Params& p, const WgradPlan& plan) {
-  const int* tile = plan.tile;
-  const int blocks = tile[3] / 8, row = plan.chunk_bytes();
-  const auto octet = [&](int i) {
-    const int w = i % blocks * 8, h = i / blocks % tile[2], d = i / (blocks * tile[2]) % tile[1],
-              n = i / (blocks * tile[2] * tile[1]);
-    return (((n * plan.box[1] + d) * plan.box[2] + h) * plan.box[3] + w) * row;
-  };
+  const int bytes = plan.chunk_bytes();
   p.steps = plan.rows() / 16;
-  p.x_pitch = octet(1) - octet(0);
-  for (int i = 0; i < p.steps; ++i) p.step_at[i] = octet(2 * i) / 16;
+  p.x_pitch = plan.box_row(8) * bytes;
+  for (int i = 0; i < p.steps; ++i) p.step_at[i] = plan.box_row(16 * i) * bytes / 16;
 }
 
 Params make_params(const Operand& x, const Operand& y, const ConvProblem& problem, const WgradPlan& plan) {
