@@ -32,19 +32,27 @@ __device__ inline float max_or_nan(float a, float b) {
   return result;
 }
 
-/// Rounds two floats to halves and returns the pair, the first half in the lower bits. `floor` is the lower bound of
-/// both halves: 0 or -infinity. NaN remains NaN.
+/// Rounds two floats to halves and returns the pair, the first half in the lower bits.
+template <class T>
+__device__ uint32_t round_pair(float first, float second) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(first), "f"(second));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(first), "f"(second));
+  return pair;
+}
+/// Rounds two floats like round_pair(first, second). `floor` is the lower bound of both halves: 0 or -infinity. NaN
+/// remains NaN.
 template <class T>
 __device__ uint32_t round_pair(float first, float second, float floor) {
   constexpr bool kBf16 = std::is_same_v<T, BFloat16>;
   const uint32_t bound = floor == 0 ? 0 : kBf16 ? 0xff80ff80 : 0xfc00fc00;
-  uint32_t pair;
+  uint32_t pair = round_pair<T>(first, second);
   if constexpr (kBf16)
-    asm("{cvt.rn.bf16x2.f32 %0, %2, %1; max.NaN.bf16x2 %0, %0, %3;}"
-        : "=&r"(pair)
-        : "f"(first), "f"(second), "r"(bound));
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(bound));
   else
-    asm("{cvt.rn.f16x2.f32 %0, %2, %1; max.NaN.f16x2 %0, %0, %3;}" : "=&r"(pair) : "f"(first), "f"(second), "r"(bound));
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(bound));
   return pair;
 }
 

@@ -29,21 +29,25 @@ __device__ void store_products(Accumulator (&sum)[kM64][kAllN8], int taps, int f
 #pragma unroll
   for (int first = 0; first < kDepth; ++first) {
     if (first != first_tap) continue;
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if (d >= kStep && d < taps) continue;
+    const auto each_sum = [&](int d, const auto& f) {
 #pragma unroll
       for (int m = 0; m < kM64; ++m)
 #pragma unroll
         for (int n = 0; n < kN8; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float& of_tap = sum[m][(d - first + kDepth) % kDepth * kN8 + n][i];
-            const int column = d * 8 * kN8 + n * 8 + i % 2, input = m * 16 + i / 2 * 8;
-            if (d < kStep) store_shared(products + (column * kPitch + input) * 4, __float_as_uint(of_tap));
-            of_tap = 0;
-          }
-    }
+          for (int i = 0; i < 4; ++i)
+            f(sum[m][(d - first + kDepth) % kDepth * kN8 + n][i], d * 8 * kN8 + n * 8 + i % 2, m * 16 + i / 2 * 8);
+    };
+#pragma unroll
+    for (int d = 0; d < kStep; ++d)
+      each_sum(d, [&](float& of_tap, int column, int input) {
+        store_shared(products + (column * kPitch + input) * 4, __float_as_uint(of_tap));
+        of_tap = 0;
+      });
+    if (taps == kDepth) continue;
+#pragma unroll
+    for (int d = kStep; d < kDepth; ++d)
+      if (d >= taps) each_sum(d, [](float& of_tap, int, int) { of_tap = 0; });
   }
 }
 

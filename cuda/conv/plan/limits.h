@@ -35,12 +35,12 @@ inline constexpr int kMmaSyncKTilePitch = kMmaSyncKTileWords + 4;
 /// Wgrad: blocks of 8 columns of a CTA tile with this number of rows.
 constexpr int mma_sync_wgrad_columns(int rows, bool three) { return 4 * (rows > 32 || three ? 7 : 14); }
 
-// sm90/fprop_dgrad: taps, phases, and stages of each ring. The kernel stores a position in a CTA tile as one byte per
-// axis.
+// sm90/fprop_dgrad: taps, phases, and stages of each ring. The kernel stores a position in a CTA tile as seven bits
+// per axis.
 inline constexpr int kMaxFpropDgradTaps = 512;
 inline constexpr int kMaxFpropDgradPhases = 64;
 inline constexpr int kMaxFpropDgradStages = 8;
-inline constexpr int kMaxFpropDgradSide = 255;
+inline constexpr int kMaxFpropDgradSide = 127;
 /// M64 tiles of a CTA tile.
 inline constexpr int kMaxFpropDgradTiles = 8;
 /// Bytes of shared memory for barriers, the list of rows and alignment.

@@ -12,11 +12,11 @@ namespace voxgrad::cuda::implicit_gemm {
 
 /// The result that belongs to a row of an m64 tile.
 struct ResultRow {
-  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint32_t kNone = 0x7f7f7f7f;
   uint32_t place;   ///< sample, depth, height and width, one byte each; kNone if the row has no result
   uint32_t offset;  ///< elements from the first result of the tile
 };
-static_assert(kMaxFpropDgradSide <= UINT8_MAX);  // the bytes of ResultRow::place
+static_assert(kMaxFpropDgradSide <= 0x7f);  // the bytes of ResultRow::place are less
 /// The rows of all m64 tiles, in shared memory.
 template <class Tile>
 struct ResultRows {
@@ -50,6 +50,13 @@ __device__ void store_if_less(int a, int b, T* to, T value) {
                  : "memory");
 }
 
+/// Rounds sums. The member functions are those of Finish.
+template <class T>
+struct Round {
+  __device__ float operator()(float sum, int, int) const { return sum; }
+  __device__ uint32_t pair(float first, float second, int) const { return round_pair<T>(first, second); }
+};
+
 /// Computes max(sum + bias, floor) for the columns that this lane holds. There is no branch, because nvcc would move an
 /// accumulator that is changed in a branch to another register.
 template <class T, int kN8>
@@ -76,10 +83,11 @@ struct Finish {
   }
 };
 
-/// Stores the first `columns` columns of a row to contiguous memory, as vectors. Four neighboring lanes hold a row.
-/// `half` selects row g or row g + 8 of the warp's m64 tile.
+/// Stores the first `columns` columns of the row that begins at to[offset] to contiguous memory, as vectors. Four
+/// neighboring lanes hold a row. `half` selects row g or row g + 8 of the warp's m64 tile.
 template <int half, int kN8, class T, int kSums, class F>
-__device__ void store_vectors(T* to, const Accumulator (&sum)[kSums], const F& finish, int columns, bool exists) {
+__device__ void store_vectors(T* to, uint32_t offset, const Accumulator (&sum)[kSums], const F& finish, int columns,
+                              bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
   constexpr int kQuads = sizeof(T) == 2 ? kN8 / 4 * 4 : 0;
   if constexpr (kQuads > 0)
@@ -89,14 +97,14 @@ __device__ void store_vectors(T* to, const Accumulator (&sum)[kSums], const F& f
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[i] = finish.pair(sum[n + i][2 * half], sum[n + i][2 * half + 1], n + i);
       transpose_quad(v);
-      const int column = (n + lane) * 8;
-      if (exists && column < columns) *reinterpret_cast<uint4*>(to + column) = {v[0], v[1], v[2], v[3]};
+      if (exists && (n + lane) * 8 < columns)
+        *reinterpret_cast<uint4*>(to + lane * 8 + offset + n * 8) = {v[0], v[1], v[2], v[3]};
     }
   const int left = exists ? columns - lane * 2 : 0;
 #pragma unroll
   for (int n = kQuads; n < kN8; ++n) {
     const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
-    if (n * 8 < left) store_values<2>(to + lane * 2 + n * 8, pair);
+    if (n * 8 < left) store_values<2>(to + lane * 2 + offset + n * 8, pair);
   }
 }
 
@@ -118,30 +126,26 @@ __device__ void store_columns(T* to, const Accumulator (&sum)[kSums], const F& f
 /// The positions of a warp's rows in the results.
 struct ResultPlaces {
   const ResultRow* rows;  // begins with the warp's first row in its first m64 tile
-  int limit[4];           // results from the corner of the tile to the end of each axis
-  bool whole;             // all rows of the tile are within the limits
+  uint32_t limits;        // results from the corner of the tile to the end of each axis, one byte each
   int64_t corner;         // offset of the first result of the tile
 
   __device__ ResultPlaces(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRow* list)
       : rows(list) {
-    limit[0] = min(p.samples - unit.at[0], kMaxFpropDgradSide);
+    const auto limit = [](int left) { return static_cast<uint32_t>(max(min(left, kMaxFpropDgradSide), 0)); };
+    limits = limit(p.samples - unit.at[0]);
     corner = unit.at[0] * p.out_stride[0];
     for (int a = 0; a < 3; ++a) {
-      limit[a + 1] = min(phase.count[a] - unit.at[a + 1], kMaxFpropDgradSide);
+      limits |= limit(phase.count[a] - unit.at[a + 1]) << 8 * (a + 1);
       corner += (phase.first[a] + int64_t{unit.at[a + 1]} * p.out_step[a]) * p.out_stride[a + 1];
     }
-    whole = true;
-    for (int a = 0; a < 4; ++a) whole &= p.tile[a] <= limit[a];
   }
-  /// Computes the offset of a row's result. Returns false if the row has no result.
-  __device__ bool find(int row, int64_t& offset) const {
+  /// Computes the offset of a row's result from the corner. Returns false if the row has no result. Compares all bytes
+  /// at once: the subtraction leaves the highest bit of a byte set unless the place is less than the limit.
+  __device__ bool find(int row, uint32_t& offset) const {
+    constexpr uint32_t kHighest = 0x80808080;
     const ResultRow at = rows[row];
-    bool exists = at.place != ResultRow::kNone;
-    offset = corner + at.offset;
-    if (!whole)
-#pragma unroll
-      for (int a = 0; a < 4; ++a) exists &= static_cast<int>(at.place >> 8 * a & 255) < limit[a];
-    return exists;
+    offset = at.offset;
+    return (((at.place | kHighest) - limits) & kHighest) == 0;
   }
 };
 
@@ -150,7 +154,7 @@ template <class Tile>
 __device__ void store_zeros(const ResultPlaces& places, float* partial, int rows_apart, int columns) {
   const int first = static_cast<int>(threadIdx.x) % 4;
   for (int i = 0; i < 2 * Tile::kTiles; ++i) {
-    int64_t offset;
+    uint32_t offset;
     if (!places.find(i / 2 * rows_apart + i % 2 * 8, offset)) continue;
     for (int column = first; column < min(columns, Tile::kN); column += 4) partial[offset + column] = 0;
   }
@@ -166,38 +170,43 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
   const int channel = unit.group * p.out_channels + in_group;
   const int rows_apart = (p.cooperative ? Tile::kConsumers : 1) * 64;
   const ResultPlaces places(p, unit, phase, rows.row + (p.cooperative ? warpgroup * 64 : 0) + warp * 16 + lane / 4);
-  float* const partial = p.partial + unit.split * p.partial_stride + channel;
+  float* const partial = p.partial + unit.split * p.partial_stride + channel + places.corner;
   if (empty) {  // fill_bias() has filled results that no tap reaches
     if (p.partial) store_zeros<Tile>(places, partial, rows_apart, columns);
     return;
   }
-  const Finish<T, Tile::kN8> finish(p, channel, columns);
-  const auto store = [&](auto* to) {
-    const auto each_row = [&](const auto& store_row) {
+  const auto each_row = [&](const auto& store_row) {
 #pragma unroll
-      for (int tile = 0; tile < Tile::kTiles; ++tile) {
-        const int row = tile * rows_apart;
-        int64_t offset;
-        const bool exists = places.find(row, offset);
-        store_row.template operator()<0>(to + offset, sum[tile], exists);
-        const bool other_exists = places.find(row + 8, offset);
-        store_row.template operator()<1>(to + offset, sum[tile], other_exists);
-      }
-    };
-    if (p.vectors)
-      each_row([&]<int half>(auto* at, const auto& row, bool exists) {
-        store_vectors<half, Tile::kN8>(at, row, finish, columns, exists);
-      });
-    else
-      each_row([&]<int half>(auto* at, const auto& row, bool exists) {
-        store_columns<half, Tile::kN8>(at, row, finish, columns, exists, p.channel_stride);
-      });
+    for (int tile = 0; tile < Tile::kTiles; ++tile) {
+      uint32_t offset;
+      const bool exists = places.find(tile * rows_apart, offset);
+      store_row.template operator()<0>(offset, sum[tile], exists);
+      const bool other_exists = places.find(tile * rows_apart + 8, offset);
+      store_row.template operator()<1>(offset, sum[tile], other_exists);
+    }
   };
-  T* const out = static_cast<T*>(p.out) + channel * p.channel_stride;
-  if constexpr (sizeof(T) == 4)
-    store(p.partial ? partial : out);
-  else
-    p.partial ? store(partial) : store(out);
+  const auto store_vector_rows = [&](auto* to, const auto& finish) {
+    each_row([&]<int half>(uint32_t offset, const auto& row, bool exists) {
+      store_vectors<half, Tile::kN8>(to, offset, row, finish, columns, exists);
+    });
+  };
+  const auto store = [&](auto* to, const auto& finish) {
+    if (p.vectors) return store_vector_rows(to, finish);
+    each_row([&]<int half>(uint32_t offset, const auto& row, bool exists) {
+      store_columns<half, Tile::kN8>(to + offset, row, finish, columns, exists, p.channel_stride);
+    });
+  };
+  T* const out = static_cast<T*>(p.out) + channel * p.channel_stride + places.corner;
+  if constexpr (!Tile::kSlides) {  // wgmma would be serialized if a sliding tile's accumulators were read here
+    const bool plain = p.partial || (!p.bias && !p.relu);
+    if constexpr (sizeof(T) == 4) {
+      if (plain) return store(p.partial ? partial : out, Round<T>());
+    } else {
+      if (p.partial) return store(partial, Round<float>());
+      if (plain && p.vectors) return store_vector_rows(out, Round<T>());
+    }
+  }
+  store(out, Finish<T, Tile::kN8>(p, channel, columns));
 }
 
 }  // namespace voxgrad::cuda::implicit_gemm
