@@ -68,29 +68,41 @@ __device__ Moments join(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-/// Computes the statistics of each group from `total`, the sums of Deviations for every (sample, channel). Launch: one
-/// CTA per layout.columns groups in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock
-/// moments.
+/// Computes the statistics of each group from the sums of Deviations. Launch: one CTA per layout.columns groups in a
+/// 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: kBlock moments.
 template <class T, class Before>
 __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
-                      const __grid_constant__ Deviations<T, Before> deviations, const double2* total,
+                      const __grid_constant__ Deviations<T, Before> deviations, const RangeSums sums,
                       double2* statistics, double eps) {
   __shared__ Moments shared[kBlock];
-  const double length = static_cast<double>(shape.length);
+  const auto moments_of = [&](int64_t line, const double2& own, int64_t positions) -> Moments {
+    const int64_t n = quotient(line, shape.channels);
+    const auto pivot = static_cast<double>(deviations.first(n, line - n * shape.channels, 0));
+    const auto count = static_cast<double>(positions);
+    const double shift = own.x / count;
+    return {count, pivot + shift, own.y - own.x * shift};
+  };
   for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
     const int64_t number = tile * layout.columns + layout.column();
     const bool inside = number < shape.count();
     Moments moments{0, 0, 0};
-    if (inside && shape.length > 0)
-      for (int64_t i = layout.reducer(); i < shape.group_lines(); i += layout.reducers) {
-        const int64_t line = shape.line(number, i), n = quotient(line, shape.channels), c = line - n * shape.channels;
-        const double2 sums = total[line];
-        const double shift = sums.x / length;
-        const auto pivot = static_cast<double>(deviations.first(n, c, 0));
-        moments = join(moments, {length, pivot + shift, sums.y - sums.x * shift});
-      }
-    moments = combine_reducers(moments, layout, shared, join);
+    if (shape.group_lines() == 1) {  // add the sums first, because join() takes longer
+      const int64_t line = inside ? shape.line(number, 0) : 0;
+      double2 sum{0, 0};
+      for (int64_t i = layout.reducer(); inside && i < sums.ranges; i += layout.reducers)
+        sum = add(sum, sums.at(line, i));
+      sum = combine_reducers(sum, layout, reinterpret_cast<double2*>(shared), add);
+      if (inside && shape.length > 0) moments = moments_of(line, sum, shape.length);
+    } else {
+      if (inside && shape.length > 0)
+        for (int64_t i = layout.reducer(); i < shape.group_lines() * sums.ranges; i += layout.reducers) {
+          const int64_t of_line = quotient(i, sums.ranges), range = i - of_line * sums.ranges;
+          const int64_t line = shape.line(number, of_line);
+          moments = join(moments, moments_of(line, sums.at(line, range), sums.count(range)));
+        }
+      moments = combine_reducers(moments, layout, shared, join);
+    }
     if (!inside || layout.reducer() > 0) continue;
     // Rounding may make the sum of squared deviations from the mean slightly negative.
     const double variance = fmax(moments.squares, 0.0) / fmax(moments.count, 1.0);
@@ -99,46 +111,53 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Computes y = after((before(x) - mean) * rstd * gamma + beta).
-template <class T, class Activations>
+/// Computes y = after((before(x) - mean) * rstd * gamma + beta), or with kResidual, y = after(... + residual). The
+/// inputs are x and the residual.
+template <class T, class Activations, bool kResidual>
 struct Normalize {
   static constexpr FormulaTraits kTraits{
-      .inputs = 1, .writes = true, .scalar = std::is_same_v<Activations, AnyActivations>};
+      .inputs = kResidual ? 2 : 1, .writes = true, .scalar = std::is_same_v<Activations, AnyActivations>};
   using Norm = Normalization<T, Activations>;
   using Channel = typename Norm::Channel;
 
   Norm norm;
 
   __device__ Channel channel(int64_t n, int64_t c, int64_t) const { return norm.channel(n, c); }
-  __device__ T operator()(const Channel& channel, Run<T>&, const compute_t<T> (&x)[1]) const {
-    return convert<T>(norm.activations.after.value(norm.normalized(channel, norm.centered(channel, x[0]))));
+  __device__ T operator()(const Channel& channel, Run<T>&, const compute_t<T> (&x)[kTraits.inputs]) const {
+    compute_t<T> u = norm.normalized(channel, norm.centered(channel, x[0]));
+    if constexpr (kResidual) u += x[1];
+    return convert<T>(norm.activations.after.value(u));
   }
 };
 
-/// Applies Normalize with the given statistics.
+/// Applies Normalize with the given statistics. `residual` may be null.
 template <class T, class Activations>
 void apply_norm(const char* op, const View& y, const View& x, const View& statistics, const View* gamma,
-                const View* beta, const Activations& activations, const Launch& launch) {
-  const Normalize<T, Activations> formula{
-      {Groups(x, statistics), statistics.as<const double2>(), PerChannel(gamma), PerChannel(beta), activations}};
-  apply_formula<T>(op, formula, launch, nullptr, &y, x);
+                const View* beta, const View* residual, const Activations& activations, const Launch& launch) {
+  const Normalization<T, Activations> norm{Groups(x, statistics), statistics.as<const double2>(), PerChannel(gamma),
+                                           PerChannel(beta), activations};
+  if (residual)
+    apply_formula<T>(op, Normalize<T, Activations, true>{norm}, launch, nullptr, &y, x, *residual);
+  else
+    apply_formula<T>(op, Normalize<T, Activations, false>{norm}, launch, nullptr, &y, x);
 }
 
 /// Computes the statistics of all groups, joins them over the ranks if `join` is not null, and normalizes.
 template <class T, class Activations>
-void forward(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta, double eps,
-             const Activations& activations, const JoinRanks* join, const Launch& launch) {
+void forward(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta,
+             const View* residual, double eps, const Activations& activations, const JoinRanks* join,
+             const Launch& launch) {
   constexpr const char* kOp = "group_norm";
   const Groups shape(x, statistics);
-  const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
+  std::optional<Workspace> memory;
   const Deviations<T, decltype(activations.before)> deviations{x, activations.before};
-  apply_formula<T>(kOp, deviations, launch, total.as<double2>(), nullptr, x);
-  const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
+  const RangeSums sums = apply_formula<T>(kOp, deviations, launch, &memory, nullptr, x);
+  const BlockLayout layout = layout_of_sums(shape.group_lines() * sums.ranges);
   statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
-      shape, layout, deviations, total.as<double2>(), statistics.as<double2>(), eps);
+      shape, layout, deviations, sums, statistics.as<double2>(), eps);
   check_launch(kOp);
   if (join) (*join)();
-  apply_norm<T>(kOp, y, x, statistics, gamma, beta, activations, launch);
+  apply_norm<T>(kOp, y, x, statistics, gamma, beta, residual, activations, launch);
 }
 
 /// Updates running statistics; see track_statistics in ops/detail/kernels.def. The number of elements in a channel is
@@ -184,13 +203,14 @@ void track_statistics(const View* running_mean, const View* running_var, const V
   check_launch("track_statistics");
 }
 
-void group_norm(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta, double eps,
-                const NormActivations& activations, const JoinRanks* join) {
+void group_norm(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta,
+                const View* residual, double eps, const NormActivations& activations, const JoinRanks* join) {
   if (x.size[1] == 0 || statistics.numel() == 0) return;
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "group_norm", [&]<class T>() {
     with_vector_activations<T>(
-        activations, [&](const auto& a) { forward<T>(y, statistics, x, gamma, beta, eps, a, join, launch); }, y, x);
+        activations, [&](const auto& a) { forward<T>(y, statistics, x, gamma, beta, residual, eps, a, join, launch); },
+        y, x, residual ? *residual : x);
   });
 }
 
@@ -199,7 +219,8 @@ void normalize(const View& y, const View& x, const View& statistics, const View*
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "normalize", [&]<class T>() {
     with_vector_activations<T>(
-        {}, [&](const auto& none) { apply_norm<T>("normalize", y, x, statistics, gamma, beta, none, launch); }, y, x);
+        {}, [&](const auto& none) { apply_norm<T>("normalize", y, x, statistics, gamma, beta, nullptr, none, launch); },
+        y, x);
   });
 }
 

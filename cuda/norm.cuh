@@ -7,10 +7,12 @@
 // so that no barrier is needed.
 //
 // Outline: Tiling; the members of a formula; Lane, the work of one thread; channels_kernel and its launch,
-// apply_formula(); the gradients of parameters per channel. norm_shapes.cuh has the shapes and the forms.
+// apply_formula(); the sums of gradients per group and per channel. norm_shapes.cuh has the shapes and the forms.
 #pragma once
 
 #include <cuda_pipeline.h>
+
+#include <optional>
 
 #include "core/detail/divide.h"
 #include "cuda/norm_shapes.cuh"
@@ -43,10 +45,10 @@ struct Tiling {
       layout = BlockLayout::choose(length, x.size[1] > 1 && std::abs(x.stride[1]) < std::abs(x.stride[2]));
     }
     tiles = divide_up(lines, layout.columns);
-    // Give a thread enough work to pay for its constants and sums. The form `columns` uses fewer CTAs, because each CTA
-    // has sums for many channels. Two or three CTAs fill an SM.
+    // Give a thread enough work to pay for its constants and sums. The form `columns` uses only as many CTAs as run at
+    // a time, two on each SM of an H200, because each CTA has sums for many channels.
     const int64_t min_range = layout.reducers * (columns ? 16 : 4 * width);
-    const int64_t max_ranges = (columns ? 528 : 4096) / std::max<int64_t>(tiles, 1);
+    const int64_t max_ranges = (columns ? 2 * 132 : 4096) / std::max<int64_t>(tiles, 1);
     const int64_t wanted = std::clamp<int64_t>(divide_up(length, min_range), 1, std::max<int64_t>(max_ranges, 1));
     range = std::max<int64_t>(round_up(divide_up(length, wanted), 64), 64);  // whole cache lines
     ranges = std::max<int64_t>(divide_up(length, range), 1);
@@ -289,64 +291,110 @@ __device__ void process_range(Lane<T, form, Formula>& lane, int64_t begin, int64
   lane.finish();
 }
 
+/// Adds the totals of the reducers of each column in a fixed order. Calls store(column, channel, sum) for each sum.
+/// `shared` has kBlock * kChannels pairs. All threads of the CTA must call this function together.
+template <int kChannels, class Store>
+__device__ void sum_columns(const double2 (&total)[kChannels], const BlockLayout& layout, double2* shared,
+                            const Store& store) {
+  const int thread = static_cast<int>(threadIdx.x), columns = layout.columns, sums = columns * kChannels;
+  const int parts = max(min(min(kBlock / sums, layout.reducers), 16), 1);  // threads that share a sum
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) shared[c * kBlock + layout.reducer() * columns + layout.column()] = total[c];
+  __syncthreads();
+  for (int i = thread; i < max(sums * parts, kBlock); i += kBlock) {
+    const int part = i / sums, channel = i % sums / columns, column = i % columns;
+    double2 sum{0, 0};
+    if (part < parts)
+      for (int r = part; r < layout.reducers; r += parts)
+        sum = add(sum, shared[channel * kBlock + r * columns + column]);
+    if (parts > 1) {
+      __syncthreads();
+      shared[i] = sum;
+      __syncthreads();
+      for (int other = 1; part == 0 && other < parts; ++other) sum = add(sum, shared[other * sums + i]);
+    }
+    if (part == 0) store(column, channel, sum);
+  }
+  __syncthreads();
+}
+
 /// Applies a formula to `volumes`. Computes out = formula(in...) if the formula has results. Computes
 /// partial[range][sample, channel] = the sums if the formula has sums and `partial` is not null. Launch: one CTA per
 /// (range, tile) in a 1-D grid-stride loop, kBlock threads per CTA. Static shared memory: the vectors in flight (8 per
-/// thread), and kBlock pairs of sums.
+/// thread) or, in the form `scalar`, kBlock pairs of sums.
 template <class T, Form form, class Formula>
 __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || Formula::kTraits.heavy) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
                     const __grid_constant__ Volumes<Formula::kTraits.inputs> volumes, double2* partial) {
   using Thread = Lane<T, form, Formula>;
-  __shared__ typename Thread::Stage stages[form == Form::scalar ? 1 : Thread::kStages];
-  __shared__ double2 shared[Formula::kTraits.sums ? kBlock : 1];
+  constexpr int kChannels = Thread::kChannels;
+  union Shared {
+    typename Thread::Stage stages[form == Form::scalar ? 1 : Thread::kStages];
+    double2 totals[Formula::kTraits.sums ? kBlock * kChannels : 1];
+    __device__ Shared() {}
+  };
+  __shared__ Shared shared;
   const BlockLayout layout = tiling.layout;
   const int thread = layout.reducer(), threads = layout.reducers;
   for (int64_t i = blockIdx.x; i < tiling.blocks(); i += gridDim.x) {
     // If the formula writes results, process the blocks in reverse order. The previous pass over the tensors ended with
     // the last blocks, so part of their data is still in the L2 cache.
     const int64_t block = Formula::kTraits.writes ? tiling.blocks() - 1 - i : i, range = quotient(block, tiling.tiles);
-    const int64_t line = (block - range * tiling.tiles) * layout.columns + layout.column();
+    const int64_t first_line = (block - range * tiling.tiles) * layout.columns, line = first_line + layout.column();
     const int64_t begin = range * tiling.range, end = min(begin + tiling.range, tiling.length);
     const int64_t n = quotient(line, tiling.sample_lines);
-    Thread lane{formula, volumes, n, (line - n * tiling.sample_lines) * Thread::kChannels};
+    Thread lane{formula, volumes, n, (line - n * tiling.sample_lines) * kChannels};
     if (line < tiling.lines && thread < threads && begin < end)
-      process_range<T, form, Formula>(lane, begin, end, thread, threads, stages);
+      process_range<T, form, Formula>(lane, begin, end, thread, threads, shared.stages);
     if constexpr (Formula::kTraits.sums) {
       if (!partial) continue;
-#pragma unroll
-      for (int c = 0; c < Thread::kChannels; ++c) {
-        const double2 sum = combine_reducers(lane.total[c], layout, shared, add);
-        if (line < tiling.lines && thread == 0) partial[(range * tiling.lines + line) * Thread::kChannels + c] = sum;
-      }
+      const auto store = [&](int column, int channel, const double2& sum) {
+        if (first_line + column < tiling.lines)
+          partial[(range * tiling.lines + first_line + column) * kChannels + channel] = sum;
+      };
+      sum_columns(lane.total, layout, shared.totals, store);
     }
   }
 }
 
-/// Computes out = formula(first, in...), unless `out` is null, and total[sample, channel] = the formula's sums, unless
-/// `total` is null. All views are (N, C, L).
+/// The sums of a formula over each range of the positions of each line: sums[range][line].
+struct RangeSums {
+  const double2* sums;
+  int64_t lines;
+  int64_t ranges;
+  int64_t range;   ///< positions of a range, except the last one
+  int64_t length;  ///< positions of a line
+
+  __device__ const double2& at(int64_t line, int64_t i) const { return sums[i * lines + line]; }
+  /// Returns the positions of a range.
+  __device__ int64_t count(int64_t i) const { return min(range, length - i * range); }
+};
+
+/// Returns the layout of a kernel that adds `count` sums of ranges and lines for each result. A thread adds few of
+/// them, because the loads of a thread wait for each other.
+inline BlockLayout layout_of_sums(int64_t count) { return BlockLayout::choose(8 * count, false); }
+
+/// Computes out = formula(first, in...), unless `out` is null. All views are (N, C, L). If `memory` is not null,
+/// allocates it and returns the formula's sums, which lie in this memory.
 template <class T, class Formula, class... Views>
-void apply_formula(const char* op, const Formula& formula, const Launch& launch, double2* total, const View* out,
-                   const View& first, const Views&... in) {
+RangeSums apply_formula(const char* op, const Formula& formula, const Launch& launch, std::optional<Workspace>* memory,
+                        const View* out, const View& first, const Views&... in) {
   const Form form = out ? choose_form<T>(*out, first, in...) : choose_form<T>(first, in...);
   const Tiling tiling(form, first, kVectorWidth<T>);
   const int64_t lines = first.size[0] * first.size[1];
-  const bool joins = total && tiling.ranges > 1;
-  const Workspace partial(launch, joins ? static_cast<size_t>(lines * tiling.ranges) * sizeof(double2) : 0);
+  if (memory) memory->emplace(launch, static_cast<size_t>(lines * tiling.ranges) * sizeof(double2));
+  auto* const sums = memory ? (*memory)->template as<double2>() : nullptr;
   void (*kernel)(Tiling, Formula, Volumes<Formula::kTraits.inputs>, double2*) = nullptr;
   if constexpr (Formula::kTraits.scalar) kernel = channels_kernel<T, Form::scalar, Formula>;
   if constexpr (sizeof(T) < 8)
     if (form != Form::scalar)
       kernel =
           form == Form::columns ? channels_kernel<T, Form::columns, Formula> : channels_kernel<T, Form::rows, Formula>;
-  kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(
-      tiling, formula, {{first, in...}, out ? *out : View()}, joins ? partial.template as<double2>() : total);
+  kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(tiling, formula,
+                                                                      {{first, in...}, out ? *out : View()}, sums);
   check_launch(op);
-  if (!joins) return;
-  const auto pairs = [&](double2* data, int64_t rows) {
-    return View{data, f64, first.device, 2, {rows, 2 * lines}, {2 * lines, 1}};
-  };
-  kernel::reduce(ReduceOp::sum, pairs(total, 1), pairs(partial.template as<double2>(), tiling.ranges));
+  return {sums, lines, tiling.ranges, tiling.range, tiling.length};
 }
 
 /// With u and v as in Normalization (norm_shapes.cuh), let g be the gradient of u, and xhat = (v - mean) * rstd.
@@ -357,32 +405,65 @@ __device__ double sum_of_products(const double2& sums, const double2& group) {
   return (sums.y - rest_of<T>(group.x) * sums.x) * group.y;
 }
 
-/// Computes dbeta[c] = the sum over the samples of total.x, and dgamma[c] = the sum over the samples of
-/// sum_of_products(total). `total` has a pair of sums for every (sample, channel). Launch: one thread per channel in a
-/// 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
+/// The results of sum_gradients_kernel, all optional.
+struct SummedGradients {
+  double2* group_means = nullptr;  ///< for each group, the mean of h = gamma * g and the mean of h * xhat
+  PerChannel dgamma{nullptr};      ///< the sums of g * xhat
+  PerChannel dbeta{nullptr};       ///< the sums of g
+  PerChannel zeros{nullptr};       ///< zeros
+
+  VG_HOST_DEVICE int64_t channels(const Groups& shape) const {
+    return dgamma.data || dbeta.data || zeros.data ? shape.channels : 0;
+  }
+  VG_HOST_DEVICE int64_t groups(const Groups& shape) const { return group_means ? shape.count() : 0; }
+};
+
+/// Adds the sums of g and of g * (v - m) of all ranges, for each group and then for each channel. `statistics` may be
+/// null if only dbeta is computed. Launch: one CTA per layout.columns groups or channels in a 1-D grid-stride loop,
+/// kBlock threads per CTA. Static shared memory: kBlock pairs of sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    parameter_gradients_kernel(const __grid_constant__ Groups shape, const double2* total, const double2* statistics,
-                               PerChannel dgamma, PerChannel dbeta) {
-  for (int64_t c = thread_index(); c < shape.channels; c += thread_count()) {
+    sum_gradients_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const RangeSums sums,
+                         const double2* statistics, PerChannel gamma, const __grid_constant__ SummedGradients to) {
+  __shared__ double2 shared[kBlock];
+  const int64_t groups = to.groups(shape), all = groups + to.channels(shape);
+  for (int64_t tile = blockIdx.x; tile * layout.columns < all; tile += gridDim.x) {
+    const int64_t number = tile * layout.columns + layout.column();
+    const bool of_group = number < groups;
+    const int64_t lines = number >= all ? 0 : of_group ? shape.group_lines() : shape.samples;
     double2 sum{0, 0};
-    for (int64_t n = 0; n < shape.samples; ++n) {
-      const double2 sums = total[n * shape.channels + c];
-      sum.x += sums.x;
-      if (dgamma.data) sum.y += sum_of_products<T>(sums, statistics[shape.number(n, c)]);
+    for (int64_t i = layout.reducer(); i < lines * sums.ranges; i += layout.reducers) {
+      const int64_t of_line = quotient(i, sums.ranges), range = i - of_line * sums.ranges;
+      const int64_t line = of_group ? shape.line(number, of_line) : of_line * shape.channels + number - groups;
+      const int64_t n = quotient(line, shape.channels), c = line - n * shape.channels;
+      const double2 own = sums.at(line, range);
+      const double weight = of_group ? gamma.at<T>(c, 1) : 1;
+      const double products = statistics ? sum_of_products<T>(own, statistics[shape.number(n, c)]) : 0;
+      sum = add(sum, {weight * own.x, weight * products});
     }
-    dgamma.set<T>(c, sum.y);
-    dbeta.set<T>(c, sum.x);
+    sum = combine_reducers(sum, layout, shared, add);
+    if (number >= all || layout.reducer() > 0) continue;
+    if (of_group) {
+      const double count = fmax(static_cast<double>(shape.group_lines() * shape.length), 1.0);
+      to.group_means[number] = {sum.x / count, sum.y / count};
+    } else {
+      to.dgamma.set<T>(number - groups, sum.y);
+      to.dbeta.set<T>(number - groups, sum.x);
+      to.zeros.set<T>(number - groups, 0);
+    }
   }
 }
 
-/// Launches parameter_gradients_kernel unless both outputs are null.
+/// Launches sum_gradients_kernel unless there are no results.
 template <class T>
-void parameter_gradients(const char* op, const Groups& shape, const double2* total, const double2* statistics,
-                         const View* dgamma, const View* dbeta, const Launch& launch) {
-  if (!dgamma && !dbeta) return;
-  parameter_gradients_kernel<T><<<grid_size(shape.channels), kBlock, 0, launch.stream>>>(
-      shape, total, statistics, PerChannel(dgamma), PerChannel(dbeta));
+void sum_gradients(const char* op, const Groups& shape, const RangeSums& sums, const double2* statistics,
+                   const PerChannel& gamma, const SummedGradients& to, const Launch& launch) {
+  const int64_t all = to.groups(shape) + to.channels(shape);
+  if (all == 0) return;
+  const int64_t lines = std::max(to.group_means ? shape.group_lines() : 0, shape.samples);
+  const BlockLayout layout = layout_of_sums(lines * sums.ranges);
+  sum_gradients_kernel<T>
+      <<<grid_size(all, layout.columns), kBlock, 0, launch.stream>>>(shape, layout, sums, statistics, gamma, to);
   check_launch(op);
 }
 

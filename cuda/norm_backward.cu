@@ -1,7 +1,6 @@
 // The backward pass of group normalization. The first kernel computes sums over the positions of every (sample,
-// channel). From these sums, one kernel computes means over each group, and another kernel computes the gradients of
-// the parameters. The gradient of the input is then computed from the means and, if requested, summed over each
-// channel.
+// channel). From these sums, the second kernel computes means over each group and the gradients of the parameters. The
+// third kernel computes the gradient of the input from the means and, if requested, sums it over each channel.
 #include <cmath>
 
 #include "core/dtype.h"
@@ -34,33 +33,6 @@ struct GradientSums {
     run.y += static_cast<Sum>(g) * static_cast<Sum>(centered);
   }
 };
-
-/// Let xhat = (v - mean) * rstd, and let h = gamma * g be the gradient of xhat. Computes the mean of h and the mean of
-/// h * xhat over each group, and stores the two means in group_means[sample, group]. `total` contains the sums that
-/// GradientSums computed. Launch: one CTA per layout.columns groups in a 1-D grid-stride loop, kBlock threads per CTA.
-/// Static shared memory: kBlock pairs of sums.
-template <class T>
-__global__ void __launch_bounds__(kBlock)
-    group_means_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const double2* total,
-                       const double2* statistics, PerChannel gamma, double2* group_means) {
-  __shared__ double2 shared[kBlock];
-  for (int64_t tile = blockIdx.x; tile * layout.columns < shape.count(); tile += gridDim.x) {
-    const int64_t number = tile * layout.columns + layout.column();
-    const bool inside = number < shape.count();
-    double2 sum{0, 0};
-    if (inside)
-      for (int64_t i = layout.reducer(); i < shape.group_lines(); i += layout.reducers) {
-        const int64_t line = shape.line(number, i);
-        const double2 sums = total[line];
-        const double weight = gamma.at<T>(line - quotient(line, shape.channels) * shape.channels, 1);
-        sum = add(sum, {weight * sums.x, weight * sum_of_products<T>(sums, statistics[number])});
-      }
-    sum = combine_reducers(sum, layout, shared, add);
-    if (!inside || layout.reducer() > 0) continue;
-    const double count = fmax(static_cast<double>(shape.group_lines() * shape.length), 1.0);
-    group_means[number] = {sum.x / count, sum.y / count};
-  }
-}
 
 /// Computes dx from dy and x. The gradient of v is rstd * (h - mean(h) - xhat * mean(h * xhat)). Because v = before(x),
 /// dx is this gradient times the derivative of the activation `before` at x. With `sums`, also sums the rounded dx over
@@ -99,26 +71,28 @@ struct InputGradient {
 
 /// Computes all gradients for which `out` has a view.
 template <class T, class Activations>
-void backward(const GroupNormGradients& out, const View& means, const View& dy, const View& x, const View& statistics,
-              const View* gamma, const View* beta, const Activations& activations, const JoinRanks* join,
-              const Launch& launch) {
+void backward(const GroupNormGradients& out, bool sums_are_zero, const View& means, const View& dy, const View& x,
+              const View& statistics, const View* gamma, const View* beta, const Activations& activations,
+              const JoinRanks* join, const Launch& launch) {
   constexpr const char* kOp = "group_norm_backward";
   const Groups shape(x, statistics);
-  const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
+  std::optional<Workspace> memory;
   const Normalization<T, Activations> norm{shape, statistics.as<const double2>(), PerChannel(gamma), PerChannel(beta),
                                            activations};
-  apply_formula<T>(kOp, GradientSums<T, Activations>{norm}, launch, total.as<double2>(), nullptr, dy, x);
-  const BlockLayout layout = BlockLayout::choose(shape.group_lines(), false);
-  group_means_kernel<T><<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
-      shape, layout, total.as<double2>(), norm.statistics, PerChannel(gamma), means.as<double2>());
-  check_launch(kOp);
+  const RangeSums sums = apply_formula<T>(kOp, GradientSums<T, Activations>{norm}, launch, &memory, nullptr, dy, x);
+  sum_gradients<T>(kOp, shape, sums, norm.statistics, norm.gamma,
+                   {means.as<double2>(), PerChannel(out.dgamma), PerChannel(out.dbeta),
+                    PerChannel(sums_are_zero ? out.sums : nullptr)},
+                   launch);
   if (join) (*join)();
-  parameter_gradients<T>(kOp, shape, total.as<double2>(), norm.statistics, out.dgamma, out.dbeta, launch);
   const auto* const joined = means.as<const double2>();
-  if (!out.sums)
-    return apply_formula<T>(kOp, InputGradient<T, Activations, false>{norm, joined}, launch, nullptr, &out.dx, dy, x);
-  apply_formula<T>(kOp, InputGradient<T, Activations, true>{norm, joined}, launch, total.as<double2>(), &out.dx, dy, x);
-  parameter_gradients<T>(kOp, shape, total.as<double2>(), nullptr, nullptr, out.sums, launch);
+  if (!out.sums || sums_are_zero) {
+    apply_formula<T>(kOp, InputGradient<T, Activations, false>{norm, joined}, launch, nullptr, &out.dx, dy, x);
+    return;
+  }
+  const RangeSums of_dx =
+      apply_formula<T>(kOp, InputGradient<T, Activations, true>{norm, joined}, launch, &memory, &out.dx, dy, x);
+  sum_gradients<T>(kOp, shape, of_dx, nullptr, norm.gamma, {.dbeta = PerChannel(out.sums)}, launch);
 }
 
 }  // namespace
@@ -130,10 +104,12 @@ void group_norm_backward(const GroupNormGradients& out, const View& means, const
                          const NormActivations& activations, const JoinRanks* join) {
   if (x.size[1] == 0) return;
   const Launch launch(x);
+  const bool zero = out.sums_are_zero(statistics.size[1], activations);
   dispatch_cuda(Floats(), x.dtype, "group_norm_backward", [&]<class T>() {
     with_vector_activations<T>(
-        activations, [&](const auto& a) { backward<T>(out, means, dy, x, statistics, gamma, beta, a, join, launch); },
-        out.dx, dy, x);
+        activations,
+        [&](const auto& a) { backward<T>(out, zero, means, dy, x, statistics, gamma, beta, a, join, launch); }, out.dx,
+        dy, x);
   });
 }
 

@@ -56,9 +56,11 @@ void prelu_backward(const View& dx, const View& dweight, const View& dy, const V
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, "prelu_backward", [&]<class T>() {
     const Groups shape(x, 1);
-    const Workspace total(launch, static_cast<size_t>(shape.lines()) * sizeof(double2));
-    apply_formula<T>("prelu_backward", PReLUGradients<T>{PerChannel(&weight)}, launch, total.as<double2>(), &dx, dy, x);
-    parameter_gradients<T>("prelu_backward", shape, total.as<double2>(), nullptr, nullptr, &dweight, launch);
+    std::optional<Workspace> memory;
+    const RangeSums sums =
+        apply_formula<T>("prelu_backward", PReLUGradients<T>{PerChannel(&weight)}, launch, &memory, &dx, dy, x);
+    sum_gradients<T>("prelu_backward", shape, sums, nullptr, PerChannel(nullptr), {.dbeta = PerChannel(&dweight)},
+                     launch);
   });
 }
 

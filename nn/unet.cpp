@@ -28,8 +28,11 @@ class ConvNorm : public Layer {
     else
       norm_ = std::make_shared<InstanceNorm3d>(out, InstanceNormOptions{.eps = eps, .affine = affine});
   }
-  Tensor forward(const Tensor& x) const override {
-    const Tensor y = conv_.forward(x, {norm_ ? norm_->arguments() : NormArguments(), activation_});
+  Tensor forward(const Tensor& x) const override { return forward(x, {}, activation_); }
+  /// Adds the residual, if defined, before the activation.
+  Tensor forward(const Tensor& x, const Tensor& residual, const ActivationArguments& activation) const {
+    const NormArguments norm = norm_ ? norm_->arguments() : NormArguments();
+    const Tensor y = conv_.forward(x, {.norm = norm, .activation = activation, .residual = residual});
     if (norm_) norm_->count_batch();
     return y;
   }
@@ -56,9 +59,7 @@ class ResidualBlock : public Layer {
     if (!(stride == 1)) skip.push_back(AvgPool3d(stride, stride));
     if (in != out) skip.push_back(ConvNorm(options, in, out, 1, 1, false, true));
   }
-  Tensor forward(const Tensor& x) const override {
-    return norm_activation(conv2(conv1(x)) + skip(x), {.activation = activation_});
-  }
+  Tensor forward(const Tensor& x) const override { return detail::forward(conv2, conv1(x), skip(x), activation_); }
 
   ConvNorm conv1, conv2;
   Sequential skip;
@@ -177,7 +178,7 @@ Tensors UNet::decode(const Tensor& x, bool all) const {
   Tensors features = encode(x), logits;
   for (const Level& level : decoder_) {
     const auto stage = [level](Tensors in) {
-      const Tensor joined = cat({level.up->forward(in[0]), in[1]}, 1);
+      const Tensor joined = (*level.up)(in[0], NormActivation{.appended = in[1]});
       in.clear();  // if no graph is recorded, frees the features before the convolutions run
       return level.convs->forward(joined);
     };

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
+#include <utility>
 
 #include "core/autograd.h"
 #include "ops/detail/autocast.h"
@@ -30,19 +31,25 @@ Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const T
   const bool dx = needs_gradient(in), dw = needs_gradient(weight), db = epilogue.bias_recorded && needs_gradient(bias);
   // Save the operands before the kernel runs: autograd::recompute() then omits it if this is its last operation.
   const Saved in_saved = saved_if(dw, in), w_saved = saved_if(dx, weight);
-  const int64_t channels = transposed ? weight.size(1) * geometry.groups : weight.size(0);
+  const Tensor& appended = epilogue.appended;
+  const int64_t channels = transposed ? weight.size(1) * geometry.groups : weight.size(0),
+                more = appended.defined() ? appended.size(1) : 0;
   // As in PyTorch, the result is channels-last if at least one operand is channels-last.
   const MemoryFormat format = std::max(in.suggest_memory_format(), weight.suggest_memory_format());
-  const Tensor out = empty({in.size(0), channels, size[0], size[1], size[2]}, in.options(), format);
+  const Tensor out = empty({in.size(0), channels + more, size[0], size[1], size[2]}, in.options(), format);
   const Kernels& k = kernels(in.device());
-  (transposed ? k.conv_backward_data : k.conv_forward)(out.view_out(), in.view_in(), weight.view_in(),
+  (transposed ? k.conv_backward_data : k.conv_forward)((more > 0 ? narrow(out, 1, 0, channels) : out).view_out(),
+                                                       in.view_in(), weight.view_in(),
                                                        {OptionalView(bias), epilogue.relu}, geometry);
-  return record(transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor()},
-                [=, in_size = spatial_size(in), w_form = form_of(weight)](const Tensor& grad) {
-                  return Tensors{dx ? convolve(!transposed, grad, w_saved(), {}, in_size, geometry) : Tensor(),
-                                 dw ? convolve_weight(transposed, in_saved(), grad, w_form, geometry) : Tensor(),
-                                 db ? sum_over_voxels(grad) : Tensor()};
-                });
+  if (more > 0) narrow(out, 1, channels, more).copy_(appended.detach());
+  return record(
+      transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor(), appended},
+      [=, in_size = spatial_size(in), w_form = form_of(weight)](const Tensor& grad) {
+        const Tensor g = more > 0 ? narrow(grad, 1, 0, channels) : grad;
+        return Tensors{dx ? convolve(!transposed, g, w_saved(), {}, in_size, geometry) : Tensor(),
+                       dw ? convolve_weight(transposed, in_saved(), g, w_form, geometry) : Tensor(),
+                       db ? sum_over_voxels(g) : Tensor(), more > 0 ? narrow(grad, 1, channels, more) : Tensor()};
+      });
 }
 
 Tensor convolve_weight(bool transposed, const Tensor& in, const Tensor& out_grad, const WeightForm& form,
@@ -201,6 +208,12 @@ Tensor run(const Request& r, const Tensor& given_input, const Tensor& given_weig
                bias = autocasted(r.op, given_bias);
   const Call call = make_call(r, input, weight, bias);
   distributed::Communicator* const group = r.axes() == 3 ? distributed::spatial_group() : nullptr;
+  if (const Tensor& t = epilogue.appended; t.defined()) {
+    const bool fits = !group && r.axes() == 3 && input.dim() == 5 && t.dim() == 5 && t.size(0) == input.size(0) &&
+                      spatial_size(t) == call.size && t.dtype() == input.dtype() && t.device() == input.device();
+    if (!fits)
+      return cat({run(r, input, weight, bias, {epilogue.relu, epilogue.bias_recorded}), t}, r.channel_axis(input));
+  }
   const Tensor y =
       group ? convolve_slab(r.op, *group, r.transposed, call.x, call.weight, bias, call.size, call.geometry, epilogue)
             : convolve(r.transposed, call.x, call.weight, bias, call.size, call.geometry, epilogue);
@@ -307,18 +320,24 @@ Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Opt
 }
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu) {
-  return run(request(kName<Options>, options), x, weight, bias, {relu, false});
+  return run(request(kName<Options>, options), x, weight, bias, {.relu = relu, .bias_recorded = false});
+}
+template <class Options>
+Tensor conv_cat(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+                const Tensor& appended) {
+  return run(request(kName<Options>, options), x, weight, bias, {.appended = appended});
 }
 
 /// Defines function() and instantiates the templates for one type of options.
-#define VG_DEFINE(function, Options)                                                                   \
-  template <>                                                                                          \
-  constexpr const char* kName<Options> = #function;                                                    \
-  template struct Options;                                                                             \
-  template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&);                   \
-  template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const Options&, bool);  \
-  Tensor function(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) { \
-    return conv(x, weight, bias, options);                                                             \
+#define VG_DEFINE(function, Options)                                                                    \
+  template <>                                                                                           \
+  constexpr const char* kName<Options> = #function;                                                     \
+  template struct Options;                                                                              \
+  template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&);                    \
+  template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const Options&, bool);   \
+  template Tensor conv_cat(const Tensor&, const Tensor&, const Tensor&, const Options&, const Tensor&); \
+  Tensor function(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {  \
+    return conv(x, weight, bias, options);                                                              \
   }
 VG_DEFINE(conv1d, ConvOptions<1>)
 VG_DEFINE(conv2d, ConvOptions<2>)

@@ -29,6 +29,18 @@ Tensor record_relu(const Tensor& y, const Tensor& bias) {
                 });
 }
 
+void check_operations(const NormActivation& operations) {
+  constexpr const char* kOp = "norm_activation";
+  check_finite(kOp, "negative_slope", operations.activation.negative_slope);
+  check(!operations.residual.defined() || !operations.activation_first, kOp,
+        "a residual cannot be combined with activation_first");
+}
+
+NormActivation without_appended(NormActivation operations) {
+  operations.appended = {};
+  return operations;
+}
+
 /// Number of spatial axes of a convolution with these options.
 template <class Options>
 constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Options::stride.values)>);
@@ -39,7 +51,7 @@ Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& ad
   const bool first = operations.activation_first;
   return normalize_with_activations(x, operations.norm,
                                     {first ? operations.activation : none, first ? none : operations.activation}, added,
-                                    overwrite);
+                                    overwrite, operations.residual);
 }
 
 /// Returns the gradients of `hidden`, bias1, weight and bias, where `grad` is the gradient of
@@ -73,9 +85,11 @@ Tensors bottleneck_gradients(const Tensor& grad, const Tensor& hidden, const Ten
 }  // namespace
 
 Tensor norm_activation(const Tensor& x, const NormActivation& operations) {
-  check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
-  if (operations.norm.kind == NormKind::none) return activation(operations.activation, x);
-  return fused(x, operations, {});
+  check_operations(operations);
+  if (operations.appended.defined())
+    return cat({norm_activation(x, without_appended(operations)), operations.appended}, 1);
+  if (operations.norm.kind != NormKind::none) return fused(x, operations, {});
+  return activation(operations.activation, operations.residual.defined() ? x + operations.residual : x);
 }
 
 Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
@@ -105,11 +119,17 @@ Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor&
 template <class Options>
 Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
                             const NormActivation& operations) {
-  check_finite("norm_activation", "negative_slope", operations.activation.negative_slope);
+  check_operations(operations);
+  if (operations.appended.defined()) {
+    const bool plain = operations.norm.kind == NormKind::none && operations.activation.kind == ActivationKind::none;
+    if (plain && !operations.residual.defined()) return conv_cat(x, weight, bias, options, operations.appended);
+    const Tensor y = conv_norm_activation(x, weight, bias, options, without_appended(operations));
+    return cat({y, operations.appended}, y.dim() - kAxes<Options> - 1);
+  }
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
   if (batched && operations.norm.kind != NormKind::none)
     return fused(unrecorded_conv(x, weight, bias, options, false), operations, bias, true);
-  if (batched && operations.activation.kind == ActivationKind::relu)
+  if (batched && operations.activation.kind == ActivationKind::relu && !operations.residual.defined())
     return record_relu(unrecorded_conv(x, weight, bias, options, true), bias);
   return norm_activation(conv(x, weight, bias, options), operations);
 }

@@ -10,11 +10,16 @@
 
 namespace voxgrad {
 
-/// The operations after a convolution: a norm, an activation, or both.
+/// The operations after a convolution: a norm, the addition of a residual, and an activation, each of which may be
+/// omitted.
 struct NormActivation {
   NormArguments norm{};
   ActivationArguments activation{};
   bool activation_first = false;  ///< applies the activation before the norm
+  Tensor appended{};              ///< undefined, or a tensor whose channels follow those of the result: the function
+                                  ///< returns cat({result, appended}, channel axis)
+  Tensor residual{};              ///< is added before the activation; undefined, or of the shape of the result.
+                                  ///< Requires activation_first = false
 };
 
 /// Applies the norm and the activation to x (N, C, spatial...). Group and instance norm, and batch norm in training,

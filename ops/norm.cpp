@@ -137,15 +137,11 @@ Tensors fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& stati
   // autocast the dtype of the bias may differ from the dtype of x.
   const Tensor sums = allocated(r.added ? std::optional(widened(x.dtype())) : std::nullopt);
   Tensors grads{r.x ? dx : Tensor(), allocated(r.weight), allocated(r.bias), sums};
-  // A norm with one group per channel subtracts the mean of the channel, so that the added bias has no effect and its
-  // gradient is 0. With an activation before the norm, the bias has an effect.
-  const bool has_effect = r.groups[1] != x.size(1) || r.activations.before.kind != ActivationKind::none;
-  if (r.added && !has_effect) sums.zero_();
   const Tensor means = empty_like(statistics);
   const JoinRanks join = [&] { join_means(*r.ranks, means, x.numel()); };
   kernels(x.device())
       .group_norm_backward({as_rows(x, dx.view_out()), OptionalView(grads[1], true), OptionalView(grads[2], true),
-                            OptionalView(has_effect ? sums : Tensor(), true)},
+                            OptionalView(sums, true)},
                            means.view_out(), as_rows(x, dy.view_in()), as_rows(x, x.view_in()), statistics.view_in(),
                            OptionalView(weight), OptionalView(bias), r.activations, r.ranks ? &join : nullptr);
   if (r.added) grads[3] = sums.to(*r.added);
@@ -164,28 +160,37 @@ struct NormResult {
 NormResult normalize_groups(const char* op, const Tensor& input, const Shape& groups, const Tensor& weight,
                             const Tensor& bias, double eps, const NormActivations& activations = {},
                             const Tensor& added = {}, distributed::Communicator* ranks = nullptr,
-                            bool overwrite = false) {
+                            bool overwrite = false, const Tensor& residual = {}) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
+  const Tensor to_add = residual.defined() ? residual.detach().contiguous(x.suggest_memory_format()) : Tensor();
   // Only the CPU kernel can overwrite x: it reads each element before it writes the element of the same index. With
   // gradients enabled, keep x for the backward pass.
   const Tensor y = overwrite && x.device().is_cpu() && !grad_enabled() ? x : empty_like(x);
   const Tensor statistics = empty({groups[0], groups[1], 2}, {f64, x.device()});
   Tensor counts;
   const JoinRanks join = [&] { counts = join_statistics(*ranks, statistics, x.numel()); };
+  const View rows_to_add = to_add.defined() ? as_rows(x, to_add.view_in()) : View();
   kernels(x.device())
       .group_norm(as_rows(x, y.view_out()), statistics.view_out(), as_rows(x, x.view_in()), OptionalView(weight),
-                  OptionalView(bias), eps, activations, ranks ? &join : nullptr);
-  const GradientRequest r{
+                  OptionalView(bias), to_add.defined() ? &rows_to_add : nullptr, eps, activations,
+                  ranks ? &join : nullptr);
+  GradientRequest r{
       groups, eps, activations, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), gradient_dtype(added),
       ranks};
-  record(op, y, {x, weight, bias, added},
-         [op, r, x = Saved(x), statistics = Saved(statistics), weight = Saved(weight), bias = Saved(bias),
-          added = Saved(added)](const Tensor& grad) {
+  const ActivationArguments after = activations.after;
+  if (residual.defined()) r.activations.after = {};
+  record(op, y, {x, weight, bias, added, residual},
+         [op, r, after, x = Saved(x), statistics = Saved(statistics), weight = Saved(weight), bias = Saved(bias),
+          added = Saved(added), result = residual.defined() ? Saved(y.detach()) : Saved()](const Tensor& grad) {
            if (r.ranks) autograd::once_differentiable(op);
+           // With a residual, compute the gradient of the sum first. The activation preserves the sign of the sum.
+           const Tensor g = result().defined() ? activation_gradient(after, grad, result()) : grad;
            // Use the kernel for empty tensors: it defines their sums as 0, whereas a mean would be NaN.
-           if (!grad_enabled() || x().numel() == 0)
-             return fused_gradients(grad, x(), statistics(), weight(), bias(), r);
-           return composed_gradients(grad, x(), weight(), bias(), added(), r);
+           Tensors grads = !grad_enabled() || x().numel() == 0
+                               ? fused_gradients(g, x(), statistics(), weight(), bias(), r)
+                               : composed_gradients(g, x(), weight(), bias(), added(), r);
+           grads.push_back(result().defined() ? g : Tensor());
+           return grads;
          });
   return {y, statistics, counts};
 }
@@ -268,10 +273,25 @@ void track(const Tensor& x, const NormResult& result, const NormArguments& norm)
                         OptionalView(result.counts), norm.momentum);
 }
 
+/// Returns whether normalize_groups() can add the residual. The backward pass computes the gradient of the activation
+/// from the activation's result, so that the activation must preserve signs.
+bool adds_residual(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
+                   const Tensor& residual) {
+  const ActivationArguments& after = activations.after;
+  const bool keeps_sign = after.kind == ActivationKind::none || after.kind == ActivationKind::relu ||
+                          (after.kind == ActivationKind::leaky_relu && after.negative_slope > 0);
+  return keeps_sign && x.dim() > 2 && (norm.kind != NormKind::batch || norm.training) &&
+         residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device();
+}
+
 }  // namespace
 
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, const NormActivations& activations,
-                                  const Tensor& added, bool overwrite) {
+                                  const Tensor& added, bool overwrite, const Tensor& residual) {
+  if (residual.defined() && !adds_residual(x, given, activations, residual)) {
+    const Tensor y = normalize_with_activations(x, given, {activations.before, {}}, added, overwrite);
+    return activation(activations.after, y + residual);
+  }
   NormArguments norm = given;
   if (norm.ranks && norm.ranks->size() == 1) norm.ranks = nullptr;
   if (!norm.ranks && x.defined()) norm.ranks = sharing_ranks(x.dim());
@@ -291,8 +311,8 @@ Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, c
     return activation(activations.after, normalize_with(mean, rstd, v, norm.weight, norm.bias));
   }
   const char* const op = activations.any() ? "norm_activation" : name;
-  const NormResult result =
-      normalize_groups(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added, norm.ranks, overwrite);
+  const NormResult result = normalize_groups(op, x, groups, norm.weight, norm.bias, norm.eps, activations, added,
+                                             norm.ranks, overwrite, residual);
   if (norm.kind == NormKind::batch) track(x, result, norm);
   return result.y;
 }

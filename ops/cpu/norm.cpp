@@ -84,12 +84,18 @@ void compute_statistics(const Slabs& slabs, const View& statistics, const View& 
   });
 }
 
-/// Computes y = after((before(x) - mean) * rstd * gamma + beta).
+/// Computes y = after((before(x) - mean) * rstd * gamma + beta + residual). `residual` may be null.
 template <class T, class Activations>
 void apply_norm(const Slabs& slabs, const View& y, const View& x, const View& statistics, const View* gamma,
-                const View* beta, const Activations& a) {
+                const View* beta, const View* residual, const Activations& a) {
+  const auto norms = line_norms<T>(slabs, statistics, gamma, beta);
+  if (residual)
+    return map_channels<T>(
+        slabs, norms,
+        [a](const LineNorm<T>& norm, T v, T r) { return a.after.value(norm.normalized(norm.centered(a, v)) + r); }, y,
+        x, *residual);
   map_channels<T>(
-      slabs, line_norms<T>(slabs, statistics, gamma, beta),
+      slabs, norms,
       [a](const LineNorm<T>& norm, T v, T) { return a.after.value(norm.normalized(norm.centered(a, v))); }, y, x, x);
 }
 
@@ -159,22 +165,23 @@ void input_gradient(const Slabs& slabs, const std::vector<LineNorm<T>>& norms, c
 
 }  // namespace
 
-void group_norm(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta, double eps,
-                const NormActivations& activations, const JoinRanks* join) {
+void group_norm(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta,
+                const View* residual, double eps, const NormActivations& activations, const JoinRanks* join) {
   const Slabs slabs(x);
   dispatch(Floats(), x.dtype, "group_norm", "CPU", [&]<class T>() {
     using C = compute_t<T>;
     with_activations<C>(activations, [&](const auto& a) {
       compute_statistics<C>(slabs, statistics, x, eps, a);
       if (join) (*join)();
-      apply_norm<C>(slabs, y, x, statistics, gamma, beta, a);
+      apply_norm<C>(slabs, y, x, statistics, gamma, beta, residual, a);
     });
   });
 }
 
 void normalize(const View& y, const View& x, const View& statistics, const View* gamma, const View* beta) {
-  dispatch(Floats(), x.dtype, "normalize", "CPU",
-           [&]<class T>() { apply_norm<compute_t<T>>(Slabs(x), y, x, statistics, gamma, beta, NoActivations({})); });
+  dispatch(Floats(), x.dtype, "normalize", "CPU", [&]<class T>() {
+    apply_norm<compute_t<T>>(Slabs(x), y, x, statistics, gamma, beta, nullptr, NoActivations({}));
+  });
 }
 
 void group_norm_backward(const GroupNormGradients& out, const View& means, const View& dy, const View& x,
@@ -190,7 +197,10 @@ void group_norm_backward(const GroupNormGradients& out, const View& means, const
       input_gradient(slabs, norms, out.dx, dy, x, statistics, means, a);
     });
   });
-  if (out.sums) sum_channels(slabs, *out.sums, out.dx);
+  if (out.sums_are_zero(statistics.size[1], activations))
+    for (int64_t c = 0; c < slabs.channels; ++c) set_entry(out.sums, c, 0);
+  else if (out.sums)
+    sum_channels(slabs, *out.sums, out.dx);
 }
 
 void track_statistics(const View* running_mean, const View* running_var, const View& statistics, double eps,

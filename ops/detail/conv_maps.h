@@ -21,6 +21,8 @@ inline WeightForm form_of(const Tensor& weight) { return {spatial_size(weight), 
 struct FusedEpilogue {
   bool relu = false;          ///< applies ReLU after the bias
   bool bias_recorded = true;  ///< records the bias as an input of the autograd node (ops/detail/unrecorded.h)
+  Tensor appended{};  ///< undefined, or a tensor whose channels follow those of the convolution in the result. It
+                      ///< must fit the result (N, spatial size, dtype and device)
 };
 
 /// Returns the convolution (N, Cout, size...) of `in` with the weight (Cout, Cin / groups, kD, kH, kW), plus the bias.

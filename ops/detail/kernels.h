@@ -73,6 +73,12 @@ struct GroupNormGradients {
   const View* dgamma = nullptr;
   const View* dbeta = nullptr;
   const View* sums = nullptr;  ///< (C), dx summed over samples and positions: the gradient of a bias that x includes
+
+  /// Returns whether `sums` are 0. A norm with one group per channel subtracts the mean of the channel, so that a bias
+  /// has no effect unless an activation precedes the norm.
+  bool sums_are_zero(int64_t groups, const NormActivations& activations) const {
+    return sums && groups == dx.size[1] && activations.before.kind == ActivationKind::none;
+  }
 };
 
 /// Joins the results of a normalization whose groups span several ranks (kernels.def).

@@ -20,6 +20,12 @@ Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Opt
 template <class Options>
 Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
 
+/// Returns cat({conv(x, weight, bias, options), appended}, channel axis). If possible, the kernel stores its result in
+/// the concatenation. Autograd records the whole operation.
+template <class Options>
+Tensor conv_cat(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+                const Tensor& appended);
+
 /// Records that the bias `added` (C) was already added to the elements of x. Returns x if `added` needs no gradient.
 Tensor record_added(const Tensor& x, const Tensor& added);
 /// Returns the gradients of the inputs that require grad, where `grad_output` is the gradient of function(inputs). The
@@ -29,10 +35,11 @@ Tensors recorded_gradients(const std::function<Tensor(const Tensors&)>& function
 
 /// Computes a group, instance or batch norm with activations before and after the norm, and records all operations.
 /// `added` is undefined or a bias (C) whose addition to x was not recorded; this function records the addition, too.
+/// `residual` is undefined or a tensor that is added to the result of the norm before the second activation.
 /// With `overwrite`, the result may replace x in memory if no graph is recorded; the caller ensures that nothing else
 /// uses x.
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& norm, const NormActivations& activations,
-                                  const Tensor& added = {}, bool overwrite = false);
+                                  const Tensor& added = {}, bool overwrite = false, const Tensor& residual = {});
 
 /// Computes an activation of x with differentiable operators.
 Tensor activation(const ActivationArguments& a, const Tensor& x);

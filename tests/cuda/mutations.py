@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:*CudaConvFewInputs*:"\
-         "*CudaConvFewOutputs*:CudaAccuracy.*:CudaKernels.GeluBackward*"
+         "*CudaConvFewOutputs*:CudaAccuracy.*:CudaKernels.GeluBackward*:CudaNorm.*"
 MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
     "none": ("cuda/conv/sm80/pack.cu", "", ""),
     "mma_sync_drops_a_tap": ("cuda/conv/sm80/pack.cu", "column < p.out_channels ? from",
@@ -44,8 +44,8 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                     "static_cast<uint16_t>(weight / 2 * 2)}"),
     "fprop_dgrad_releases_a_stage_early": ("cuda/conv/sm90/fprop_dgrad/kernel.cuh",
                                            "warpgroup_wait<1>();  // ", "// "),
-    "fprop_dgrad_stores_at_wrong_offsets": ("cuda/conv/sm90/fprop_dgrad/epilogue.cuh", "offset = corner + at.offset;",
-                                            "offset = corner + at.offset * (row % 16 < 8);"),
+    "fprop_dgrad_stores_at_wrong_offsets": ("cuda/conv/sm90/fprop_dgrad/epilogue.cuh", "offset = at.offset;",
+                                            "offset = at.offset * (row % 16 < 8);"),
     "wgrad_adds_one_split_twice": ("cuda/conv/sm90/wgrad/epilogue.cuh", "in_cta(1 - rank, own)", "in_cta(rank, own)"),
     "wgrad_stores_a_wrong_tap": ("cuda/conv/sm90/wgrad/epilogue.cuh", "+ tap.offset;", "+ 0 * tap.offset;"),
     "depthwise_drops_a_tap": ("cuda/conv/direct/depthwise.cu", "kd < K; ++kd", "kd < K - 1; ++kd"),
@@ -78,6 +78,11 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                 "tile[a + 1] + std::max(span[a] - 2, 0);"),
     "wgrad_forgets_a_residue": ("cuda/conv/plan/sm90_wgrad.cpp", "w < axis[2].phases;",
                                 "w < std::max(axis[2].phases - 1, 1);"),
+    "wgrad_mixes_the_lines_of_octets": ("cuda/conv/plan/sm90_wgrad.cpp", "if (run % 8 != 0) return false;", ""),
+    "fprop_dgrad_stores_behind_the_end": ("cuda/conv/sm90/fprop_dgrad/epilogue.cuh", "min(left, kMaxFpropDgradSide)",
+                                          "min(left + 1, kMaxFpropDgradSide)"),
+    "norm_forgets_a_part_of_the_sums": ("cuda/norm.cuh", "part == 0 && other < parts;", "part == 0 && other < parts - 1;"),
+    "norm_forgets_the_residual": ("cuda/norm.cu", "u += x[1];", "u += 0;"),
     "wgrad_repeats_a_part": ("cuda/conv/sm90/wgrad/wgrad.cu", "p.parts[1] = {0, 1};", "p.parts[1] = {1, 0};"),
     "wgrad_does_not_split": ("cuda/conv/sm90/wgrad/operand.cu", "low = Float16(rest == rest ? rest : 0.0f);",
                              "low = Float16(0.0f * rest);"),
@@ -104,7 +109,7 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                         "(turn > 1 ? total"),
     "few_outputs_takes_a_wrong_tap": ("cuda/conv/direct/few_outputs.cu", "first_tap - kStep + kDepth;",
                                       "first_tap - kStep + kDepth - 1;"),
-    "few_outputs_keeps_old_sums": ("cuda/conv/direct/few_outputs.cu", "of_tap = 0;", "of_tap *= 0.5f;"),
+    "few_outputs_keeps_old_sums": ("cuda/conv/direct/few_outputs.cu", "of_tap = 0;\n      });", "of_tap *= 0.5f;\n      });"),
     "few_outputs_forgets_the_bias": ("cuda/conv/direct/few_outputs.cu", "next_h, next_w, bias);",
                                      "next_h, next_w, 0 * bias);"),
     "mirrored_forgets_the_padding": ("cuda/conv/plan/rewrites.cpp", "dilation[a] - p.geometry.padding[a];",

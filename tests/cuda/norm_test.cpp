@@ -103,6 +103,7 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     }
   };
   enum { x, dy, y, dx, gamma, beta, statistics, means, dgamma, dbeta, kCount };
+  const bool residual = random.chance(0.3);  // uses dy as the residual
   std::vector<RandomView> gpu, cpu;
   for (int i = x; i <= dx; ++i) gpu.push_back(volume());
   for (int i = gamma; i <= beta; ++i) gpu.emplace_back(parameters, Shape{shape[1]}, Layout::spaced, random);
@@ -116,8 +117,8 @@ void check_group_norm(Random& random, DType dtype, const Shape& shape, int64_t g
     std::vector<View> v;
     for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
     const Kernels& k = kernels(device);
-    k.group_norm(v[y], v[statistics], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, 1e-5,
-                 activations, nullptr);
+    k.group_norm(v[y], v[statistics], v[x], affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr,
+                 residual ? &v[dy] : nullptr, 1e-5, activations, nullptr);
     k.group_norm_backward({v[dx], &v[dgamma], &v[dbeta]}, v[means], v[dy], v[x], v[statistics],
                           affine ? &v[gamma] : nullptr, affine ? &v[beta] : nullptr, activations, nullptr);
   }
@@ -222,8 +223,8 @@ TEST_F(CudaNorm, GroupNormOfSlicesIsBitwiseReproducible) {
       const Tensor statistics = empty({2, 6, 2}, {f64, Device::cuda()}), means = empty_like(statistics);
       const Tensor dgamma = empty({shape[1]}, {wide(dtype), Device::cuda()}), dbeta = empty_like(dgamma);
       const View dg = dgamma.view_out(), db = dbeta.view_out();
-      cuda_kernels().group_norm(y_part.view_out(), statistics.view_out(), x_part.view_in(), nullptr, nullptr, 1e-5, {},
-                                nullptr);
+      cuda_kernels().group_norm(y_part.view_out(), statistics.view_out(), x_part.view_in(), nullptr, nullptr, nullptr,
+                                1e-5, {}, nullptr);
       cuda_kernels().group_norm_backward({dx_part.view_out(), &dg, &db}, means.view_out(), dy_part.view_in(),
                                          x_part.view_in(), statistics.view_in(), nullptr, nullptr, {}, nullptr);
       EXPECT_EQ(guards(), before);
@@ -248,7 +249,8 @@ TEST_F(CudaNorm, GroupNormHandlesAnOutlier) {
       const Tensor host = last ? ones.permute({0, 2, 1}) : ones.reshape({1, 8, 20000});
       const Tensor x = host.to(Device::cuda()), y = empty_like(x);
       const Tensor statistics = empty({1, 1, 2}, {f64, Device::cuda()});
-      cuda_kernels().group_norm(y.view_out(), statistics.view_out(), x.view_in(), nullptr, nullptr, 0, {}, nullptr);
+      cuda_kernels().group_norm(y.view_out(), statistics.view_out(), x.view_in(), nullptr, nullptr, nullptr, 0, {},
+                                nullptr);
       const double deviation = 1000 - host.at({0, 7, 19999}), count = 160000;
       EXPECT_NEAR(statistics.at({0, 0, 1}) * deviation, count / std::sqrt(count - 1), 1e-5 * std::sqrt(count))
           << dtype << last;
@@ -275,7 +277,7 @@ TEST_F(CudaNorm, GroupNormHandlesSquaresBeyondFloat) {
           std::vector<View> v;
           for (const RandomView& view : device.is_cuda() ? gpu : cpu) v.push_back(view.on(device));
           const Kernels& k = kernels(device);
-          k.group_norm(v[y], v[statistics], v[x], nullptr, nullptr, 0, {}, nullptr);
+          k.group_norm(v[y], v[statistics], v[x], nullptr, nullptr, nullptr, 0, {}, nullptr);
           k.group_norm_backward({v[dx], &v[dgamma]}, v[means], v[dy], v[x], v[statistics], nullptr, nullptr, {},
                                 nullptr);
         }

@@ -64,7 +64,7 @@ void check_group_norm() {
       gamma.random(0.5, 1.5, 3);
       beta.random(-1, 1, 4);
       cpu_table.group_norm(y.view, statistics.view, x.view, affine ? &gamma.view : nullptr,
-                           affine ? &beta.view : nullptr, kEps, {}, nullptr);
+                           affine ? &beta.view : nullptr, nullptr, kEps, {}, nullptr);
       cpu_table.group_norm_backward({dx.view, &dgamma.view, &dbeta.view}, grad_means.view, dy.view, x.view,
                                     statistics.view, affine ? &gamma.view : nullptr, nullptr, {}, nullptr);
 

@@ -246,6 +246,45 @@ void add_chains(std::vector<OpCase>& cases) {
   cases.push_back(one_axis);
 }
 
+/// Adds a convolution to whose channels the channels of another tensor are appended. With a norm, the function computes
+/// the operators separately.
+void add_appended(std::vector<OpCase>& cases, bool transposed, const Geometry& g, bool norm) {
+  OpCase c{concat(transposed ? "conv_transpose3d_" : "conv3d_", g.name, norm ? "_norm" : "", "_cat"),
+           {},
+           inputs_of(transposed, g, Domain::any)};
+  const size_t last = c.inputs.size();
+  const int64_t channels = transposed ? g.w[1] * g.groups : g.w[0];
+  c.function = [=](const Tensors& t) {
+    const auto with = [&](const auto& options) {
+      const NormArguments of_norm{.kind = norm ? NormKind::instance : NormKind::none, .eps = 0.1};
+      return conv_norm_activation(t[0], t[1], g.bias ? t[2] : Tensor(), options,
+                                  {.norm = of_norm, .appended = t[last]});
+    };
+    return transposed ? with(transpose_options(g)) : with(conv_options(g));
+  };
+  c.reference = [=](const Arrays& a) {
+    Array y = reference_of(transposed, g, a);
+    if (norm) y = reference::group_norm(y, channels, nullptr, nullptr, 0.1);
+    const int64_t axis = y.shape.size() - 4;
+    Shape shape = y.shape;
+    shape[axis] += a[last].shape[axis];
+    return reference::build(shape, [&](Dims i) {
+      if (i[axis] < channels) return y(i);
+      i[axis] -= channels;
+      return a[last](i);
+    });
+  };
+  Arrays zeros;
+  for (const Input& input : c.inputs) zeros.push_back(reference::build(input.shape, [](const Dims&) { return 0.0; }));
+  Shape appended = reference_of(transposed, g, zeros).shape;
+  appended[appended.size() - 4] = 2;
+  c.inputs.push_back({appended});
+  c.keeps_layout = g.x.size() == 5;
+  c.tolerance = 3e-5;
+  c.roundings = norm ? 4 : 1;
+  cases.push_back(c);
+}
+
 void add_bottleneck(std::vector<OpCase>& cases) {
   OpCase c{"inverted_bottleneck",
            [](const Tensors& t) { return inverted_bottleneck(t[0], t[1], t[2], t[3], t[4]); },
@@ -283,6 +322,12 @@ void add_conv_cases(std::vector<OpCase>& cases) {
         [g](const Tensors& t) { return conv_transpose3d(t[0], t[1], bias_of(t), transpose_options(g)); });
   add_fewer_axes(cases);
   add_chains(cases);
+  for (const Geometry& g : kTransposed)
+    if (const std::string name = g.name; name == "k3_p1" || name == "groups" || name == "unbatched") {
+      add_appended(cases, true, g, false);
+      if (name == "k3_p1") add_appended(cases, true, g, true);
+    }
+  add_appended(cases, false, kConv[0], false);
   add_bottleneck(cases);
 }
 

@@ -107,6 +107,25 @@ Array batch_norm_reference(const Array& x, const Array* weight, const Array* bia
   });
 }
 
+/// Returns a case of a norm and an activation with a residual in between, which is one more input.
+OpCase with_residual(OpCase c, NormKind norm, ActivationKind activation, double (*value)(double)) {
+  c.name += "_residual";
+  c.roundings = 3;  // with some activations, the results of the norm and of the addition are rounded, too
+  c.inputs.push_back(c.inputs[0]);
+  for (std::vector<Shape>& shapes : c.edges) shapes.push_back(shapes[0]);
+  c.function = [=](const Tensors& t) {
+    return norm_activation(t[0],
+                           {.norm = {norm, t[1], t[2], 0.1, 2}, .activation = {activation, 0.25}, .residual = t[3]});
+  };
+  c.reference = [=](const Arrays& a) {
+    const Array y = norm == NormKind::batch
+                        ? batch_norm_reference(a[0], &a[1], &a[2], 0.1)
+                        : reference::group_norm(a[0], norm == NormKind::group ? 2 : 4, &a[1], &a[2], 0.1);
+    return reference::map(reference::map(y, a[3], [](double u, double r) { return u + r; }), value);
+  };
+  return c;
+}
+
 /// Adds norms with an activation before or after the norm.
 void add_norm_activations(std::vector<OpCase>& cases) {
   struct Function {
@@ -145,6 +164,7 @@ void add_norm_activations(std::vector<OpCase>& cases) {
         c.keeps_layout = true;
         c.tolerance = 3e-5;
         cases.push_back(c);
+        if (!first) cases.push_back(with_residual(std::move(c), kind, f.kind, f.value));
       }
 }
 
