@@ -315,7 +315,6 @@ int WgradPlan::box_row(int row) const {
 bool WgradPlan::has_regular_octets() const {
   int a = 3, run = tile[3];  // neighboring rows of both y and x
   for (; a > 0 && box[a] == tile[a]; --a) run *= tile[a - 1];
-  if (run % 8 != 0) return false;
   if (a == 0 || run % 16 == 0) return true;
   for (--a; a > 0 && tile[a] == 1;) --a;  // the axis from one run to the next
   return run == 8 && tile[a] % 2 == 0;
