@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
                       const __grid_constant__ Deviations<T, Before> deviations, const RangeSums sums,
                       double2* statistics, double eps) {
-  __shared__ Moments shared[kBlock];
+  __shared__ alignas(16) Moments shared[kBlock];
   const auto moments_of = [&](int64_t line, const double2& own, int64_t positions) -> Moments {
     const int64_t n = quotient(line, shape.channels);
     const auto pivot = static_cast<double>(deviations.first(n, line - n * shape.channels, 0));

@@ -34,21 +34,22 @@ Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const T
   const Tensor& appended = epilogue.appended;
   const int64_t channels = transposed ? weight.size(1) * geometry.groups : weight.size(0),
                 more = appended.defined() ? appended.size(1) : 0;
+  const bool joins = appended.defined();
   // As in PyTorch, the result is channels-last if at least one operand is channels-last.
   const MemoryFormat format = std::max(in.suggest_memory_format(), weight.suggest_memory_format());
   const Tensor out = empty({in.size(0), channels + more, size[0], size[1], size[2]}, in.options(), format);
   const Kernels& k = kernels(in.device());
-  (transposed ? k.conv_backward_data : k.conv_forward)((more > 0 ? narrow(out, 1, 0, channels) : out).view_out(),
+  (transposed ? k.conv_backward_data : k.conv_forward)((joins ? narrow(out, 1, 0, channels) : out).view_out(),
                                                        in.view_in(), weight.view_in(),
                                                        {OptionalView(bias), epilogue.relu}, geometry);
-  if (more > 0) narrow(out, 1, channels, more).copy_(appended.detach());
+  if (joins) narrow(out, 1, channels, more).copy_(appended.detach());
   return record(
       transposed ? "conv_transpose" : "conv", out, {in, weight, epilogue.bias_recorded ? bias : Tensor(), appended},
       [=, in_size = spatial_size(in), w_form = form_of(weight)](const Tensor& grad) {
-        const Tensor g = more > 0 ? narrow(grad, 1, 0, channels) : grad;
+        const Tensor g = joins ? narrow(grad, 1, 0, channels) : grad;
         return Tensors{dx ? convolve(!transposed, g, w_saved(), {}, in_size, geometry) : Tensor(),
                        dw ? convolve_weight(transposed, in_saved(), g, w_form, geometry) : Tensor(),
-                       db ? sum_over_voxels(g) : Tensor(), more > 0 ? narrow(grad, 1, channels, more) : Tensor()};
+                       db ? sum_over_voxels(g) : Tensor(), joins ? narrow(grad, 1, channels, more) : Tensor()};
       });
 }
 

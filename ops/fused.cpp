@@ -36,6 +36,11 @@ void check_operations(const NormActivation& operations) {
         "a residual cannot be combined with activation_first");
 }
 
+void check_residual(const Tensor& x, const Tensor& residual) {
+  check(!residual.defined() || !x.defined() || residual.shape() == x.shape(), "norm_activation",
+        "the residual must have the shape of the input, got ", describe(residual), " and ", describe(x));
+}
+
 NormActivation without_appended(NormActivation operations) {
   operations.appended = {};
   return operations;
@@ -47,6 +52,7 @@ constexpr int64_t kAxes = static_cast<int64_t>(std::tuple_size_v<decltype(Option
 
 /// Computes a norm together with the activation. `added` and `overwrite`: see normalize_with_activations.
 Tensor fused(const Tensor& x, const NormActivation& operations, const Tensor& added, bool overwrite = false) {
+  check_residual(x, operations.residual);
   const ActivationArguments none{};
   const bool first = operations.activation_first;
   return normalize_with_activations(x, operations.norm,
@@ -89,6 +95,7 @@ Tensor norm_activation(const Tensor& x, const NormActivation& operations) {
   if (operations.appended.defined())
     return cat({norm_activation(x, without_appended(operations)), operations.appended}, 1);
   if (operations.norm.kind != NormKind::none) return fused(x, operations, {});
+  check_residual(x, operations.residual);
   return activation(operations.activation, operations.residual.defined() ? x + operations.residual : x);
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "core/autograd.h"
 #include "ops/create.h"
@@ -177,19 +178,21 @@ NormResult normalize_groups(const char* op, const Tensor& input, const Shape& gr
   GradientRequest r{
       groups, eps, activations, x.requires_grad(), gradient_dtype(weight), gradient_dtype(bias), gradient_dtype(added),
       ranks};
-  const ActivationArguments after = activations.after;
-  if (residual.defined()) r.activations.after = {};
+  const bool with_residual = residual.defined();
+  const ActivationArguments after = with_residual ? std::exchange(r.activations.after, {}) : ActivationArguments();
+  const Saved result = after.kind == ActivationKind::none ? Saved() : Saved(y.detach());
   record(op, y, {x, weight, bias, added, residual},
-         [op, r, after, x = Saved(x), statistics = Saved(statistics), weight = Saved(weight), bias = Saved(bias),
-          added = Saved(added), result = residual.defined() ? Saved(y.detach()) : Saved()](const Tensor& grad) {
+         [op, r, with_residual, after, result, x = Saved(x), statistics = Saved(statistics), weight = Saved(weight),
+          bias = Saved(bias), added = Saved(added)](const Tensor& grad) {
            if (r.ranks) autograd::once_differentiable(op);
            // With a residual, compute the gradient of the sum first. The activation preserves the sign of the sum.
            const Tensor g = result().defined() ? activation_gradient(after, grad, result()) : grad;
+           Tensors grads(4);
            // Use the kernel for empty tensors: it defines their sums as 0, whereas a mean would be NaN.
-           Tensors grads = !grad_enabled() || x().numel() == 0
-                               ? fused_gradients(g, x(), statistics(), weight(), bias(), r)
-                               : composed_gradients(g, x(), weight(), bias(), added(), r);
-           grads.push_back(result().defined() ? g : Tensor());
+           if (r.x || r.weight || r.bias || r.added)
+             grads = !grad_enabled() || x().numel() == 0 ? fused_gradients(g, x(), statistics(), weight(), bias(), r)
+                                                         : composed_gradients(g, x(), weight(), bias(), added(), r);
+           grads.push_back(with_residual ? g : Tensor());
            return grads;
          });
   return {y, statistics, counts};

@@ -281,6 +281,33 @@ TEST(FusedOperators, RecordedGradientsOfDependentParametersMatchTheKernels) {
   EXPECT_EQ(calls, 4);
 }
 
+TEST(FusedOperators, OnlyTheResidualNeedsAGradient) {
+  const Tensor x = rand({2, 3, 4, 2, 2}), residual = randn(x.shape(), {.requires_grad = true});
+  for (const ActivationKind kind : {ActivationKind::none, ActivationKind::leaky_relu})
+    for (const bool create_graph : {false, true}) {
+      const Tensor y =
+          norm_activation(x, {.norm = {.kind = NormKind::instance}, .activation = {kind, 0.25}, .residual = residual});
+      const Tensor slope = where(gt(y.detach(), 0), ones_like(y), kind == ActivationKind::none ? 1.0 : 0.25);
+      EXPECT_TRUE(close(grad({sum(y)}, {residual}, {}, false, create_graph)[0], slope, 0, 0));
+    }
+}
+
+TEST(FusedOperators, AppendsATensorWithoutChannels) {
+  const Tensor x = rand({1, 2, 3, 3, 3}), w = rand({4, 2, 1, 1, 1}),
+               none = empty({1, 0, 3, 3, 3}, {.requires_grad = true});
+  const Tensor y = conv_norm_activation(x, w, {}, ConvOptions<3>(), {.appended = none});
+  EXPECT_TRUE(close(y, conv3d(x, w), 0, 0));
+  EXPECT_EQ(grad({sum(y)}, {none})[0].shape(), none.shape());
+}
+
+TEST(FusedOperators, ChecksTheResidual) {
+  const Tensor x = rand({2, 3, 4});
+  EXPECT_ERROR(norm_activation(x, {.residual = rand({2, 3, 1})}), "the residual must have the shape of the input");
+  EXPECT_ERROR(norm_activation(x, {.norm = {.kind = NormKind::instance}, .residual = rand({2, 1, 4})}),
+               "the residual must have the shape of the input");
+  EXPECT_ERROR(norm_activation(x, {.activation_first = true, .residual = x}), "combined with activation_first");
+}
+
 TEST(FusedOperators, InvertedBottleneckSupportsFrozenInputs) {
   for (const Device device : devices())
     for (int mask = 1; mask < 32; ++mask) {

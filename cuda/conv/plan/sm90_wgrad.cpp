@@ -168,7 +168,8 @@ class Search {
               continue;
             if (products_ > 1 && p_.batch % n != 0) continue;  // a tile must not contain both parts
             if (n > 1 && (n >= 2 * p_.batch || d < plan.depth || h < p_.out_size[1] || w < p_.out_size[2])) continue;
-            if (n > 1 && plan.cta.slide > 1) continue;  // planes of y must be consecutive
+            // Sliding: planes of y are blocks of columns. They must be consecutive and begin at multiples of 8 rows.
+            if (plan.cta.slide > 1 && (n > 1 || h * w % 8 != 0)) continue;
             const int tile[] = {n, d, h, w};
             std::copy_n(tile, 4, plan.tile);
             if (plan.rows() % (products_ > 1 ? 64 : 16) != 0 || plan.rows() > 16 * kMaxWgradSteps || plan.rows() < 64)

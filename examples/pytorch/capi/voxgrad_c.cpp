@@ -357,8 +357,8 @@ int voxgrad_norm_forward(const voxgrad_context* context, const voxgrad_norm* nor
         norm_operands(kOp, norm, layout, x, statistics, {"weight", weight_layout, weight}, {"bias", bias_layout, bias});
     const Scope scope(kOp, context, o.x.device);
     vg::kernels(device_of(o.x))
-        .group_norm(at(o.x, y), o.statistics, o.x, pointer(o.weight), pointer(o.bias), norm->eps, o.activations,
-                    nullptr);
+        .group_norm(at(o.x, y), o.statistics, o.x, pointer(o.weight), pointer(o.bias), nullptr, norm->eps,
+                    o.activations, nullptr);
   });
 }
 
