@@ -7,7 +7,8 @@
 // so that no barrier is needed.
 //
 // Outline: Tiling; the members of a formula; Lane, the work of one thread; channels_kernel and its launch,
-// apply_formula(); the sums of gradients per group and per channel. norm_shapes.cuh has the shapes and the forms.
+// apply_formula(), which returns the sums of all ranges. norm_shapes.cuh has the shapes and the forms, and
+// norm_gradients.cuh adds the sums of gradients.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -358,19 +359,6 @@ __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) ==
   }
 }
 
-/// The sums of a formula over each range of the positions of each line: sums[range][line].
-struct RangeSums {
-  const double2* sums;
-  int64_t lines;
-  int64_t ranges;
-  int64_t range;   ///< positions of a range, except the last one
-  int64_t length;  ///< positions of a line
-
-  __device__ const double2& at(int64_t line, int64_t i) const { return sums[i * lines + line]; }
-  /// Returns the positions of a range.
-  __device__ int64_t count(int64_t i) const { return min(range, length - i * range); }
-};
-
 /// Returns the layout of a kernel that adds `count` sums of ranges and lines for each result. A thread adds few of
 /// them, because the loads of a thread wait for each other.
 inline BlockLayout layout_of_sums(int64_t count) { return BlockLayout::choose(8 * count, false); }
@@ -395,76 +383,6 @@ RangeSums apply_formula(const char* op, const Formula& formula, const Launch& la
                                                                       {{first, in...}, out ? *out : View()}, sums);
   check_launch(op);
   return {sums, lines, tiling.ranges, tiling.range, tiling.length};
-}
-
-/// With u and v as in Normalization (norm_shapes.cuh), let g be the gradient of u, and xhat = (v - mean) * rstd.
-/// Returns the sum of g * xhat. `sums` are the sums of g and of g * (v - m), where m is the mean rounded to
-/// compute_t<T>. `group` is (mean, rstd).
-template <class T>
-__device__ double sum_of_products(const double2& sums, const double2& group) {
-  return (sums.y - rest_of<T>(group.x) * sums.x) * group.y;
-}
-
-/// The results of sum_gradients_kernel, all optional.
-struct SummedGradients {
-  double2* group_means = nullptr;  ///< for each group, the mean of h = gamma * g and the mean of h * xhat
-  PerChannel dgamma{nullptr};      ///< the sums of g * xhat
-  PerChannel dbeta{nullptr};       ///< the sums of g
-  PerChannel zeros{nullptr};       ///< zeros
-
-  VG_HOST_DEVICE int64_t channels(const Groups& shape) const {
-    return dgamma.data || dbeta.data || zeros.data ? shape.channels : 0;
-  }
-  VG_HOST_DEVICE int64_t groups(const Groups& shape) const { return group_means ? shape.count() : 0; }
-};
-
-/// Adds the sums of g and of g * (v - m) of all ranges, for each group and then for each channel. `statistics` may be
-/// null if only dbeta is computed. Launch: one CTA per layout.columns groups or channels in a 1-D grid-stride loop,
-/// kBlock threads per CTA. Static shared memory: kBlock pairs of sums.
-template <class T>
-__global__ void __launch_bounds__(kBlock)
-    sum_gradients_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const RangeSums sums,
-                         const double2* statistics, PerChannel gamma, const __grid_constant__ SummedGradients to) {
-  __shared__ double2 shared[kBlock];
-  const int64_t groups = to.groups(shape), all = groups + to.channels(shape);
-  for (int64_t tile = blockIdx.x; tile * layout.columns < all; tile += gridDim.x) {
-    const int64_t number = tile * layout.columns + layout.column();
-    const bool of_group = number < groups;
-    const int64_t lines = number >= all ? 0 : of_group ? shape.group_lines() : shape.samples;
-    double2 sum{0, 0};
-    for (int64_t i = layout.reducer(); i < lines * sums.ranges; i += layout.reducers) {
-      const int64_t of_line = quotient(i, sums.ranges), range = i - of_line * sums.ranges;
-      const int64_t line = of_group ? shape.line(number, of_line) : of_line * shape.channels + number - groups;
-      const int64_t n = quotient(line, shape.channels), c = line - n * shape.channels;
-      const double2 own = sums.at(line, range);
-      const double weight = of_group ? gamma.at<T>(c, 1) : 1;
-      const double products = statistics ? sum_of_products<T>(own, statistics[shape.number(n, c)]) : 0;
-      sum = add(sum, {weight * own.x, weight * products});
-    }
-    sum = combine_reducers(sum, layout, shared, add);
-    if (number >= all || layout.reducer() > 0) continue;
-    if (of_group) {
-      const double count = fmax(static_cast<double>(shape.group_lines() * shape.length), 1.0);
-      to.group_means[number] = {sum.x / count, sum.y / count};
-    } else {
-      to.dgamma.set<T>(number - groups, sum.y);
-      to.dbeta.set<T>(number - groups, sum.x);
-      to.zeros.set<T>(number - groups, 0);
-    }
-  }
-}
-
-/// Launches sum_gradients_kernel unless there are no results.
-template <class T>
-void sum_gradients(const char* op, const Groups& shape, const RangeSums& sums, const double2* statistics,
-                   const PerChannel& gamma, const SummedGradients& to, const Launch& launch) {
-  const int64_t all = to.groups(shape) + to.channels(shape);
-  if (all == 0) return;
-  const int64_t lines = std::max(to.group_means ? shape.group_lines() : 0, shape.samples);
-  const BlockLayout layout = layout_of_sums(lines * sums.ranges);
-  sum_gradients_kernel<T>
-      <<<grid_size(all, layout.columns), kBlock, 0, launch.stream>>>(shape, layout, sums, statistics, gamma, to);
-  check_launch(op);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
-#include "cuda/norm.cuh"
+#include "cuda/norm_gradients.cuh"
 
 namespace voxgrad::cuda {
 namespace {

@@ -86,6 +86,19 @@ struct Groups {
   }
 };
 
+/// The sums of a formula over each range of the positions of each line: sums[range][line].
+struct RangeSums {
+  const double2* sums;
+  int64_t lines;
+  int64_t ranges;
+  int64_t range;   ///< positions of a range, except the last one
+  int64_t length;  ///< positions of a line
+
+  __device__ const double2& at(int64_t line, int64_t i) const { return sums[i * lines + line]; }
+  /// Returns the positions of a range.
+  __device__ int64_t count(int64_t i) const { return min(range, length - i * range); }
+};
+
 /// The normalization of the channels of a sample: v = before(x), u = (v - mean) * rstd * gamma + beta, y = after(u).
 template <class T, class Activations>
 struct Normalization {

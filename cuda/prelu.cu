@@ -1,7 +1,7 @@
 // PReLU and its gradients. The gradient of the weight is summed in the pass that computes the gradient of the input.
 #include "core/dtype.h"
 #include "cuda/detail/kernels.h"
-#include "cuda/norm.cuh"
+#include "cuda/norm_gradients.cuh"
 
 namespace voxgrad::cuda {
 namespace {
