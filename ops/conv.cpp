@@ -316,29 +316,19 @@ template <class Options>
 static constexpr const char* kName = nullptr;
 
 template <class Options>
-Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {
-  return run(request(kName<Options>, options), x, weight, bias);
-}
-template <class Options>
-Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu) {
-  return run(request(kName<Options>, options), x, weight, bias, {.relu = relu, .bias_recorded = false});
-}
-template <class Options>
-Tensor conv_cat(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
-                const Tensor& appended) {
-  return run(request(kName<Options>, options), x, weight, bias, {.appended = appended});
+Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+            const FusedEpilogue& epilogue) {
+  return run(request(kName<Options>, options), x, weight, bias, epilogue);
 }
 
 /// Defines function() and instantiates the templates for one type of options.
-#define VG_DEFINE(function, Options)                                                                    \
-  template <>                                                                                           \
-  constexpr const char* kName<Options> = #function;                                                     \
-  template struct Options;                                                                              \
-  template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&);                    \
-  template Tensor unrecorded_conv(const Tensor&, const Tensor&, const Tensor&, const Options&, bool);   \
-  template Tensor conv_cat(const Tensor&, const Tensor&, const Tensor&, const Options&, const Tensor&); \
-  Tensor function(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {  \
-    return conv(x, weight, bias, options);                                                              \
+#define VG_DEFINE(function, Options)                                                                       \
+  template <>                                                                                              \
+  constexpr const char* kName<Options> = #function;                                                        \
+  template struct Options;                                                                                 \
+  template Tensor conv(const Tensor&, const Tensor&, const Tensor&, const Options&, const FusedEpilogue&); \
+  Tensor function(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options) {     \
+    return conv(x, weight, bias, options);                                                                 \
   }
 VG_DEFINE(conv1d, ConvOptions<1>)
 VG_DEFINE(conv2d, ConvOptions<2>)

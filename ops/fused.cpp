@@ -18,7 +18,7 @@
 namespace voxgrad {
 namespace {
 
-/// Records the bias and the ReLU that unrecorded_conv applied to its result y. `bias` (C) may be undefined.
+/// Records the bias and the ReLU that a convolution applied to its result y. `bias` (C) may be undefined.
 Tensor record_relu(const Tensor& y, const Tensor& bias) {
   const bool with_bias = needs_gradient(bias);
   return record("relu", y.detach(), {y, bias},
@@ -109,7 +109,7 @@ Tensor inverted_bottleneck(const Tensor& x, const Tensor& weight1, const Tensor&
   }
   const bool batched = x.defined() && x.dim() == 5 && is_floating(x.dtype()) && !sharing_ranks(5);
   if (!batched) return conv3d(gelu(conv3d(x, weight1, bias1)), weight2, bias2);
-  const Tensor hidden = unrecorded_conv(x, weight1, bias1, ConvOptions<3>(), false);
+  const Tensor hidden = conv(x, weight1, bias1, ConvOptions<3>(), {.bias_recorded = false});
   const Tensor weight = autocasted("conv3d", weight2), bias = autocasted("conv3d", bias2);
   // Save the operands before the last kernel runs: autograd::recompute() then omits it if this is its last operation.
   const auto gradient = [hidden = Saved(hidden), bias1 = Saved(bias1), weight = Saved(weight),
@@ -129,15 +129,16 @@ Tensor conv_norm_activation(const Tensor& x, const Tensor& weight, const Tensor&
   check_operations(operations);
   if (operations.appended.defined()) {
     const bool plain = operations.norm.kind == NormKind::none && operations.activation.kind == ActivationKind::none;
-    if (plain && !operations.residual.defined()) return conv_cat(x, weight, bias, options, operations.appended);
+    if (plain && !operations.residual.defined())
+      return conv(x, weight, bias, options, {.appended = operations.appended});
     const Tensor y = conv_norm_activation(x, weight, bias, options, without_appended(operations));
     return cat({y, operations.appended}, y.dim() - kAxes<Options> - 1);
   }
   const bool batched = x.defined() && x.dim() == kAxes<Options> + 2 && is_floating(x.dtype());
   if (batched && operations.norm.kind != NormKind::none)
-    return fused(unrecorded_conv(x, weight, bias, options, false), operations, bias, true);
+    return fused(conv(x, weight, bias, options, {.bias_recorded = false}), operations, bias, true);
   if (batched && operations.activation.kind == ActivationKind::relu && !operations.residual.defined())
-    return record_relu(unrecorded_conv(x, weight, bias, options, true), bias);
+    return record_relu(conv(x, weight, bias, options, {.relu = true, .bias_recorded = false}), bias);
   return norm_activation(conv(x, weight, bias, options), operations);
 }
 

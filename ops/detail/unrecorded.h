@@ -9,22 +9,17 @@
 #include "../activation.h"
 #include "../conv.h"
 #include "../norm.h"
+#include "conv_maps.h"
 
 namespace voxgrad {
 
 /// Computes conv1d, conv2d or conv3d if `Options` is ConvOptions<N>, and conv_transpose1d, conv_transpose2d or
-/// conv_transpose3d if `Options` is ConvTransposeOptions<N>. Autograd records the whole operation.
+/// conv_transpose3d if `Options` is ConvTransposeOptions<N>, with an epilogue. Autograd does not record the ReLU, and
+/// records the bias only if epilogue.bias_recorded is true. With epilogue.appended, returns the concatenation of the
+/// result and this tensor along the channels; if possible, the kernel stores its result in the concatenation.
 template <class Options>
-Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options);
-/// Computes conv() and, if `relu`, its ReLU in one kernel. Neither the bias nor the ReLU is recorded.
-template <class Options>
-Tensor unrecorded_conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options, bool relu);
-
-/// Returns cat({conv(x, weight, bias, options), appended}, channel axis). If possible, the kernel stores its result in
-/// the concatenation. Autograd records the whole operation.
-template <class Options>
-Tensor conv_cat(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
-                const Tensor& appended);
+Tensor conv(const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& options,
+            const FusedEpilogue& epilogue = {});
 
 /// Records that the bias `added` (C) was already added to the elements of x. Returns x if `added` needs no gradient.
 Tensor record_added(const Tensor& x, const Tensor& added);

@@ -50,10 +50,10 @@ Tensor apply(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias
 
 /// Computes the convolution with a ReLU fused into the kernel.
 Tensor apply_with_relu(const Case& c, const Tensor& x, const Tensor& w, const Tensor& bias) {
-  if (!c.transposed)
-    return unrecorded_conv(x, w, bias, ConvOptions<3>{c.stride, c.padding, c.dilation, c.groups}, true);
-  return unrecorded_conv(x, w, bias,
-                         ConvTransposeOptions<3>{c.stride, c.padding, c.output_padding, c.groups, c.dilation}, true);
+  const FusedEpilogue epilogue{.relu = true, .bias_recorded = false};
+  if (!c.transposed) return conv(x, w, bias, ConvOptions<3>{c.stride, c.padding, c.dilation, c.groups}, epilogue);
+  return conv(x, w, bias, ConvTransposeOptions<3>{c.stride, c.padding, c.output_padding, c.groups, c.dilation},
+              epilogue);
 }
 
 /// Returns y, its gradients dx, dw and dbias, and the gradient of dx with respect to w. `inputs` holds x, w, the bias,
