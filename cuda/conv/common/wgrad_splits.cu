@@ -22,6 +22,7 @@ struct Params {
 };
 
 constexpr int kLanes = 32, kWarps = 8;
+constexpr int kMaxTapsOfBlock = 343;  // their sums fit into 48 KiB of shared memory
 
 /// Adds the partial sums of weights that have the layout of the partial sums. A warp adds 32 vectors of 4 elements. If
 /// `slices` is more than 1, this number of warps shares the splits of the same vectors. Launch: kLanes * kWarps threads
@@ -138,7 +139,8 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   }
   const int channel_tiles = divide_up(sums.in_channels, kLanes);
   const int64_t enough = 4 * kMultiprocessors / std::max<int64_t>(w.size[0] * channel_tiles, 1);
-  p.taps_of_block = static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps)));
+  p.taps_of_block =
+      std::min(static_cast<int>(divide_up(p.taps, std::clamp<int64_t>(enough, 1, p.taps))), kMaxTapsOfBlock);
   p.channel_tiles = Divisor(channel_tiles);
   p.tap_tiles = Divisor(divide_up(p.taps, p.taps_of_block));
   const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * p.tap_tiles.value());
