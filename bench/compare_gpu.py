@@ -54,8 +54,10 @@ TIMED_IN_TORCH = ("forward", BACKWARD)
 TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}  # name of a PyTorch side: its memory format
 FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
-PLAN = ("plain", "mma_sync", "small_channel", "unsplit", "k_blocks", "m_tiles", "pairs", "width",
-        "slide", "multistage", "cluster")  # members of voxgrad::cuda::ConvChoice
+# The members of voxgrad::cuda::ConvChoice, and the values of ConvKernel.
+PLAN = ("kernel", "unsplit", "k_blocks", "m_tiles", "pairs", "width", "slide", "cluster")
+KERNELS = ("any", "plain", "mma_sync", "multistage_wgrad", "small_channel", "few_inputs", "few_outputs", "pointwise",
+           "depthwise", "fprop_dgrad", "wgrad")
 LAYOUTS = {"contiguous": "contiguous_format", "channels_last": "channels_last_3d"}  # PyTorch's names
 ROTATED_BYTES = 400e6  # minimum size of all copies of a problem's buffers together; the L2 cache has 50 MB
 MAX_COPIES = 64
@@ -81,7 +83,8 @@ def parse():
     parser.add_argument("--alone", action="store_true", help="do not time PyTorch")
     parser.add_argument("--unchecked", action="store_true", help="do not compare results with PyTorch")
     parser.add_argument("--plan", nargs="+", default=[], metavar="KEY=N",
-                        help=f"override choices of the planner; KEY is one of {', '.join(PLAN)}")
+                        help=f"override choices of the planner; KEY is one of {', '.join(PLAN)}, and the value of "
+                             f"kernel is one of {', '.join(KERNELS)}")
     parser.add_argument("--json", metavar="FILE", help="write all results to this file")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables to this file")
     parser.add_argument("--list", action="store_true", help="print the problems without running them")
@@ -366,7 +369,9 @@ def main(options):
         for name, shape in options.shapes.items():
             print(f"{name}: {shape.describe()}  {shape.flop() / 1e9:.1f} GFLOP, {4 * shape.elements() / 1e6:.0f} MB")
         return
-    voxgrad = Voxgrad(options.library, {key: int(n) for key, n in (item.split("=") for item in options.plan)})
+    plan = dict(item.split("=") for item in options.plan)
+    number = lambda value: KERNELS.index(value) if value in KERNELS else int(value)
+    voxgrad = Voxgrad(options.library, {key: number(value) for key, value in plan.items()})
     rows = []
     head = (f"{gpu()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, CUDA {torch.version.cuda}, "
             f"{datetime.date.today()}, set {options.set}{f', seed {options.seed}' if options.set == 'race' else ''}, "

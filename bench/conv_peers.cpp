@@ -83,19 +83,16 @@ Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3]
 extern "C" {
 
 /// Overrides the planner's choices for all later convolutions. The arguments are the members of cuda::ConvChoice.
-void voxgrad_force_conv(int plain, int mma_sync, int small_channel, int unsplit, int k_blocks, int m_tiles, int pairs,
-                        int width, int slide, int multistage, int cluster) {
-  cuda::force_conv_choice({.plain = plain != 0,
-                           .mma_sync = mma_sync != 0,
-                           .small_channel = small_channel != 0,
+void voxgrad_force_conv(int kernel, int unsplit, int k_blocks, int m_tiles, int pairs, int width, int slide,
+                        int cluster) {
+  cuda::force_conv_choice({.kernel = static_cast<cuda::ConvKernel>(kernel),
                            .unsplit = unsplit != 0,
-                           .multistage = multistage != 0,
                            .slide = static_cast<uint8_t>(slide & 3),
                            .k_blocks = static_cast<int8_t>(k_blocks),
                            .m_tiles = static_cast<int8_t>(m_tiles),
                            .pairs = static_cast<int8_t>(pairs),
-                           .width = static_cast<int16_t>(width),
-                           .cluster = static_cast<int8_t>(cluster)});
+                           .cluster = static_cast<int8_t>(cluster),
+                           .width = static_cast<int16_t>(width)});
 }
 
 /// Runs one pass of a convolution or a transposed convolution x (N, Cin, ...) -> y (N, Cout, ...). The weight w has

@@ -27,38 +27,22 @@ void run(const ConvCall& call, const ConvPlan& plan, const Launch& launch) {
 }
 
 void run_samples(const ConvCall& call, const ConvPlan& plan, const Launch& launch) {
-  switch (plan.rewrite) {
-    case ConvRewrite::none:
-      return run_family(call, plan, launch);
-    case ConvRewrite::width_as_channels: {
-      const WidthAsChannels rewritten(call, plan.problem, launch);
-      return run_family(rewritten.call(), plan, launch);
-    }
-    case ConvRewrite::merged_groups: {
-      const MergedGroups rewritten(call, plan.merged_groups, launch);
-      run_family(rewritten.call(), plan, launch);
-      return rewritten.finish();
-    }
-    case ConvRewrite::patches_as_channels: {
-      const PatchesAsChannels rewritten(call, launch);
-      run(rewritten.call(), *plan.copies, launch);
-      return rewritten.finish();
-    }
-    case ConvRewrite::mirrored:
-      return run_family(mirrored(call, plan.problem), plan, launch);
-    case ConvRewrite::float32_copies: {
-      const bool wgrad = call.pass == ConvPass::wgrad;
-      through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,
-                      [&](const View& result, const View& in, const View& other, const View* bias) {
-                        ConvCall wide = call;
-                        wide.in = in;
-                        wide.out = wgrad ? other : result;
-                        wide.w = wgrad ? result : other;
-                        wide.epilogue.bias = bias;
-                        run(wide, *plan.copies, launch);
-                      });
-    }
+  if (plan.rewrite == ConvRewrite::none) return run_family(call, plan, launch);
+  if (plan.rewrite == ConvRewrite::float32_copies) {
+    const bool wgrad = call.pass == ConvPass::wgrad;
+    return through_float32(wgrad ? call.w : call.out, call.in, wgrad ? call.out : call.w, call.epilogue.bias,
+                           [&](const View& result, const View& in, const View& other, const View* bias) {
+                             ConvCall wide = call;
+                             wide.in = in;
+                             wide.out = wgrad ? other : result;
+                             wide.w = wgrad ? result : other;
+                             wide.epilogue.bias = bias;
+                             run(wide, *plan.copies, launch);
+                           });
   }
+  const RewrittenCall rewritten(call, plan, launch);
+  plan.copies ? run(rewritten.call(), *plan.copies, launch) : run_family(rewritten.call(), plan, launch);
+  rewritten.finish();
 }
 
 void convolve(const ConvCall& call) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cuda/conv/plan/common.h"
-#include "cuda/conv/sm90/fprop_dgrad/split.h"
 #include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
@@ -49,11 +48,38 @@ View by_groups(const View& w, int64_t groups, int64_t merged, int64_t in, int64_
 
 }  // namespace
 
-WidthAsChannels::WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch) : call_(call) {
+RewrittenCall::RewrittenCall(const ConvCall& original, const ConvPlan& plan, const Launch& launch) : call_(original) {
+  switch (plan.rewrite) {
+    case ConvRewrite::width_as_channels:
+      view_width_as_channels(plan.problem, launch);
+      break;
+    case ConvRewrite::merged_groups:
+      merge_groups(plan.merged_groups, launch);
+      break;
+    case ConvRewrite::patches_as_channels:
+      copy_patches(launch);
+      break;
+    case ConvRewrite::channels_last_copies:
+      copy_to_channels_last(launch);
+      break;
+    case ConvRewrite::mirrored:
+      mirror(plan.problem);
+      break;
+    case ConvRewrite::none:
+    case ConvRewrite::float32_copies:
+      break;
+  }
+}
+
+void RewrittenCall::finish() const {
+  if (target_.rank > 0) kernel::copy(target_, result_);
+}
+
+void RewrittenCall::view_width_as_channels(const ConvProblem& problem, const Launch& launch) {
   View &in = call_.in, &w = call_.w, &out = call_.out;
   ConvGeometry& geometry = call_.geometry;
-  const int64_t taps = w.size[4];
-  const bool dgrad = call.pass == ConvPass::dgrad;
+  const int64_t taps = w.size[4], channels = out.size[1];
+  const bool dgrad = call_.pass == ConvPass::dgrad;
   if (dgrad || problem.in_channels_last) {  // the kernel is as wide as its stride
     View& strided = dgrad ? out : in;
     strided.size[1] *= taps;
@@ -62,7 +88,7 @@ WidthAsChannels::WidthAsChannels(const ConvCall& call, const ConvProblem& proble
     w.size[1] *= taps;
     strided.stride[1] = w.stride[1] = 1;
   } else {
-    in = padded_width(in, w, out, geometry, padded_, launch);
+    in = padded_width(in, w, out, geometry, copy_, launch);
     in.size[1] = w.size[1] = taps;
     in.stride[1] = geometry.dilation[2];
     in.size[4] = out.size[4];
@@ -72,110 +98,113 @@ WidthAsChannels::WidthAsChannels(const ConvCall& call, const ConvProblem& proble
   w.size[4] = 1;
   geometry.stride[2] = geometry.dilation[2] = 1;
   geometry.padding[2] = 0;
-  if (call.epilogue.bias && call.epilogue.bias->size[0] != out.size[1]) repeat_bias(launch);
+  if (dgrad) repeat_bias({.rank = 2, .size = {taps, channels}, .stride = {channels, 1}}, launch);
 }
 
-void WidthAsChannels::repeat_bias(const Launch& launch) {
-  View from = bias_ = *call_.epilogue.bias;
-  from.rank = 2;
-  from.size[1] = from.size[0];
-  from.stride[1] = from.stride[0];
-  from.size[0] = call_.out.size[1] / from.size[1];
-  from.stride[0] = 0;
-  biases_.emplace(launch, static_cast<size_t>(call_.out.size[1] * item_size(from.dtype)));
-  kernel::copy(dense_like(from, biases_->as<void>(), from.dtype), from);
-  bias_.data = biases_->as<void>();
+void RewrittenCall::repeat_bias(View to, const Launch& launch) {
+  if (!call_.epilogue.bias) return;
+  View from = to;
+  bias_ = *call_.epilogue.bias;
+  from.data = bias_.data;
+  from.dtype = to.dtype = bias_.dtype;
+  from.device = to.device = bias_.device;
+  for (int axis = 0; axis < to.rank; ++axis) from.stride[axis] = axis == 1 ? bias_.stride[0] : 0;
+  other_copy_.emplace(launch, static_cast<size_t>(call_.out.size[1] * item_size(to.dtype)));
+  bias_.data = to.data = other_copy_->as<void>();
   bias_.size[0] = call_.out.size[1];
   bias_.stride[0] = 1;
+  kernel::copy(to, from);
   call_.epilogue.bias = &bias_;
 }
 
-MergedGroups::MergedGroups(const ConvCall& call, int64_t count, const Launch& launch) : call_(call) {
-  const int64_t groups = call.geometry.groups / count, in = call.w.size[1];
+void RewrittenCall::merge_groups(int64_t count, const Launch& launch) {
+  const int64_t groups = call_.geometry.groups / count, in = call_.w.size[1];
+  const View original = by_groups(call_.w, groups, count, in, 0);
   View& w = call_.w;
   w.size[1] *= count;
-  const int inner = call.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // the contiguous axis; TF32 needs K
-  const int64_t elements = implicit_gemm::lay_out(w, {inner, 4, 3, 2, 1 - inner});
-  weights_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
-  w.data = weights_->as<void>();
+  const int inner = call_.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // contiguous axis; TF32 needs K
+  const int64_t elements = lay_out(w, {inner, 4, 3, 2, 1 - inner});
+  copy_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
+  w.data = copy_->as<void>();
   call_.geometry.groups = groups;
-  diagonal_ = by_groups(w, groups, count, in, in);
-  original_ = by_groups(call.w, groups, count, in, 0);
-  if (call.pass == ConvPass::wgrad) return;
+  const View diagonal = by_groups(w, groups, count, in, in);
+  if (call_.pass == ConvPass::wgrad) {
+    result_ = diagonal;
+    target_ = original;
+    return;
+  }
   kernel::fill(w, 0);
-  kernel::copy(diagonal_, original_);
+  kernel::copy(diagonal, original);
 }
 
-void MergedGroups::finish() const {
-  if (call_.pass == ConvPass::wgrad) kernel::copy(original_, diagonal_);
-}
-
-PatchesAsChannels::PatchesAsChannels(const ConvCall& call, const Launch& launch)
-    : call_(call), patches_(call.pass == ConvPass::dgrad ? call.out : call.in), original_(patches_) {
-  const bool dgrad = call.pass == ConvPass::dgrad;
+void RewrittenCall::copy_patches(const Launch& launch) {
+  const bool dgrad = call_.pass == ConvPass::dgrad;
   View &x = dgrad ? call_.out : call_.in, &w = call_.w;
+  const View weights = w, grid = dgrad ? call_.in : call_.out;
+  View patches = x, original = x;             // (batch, channels, D, taps, H, taps, W, taps)
   const int64_t step = weight_row_stride(w);  // the order of the channels is that of the weights
   for (int a = 2; a < 5; ++a) {
-    x.size[a] = (dgrad ? call.in : call.out).size[a];
+    x.size[a] = grid.size[a];
     x.size[1] *= w.size[a];
     w.size[a] = 1;
   }
   w.size[1] = x.size[1];
   w.stride[1] = step;
   call_.geometry = {};
-  const int64_t elements = implicit_gemm::lay_out(x, {1, 4, 3, 2, 0});
+  const int64_t elements = lay_out(x, {1, 4, 3, 2, 0});
   copy_.emplace(launch, static_cast<size_t>(elements * item_size(x.dtype)));
-  x.data = copy_->as<void>();
-
-  patches_.data = x.data;
-  patches_.rank = original_.rank = 8;
-  patches_.stride[0] = x.stride[0];
-  patches_.stride[1] = call.w.stride[1] / step;
-  for (int a = 2; a < 5; ++a) {
-    const int patch = 2 * a - 2, tap = 2 * a - 1;
-    const int64_t stride = (dgrad ? call.out : call.in).stride[a];
-    patches_.size[patch] = original_.size[patch] = x.size[a];
-    patches_.size[tap] = original_.size[tap] = call.w.size[a];
-    patches_.stride[patch] = x.stride[a];
-    patches_.stride[tap] = call.w.stride[a] / step;
-    original_.stride[patch] = stride * call.w.size[a];
-    original_.stride[tap] = stride;
+  x.data = patches.data = copy_->as<void>();
+  patches.rank = original.rank = 8;
+  patches.stride[0] = x.stride[0];
+  patches.stride[1] = weights.stride[1] / step;
+  View patch = patches;  // one patch, in which each channel has its bias
+  for (int a = 4; a > 1; --a) {
+    const int at = 2 * a - 2, tap = 2 * a - 1;
+    const int64_t stride = original.stride[a];
+    patches.size[at] = original.size[at] = x.size[a];
+    patches.size[tap] = original.size[tap] = weights.size[a];
+    patches.stride[at] = x.stride[a];
+    patches.stride[tap] = weights.stride[a] / step;
+    original.stride[at] = stride * weights.size[a];
+    original.stride[tap] = stride;
   }
-  if (!dgrad) kernel::copy(patches_, original_);
-  if (!dgrad || !call.epilogue.bias) return;
-  View from = patches_, to = patches_;  // one patch, in which each channel has its bias
-  biases_.emplace(launch, static_cast<size_t>(x.size[1] * item_size(from.dtype)));
-  to.data = biases_->as<void>();
-  from.data = call.epilogue.bias->data;
-  from.dtype = to.dtype = call.epilogue.bias->dtype;
-  for (int axis = 0; axis < 8; ++axis) {
-    from.stride[axis] = axis == 1 ? call.epilogue.bias->stride[0] : 0;
-    if (axis % 2 == 0) from.size[axis] = to.size[axis] = 1;
-  }
-  kernel::copy(to, from);
-  bias_ = *call.epilogue.bias;
-  bias_.data = to.data;
-  bias_.size[0] = x.size[1];
-  bias_.stride[0] = 1;
-  call_.epilogue.bias = &bias_;
+  if (!dgrad) return kernel::copy(patches, original);
+  patch = patches;
+  for (int axis = 0; axis < 8; axis += 2) patch.size[axis] = 1;
+  repeat_bias(patch, launch);
+  result_ = patches;
+  target_ = original;
 }
 
-void PatchesAsChannels::finish() const {
-  if (call_.pass == ConvPass::dgrad) kernel::copy(original_, patches_);
+void RewrittenCall::copy_to_channels_last(const Launch& launch) {
+  const bool wgrad = call_.pass == ConvPass::wgrad;
+  const View in = call_.in, out = call_.out;
+  const auto allocate = [&](View& view, std::optional<Workspace>& memory) {
+    memory.emplace(launch, static_cast<size_t>(lay_out(view, {1, 4, 3, 2, 0}) * item_size(view.dtype)));
+    view.data = memory->as<void>();
+  };
+  if (!has_channels_innermost(in)) {
+    allocate(call_.in, copy_);
+    kernel::copy(call_.in, in);
+  }
+  if (has_channels_innermost(out)) return;
+  allocate(call_.out, other_copy_);
+  if (wgrad) return kernel::copy(call_.out, out);
+  result_ = call_.out;
+  target_ = out;
 }
 
-ConvCall mirrored(ConvCall call, const ConvProblem& problem) {
-  View& w = call.w;
+void RewrittenCall::mirror(const ConvProblem& problem) {
+  View& w = call_.w;
   std::swap(w.size[0], w.size[1]);
   std::swap(w.stride[0], w.stride[1]);
   for (int a = 2; a < 5; ++a) {
     w.data = w.as<char>() + (w.size[a] - 1) * w.stride[a] * item_size(w.dtype);
     w.stride[a] = -w.stride[a];
   }
-  if (call.pass == ConvPass::wgrad) std::swap(call.in, call.out);
-  call.pass = problem.pass;
-  call.geometry = problem.geometry;
-  return call;
+  if (call_.pass == ConvPass::wgrad) std::swap(call_.in, call_.out);
+  call_.pass = problem.pass;
+  call_.geometry = problem.geometry;
 }
 
 ConvCall samples_of(ConvCall call, int64_t first, int64_t count) {

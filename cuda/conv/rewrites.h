@@ -4,61 +4,38 @@
 #include <optional>
 
 #include "cuda/conv/dispatch.h"
-#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 
-/// A convolution with taps along the width as channels. Owns the copies that the call refers to.
-class WidthAsChannels {
+/// A convolution after the rewrite of its plan. Owns the copies that the call refers to.
+class RewrittenCall {
  public:
-  /// `problem` is the problem after the rewrite.
-  WidthAsChannels(const ConvCall& call, const ConvProblem& problem, const Launch& launch);
+  /// Makes the copies of the rewrite. float32_copies is not supported; see through_float32().
+  RewrittenCall(const ConvCall& original, const ConvPlan& plan, const Launch& launch);
+  RewrittenCall(const RewrittenCall&) = delete;
+  RewrittenCall& operator=(const RewrittenCall&) = delete;
+
   const ConvCall& call() const { return call_; }
-
- private:
-  /// Repeats the bias for every tap, because the taps of the result are channels.
-  void repeat_bias(const Launch& launch);
-
-  ConvCall call_;
-  std::optional<Workspace> padded_;  ///< the padded copy of the input
-  std::optional<Workspace> biases_;  ///< the repeated bias
-  View bias_;                        ///< view of biases_
-};
-
-/// A convolution with `count` groups merged into one. Owns the merged weights.
-class MergedGroups {
- public:
-  MergedGroups(const ConvCall& call, int64_t count, const Launch& launch);
-  const ConvCall& call() const { return call_; }
-  /// Copies a weight gradient to the weights of the original call. Does nothing for other passes.
+  /// Copies the result to the tensor of the original call. Does nothing if the rewritten call writes this tensor.
   void finish() const;
 
  private:
-  ConvCall call_;
-  std::optional<Workspace> weights_;
-  View diagonal_;  ///< the original weights within the merged weights: (groups, merged, out, in, taps)
-  View original_;  ///< the weights of the original call, in the same shape
-};
+  void view_width_as_channels(const ConvProblem& problem, const Launch& launch);
+  void merge_groups(int64_t count, const Launch& launch);
+  void copy_patches(const Launch& launch);
+  void copy_to_channels_last(const Launch& launch);
+  void mirror(const ConvProblem& problem);
+  /// Gives each output channel of the call the bias of its original channel. Axis 1 of `to` contains the original
+  /// channels, and all axes together the channels of the call.
+  void repeat_bias(View to, const Launch& launch);
 
-/// A convolution with all taps as channels. Owns the copy of the tensor with the patches.
-class PatchesAsChannels {
- public:
-  PatchesAsChannels(const ConvCall& call, const Launch& launch);
-  const ConvCall& call() const { return call_; }
-  /// Copies the results of dgrad to the result of the original call. Does nothing for other passes.
-  void finish() const;
-
- private:
   ConvCall call_;
   std::optional<Workspace> copy_;
-  std::optional<Workspace> biases_;
-  View bias_;      ///< the bias of each channel of the copy
-  View patches_;   ///< the copy as (batch, channels, D, taps, H, taps, W, taps)
-  View original_;  ///< the tensor of the original call, in the same shape
+  std::optional<Workspace> other_copy_;
+  View bias_;      ///< the bias of the call, if it is a copy
+  View result_{};  ///< the result in a copy
+  View target_{};  ///< the original result, in the same shape; rank 0 if the call writes it
 };
-
-/// Returns the call whose kernel is mirrored (ConvRewrite::mirrored). `problem` is the problem after the rewrite.
-ConvCall mirrored(ConvCall call, const ConvProblem& problem);
 
 /// Returns the part of a call with samples [first, first + count). Must not be called for weight gradients.
 ConvCall samples_of(ConvCall call, int64_t first, int64_t count);

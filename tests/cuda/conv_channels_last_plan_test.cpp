@@ -137,6 +137,21 @@ TEST(ConvChannelsLastPlan, BoxesContainEachTapOnce) {
 }
 
 // TMA box offsets have 16 bits.
+/// With one plane of inputs, each plane of results reads one of three taps along the depth.
+TEST(ConvChannelsLastPlan, OmitsBoxesOutsideOfTheInputs) {
+  const Mode bf16_mode{bf16, Float32Precision::highest};
+  const Problem video{64, 256, 256, {3, 16, 16}, {3, 1, 1}, {{1}, {0}, {1}, 1}};
+  const auto plan = plan_fprop_dgrad(channels_last_problem(video, ConvPass::dgrad, bf16_mode));
+  ASSERT_TRUE(plan);
+  EXPECT_TRUE(plan->omits_boxes());
+  const Problem volume{64, 256, 256, {48, 16, 16}, {3, 1, 1}, {{1}, {0}, {1}, 1}};
+  const auto other = plan_fprop_dgrad(channels_last_problem(volume, ConvPass::dgrad, bf16_mode));
+  ASSERT_TRUE(other);
+  // The estimate grows with the products that the kernel computes: 3 for each of 46 planes of inputs, but 1 for each of
+  // 3 planes of results.
+  EXPECT_LT(plan->cycles * 16, other->cycles);
+}
+
 TEST(ConvChannelsLastPlan, RejectsTapOffsetsBeyond16Bits) {
   for (const int64_t padding : {30000, 40000}) {
     const Problem problem(1, 64, 64, {1, 8, 100000}, {1, 1, 3}, {{1}, {0, 0, padding}, {1}, 1});

@@ -101,6 +101,12 @@ const Problem kProblems[] = {
                                                                                  // shared memory
     {1, 48, 16, {9, 14, 23}, {3, 5, 7}, {{1, 1, 1}, {0, 2, 3}, {1, 1, 1}, 1}},
     {1, 24, 24, {5, 19, 16}, {3, 3, 3}, {{1, 2, 2}, {2, 1, 1}, {1, 1, 1}, 1}},
+    {2, 8, 16, {16, 16, 24}, {8, 8, 8}, {{8, 8, 8}, {0, 0, 0}, {1, 1, 1}, 1}},  // 512 taps
+    // Few planes: some taps of a plane of results lie outside of the inputs.
+    {2, 64, 64, {3, 12, 16}, {3, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
+    {1, 48, 64, {7, 8, 16}, {3, 3, 3}, {{1, 1, 1}, {0, 1, 1}, {1, 1, 1}, 1}},
+    {2, 64, 128, {2, 16, 16}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},
+    {1, 64, 64, {9, 8, 16}, {3, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {4, 1, 1}, 1}},
     {1, 32, 33, {6, 7, 16}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // the last tile of columns has one
                                                                                // column
     {2, 24, 41, {5, 9, 14}, {3, 3, 3}, {{1, 2, 1}, {1, 1, 1}, {1, 1, 1}, 1}},  // the last tile has nine columns
@@ -108,7 +114,7 @@ const Problem kProblems[] = {
 
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
-  std::vector<cuda::ConvChoice> choices{{}, {.unsplit = true}};
+  std::vector<cuda::ConvChoice> choices{{}, {.copies = 2}, {.unsplit = true}};
   for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
     for (const int8_t row : {1, 2, 4})
       for (const int8_t warpgroups : {1, 2})  // per tile
@@ -121,17 +127,17 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
     for (const int8_t warpgroups : {1, 2})
       choices.push_back({.m_tiles = static_cast<int8_t>(tile.row_tiles),
                          .pairs = warpgroups,
-                         .width = static_cast<int16_t>(tile.columns),
-                         .cluster = 2});
+                         .cluster = 2,
+                         .width = static_cast<int16_t>(tile.columns)});
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
     for (const int8_t cluster : {1, 2})
       choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
                          .k_blocks = static_cast<int8_t>(tile.chunk),
                          .m_tiles = static_cast<int8_t>(tile.m_tiles),
-                         .width = static_cast<int16_t>(tile.columns),
-                         .cluster = cluster});
+                         .cluster = cluster,
+                         .width = static_cast<int16_t>(tile.columns)});
   for (const cuda::MultistageWgradTile& tile : cuda::multistage_wgrad_tiles(mode.arithmetic()))
-    choices.push_back({.multistage = true,
+    choices.push_back({.kernel = cuda::ConvKernel::multistage_wgrad,
                        .m_tiles = static_cast<int8_t>(tile.rows / 64),
                        .width = static_cast<int16_t>(tile.columns)});
   std::vector<int64_t> before;
@@ -179,7 +185,7 @@ TEST_P(CudaConvChannelsLast, WeightGradientIsExactWithSumsInSharedMemory) {
       {2, {2, 24, 41, {8, 9, 16}, {3}, same}},
       {2,
        {1, 264, 489, {8, 16, 16}, {2, 3, 3}, same},
-       {.k_blocks = 32, .m_tiles = most_m_tiles, .width = 32, .cluster = 2},
+       {.k_blocks = 32, .m_tiles = most_m_tiles, .cluster = 2, .width = 32},
        2 * 132 + 1},
   };
   Random random(kFirstSeed);
@@ -212,9 +218,10 @@ TEST_P(CudaConvChannelsLast, IsExactOnRandomProblems) {
     const auto [input, result] = kLayouts[random.integer(0, 5)];
     SCOPED_TRACE(concat("seed ", seed, ", ", mode, ": ", problem));
     // With two warpgroups per tile forced, the planner selects these kernels for more problems.
-    const ScopedSetting setting(mode.precision, {.multistage = seed % 3 == 1,
-                                                 .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2),
-                                                 .cluster = static_cast<int8_t>(seed / 3 % 3)});
+    const ScopedSetting setting(mode.precision,
+                                {.kernel = seed % 3 == 1 ? cuda::ConvKernel::multistage_wgrad : cuda::ConvKernel::any,
+                                 .pairs = static_cast<int8_t>(seed % 3 ? 0 : 2),
+                                 .cluster = static_cast<int8_t>(seed / 3 % 3)});
     Operands(problem, mode.dtype, random, input, result).check();
   }
 }
@@ -268,7 +275,7 @@ TEST_P(CudaConvChannelsLast, CopiesAFewSamplesAtATime) {
     const ScopedSetting setting(mode.precision, choice);
     return conv3d(x, w);
   };
-  EXPECT_EQ(amax(abs(convolved({}) - convolved({.mma_sync = true}))).item(), 0);
+  EXPECT_EQ(amax(abs(convolved({}) - convolved({.kernel = cuda::ConvKernel::mma_sync}))).item(), 0);
 }
 
 /// The weight gradient scales each channel by its largest element, wherever that element is. Nothing overflows, and

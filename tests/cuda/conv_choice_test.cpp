@@ -31,61 +31,75 @@ TEST(ConvPlan, MmaSyncRejectsUnsupportedProblems) {
     EXPECT_TRUE(plan_mma_sync_fprop_dgrad(p));
     p.in_stride = {int64_t{1} << 30, 1, 1};  // offsets within a halo exceed 32 bits
     EXPECT_FALSE(plan_mma_sync_fprop_dgrad(p));
-    p.in_stride = {0};
-    p.choice.plain = true;
-    EXPECT_FALSE(plan_mma_sync_fprop_dgrad(p));
     EXPECT_FALSE(plan_mma_sync_fprop_dgrad(plain_problem(pass, f64)));
   }
   ConvProblem p = plain_problem(ConvPass::wgrad, bf16);
   EXPECT_TRUE(plan_mma_sync_wgrad(p));
-  p.choice.plain = true;
-  EXPECT_FALSE(plan_mma_sync_wgrad(p));
   EXPECT_FALSE(plan_mma_sync_wgrad(plain_problem(ConvPass::wgrad, f64)));
 }
 
-TEST(ConvPlan, DoesNotCopyInputsThatWouldBeMostlyPadding) {
-  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
-  for (const auto& [channels, copied] : {std::pair(1, false), {4, false}, {5, true}, {16, true}}) {
-    p.in_channels = channels;
-    EXPECT_EQ(plan_fprop_dgrad(p).has_value(), copied) << channels;
-    p.choice.width = 32;
-    EXPECT_TRUE(plan_fprop_dgrad(p)) << channels << ", forced";
-    p.choice.width = 0;
-  }
-  p.in_channels = 1;
-  p.in_channels_last = p.out_channels_last = true;  // no copy needed
-  EXPECT_TRUE(plan_fprop_dgrad(p));
+constexpr ConvKernel kFamilies[] = {ConvKernel::mma_sync,   ConvKernel::multistage_wgrad, ConvKernel::small_channel,
+                                    ConvKernel::few_inputs, ConvKernel::few_outputs,      ConvKernel::pointwise,
+                                    ConvKernel::depthwise,  ConvKernel::fprop_dgrad,      ConvKernel::wgrad};
+
+TEST(ConvPlan, SelectsFamilyWithTheLowestCost) {
+  int families = 0;
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad})
+    for (const DType dtype : {bf16, f32})
+      for (const auto& [groups, in, out] : {std::array{1, 1, 32}, {1, 32, 1}, {1, 8, 8}, {1, 64, 64}, {64, 1, 1}})
+        for (const bool channels_last : {false, true}) {
+          ConvProblem p = plain_problem(pass, dtype);
+          p.groups = groups;
+          p.in_channels = in;
+          p.out_channels = out;
+          for (const bool of_in : {true, false}) {
+            const int64_t channels = groups * (of_in ? in : out);
+            View view{.dtype = dtype, .rank = 5, .size = {p.batch, channels, 20, 20, 20}};
+            const std::array<int, 5> contiguous{4, 3, 2, 1, 0}, last{1, 4, 3, 2, 0};
+            lay_out(view, channels_last ? last : contiguous);
+            of_in ? set_in_layout(p, view) : set_out_layout(p, view);
+          }
+          const auto best = choose(p);
+          for (const ConvKernel family : kFamilies) {
+            p.choice.kernel = family;
+            const auto plan = choose(p);
+            if (plan->problem.choice.kernel != family) continue;  // the family does not support the problem
+            ++families;
+            EXPECT_LE(best->cycles, plan->cycles) << static_cast<int>(family);
+          }
+        }
+  EXPECT_GT(families, 120);
 }
 
-TEST(ConvPlan, DoesNotCopyLargeInputsWithLittleReuse) {
+TEST(ConvPlan, CopiesContiguousTensorsIfThisTakesLessTime) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
-  p.geometry.stride = {2};
-  p.in_size = {200};
-  p.out_size = {100};  // on average, 27 / 8 taps read each input element
-  for (const auto& [channels, copied] : {std::pair(50, false), {65, true}}) {
-    p.out_channels = channels;
-    EXPECT_EQ(plan_fprop_dgrad(p).has_value(), copied) << channels;
+  p.groups = 64;
+  p.in_channels = p.out_channels = 1;
+  p.in_stride = p.out_stride = {400, 20, 1};
+  p.in_channel_stride = p.out_channel_stride = 8000;
+  p.out_sample_stride = 64 * 8000;
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad}) {
+    p.pass = pass;
+    const auto plan = choose(p);
+    ASSERT_EQ(plan->rewrite, ConvRewrite::channels_last_copies);
+    EXPECT_TRUE(plan->problem.in_channels_last && plan->problem.out_channels_last);
+    EXPECT_TRUE(std::holds_alternative<DepthwisePlan>(plan->copies->family));
   }
-  p.out_channels = 50;
-  p.in_size = {20};  // fits into the L2 cache
-  p.out_size = {10};
-  EXPECT_TRUE(plan_fprop_dgrad(p));
+  p.batch = 2000;  // the copies would be larger than 1 GiB
+  EXPECT_NE(choose(p)->rewrite, ConvRewrite::channels_last_copies);
 }
 
-TEST(ConvPlan, SelectsFirstFamilyThatSupportsTheProblem) {
+TEST(ConvPlan, SelectsAFamilyThatSupportsTheProblem) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
   p.out_sample_stride = -1;
-  EXPECT_TRUE(std::holds_alternative<MmaSyncPlan>(choose(p)->family));
+  EXPECT_FALSE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
   p = plain_problem(ConvPass::wgrad, bf16);
   p.in_channels = p.out_channels = 16;
   p.in_stride = p.out_stride = {400, 20, 1};
   EXPECT_TRUE(std::holds_alternative<SmallChannelWgradPlan>(choose(p)->family));
   p.in_channel_stride = int64_t{1} << 40;
-  EXPECT_TRUE(std::holds_alternative<WgradPlan>(choose(p)->family));
-  p.in_channel_stride = 1;
-  p.in_channels_last = p.out_channels_last = true;
-  EXPECT_TRUE(std::holds_alternative<WgradPlan>(choose(p)->family));
+  EXPECT_FALSE(std::holds_alternative<SmallChannelWgradPlan>(choose(p)->family));
   p.dtype = f64;
   EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
 }
@@ -106,7 +120,7 @@ TEST(ConvPlan, DoesNotCopyOperandsOfMemoryBoundWeightGradients) {
 
 TEST(ConvPlan, MultistageWgradRequiresVectorsOfChannels) {
   ConvProblem p = plain_problem(ConvPass::wgrad, f32);
-  p.choice.multistage = true;
+  p.choice.kernel = ConvKernel::multistage_wgrad;
   p.in_channels = p.out_channels = 12;
   p.in_channels_last = p.out_channels_last = true;
   ASSERT_TRUE(plan_multistage_wgrad(p));
@@ -156,12 +170,25 @@ TEST(ConvPlan, MergesGroupsWithFewChannels) {
     EXPECT_EQ(std::holds_alternative<WgradPlan>(plan->family), pass == ConvPass::wgrad);
     EXPECT_EQ(std::holds_alternative<FpropDgradPlan>(plan->family), pass != ConvPass::wgrad);
   }
+  p.choice.kernel = ConvKernel::fprop_dgrad;
+  p.pass = ConvPass::fprop;
   p.groups = 3;  // all groups may be merged, although 15 channels are not a multiple of 32 bytes
   p.in_channels = p.out_channels = 5;
   EXPECT_EQ(choose(p)->merged_groups, 3);
   p.groups = 2;
   p.in_channels = p.out_channels = 128;
   EXPECT_EQ(choose(p)->merged_groups, 1);
+}
+
+/// Merged groups share NaN. The kernels for depthwise convolutions do not.
+TEST(ConvPlan, DoesNotMergeDepthwiseGroups) {
+  ConvProblem p = plain_problem(ConvPass::fprop, bf16);
+  p.groups = 32;
+  p.in_channels = p.out_channels = 1;
+  p.in_channels_last = p.out_channels_last = true;
+  EXPECT_TRUE(rewritten_problems(ConvRewrite::merged_groups, p).empty());
+  p.kernel = {2};  // not supported by the kernels for depthwise convolutions
+  EXPECT_FALSE(rewritten_problems(ConvRewrite::merged_groups, p).empty());
 }
 
 TEST(ConvPlan, LimitsCopiesToOneGibibyte) {
@@ -210,9 +237,10 @@ TEST(ConvPlan, CacheDistinguishesProblems) {
   const auto plan = choose(p);
   ASSERT_NE(std::get<MmaSyncPlan>(plan->family).columns, 8);
   EXPECT_EQ(choose(p), plan);
+  p.choice.kernel = ConvKernel::mma_sync;
   p.choice.width = 8;
   EXPECT_EQ(std::get<MmaSyncPlan>(choose(p)->family).columns, 8);
-  p.choice.plain = true;
+  p.choice.kernel = ConvKernel::plain;
   EXPECT_TRUE(std::holds_alternative<std::monostate>(choose(p)->family));
 }
 

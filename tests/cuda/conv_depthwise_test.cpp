@@ -46,7 +46,8 @@ TEST(ConvDepthwisePlan, SupportsOddCubicKernels) {
       for (const int64_t stride : {1, 2, 3})
         for (const DType dtype : {f32, bf16, f16, f64}) {
           const bool supported = kernel % 2 == 1 && kernel >= 3 && stride <= 2 && dtype != f64;
-          const ConvProblem p = planned(pass, kernel, stride, dtype);
+          ConvProblem p = planned(pass, kernel, stride, dtype);
+          p.choice.kernel = ConvKernel::depthwise;
           EXPECT_EQ(uses_depthwise(p), supported) << kernel << " " << stride << " " << dtype;
           EXPECT_EQ(explain(p).plan.find("depthwise") != std::string::npos, supported);
         }
@@ -69,7 +70,6 @@ TEST(ConvDepthwisePlan, RejectsUnsupportedProblems) {
            [](ConvProblem& p) { p.out_channels_last = false; },
            [](ConvProblem& p) { p.in_aligned = false; },
            [](ConvProblem& p) { p.out_aligned = false; },
-           [](ConvProblem& p) { p.choice.plain = true; },
            [](ConvProblem& p) { p.groups = 33; },
            [](ConvProblem& p) {
              p = planned(ConvPass::dgrad, 5, 2);
@@ -193,7 +193,7 @@ INSTANTIATE_TEST_SUITE_P(, CudaConvDepthwise, testing::ValuesIn(kModes), [](cons
 });
 
 TEST_P(CudaConvDepthwise, IsExact) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::depthwise});
   Random random(kFirstSeed);
   for (const int64_t kernel : {3, 5, 7})
     for (const int64_t stride : {1, 2})
@@ -215,7 +215,7 @@ TEST_P(CudaConvDepthwise, IsExact) {
 /// Each CTA moves along many planes. There are more planes than stages of the ring buffer in shared memory. Kernels on
 /// tensor cores compute the problems with 48 channels.
 TEST_P(CudaConvDepthwise, IsExactForDeepVolumes) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::depthwise});
   Random random(kFirstSeed);
   for (const int64_t kernel : {3, 5, 7})
     for (const int64_t stride : {1, 2})
@@ -228,7 +228,7 @@ TEST_P(CudaConvDepthwise, IsExactForDeepVolumes) {
 
 /// An infinite or NaN input changes only the results that read it.
 TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNLocal) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::depthwise});
   Random random(kFirstSeed);
   for (const int64_t kernel : {3, 5}) {
     const ConvGeometry geometry{{1}, {kernel / 2}, {1}, 16};
@@ -255,7 +255,7 @@ TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNLocal) {
 /// An infinite or NaN input changes only the weight gradients of the taps that read its plane.
 TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNInTheirTaps) {
   if (!has_wgmma(0)) GTEST_SKIP() << "other kernels compute the gradient";
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::depthwise});
   constexpr int64_t kChannel = 3, kDepth = 9;
   for (const int64_t kernel : {3, 5})
     for (const int64_t plane : {int64_t{0}, kDepth - 1})
@@ -281,7 +281,7 @@ TEST_P(CudaConvDepthwise, KeepsInfinitiesAndNaNInTheirTaps) {
 /// Systematic rounding errors do not cancel in sums of positive numbers.
 TEST_P(CudaConvDepthwise, IsAccurateForPositiveNumbers) {
   const Mode& mode = GetParam();
-  const ScopedSetting setting(mode.precision);
+  const ScopedSetting setting(mode.precision, {.kernel = ConvKernel::depthwise});
   manual_seed(kFirstSeed);
   const auto values = [&](const Shape& shape) {
     return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);

@@ -36,7 +36,7 @@ TEST(ConvExplain, DescribesPlanWorkAndMinimumTime) {
                                  {.dtype = bf16, .device = Device::cuda()}, MemoryFormat::channels_last),
                   "channels-last: CTA tile of 1 x ");
   expect_contains(explained({.dtype = f64, .device = Device::cuda()}), "plain kernel");
-  force_conv_choice({.plain = true});
+  force_conv_choice({.kernel = ConvKernel::plain});
   text = explained(gpu);
   force_conv_choice({});
   expect_contains(text, "plain kernel, no workspace");

@@ -20,13 +20,13 @@ constexpr Mode kFewInputsModes[] = {
 
 const Problem kFirstLayer{2, 1, 32, {128}, {3}, {{1}, {1}, {1}, 1}};
 
-TEST(ConvFewInputsPlan, SupportsFewInputChannels) {
+TEST(ConvFewInputsPlan, IsChosenForFewInputChannels) {
   for (const ConvPass pass : kPasses)
     for (const DType dtype : {f32, bf16, f16})
-      for (int64_t in = 1; in <= 5; ++in) {
+      for (const int64_t in : {1, 2, 64}) {
         Problem p = kFirstLayer;
         p.in = in;
-        const bool few = in <= (dtype == f32 && pass == ConvPass::fprop ? 3 : 4);
+        const bool few = in <= 2;
         const ConvProblem problem = dense_problem(pass, p, dtype);
         EXPECT_EQ(std::holds_alternative<FewInputsPlan>(choose(problem)->family), few) << dtype << ", " << in;
         EXPECT_EQ(explain(problem).plan.find("few input channels") != std::string::npos, few);
@@ -36,12 +36,10 @@ TEST(ConvFewInputsPlan, SupportsFewInputChannels) {
 TEST(ConvFewInputsPlan, RejectsUnsupportedProblems) {
   for (const ConvPass pass : kPasses)
     for (auto change :
-         {+[](ConvProblem& p) { p.pass = ConvPass::dgrad; }, +[](ConvProblem& p) { p.in_channels = 5; },
-          +[](ConvProblem& p) { p.out_channels = 8; }, +[](ConvProblem& p) { p.out_channels = 36; },
-          +[](ConvProblem& p) { p.out_channels = 264; }, +[](ConvProblem& p) { p.dtype = f64; },
+         {+[](ConvProblem& p) { p.pass = ConvPass::dgrad; }, +[](ConvProblem& p) { p.in_channels = 100; },
+          +[](ConvProblem& p) { p.out_channels = 36; }, +[](ConvProblem& p) { p.dtype = f64; },
           +[](ConvProblem& p) { p.out_dense = false; }, +[](ConvProblem& p) { p.out_aligned = false; },
-          +[](ConvProblem& p) { p.kernel = {1}; }, +[](ConvProblem& p) { p.groups = 2; },
-          +[](ConvProblem& p) { p.choice.mma_sync = true; }, +[](ConvProblem& p) { p.batch = 0; },
+          +[](ConvProblem& p) { p.groups = 2; }, +[](ConvProblem& p) { p.batch = 0; },
           +[](ConvProblem& p) { p.in_stride[0] = int64_t{1} << 30; }, +[](ConvProblem& p) { p.batch = 1 << 30; },
           +[](ConvProblem& p) { p.geometry.dilation = {5000}; },
           +[](ConvProblem& p) {
@@ -70,7 +68,7 @@ TEST(ConvFewInputsPlan, TilesCoverTheResults) {
   Random random(kFirstSeed);
   for (int i = 0; i < 2000; ++i) {
     Problem p = random_problem(random);
-    p = {p.batch, random.integer(1, 4), random.integer(2, 32) * 8, p.x_size, p.kernel, p.geometry};
+    p = {p.batch, random.integer(1, kMaxFewInputs), random.integer(1, 32) * 8, p.x_size, p.kernel, p.geometry};
     p.geometry.groups = 1;
     const ConvPass pass = kPasses[i % 2];
     const ConvProblem problem = dense_problem(pass, p, i % 3 == 0 ? f32 : bf16);
@@ -164,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(, CudaConvFewInputs, testing::ValuesIn(kFewInputsModes)
 });
 
 TEST_P(CudaConvFewInputs, IsExact) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_inputs});
   for (const Problem& p : std::initializer_list<Problem>{
            {2, 1, 32, {20, 33, 47}, {3}, {{1}, {1}, {1}, 1}},             // one set of pairs
            {2, 2, 64, {20, 33, 47}, {3}, {{1}, {1}, {1}, 1}},             // 64 channels
@@ -187,14 +185,15 @@ TEST_P(CudaConvFewInputs, IsExact) {
 }
 
 TEST_P(CudaConvFewInputs, IsExactOnRandomProblems) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_inputs});
   Random random(kFirstSeed);
   int computed = 0;
   for (int i = 0; i < 150; ++i) {
     const Problem from = random_problem(random);
     ConvGeometry geometry = from.geometry;
     geometry.groups = 1;
-    const Problem p(from.batch, random.integer(1, 3), random.integer(2, 12) * 8, from.x_size, from.kernel, geometry);
+    const Problem p(from.batch, random.integer(1, kMaxFewInputs), random.integer(1, 12) * 8, from.x_size, from.kernel,
+                    geometry);
     SCOPED_TRACE(concat(GetParam(), ": ", p));
     Operands operands(p, GetParam().dtype, random);
     if (!operands.supported()) continue;  // one tap, or a box that does not fit into shared memory
@@ -209,7 +208,7 @@ TEST_P(CudaConvFewInputs, IsExactOnRandomProblems) {
 /// a channel and a tap also the other passes.
 TEST_P(CudaConvFewInputs, PatchesAreExact) {
   const DType dtype = GetParam().dtype;
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.copies = 1});
   Random random(kFirstSeed);
   for (const Problem& p : std::initializer_list<Problem>{
            {2, 1, 96, {16, 20, 24}, {4}, {{4}, {0}, {1}, 1}},
@@ -243,8 +242,8 @@ TEST_P(CudaConvFewInputs, PatchesAreExact) {
                ConvRewrite::patches_as_channels;
       };
       EXPECT_TRUE(rewrites(ConvPass::dgrad, y, dx));
-      EXPECT_EQ(rewrites(ConvPass::fprop, x, out), many);
-      EXPECT_EQ(rewrites(ConvPass::wgrad, x, y), many);
+      EXPECT_TRUE(rewrites(ConvPass::fprop, x, out));
+      EXPECT_TRUE(rewrites(ConvPass::wgrad, x, y));
       run(Device::cpu());
       for (RandomView* result : {&dx, &dw, &out}) result->restore_poison();
       const PoisonedWorkspaces poisoned;
@@ -258,7 +257,7 @@ TEST_P(CudaConvFewInputs, PatchesAreExact) {
 
 /// No tap reads the last inputs along each axis.
 TEST_P(CudaConvFewInputs, WeightGradientIgnoresUnreadInputs) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_inputs});
   const Problem p{1, 1, 16, {7, 9, 11}, {2}, {{2}, {0}, {1}, 1}};
   const Tensor x = ones(p.x_shape());
   for (int axis = 0; axis < 3; ++axis)
@@ -275,7 +274,7 @@ TEST_P(CudaConvFewInputs, WeightGradientIgnoresUnreadInputs) {
 
 /// Results that do not read an infinite input are finite.
 TEST_P(CudaConvFewInputs, KeepsInfinitiesLocal) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_inputs});
   const Problem p{1, 2, 16, {8, 9, 40}, {3}, {{1}, {1}, {1}, 1}};
   Random random(kFirstSeed);
   Operands operands(p, GetParam().dtype, random);

@@ -17,40 +17,36 @@ using namespace cuda;
 const Problem kFirstLayer{2, 1, 32, {128}, {3}, {{1}, {1}, {1}, 1}};
 const Problem kLastLayer{2, 32, 3, {128}, {3}, {{1}, {1}, {1}, 1}};
 
+/// Returns whether the kernels of a family compute the problem with this rewrite.
 template <class Family>
-bool chooses(const ConvProblem& problem, ConvRewrite rewrite) {
+bool supports(ConvProblem problem, ConvRewrite rewrite) {
+  problem.choice.kernel = std::is_same_v<Family, FewInputsPlan> ? ConvKernel::few_inputs : ConvKernel::few_outputs;
   const auto plan = choose(problem);
   return plan->rewrite == rewrite && std::holds_alternative<Family>(plan->family);
 }
 
 TEST(ConvFewOutputsPlan, SupportsFewChannelsInEachPass) {
   for (const DType dtype : {f32, bf16, f16}) {
-    EXPECT_TRUE(chooses<FewOutputsPlan>(dense_problem(ConvPass::dgrad, kFirstLayer, dtype), ConvRewrite::none));
-    EXPECT_TRUE(chooses<FewOutputsPlan>(dense_problem(ConvPass::fprop, kLastLayer, dtype), ConvRewrite::mirrored));
-    EXPECT_TRUE(chooses<FewInputsPlan>(dense_problem(ConvPass::dgrad, kLastLayer, dtype), ConvRewrite::mirrored));
-    EXPECT_TRUE(chooses<FewInputsPlan>(dense_problem(ConvPass::wgrad, kLastLayer, dtype), ConvRewrite::mirrored));
+    EXPECT_TRUE(supports<FewOutputsPlan>(dense_problem(ConvPass::dgrad, kFirstLayer, dtype), ConvRewrite::none));
+    EXPECT_TRUE(supports<FewOutputsPlan>(dense_problem(ConvPass::fprop, kLastLayer, dtype), ConvRewrite::mirrored));
+    EXPECT_TRUE(supports<FewInputsPlan>(dense_problem(ConvPass::dgrad, kLastLayer, dtype), ConvRewrite::mirrored));
+    EXPECT_TRUE(supports<FewInputsPlan>(dense_problem(ConvPass::wgrad, kLastLayer, dtype), ConvRewrite::mirrored));
   }
   EXPECT_NE(explain(dense_problem(ConvPass::fprop, kLastLayer)).plan.find("mirrored kernel, "), std::string::npos);
   EXPECT_NE(explain(dense_problem(ConvPass::fprop, kLastLayer)).plan.find("few output channels"), std::string::npos);
   const Problem upsampling{2, 3, 64, {96}, {4}, {{2}, {1}, {1}, 1}};
-  EXPECT_TRUE(chooses<FewOutputsPlan>(dense_problem(ConvPass::dgrad, upsampling), ConvRewrite::none));
+  EXPECT_TRUE(supports<FewOutputsPlan>(dense_problem(ConvPass::dgrad, upsampling), ConvRewrite::none));
 }
 
 TEST(ConvFewOutputsPlan, RejectsUnsupportedProblems) {
   for (auto change :
-       {+[](ConvProblem& p) { p.pass = ConvPass::wgrad; }, +[](ConvProblem& p) { p.out_channels = 5; },
-        +[](ConvProblem& p) { p.in_channels = 7; }, +[](ConvProblem& p) { p.in_channels = 36; },
-        +[](ConvProblem& p) { p.dtype = f64; }, +[](ConvProblem& p) { p.in_channels_last = false; },
-        +[](ConvProblem& p) { p.in_aligned = false; }, +[](ConvProblem& p) { p.kernel = {1}; },
+       {+[](ConvProblem& p) { p.pass = ConvPass::wgrad; }, +[](ConvProblem& p) { p.in_channels = 7; },
+        +[](ConvProblem& p) { p.in_channels = 36; }, +[](ConvProblem& p) { p.dtype = f64; },
+        +[](ConvProblem& p) { p.in_channels_last = false; }, +[](ConvProblem& p) { p.in_aligned = false; },
         +[](ConvProblem& p) { p.kernel = {7}; }, +[](ConvProblem& p) { p.groups = 2; },
-        +[](ConvProblem& p) { p.choice.mma_sync = true; }, +[](ConvProblem& p) { p.wgmma = false; },
-        +[](ConvProblem& p) { p.geometry.dilation = {2}; }, +[](ConvProblem& p) { p.geometry.stride = {3}; },
-        +[](ConvProblem& p) { p.batch = 0; }, +[](ConvProblem& p) { p.batch = 1 << 30; },
-        +[](ConvProblem& p) { p.in_stride[2] = int64_t{1} << 30; },
-        +[](ConvProblem& p) {
-          p.in_size = {8};
-          p.in_channels = 512;
-        },
+        +[](ConvProblem& p) { p.wgmma = false; }, +[](ConvProblem& p) { p.geometry.dilation = {2}; },
+        +[](ConvProblem& p) { p.geometry.stride = {3}; }, +[](ConvProblem& p) { p.batch = 0; },
+        +[](ConvProblem& p) { p.batch = 1 << 30; }, +[](ConvProblem& p) { p.in_stride[2] = int64_t{1} << 30; },
         +[](ConvProblem& p) {
           p.dtype = f32;
           p.precision = Float32Precision::highest;
@@ -188,7 +184,7 @@ bool has_wgmma() { return cuda::has_wgmma(Device::cuda().index); }
 
 /// The data gradient of each problem has few channels. Each compiled kernel computes some of the problems.
 TEST_P(CudaConvFewOutputs, IsExact) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_outputs});
   std::vector<bool> used(std::size(kFewOutputsInstances));
   for (const Problem& p : std::initializer_list<Problem>{
            {2, 1, 32, {20, 33, 47}, {3}, {{1}, {1}, {1}, 1}},
@@ -231,7 +227,6 @@ TEST_P(CudaConvFewOutputs, IsExact) {
 
 /// y has few channels.
 TEST_P(CudaConvFewOutputs, MirroredIsExact) {
-  const ScopedSetting setting(GetParam().precision);
   for (const Problem& p : std::initializer_list<Problem>{
            {2, 32, 1, {20, 33, 47}, {3}, {{1}, {1}, {1}, 1}},
            {1, 16, 3, {20, 33, 47}, {3, 2, 5}, {{1}, {0, 1, 4}, {1}, 1}},
@@ -241,23 +236,24 @@ TEST_P(CudaConvFewOutputs, MirroredIsExact) {
     SCOPED_TRACE(concat(GetParam(), ": ", p));
     Random random(kFirstSeed);
     Operands operands(p, GetParam().dtype, random);
-    if (has_wgmma()) {
-      const auto plan = operands.plan(ConvPass::fprop);
-      EXPECT_EQ(plan->rewrite, ConvRewrite::mirrored);
-      EXPECT_TRUE(std::holds_alternative<FewOutputsPlan>(plan->family));
+    for (const bool outputs : {true, false}) {
+      const ScopedSetting setting(GetParam().precision,
+                                  {.kernel = outputs ? ConvKernel::few_outputs : ConvKernel::few_inputs});
+      for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad}) {
+        if (outputs ? pass != ConvPass::fprop || !has_wgmma() : pass == ConvPass::fprop) continue;
+        const auto plan = operands.plan(pass);
+        EXPECT_EQ(plan->rewrite, ConvRewrite::mirrored);
+        EXPECT_TRUE(outputs ? std::holds_alternative<FewOutputsPlan>(plan->family)
+                            : std::holds_alternative<FewInputsPlan>(plan->family));
+      }
+      operands.check();
     }
-    for (const ConvPass pass : {ConvPass::dgrad, ConvPass::wgrad}) {
-      const auto plan = operands.plan(pass);
-      EXPECT_EQ(plan->rewrite, ConvRewrite::mirrored);
-      EXPECT_TRUE(std::holds_alternative<FewInputsPlan>(plan->family));
-    }
-    operands.check();
     if (HasFailure()) return;
   }
 }
 
 TEST_P(CudaConvFewOutputs, IsExactOnRandomProblems) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_outputs});
   Random random(kFirstSeed);
   int dgrads = 0, mirrored = 0;
   for (int i = 0; i < 150; ++i) {
@@ -287,7 +283,7 @@ TEST_P(CudaConvFewOutputs, IsExactOnRandomProblems) {
 /// Results that do not read an infinite input are finite, also if the kernel has fewer taps than the compiled one.
 TEST_P(CudaConvFewOutputs, KeepsInfinitiesLocal) {
   if (!has_wgmma()) GTEST_SKIP() << "other kernels compute the problems";
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::few_outputs});
   for (const Problem& p : {Problem(1, 2, 16, {8, 9, 40}, {3}, {{1}, {1}, {1}, 1}),
                            Problem(1, 2, 16, {8, 9, 40}, {2, 3, 3}, {{1}, {1}, {1}, 1}),
                            Problem(1, 2, 16, {9, 8, 40}, {1, 3, 3}, {{1}, {0, 1, 1}, {1}, 1}),

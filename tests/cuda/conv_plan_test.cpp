@@ -41,7 +41,6 @@ ConvProblem random_problem(Random& random) {
   }
   p.geometry.groups = p.groups;
   p.wgmma = random.chance(0.7);
-  p.choice.mma_sync = random.chance(0.2);
   p.choice.k_blocks = static_cast<int8_t>(random.integer(0, 4));
   p.choice.m_tiles = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 4));
   p.choice.pairs = random.chance(0.8) ? int8_t{0} : static_cast<int8_t>(random.integer(1, 2));

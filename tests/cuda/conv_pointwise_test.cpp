@@ -47,9 +47,11 @@ TEST(ConvPointwisePlan, SupportsFewChannelsOnOneSide) {
                                     {320, 16}}) {
         SCOPED_TRACE(concat(dtype, ", ", in, " -> ", out));
         const bool supported = std::min(in, out) <= max_narrow_channels(item_size(dtype));
-        EXPECT_EQ(uses_pointwise(head(pass, in, out, dtype)), supported);
+        EXPECT_EQ(plan_pointwise(head(pass, in, out, dtype)).has_value(), supported);
         if (!supported) continue;
-        EXPECT_NE(explain(head(pass, in, out, dtype)).plan.find("pointwise"), std::string::npos);
+        ConvProblem forced = head(pass, in, out, dtype);
+        forced.choice.kernel = ConvKernel::pointwise;
+        EXPECT_NE(explain(forced).plan.find("pointwise"), std::string::npos);
       }
 }
 
@@ -61,8 +63,7 @@ TEST(ConvPointwisePlan, RejectsUnsupportedProblems) {
                         +[](ConvProblem& p) { p.in_aligned = false; }, +[](ConvProblem& p) { p.kernel[1] = 3; },
                         +[](ConvProblem& p) { p.geometry.stride[0] = 2; },
                         +[](ConvProblem& p) { p.geometry.padding[2] = 1; }, +[](ConvProblem& p) { ++p.out_size[1]; },
-                        +[](ConvProblem& p) { p.groups = 2; }, +[](ConvProblem& p) { p.choice.mma_sync = true; },
-                        +[](ConvProblem& p) { p.choice.plain = true; }, +[](ConvProblem& p) { p.batch = 0; }}) {
+                        +[](ConvProblem& p) { p.groups = 2; }, +[](ConvProblem& p) { p.batch = 0; }}) {
       ConvProblem p = head(pass, 32, 3);
       change(p);
       EXPECT_FALSE(plan_pointwise(p));
@@ -171,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(, CudaConvPointwise, testing::ValuesIn(kModes), [](cons
 });
 
 TEST_P(CudaConvPointwise, IsExact) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
   const Triple sizes[] = {{1}, {3, 5, 7}, {4, 8, 16}, {5, 13, 17}};
   Random random(kFirstSeed);
   int number = 0;
@@ -194,7 +195,7 @@ TEST_P(CudaConvPointwise, IsExact) {
 
 /// Each warp processes several tiles.
 TEST_P(CudaConvPointwise, IsExactForManyVoxels) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
   Random random(kFirstSeed);
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>(32, 3), {7, 24}}) {
     const Problem p(2, in, out, {53, 55, 57}, {1}, {});
@@ -206,7 +207,7 @@ TEST_P(CudaConvPointwise, IsExactForManyVoxels) {
 /// Infinities and NaN must appear at the same positions as on the CPU: they must not spread to other tiles, and the
 /// padding of a partial tile must not create them.
 TEST_P(CudaConvPointwise, KeepsInfinitiesAndNaN) {
-  const ScopedSetting setting(GetParam().precision);
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
   Random random(kFirstSeed);
   Operands operands({1, 40, 6, {30, 60, 77}, {1}, {}}, GetParam().dtype, Layout::channels_last, random);
   const auto put = [](RandomView& view, int64_t channel, int64_t voxel, double value) {
@@ -223,7 +224,7 @@ TEST_P(CudaConvPointwise, KeepsInfinitiesAndNaN) {
 /// Systematic rounding errors do not cancel in sums of positive numbers.
 TEST_P(CudaConvPointwise, IsAccurateForPositiveNumbers) {
   const Mode& mode = GetParam();
-  const ScopedSetting setting(mode.precision);
+  const ScopedSetting setting(mode.precision, {.kernel = ConvKernel::pointwise});
   manual_seed(kFirstSeed);
   const auto values = [&](const Shape& shape) {
     return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);

@@ -61,7 +61,7 @@ TEST_F(CudaConv, KernelsAreAdjoint) {
 
 /// Both threads launch the same kernel, but with different amounts of dynamic shared memory.
 TEST_F(CudaConv, SupportsConcurrentLaunchesFromTwoThreads) {
-  const ScopedSetting setting(Float32Precision::high);
+  const ScopedSetting setting(Float32Precision::high, {.kernel = cuda::ConvKernel::wgrad});
   struct Work {
     Tensor x;
     Tensor w;

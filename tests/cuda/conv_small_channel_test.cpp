@@ -34,10 +34,10 @@ ConvProblem weights() { return dense(ConvPass::wgrad, 8, 8, {63}, {32}, {3}, kHa
 TEST(ConvSmallChannelPlan, SupportsFewChannelsOfContiguousTensors) {
   EXPECT_TRUE(plan_small_channel_fprop_dgrad(upsampling()));
   EXPECT_TRUE(plan_small_channel_wgrad(weights()));
-  for (auto change : {+[](ConvProblem& p) { p.in_channels = 17; }, +[](ConvProblem& p) { p.out_channels = 17; },
-                      +[](ConvProblem& p) { p.dtype = DType::f64; }, +[](ConvProblem& p) { p.wgmma = false; },
-                      +[](ConvProblem& p) { p.choice.mma_sync = true; }, +[](ConvProblem& p) { p.in_stride[2] = 8; },
-                      +[](ConvProblem& p) { p.in_stride[1] = int64_t{1} << 40; }}) {
+  for (auto change :
+       {+[](ConvProblem& p) { p.in_channels = 17; }, +[](ConvProblem& p) { p.out_channels = 17; },
+        +[](ConvProblem& p) { p.dtype = DType::f64; }, +[](ConvProblem& p) { p.wgmma = false; },
+        +[](ConvProblem& p) { p.in_stride[2] = 8; }, +[](ConvProblem& p) { p.in_stride[1] = int64_t{1} << 40; }}) {
     ConvProblem p = upsampling(), w = weights();
     change(p);
     change(w);
@@ -57,7 +57,7 @@ TEST(ConvSmallChannelPlan, IsNotChosenForProblemsThatSuitWgmma) {
   EXPECT_TRUE(plan_small_channel_fprop_dgrad(p));
   EXPECT_FALSE(is_chosen(p));
   ConvProblem forced = p;
-  forced.choice.small_channel = true;
+  forced.choice.kernel = ConvKernel::small_channel;
   EXPECT_TRUE(is_chosen(forced));
   ConvProblem few = p;
   few.in_channels = 2;
@@ -106,7 +106,7 @@ TEST(ConvSmallChannelPlan, AcceptedPlansFitForRandomSizes) {
     }
     const auto pass = static_cast<ConvPass>(random.integer(0, 2));
     ConvProblem p = dense(pass, random.integer(1, 16), random.integer(1, 16), in, out, kernel, g);
-    p.choice.small_channel = true;
+    p.choice.kernel = ConvKernel::small_channel;
     SCOPED_TRACE(concat("problem ", i));
     const auto fits = [&](int bytes, const SmallChannelHalo& halo) {
       EXPECT_LE(bytes, p.shared_limit);

@@ -131,15 +131,16 @@ TEST_P(CudaConvModes, IsExactWithEveryTile) {
       {1, 20, 12, {9, 10, 22}, {3, 2, 3}, {{1, 2, 3}, {1, 1, 1}, {1, 2, 3}, 1}},  // phases without taps
       {2, 33, 18, {20, 19, 9}, {2, 3, 2}, {{8, 7, 3}, {1, 0, 1}, {1, 2, 1}, 1}},
   };
-  std::vector<cuda::ConvChoice> choices{{.plain = true}, {}, {.pairs = 1}, {.pairs = 2}};
+  std::vector<cuda::ConvChoice> choices{{.kernel = cuda::ConvKernel::plain}, {}, {.pairs = 1}, {.pairs = 2}};
   for (const auto widths : {cuda::mma_sync_widths(mode.arithmetic()), cuda::mma_sync_wgrad_widths()})
-    for (const int width : widths) choices.push_back({.mma_sync = true, .width = static_cast<int16_t>(width)});
+    for (const int width : widths)
+      choices.push_back({.kernel = cuda::ConvKernel::mma_sync, .width = static_cast<int16_t>(width)});
   Random random(kFirstSeed);
   for (const Problem& problem : problems) {
     Comparison comparison(problem, mode.dtype, random);
     for (const cuda::ConvChoice& choice : choices) {
-      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", pairs ", int{choice.pairs}, choice.plain ? ", plain" : "",
-                          choice.mma_sync ? ", mma.sync: " : ": ", problem));
+      SCOPED_TRACE(concat(mode, ", width ", choice.width, ", pairs ", int{choice.pairs}, ", kernel ",
+                          static_cast<int>(choice.kernel), ": ", problem));
       const ScopedSetting setting(mode.precision, choice);
       comparison.check();
       if (HasFailure()) return;
@@ -173,7 +174,9 @@ TEST_P(CudaConvModes, IsExactWithFewChannels) {
       Comparison comparison(problem, mode.dtype, random, layout);
       for (const int16_t rows : {128, 256, 0}) {
         SCOPED_TRACE(concat(mode, ", ", rows, " rows: ", problem));
-        const ScopedSetting setting(mode.precision, {.small_channel = rows > 0, .width = rows});
+        const ScopedSetting setting(
+            mode.precision,
+            {.kernel = rows > 0 ? cuda::ConvKernel::small_channel : cuda::ConvKernel::any, .width = rows});
         comparison.check();
         if (HasFailure()) return;
       }

@@ -72,6 +72,19 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
   }
 }
 
+/// Exchanges pairs of floats between two neighboring lanes. Each lane has a pair of two vectors of four elements: the
+/// even lane the first halves, the odd lane the second halves. Afterwards, the even lane has the first vector and the
+/// odd lane the second one.
+__device__ inline void exchange_pairs(float (&v)[4]) {
+  const bool odd = threadIdx.x % 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float other = __shfl_xor_sync(0xffffffff, odd ? v[i] : v[i + 2], 1);
+    v[i] = odd ? other : v[i];
+    v[i + 2] = odd ? v[i + 2] : other;
+  }
+}
+
 /// Returns the nearest TF32 value (ties away from zero) as the bits of a float. Tensor cores would truncate the value.
 __device__ inline uint32_t round_tf32(float value) {
   uint32_t bits;

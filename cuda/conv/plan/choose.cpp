@@ -1,12 +1,12 @@
 // Chooses the kernel family and the plan of a convolution.
 #include "cuda/conv/plan/choose.h"
 
+#include <algorithm>
 #include <mutex>
 #include <span>
 #include <unordered_map>
 
 #include "cuda/conv/plan/common.h"
-#include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -20,151 +20,158 @@ FamilyPlan try_plan(const ConvProblem& p) {
   return found ? FamilyPlan(std::move(*found)) : FamilyPlan();
 }
 
-/// Plans sm90/wgrad only if no operand must be copied. With few channels, a copy costs more than the product.
-FamilyPlan try_wgrad_without_copies(const ConvProblem& p) {
-  return is_half(p.dtype) && p.in_channels_last && p.out_channels_last ? try_plan<plan_wgrad>(p) : FamilyPlan();
-}
-
-/// Returns the estimated clocks of the scaled copies that sm90/wgrad makes of float32 operands: both operands are read
-/// twice, and their copies are written. The kernels move 2350 bytes per clock. 35,000 clocks are the fixed time by
-/// which the model of sm90/wgrad was too low in measurements on an H200.
-double wgrad_copy_cycles(const ConvProblem& p) {
-  const double elements = static_cast<double>(p.batch * sample_bytes(p)) / sizeof(float);
-  return (8 + 2.0 * parts(p)) * elements / 2350 + 35000;
-}
-
-/// Plans sm80/multistage_wgrad if it is forced, or if each group has several channels and the estimated time is less
-/// than that of sm90/wgrad with its copies.
-FamilyPlan try_multistage_wgrad(const ConvProblem& p) {
-  const auto multistage = plan_multistage_wgrad(p);
-  if (!multistage) return {};
-  if (p.choice.multistage) return *multistage;
-  if (p.choice != ConvChoice{} || std::min(p.in_channels, p.out_channels) < 16 || plan_pointwise(p)) return {};
-  const auto wgmma = plan_wgrad(p);
-  if (wgmma && multistage->cycles > wgmma->cycles + wgrad_copy_cycles(p)) return {};
-  return *multistage;
-}
-
-/// Plans direct/small_channel unless sm90/fprop_dgrad supports the problem and is faster. For channels-last tensors,
-/// sm90/fprop_dgrad is always faster. It must copy other tensors, and is faster if its estimated time with the copy is
-/// less. The factor 1.5 corrects the model of sm90/fprop_dgrad, which underestimates the cost of strided results and
-/// small tiles.
-FamilyPlan try_small_channel(const ConvProblem& p) {
-  const auto small = plan_small_channel_fprop_dgrad(p);
-  if (!small) return {};
-  if (const auto wgmma = plan_fprop_dgrad(p)) {
-    if (is_channels_last(p)) return {};
-    const double copy = 2.0 * static_cast<double>(copied_bytes(p)) / 2350;  // reads and writes 2350 bytes per clock
-    if (1.5 * (wgmma->cycles + copy) < small->cycles) return {};
-  }
-  return *small;
-}
+/// Converts the clocks of a family's own model to measured clocks:
+/// max(model * clocks of the model, memory * clocks of memory that transfers the operands once) + start.
+/// The constants were fitted to 6,700 measurements of 2,589 passes on an H200, so that the planner selects the family
+/// that is fastest there.
+struct Cost {
+  double model;
+  double memory;
+  double start;
+};
 
 /// A rewrite of the problem, and a family that computes the rewritten problem.
 struct Candidate {
   ConvRewrite rewrite;
+  ConvKernel kernel;
   Planner plan;
+  Cost cost;
 };
 
-// The first candidate with a plan is used.
+constexpr Cost kFewInputs{1, 1.3, 12000}, kFewInputsWgrad{1.25, 1.6, 30000}, kFewOutputs{1.4, 1.3, 6000},
+    kDepthwise{0.5, 1.3, 23000}, kDepthwiseWgrad{0.55, 1.45, 17500}, kPointwise{2.1, 1.1, 15000},
+    kPointwiseWgrad{2, 1, 15000}, kSmallChannel{0.85, 1.8, 12000}, kSmallChannelWgrad{0.52, 1.4, 29000},
+    kMultistage{0.9, 1.05, 9500}, kWgmma{1.22, 0.48, 19000}, kWidth{1.05, 0.48, 17500}, kMerged{1.35, 0.48, 22000},
+    kWgmmaWgrad{1.2, 1.25, 20500}, kWidthWgrad{1, 1.25, 18500}, kMergedWgrad{1.15, 1.25, 40000},
+    kMmaSync{2.4, 4.9, 30000}, kMmaSyncWgrad{2.4, 5.4, 48000};
+
 constexpr Candidate kFpropDgrad[] = {
-    {ConvRewrite::none, try_plan<plan_few_inputs>},       // fprop only
-    {ConvRewrite::mirrored, try_plan<plan_few_inputs>},   // dgrad as fprop
-    {ConvRewrite::none, try_plan<plan_few_outputs>},      // dgrad only
-    {ConvRewrite::mirrored, try_plan<plan_few_outputs>},  // fprop as dgrad
-    {ConvRewrite::width_as_channels, try_plan<plan_fprop_dgrad>},
-    {ConvRewrite::none, try_plan<plan_depthwise>},
-    {ConvRewrite::merged_groups, try_plan<plan_fprop_dgrad>},
-    {ConvRewrite::none, try_plan<plan_pointwise>},
-    {ConvRewrite::none, try_small_channel},
-    {ConvRewrite::none, try_plan<plan_fprop_dgrad>},
-    {ConvRewrite::none, try_plan<plan_mma_sync_fprop_dgrad>},
+    {ConvRewrite::none, ConvKernel::few_inputs, try_plan<plan_few_inputs>, kFewInputs},         // fprop only
+    {ConvRewrite::mirrored, ConvKernel::few_inputs, try_plan<plan_few_inputs>, kFewInputs},     // dgrad as fprop
+    {ConvRewrite::none, ConvKernel::few_outputs, try_plan<plan_few_outputs>, kFewOutputs},      // dgrad only
+    {ConvRewrite::mirrored, ConvKernel::few_outputs, try_plan<plan_few_outputs>, kFewOutputs},  // fprop as dgrad
+    {ConvRewrite::none, ConvKernel::depthwise, try_plan<plan_depthwise>, kDepthwise},
+    {ConvRewrite::none, ConvKernel::pointwise, try_plan<plan_pointwise>, kPointwise},
+    {ConvRewrite::none, ConvKernel::small_channel, try_plan<plan_small_channel_fprop_dgrad>, kSmallChannel},
+    {ConvRewrite::none, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kWgmma},
+    {ConvRewrite::width_as_channels, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kWidth},
+    {ConvRewrite::merged_groups, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kMerged},
+    {ConvRewrite::none, ConvKernel::mma_sync, try_plan<plan_mma_sync_fprop_dgrad>, kMmaSync},
 };
 constexpr Candidate kWgrad[] = {
-    {ConvRewrite::none, try_plan<plan_few_inputs>},
-    {ConvRewrite::mirrored, try_plan<plan_few_inputs>},
-    {ConvRewrite::none, try_multistage_wgrad},
-    {ConvRewrite::width_as_channels, try_plan<plan_wgrad>},
-    {ConvRewrite::none, try_plan<plan_depthwise>},
-    {ConvRewrite::merged_groups, try_plan<plan_wgrad>},
-    {ConvRewrite::none, try_plan<plan_pointwise>},
-    {ConvRewrite::none, try_wgrad_without_copies},
-    {ConvRewrite::none, try_plan<plan_small_channel_wgrad>},
-    {ConvRewrite::none, try_plan<plan_wgrad>},
-    {ConvRewrite::none, try_plan<plan_mma_sync_wgrad>},
+    {ConvRewrite::none, ConvKernel::few_inputs, try_plan<plan_few_inputs>, kFewInputsWgrad},
+    {ConvRewrite::mirrored, ConvKernel::few_inputs, try_plan<plan_few_inputs>, kFewInputsWgrad},
+    {ConvRewrite::none, ConvKernel::depthwise, try_plan<plan_depthwise>, kDepthwiseWgrad},
+    {ConvRewrite::none, ConvKernel::pointwise, try_plan<plan_pointwise>, kPointwiseWgrad},
+    {ConvRewrite::none, ConvKernel::small_channel, try_plan<plan_small_channel_wgrad>, kSmallChannelWgrad},
+    {ConvRewrite::none, ConvKernel::multistage_wgrad, try_plan<plan_multistage_wgrad>, kMultistage},
+    {ConvRewrite::none, ConvKernel::wgrad, try_plan<plan_wgrad>, kWgmmaWgrad},
+    {ConvRewrite::width_as_channels, ConvKernel::wgrad, try_plan<plan_wgrad>, kWidthWgrad},
+    {ConvRewrite::merged_groups, ConvKernel::wgrad, try_plan<plan_wgrad>, kMergedWgrad},
+    {ConvRewrite::none, ConvKernel::mma_sync, try_plan<plan_mma_sync_wgrad>, kMmaSyncWgrad},
 };
 
-bool has_plan(const FamilyPlan& plan) { return !std::holds_alternative<std::monostate>(plan); }
+/// Returns whether the overrides of a problem allow a family. Without a family, overrides concern the tiles of sm90/.
+bool is_allowed(const ConvChoice& choice, ConvKernel kernel) {
+  if (choice.copies > 0) return false;
+  if (choice.kernel != ConvKernel::any) return kernel == choice.kernel;
+  return choice == ConvChoice{} || kernel == ConvKernel::fprop_dgrad || kernel == ConvKernel::wgrad;
+}
 
-/// Returns the estimated clocks of a plan; 0 if its family has no model.
-double cycles_of(const FamilyPlan& plan) {
-  return std::visit(
+bool has_plan(const ConvPlan& plan) { return plan.copies || !std::holds_alternative<std::monostate>(plan.family); }
+
+/// Returns the estimated clocks of a family's plan.
+double cycles_of(const FamilyPlan& plan, const Cost& cost, const ConvProblem& p) {
+  const double model = std::visit(
       [](const auto& family) {
-        if constexpr (requires { family.cycles; }) return static_cast<double>(family.cycles);
+        if constexpr (requires { family.cycles; }) return family.cycles;
         return 0.0;
       },
       plan);
+  const double memory = memory_cycles(static_cast<double>(p.batch * sample_bytes(p)));
+  return std::max(cost.model * model, cost.memory * memory) + cost.start;
 }
 
 /// Returns the plan with the lowest estimated cost among the problems that the rewrite of a candidate yields, for one
 /// launch for all samples.
 ConvPlan plan_launch(const Candidate& candidate, const ConvProblem& problem) {
   ConvPlan best;
-  double min_cycles = 0;
-  for (const auto& [rewrite, rewritten, merged_groups, cost] : rewritten_problems(candidate.rewrite, problem)) {
-    FamilyPlan family = candidate.plan(rewritten);
-    const double cycles = cycles_of(family) + cost;
-    if (!has_plan(family) || (has_plan(best.family) && cycles >= min_cycles)) continue;
-    min_cycles = cycles;
-    best = {rewrite, rewritten, merged_groups, problem.batch, std::move(family), {}, {}};
+  for (const auto& [rewrite, rewritten, merged_groups, copies] : rewritten_problems(candidate.rewrite, problem)) {
+    ConvPlan plan{rewrite, rewritten, merged_groups, problem.batch, candidate.plan(rewritten)};
+    if (!has_plan(plan)) continue;
+    plan.cycles = cycles_of(plan.family, candidate.cost, rewritten) + copies;
+    if (!has_plan(best) || plan.cycles < best.cycles) best = std::move(plan);
   }
   return best;
 }
 
 /// Returns the plan of a candidate for launches of as many samples as may be copied at a time.
-ConvPlan plan_candidate(const Candidate& candidate, ConvProblem p) {
+ConvPlan plan_candidate(const Candidate& candidate, const ConvProblem& problem) {
+  ConvProblem p = problem;
   for (;;) {
     ConvPlan plan = plan_launch(candidate, p);
-    if (p.batch <= 1 || !std::holds_alternative<FpropDgradPlan>(plan.family)) return plan;
-    const int64_t samples = samples_to_copy(p, copied_bytes(plan.problem) / p.batch);
-    if (samples == p.batch) return plan;
+    if (!has_plan(plan)) return plan;
+    const bool copies = p.batch > 1 && candidate.kernel == ConvKernel::fprop_dgrad;
+    const int64_t samples = copies ? samples_to_copy(p, copied_bytes(plan.problem) / p.batch) : p.batch;
+    if (samples == p.batch) {
+      plan.cycles *= static_cast<double>(problem.batch) / static_cast<double>(p.batch);
+      return plan;
+    }
     p.batch = samples;
   }
 }
 
+ConvPlan best_plan(const ConvProblem& p);
 ConvPlan make_plan(const ConvProblem& p);
 
-/// Returns the plan of a rewrite whose problem has its own plan, or nothing if the rewrite does not apply.
-std::optional<ConvPlan> plan_copies(ConvRewrite rewrite, const ConvProblem& p) {
-  for (const RewrittenProblem& rewritten : rewritten_problems(rewrite, p)) {
-    ConvPlan plan;
-    plan.rewrite = rewrite;
-    plan.problem = rewritten.problem;
-    plan.samples = p.batch;
-    plan.copies = std::make_shared<const ConvPlan>(make_plan(rewritten.problem));
-    return plan;
+/// Returns the plan of a rewrite whose problem has its own plan, which `plan` returns, or no plan if the rewrite or
+/// `plan` does not apply.
+template <auto plan>
+ConvPlan plan_copies(ConvRewrite rewrite, const ConvProblem& p) {
+  ConvPlan result;
+  for (RewrittenProblem& rewritten : rewritten_problems(rewrite, p)) {
+    rewritten.problem.choice.copies = 0;
+    ConvPlan copies = plan(rewritten.problem);
+    if (plan == best_plan && !has_plan(copies)) continue;
+    result = {.rewrite = rewrite, .problem = rewritten.problem, .samples = p.batch};
+    result.cycles = copies.cycles + rewritten.cycles;
+    result.copies = std::make_shared<const ConvPlan>(std::move(copies));
   }
-  return std::nullopt;
+  return result;
 }
 
-ConvPlan make_plan(const ConvProblem& p) {
-  if (const auto plan = plan_copies(ConvRewrite::patches_as_channels, p)) return *plan;
+/// Returns the candidate with the lowest estimated cost, or no plan if none supports the problem.
+ConvPlan best_plan(const ConvProblem& p) {
+  ConvPlan best;
+  const auto consider = [&](ConvPlan plan) {
+    if (has_plan(plan) && (!has_plan(best) || plan.cycles < best.cycles)) best = std::move(plan);
+  };
   const bool wgrad = p.pass == ConvPass::wgrad;
-  for (const Candidate& candidate : wgrad ? std::span<const Candidate>(kWgrad) : kFpropDgrad) {
-    ConvPlan plan = plan_candidate(candidate, p);
-    if (!has_plan(plan.family)) continue;
-    if (plan.samples < p.batch && p.batch % plan.samples != 0) {
-      ConvProblem rest = p;
-      rest.batch %= plan.samples;
-      plan.rest = std::make_shared<const ConvPlan>(make_plan(rest));
-    }
-    return plan;
+  for (const Candidate& candidate : wgrad ? std::span<const Candidate>(kWgrad) : kFpropDgrad)
+    if (is_allowed(p.choice, candidate.kernel)) consider(plan_candidate(candidate, p));
+  if (p.choice == ConvChoice{} || p.choice.copies == 1)
+    consider(plan_copies<best_plan>(ConvRewrite::patches_as_channels, p));
+  if (p.choice == ConvChoice{} || p.choice.copies == 2)
+    consider(plan_copies<best_plan>(ConvRewrite::channels_last_copies, p));
+  if (has_plan(best) && best.samples < p.batch && p.batch % best.samples != 0) {
+    ConvProblem rest = p;
+    rest.batch %= best.samples;
+    best.rest = std::make_shared<const ConvPlan>(make_plan(rest));
   }
-  if (const auto plan = plan_copies(ConvRewrite::float32_copies, p)) return *plan;
-  ConvPlan plan;
-  plan.problem = p;
-  plan.samples = p.batch;
-  return plan;
+  return best;
+}
+
+/// Returns the best plan. If there is none, ignores the overrides, then uses float32 copies or the plain kernels.
+ConvPlan make_plan(const ConvProblem& p) {
+  ConvPlan plan = best_plan(p);
+  if (has_plan(plan)) return plan;
+  if (p.choice != ConvChoice{} && p.choice.kernel != ConvKernel::plain) {
+    ConvProblem unforced = p;
+    unforced.choice = {};
+    return *choose(unforced);
+  }
+  plan = plan_copies<make_plan>(ConvRewrite::float32_copies, p);
+  return has_plan(plan) ? plan : ConvPlan{.problem = p, .samples = p.batch};
 }
 
 struct Hash {
@@ -179,7 +186,7 @@ struct Hash {
     const ConvGeometry& g = p.geometry;
     add({static_cast<int64_t>(p.pass), static_cast<int64_t>(p.dtype), static_cast<int64_t>(p.precision), p.batch,
          p.groups, p.in_channels, p.out_channels, p.in_channels_last, p.out_channels_last, p.in_dense, p.out_dense,
-         p.choice.width});
+         p.choice.width, static_cast<int64_t>(p.choice.kernel)});
     for (int a = 0; a < 3; ++a)
       add({p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], p.in_stride[a],
            p.out_stride[a]});

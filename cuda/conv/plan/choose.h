@@ -25,13 +25,14 @@ using FamilyPlan =
 /// The plan of a convolution.
 struct ConvPlan {
   ConvRewrite rewrite = ConvRewrite::none;
-  ConvProblem problem;        ///< the problem that the family computes, after the rewrite
+  ConvProblem problem{};      ///< the problem that the family computes, after the rewrite
   int64_t merged_groups = 1;  ///< groups that ConvRewrite::merged_groups merges into one
   int64_t samples = 1;        ///< samples of a launch, for which the plan was made. Less than the batch if the copies
                               ///< of all samples would be too large
-  FamilyPlan family;
-  std::shared_ptr<const ConvPlan> rest;    ///< the plan of the last launch, if it has fewer samples than the others
-  std::shared_ptr<const ConvPlan> copies;  ///< patches_as_channels, float32_copies: the plan of the copies
+  FamilyPlan family{};
+  double cycles = 0;                         ///< estimated clocks for all samples
+  std::shared_ptr<const ConvPlan> rest{};    ///< the plan of the last launch, if it has fewer samples than the others
+  std::shared_ptr<const ConvPlan> copies{};  ///< null, or the plan of `problem`, which then has no family
 };
 
 /// Returns the plan of a problem. Equal problems get the same plan. Plans are cached, because comparing all tiles takes

@@ -36,12 +36,23 @@ inline int elements_of(const ConvProblem& p) { return p.dtype == DType::f32 ? 1 
 
 /// Returns the phases of an axis (0: depth, 2: width); see fprop_phases() and dgrad_phases().
 std::optional<AxisPhases> phases_of(const ConvProblem& p, int axis, bool fold);
+/// Sets the phases of all axes. Returns the number of combinations of a phase of each axis, or 0 if there are more than
+/// `most_phases` combinations or more than `most_taps` taps. `tma`: also returns 0 if TMA does not support a step or an
+/// offset; otherwise, the width is folded.
+int set_axes(const ConvProblem& p, AxisPhases (&axes)[3], bool tma, int64_t most_taps, int64_t most_phases);
 /// Returns, for fprop and wgrad, the number of input positions along an axis up to the last one that a tap reads.
 int64_t read_size(const ConvProblem& p, int axis);
 
-/// Returns whether wgmma is expected to be faster than other kernels although the inputs must first be copied to
-/// channels-last.
-bool pays_to_copy(const ConvProblem& p);
+/// Returns the number of products of a problem, including those of taps in the padding.
+inline double macs(const ConvProblem& p) {
+  double count = static_cast<double>(p.batch * p.groups * p.in_channels * p.out_channels);
+  for (int a = 0; a < 3; ++a)
+    count *= static_cast<double>(p.kernel[a] * (p.pass == ConvPass::dgrad ? p.in_size : p.out_size)[a]);
+  return count;
+}
+
+/// Returns the clocks in which memory transfers `bytes`, as measured on an H200.
+inline double memory_cycles(double bytes) { return bytes / 2350; }
 
 /// Returns the candidate widths of tiles, at most `most`: those that divide `count` into nearly equal pieces.
 std::vector<int> box_widths(int count, int most);
@@ -53,9 +64,6 @@ inline bool is_channels_last(const ConvProblem& p) {
 
 /// Returns whether TMA can read a channels-last view (N, C, D, H, W): all voxels begin at multiples of 16 bytes.
 bool is_tma_tensor(const View& view);
-
-/// Returns whether both tensors have so few channels that direct/small_channel is considered.
-inline bool is_narrow(const ConvProblem& p) { return p.in_channels <= 8 && p.out_channels <= 8 && p.choice.width == 0; }
 
 /// Returns whether the offsets of input boxes from their CTA tile fit into 16 bits (params.h of sm90/fprop_dgrad
 /// and sm90/wgrad).

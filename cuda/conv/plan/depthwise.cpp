@@ -1,4 +1,5 @@
 // Chooses the CTA tiles of depthwise convolutions.
+#include <cmath>
 #include <limits>
 
 #include "cuda/conv/plan/common.h"
@@ -12,6 +13,10 @@ constexpr int64_t kMinChunk = 4;  // positions along the depth
 // sums.
 constexpr int64_t kCtasPerSm = 12, kWgradCtasPerSm = 4;
 constexpr int kReservedShared = 2 << 10;  // static shared memory and alignment
+// Constants of the cost model, in clocks: for a product in a lane of a CTA that is alone on its SM and of CTAs that
+// share the SM, and for a plane on tensor cores.
+constexpr double kProduct = 4, kSharedProduct = 2;
+constexpr double kMmaPlane = 1400, kMmaPlane5 = 2200;
 
 bool is_depthwise(const ConvProblem& p) {
   const ConvGeometry& g = p.geometry;
@@ -88,6 +93,14 @@ void choose_chunk(const ConvProblem& p, DepthwisePlan& plan) {
   plan.chunk = round_up(std::max(divide_up(depth, wanted), kMinChunk), int64_t{plan.stride});
   plan.tiles[0] = divide_up(depth, plan.chunk);
   plan.ctas = planes * plan.tiles[0];
+  // Products of a lane of a CTA: each plane of the inputs is multiplied by the taps of kernel / stride planes of a
+  // patch.
+  const double read =
+      plan.transposed ? static_cast<double>(plan.chunk) / 2 : static_cast<double>(plan.chunk) * plan.stride;
+  const double products = (read + plan.kernel - 1) * kDepthwisePatch * kDepthwisePatch * plan.kernel * plan.kernel *
+                          plan.kernel / plan.stride;
+  plan.cycles =
+      products * std::max(kProduct, kSharedProduct * std::ceil(static_cast<double>(plan.ctas) / kMultiprocessors));
 }
 
 /// Chooses tensor cores for halves with kernel size 3 or 5 and stride 1, unless more than half of the positions of the
@@ -125,13 +138,14 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
   }
   plan.tiles[0] = divide_up(depth, plan.chunk);
   plan.ctas = columns * plan.tiles[0];
+  plan.cycles = static_cast<double>(least) * (plan.kernel == 5 ? kMmaPlane5 : kMmaPlane);
   return true;
 }
 
 }  // namespace
 
 std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
-  if (p.choice != ConvChoice{} || p.dtype == DType::f64 || !may_use_wgmma(p) || !is_depthwise(p)) return std::nullopt;
+  if (p.dtype == DType::f64 || !p.wgmma || !is_depthwise(p)) return std::nullopt;
   if (!p.in_channels_last || !p.out_channels_last || !p.in_aligned || !p.out_aligned) return std::nullopt;
   for (int a = 0; a < 3; ++a)
     if (p.in_size[a] < 1 || p.out_size[a] < 1 || std::max(p.in_size[a], p.out_size[a]) > INT32_MAX / 4 ||
@@ -148,8 +162,7 @@ std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
     if (!choose_tile(p, plan)) return std::nullopt;
     choose_chunk(p, plan);
   }
-  if (plan.ctas > kMaxUnits) return std::nullopt;
-  return plan;
+  return plan.ctas <= kMaxUnits ? std::optional(plan) : std::nullopt;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const DepthwisePlan& plan) {

@@ -63,6 +63,7 @@ struct DepthwisePlan {
   int stages{};                    ///< input planes in shared memory
   int shared_bytes{};              ///< dynamic shared memory of a CTA
   int64_t ctas{};                  ///< CTAs of the grid
+  double cycles{};                 ///< cost according to the planner's model
 };
 
 /// Returns nothing unless the problem is a depthwise convolution of channels-last tensors that TMA can read, with a

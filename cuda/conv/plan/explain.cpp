@@ -146,6 +146,8 @@ std::string describe(const ConvPlan& plan) {
       return concat(plan.merged_groups, " groups as one, ", text);
     case ConvRewrite::patches_as_channels:
       return "taps as channels of a copy of x, then " + describe(*plan.copies);
+    case ConvRewrite::channels_last_copies:
+      return "channels-last copies, then " + describe(*plan.copies);
     case ConvRewrite::mirrored:
       return "mirrored kernel, " + text;
     case ConvRewrite::float32_copies:

@@ -17,7 +17,7 @@ int max_results(const ConvProblem& p, int channels) {
 }
 
 bool supports(const ConvProblem& p) {
-  if (p.pass == ConvPass::dgrad || p.choice != ConvChoice{} || p.dtype == DType::f64 || p.groups != 1) return false;
+  if (p.pass == ConvPass::dgrad || p.dtype == DType::f64 || p.groups != 1) return false;
   if (three_products(p)) return false;
   if (!p.out_dense || !p.out_aligned || p.out_channels * item_size(p.dtype) % 16 != 0) return false;
   int64_t taps = p.in_channels;
@@ -29,15 +29,8 @@ bool supports(const ConvProblem& p) {
       return false;
     taps *= p.kernel[a];
   }
-  return p.batch >= 1 && p.in_channels >= 1 && taps <= kMaxFewInputsTaps;
-}
-
-/// Returns whether the kernels are expected to be faster than those of other families. The bounds were fitted to
-/// measurements on an H200. Each tile of channels of y reads the inputs again.
-bool pays(const ConvProblem& p) {
-  const int64_t max_inputs = p.dtype == DType::f32 && p.pass == ConvPass::fprop ? 3 : 4;
-  return p.in_channels <= max_inputs && p.out_channels > 8 && p.out_channels <= 256 &&
-         p.kernel[0] * p.kernel[1] * p.kernel[2] > 1;
+  return p.batch >= 1 && p.in_channels >= 1 && p.in_channels <= kMaxFewInputs && taps > p.in_channels &&
+         taps <= kMaxFewInputsTaps;
 }
 
 /// Returns true if 32-bit offsets in bytes reach all lines of a box, and all results of a tile.
@@ -46,6 +39,17 @@ bool has_near_voxels(const ConvProblem& p, const FewInputsPlan& plan) {
   for (int a = 0; a < 2; ++a) inputs += (plan.box[a] - 1.0) * std::abs(static_cast<double>(p.in_stride[a]));
   const double plane = static_cast<double>(p.out_size[1]) * static_cast<double>(p.out_size[2]);
   return inputs * static_cast<double>(item_size(p.dtype)) <= INT32_MAX && plan.tile[0] * plane <= INT32_MAX;
+}
+
+/// Returns the clocks of a CTA tile. The constants were fitted to measurements: the clocks for 32 inputs of a line, for
+/// a step of 8 words of K and 16 results or columns, and for the tile.
+double tile_cycles(const ConvProblem& p, const FewInputsPlan& plan) {
+  const double loads = 100.0 / kFewInputsWarps * plan.rows * divide_up(plan.box[2], 32);
+  if (p.pass == ConvPass::wgrad) {
+    const double k_steps = max_results(p, plan.channels) / (p.dtype == DType::f32 ? 8.0 : 16.0) * plan.sets;
+    return loads + 0.9 * k_steps * plan.channels / 16 * plan.columns / 8 + 1100;
+  }
+  return loads + plan.steps * few_inputs_m16(plan.channels) * (20 + 11 * plan.channels / 8) + 1700;
 }
 
 /// Sets the members that depend on the tile. Returns false if a CTA cannot compute the tile.
@@ -75,15 +79,12 @@ bool complete(const ConvProblem& p, FewInputsPlan& plan) {
   plan.shared_bytes = std::max(bytes + voxels * kFewInputsVoxelBytes, sums);
   if (plan.shared_bytes > p.shared_limit) return false;
   const int resident = std::clamp(kMultiprocessorBytes / (plan.shared_bytes + 1024), 1, 2);
-  // Clocks of a tile: a warp loads 32 inputs of a line in 20 clocks, and computes a tile in a fixed time.
-  const double loads = rows * divide_up(plan.box[2], 32) * 20 / kFewInputsWarps;
-  const double products = wgrad ? voxels / (size == 4 ? 8.0 : 16.0) * plan.sets / kFewInputsWarps *
-                                      (30 + plan.channels / 16.0 * plan.columns / 8 * 2)
-                                : plan.steps * (10.0 + plan.channels / 8.0) * few_inputs_m16(plan.channels) * 2;
-  plan.cycles = tiles * (loads + products + 300) * (resident == 1 ? 1.5 : 1) * plan.channel_tiles * plan.set_tiles;
   const int64_t ctas = resident * (wgrad ? kMultiprocessors : int64_t{p.multiprocessors});
   plan.ranges =
       std::min(static_cast<int64_t>(tiles), std::max<int64_t>(ctas / (plan.channel_tiles * plan.set_tiles), 1));
+  const int64_t per_sm = divide_up(plan.ranges * plan.channel_tiles * plan.set_tiles, kMultiprocessors);
+  plan.cycles = static_cast<double>(divide_up(static_cast<int64_t>(tiles), plan.ranges) * per_sm) *
+                tile_cycles(p, plan) * (resident == 1 ? 1.7 : 1);
   if (!wgrad) return true;
   const int64_t voxels_of_warps = static_cast<int64_t>(tiles) * voxels * plan.sets / kFewInputsWarps;
   plan.ranges = std::max(plan.ranges, divide_up(voxels_of_warps, int64_t{most_voxels(p)}));
@@ -93,7 +94,7 @@ bool complete(const ConvProblem& p, FewInputsPlan& plan) {
 }  // namespace
 
 std::optional<FewInputsPlan> plan_few_inputs(const ConvProblem& p) {
-  if (!supports(p) || !pays(p)) return std::nullopt;
+  if (!supports(p)) return std::nullopt;
   const bool wgrad = p.pass == ConvPass::wgrad, halves = p.dtype != DType::f32;
   std::optional<FewInputsPlan> best;
   FewInputsPlan plan{};

@@ -10,8 +10,9 @@ namespace voxgrad::cuda {
 namespace {
 
 bool supports(const ConvProblem& p) {
-  if (p.pass != ConvPass::dgrad || p.choice != ConvChoice{} || p.dtype == DType::f64 || p.groups != 1) return false;
-  if (!may_use_wgmma(p) || three_products(p) || p.batch < 1 || p.in_channels < 1 || p.out_channels < 1) return false;
+  if (p.pass != ConvPass::dgrad || p.dtype == DType::f64 || p.groups != 1) return false;
+  if (!p.wgmma || three_products(p) || p.batch < 1 || p.in_channels < 1 || p.out_channels < 1) return false;
+  if (p.out_channels > kMaxFewOutputs || p.kernel[0] * p.kernel[1] * p.kernel[2] == 1) return false;
   if (!p.in_channels_last || !p.in_aligned || p.in_channels * item_size(p.dtype) % 16 != 0) return false;
   // Offsets within a plane have 32 bits.
   double inputs = 0,
@@ -28,14 +29,6 @@ bool supports(const ConvProblem& p) {
     results += static_cast<double>(p.out_size[a]) * std::abs(static_cast<double>(p.out_stride[a]));
   }
   return inputs * static_cast<double>(item_size(p.dtype)) <= INT32_MAX && results <= INT32_MAX;
-}
-
-/// Returns whether the kernels are expected to be faster than those of other families. Each CTA copies the weights of
-/// all channels, which takes long if there are few inputs.
-bool pays(const ConvProblem& p) {
-  const bool many_inputs = p.in_size[0] * p.in_size[1] * p.in_size[2] >= (1 << 15);
-  return p.out_channels <= 4 && p.in_channels >= 8 && p.kernel[0] * p.kernel[1] * p.kernel[2] > 1 &&
-         (many_inputs || p.in_channels * item_size(p.dtype) <= 4 * kFewOutputsChunk);
 }
 
 /// Chooses the compiled kernel with the fewest products, for as many result channels of a CTA as possible.
@@ -79,7 +72,7 @@ bool complete(const ConvProblem& p, FewOutputsPlan& plan) {
   const double copies = plan.chunks * k.inputs() * kFewOutputsChunk / 25.0;
   const double plane = 600 + std::max(copies, std::max(products, sums) + stores);
   const double start = 4000 + 600.0 * plan.chunks * 4 * (2 * k.depth - 1) * k.columns / k.threads();
-  plan.cycles = std::ceil(ctas / p.multiprocessors) * ((plan.tile[0] + plan.reach[0]) * plane + start);
+  plan.cycles = std::ceil(ctas / kMultiprocessors) * ((plan.tile[0] + plan.reach[0]) * plane + start);
   return true;
 }
 
@@ -119,7 +112,6 @@ ConvProblem exchange_depth_and_height(ConvProblem p) {
 }
 
 std::optional<FewOutputsPlan> plan_few_outputs(const ConvProblem& p) {
-  if (!pays(p)) return std::nullopt;
   // The direction determines the order of sums, and must not depend on the batch or on the number of SMs.
   const bool exchanged = p.kernel[1] > p.kernel[0];
   const auto plan = [&](bool exchange) {

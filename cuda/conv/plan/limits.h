@@ -70,13 +70,15 @@ inline constexpr int kSmallChannelStaticBytes = 1536;
 inline constexpr int kMaxDepthwiseWarps = 4;
 inline constexpr int kMaxDepthwiseStages = 4;
 
-// direct/few_inputs: pairs of an input channel and a tap; sizes, strides, paddings and dilations along an axis; and
-// inputs of a box along an axis.
+// direct/few_inputs: input channels; pairs of an input channel and a tap; sizes, strides, paddings and dilations along
+// an axis; and inputs of a box along an axis.
+inline constexpr int kMaxFewInputs = 8;
 inline constexpr int kMaxFewInputsTaps = 2048;
 inline constexpr int kMaxFewInputsSize = 1 << 20;
 inline constexpr int kMaxFewInputsSide = 4096;
 
-// direct/few_outputs: sizes and paddings, and taps and strides, along an axis.
+// direct/few_outputs: output channels; sizes and paddings, and taps and strides, along an axis.
+inline constexpr int kMaxFewOutputs = 4;
 inline constexpr int kMaxFewOutputsSize = 1 << 20;
 inline constexpr int kMaxFewOutputsTaps = 15;
 

@@ -27,7 +27,7 @@ int64_t num_taps(const ConvProblem& p) { return p.kernel[0] * p.kernel[1] * p.ke
 /// Returns whether the kernel can read both tensors in vectors of 4 channels with 32-bit offsets within a sample. A tap
 /// in the padding may lie outside of the input.
 bool is_supported(const ConvProblem& p) {
-  if (p.dtype != DType::f32 || p.choice.plain || p.choice.mma_sync || p.choice.small_channel) return false;
+  if (p.dtype != DType::f32) return false;
   if (!p.in_channels_last || !p.out_channels_last || !p.in_aligned || !p.out_aligned) return false;
   if (p.in_channels % 4 != 0 || p.out_channels % 4 != 0 || p.batch == 0) return false;
   double in_extent = 0, out_extent = 0;
@@ -76,7 +76,7 @@ std::optional<MultistageWgradPlan> plan_multistage_wgrad(const ConvProblem& p) {
   if (!is_supported(p)) return std::nullopt;
   std::optional<MultistageWgradPlan> best;
   for (const MultistageWgradTile& tile : multistage_wgrad_tiles(arithmetic_of(p))) {
-    if (p.choice.multistage && p.choice.width > 0 &&
+    if (p.choice.kernel == ConvKernel::multistage_wgrad && p.choice.width > 0 &&
         (p.choice.width != tile.columns || p.choice.m_tiles != tile.rows / 64))
       continue;
     MultistageWgradPlan plan{.cta = tile};

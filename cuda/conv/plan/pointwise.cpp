@@ -6,6 +6,7 @@
 namespace voxgrad::cuda {
 namespace {
 
+constexpr double kFmaRate = 0.5 * 128 * kMultiprocessors;  // products that all SMs add per clock
 constexpr int64_t kMaxTiles = 256;  // tiles of a warp of wgrad, so that a float adds at most 2048 voxels
 
 bool is_pointwise(const ConvProblem& p) {
@@ -29,8 +30,7 @@ void plan_ranges(const ConvProblem& p, PointwisePlan& plan) {
 }  // namespace
 
 std::optional<PointwisePlan> plan_pointwise(const ConvProblem& p) {
-  if (p.choice != ConvChoice{} || p.dtype == DType::f64 || !is_pointwise(p) || !p.in_dense || !p.out_dense)
-    return std::nullopt;
+  if (p.dtype == DType::f64 || !is_pointwise(p) || !p.in_dense || !p.out_dense) return std::nullopt;
   const bool wide_in = p.in_channels > p.out_channels || (p.in_channels == p.out_channels && p.in_aligned);
   const int64_t narrow = std::min(p.in_channels, p.out_channels), wide = std::max(p.in_channels, p.out_channels);
   const int64_t voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
@@ -43,6 +43,7 @@ std::optional<PointwisePlan> plan_pointwise(const ConvProblem& p) {
   plan.blocks = std::min<int64_t>(divide_up(voxels, kPointwiseVoxels * kPointwiseWarps),
                                   int64_t{p.multiprocessors} * pointwise_blocks(plan.narrow));
   if (p.pass == ConvPass::wgrad) plan_ranges(p, plan);
+  plan.cycles = macs(p) / kFmaRate;
   return plan;
 }
 

@@ -37,6 +37,7 @@ struct PointwisePlan {
   int64_t blocks = 1;  ///< CTAs along the voxels; in wgrad, each computes partial sums
   int groups = 1;      ///< wgrad: warps among which the wide channels of a voxel are divided
   int grid_rows = 1;   ///< wgrad: rows of the grid, among which the wide channels are divided
+  double cycles = 0;   ///< cost according to the planner's model
 };
 /// Returns nothing unless both tensors are dense and channels-last, one tensor is narrow, and the channels of the other
 /// tensor are whole vectors of 16 bytes.

@@ -16,27 +16,38 @@ enum class ConvArithmetic : uint8_t { tf32, tf32x3, bf16, f16 };
 /// Returns the name of an arithmetic, for messages.
 const char* name(ConvArithmetic arithmetic);
 
-/// The families of tensor core kernels: mma_sync and multistage_wgrad are in sm80/, small_channel is in direct/, the
-/// others are in sm90/.
-enum class ConvKernel : uint8_t { mma_sync, multistage_wgrad, small_channel, fprop_dgrad, wgrad };
+/// The families of kernels: plain is in simt/, mma_sync and multistage_wgrad are in sm80/, fprop_dgrad and wgrad are in
+/// sm90/, and the others are in direct/.
+enum class ConvKernel : uint8_t {
+  any,  ///< only in ConvChoice
+  plain,
+  mma_sync,
+  multistage_wgrad,
+  small_channel,
+  few_inputs,
+  few_outputs,
+  pointwise,
+  depthwise,
+  fprop_dgrad,
+  wgrad
+};
 
 /// Overrides of the planners' choices, for tests. A zero leaves the choice to the planner. The alignment equals the
 /// size, because Clang would otherwise call a library for std::atomic<ConvChoice>.
 struct alignas(8) ConvChoice {
-  bool plain : 1 = false;          ///< use the plain kernels
-  bool mma_sync : 1 = false;       ///< do not use wgmma
-  bool small_channel : 1 = false;  ///< use direct/small_channel wherever it supports the problem
-  bool unsplit : 1 = false;        ///< fprop_dgrad: no split-K
-  bool multistage : 1 = false;     ///< wgrad: use sm80/multistage_wgrad wherever it supports the problem
-  uint8_t slide : 2 = 0;           ///< 1: no tiles that slide along depth; 2: only such tiles
-  int8_t k_blocks = 0;             ///< fprop_dgrad: bytes of a row / 32; wgrad: channels of a row
-  int8_t m_tiles = 0;              ///< m64 tiles of a warpgroup; multistage_wgrad: rows of a tile / 64
-  int8_t pairs = 0;                ///< fprop_dgrad: 1: the warpgroups compute tiles in turn; 2: they share a tile
-  int16_t width = 0;               ///< columns of a tile; rows for small_channel and the weight gradient of mma_sync
-  int8_t cluster = 0;              ///< fprop_dgrad: CTAs of a cluster, 1 or 2; wgrad: 1: only partial sums in memory,
-                                   ///< 2: only sums in shared memory
+  ConvKernel kernel = ConvKernel::any;  ///< use this family for the problems that it supports
+  uint8_t copies : 2 = 0;    ///< use a rewrite, if it applies: 1: patches_as_channels; 2: channels_last_copies
+  bool unsplit : 1 = false;  ///< fprop_dgrad: no split-K
+  uint8_t slide : 2 = 0;     ///< 1: no tiles that slide along depth; 2: only such tiles
+  int8_t k_blocks = 0;       ///< fprop_dgrad: bytes of a row / 32; wgrad: channels of a row
+  int8_t m_tiles = 0;        ///< m64 tiles of a warpgroup; multistage_wgrad: rows of a tile / 64
+  int8_t pairs = 0;          ///< fprop_dgrad: 1: the warpgroups compute tiles in turn; 2: they share a tile
+  int8_t cluster = 0;        ///< fprop_dgrad: CTAs of a cluster, 1 or 2; wgrad: 1: only partial sums in memory,
+                             ///< 2: only sums in shared memory
+  int16_t width = 0;         ///< columns of a tile; rows for small_channel and the weight gradient of mma_sync
   friend bool operator==(const ConvChoice&, const ConvChoice&) = default;
 };
+static_assert(sizeof(ConvChoice) == 8);
 /// Sets the overrides for all later convolutions of the program. A width that is not compiled is ignored.
 void force_conv_choice(ConvChoice choice);
 
@@ -77,8 +88,15 @@ struct ConvProblem {
 /// Returns the problem for these views and their GPU, with the current precision and overrides. For a weight gradient,
 /// `in` is x and `out` is y.
 ConvProblem conv_problem(ConvPass pass, const View& in, const View& out, const View& w, const ConvGeometry& geometry);
-/// Sets the members of the problem that describe strides and alignment of the tensors.
-void set_layout(ConvProblem& problem, const View& in, const View& out, const View& w);
+/// Set the members of the problem that describe strides and alignment of the tensors.
+void set_in_layout(ConvProblem& problem, const View& in);
+void set_out_layout(ConvProblem& problem, const View& out);
+void set_weight_layout(ConvProblem& problem, const View& w);
+/// Returns whether the channels of each voxel are contiguous. A single channel is.
+bool has_channels_innermost(const View& view);
+/// Sets the strides of a view so that it is dense in the order `axes`, innermost first, with the innermost axis padded
+/// to a multiple of 16 bytes. Returns the number of elements, including the padding.
+int64_t lay_out(View& view, const std::array<int, 5>& axes);
 /// Returns the stride between the weights of all taps and all channels of axis 1, in any order, or 0 if they are not
 /// equally spaced.
 int64_t weight_row_stride(const View& w);
@@ -86,8 +104,6 @@ int64_t weight_row_stride(const View& w);
 ConvArithmetic arithmetic_of(const ConvProblem& problem);
 /// Returns whether GPU `device` has wgmma and the program has code for it.
 bool has_wgmma(int device);
-/// Returns whether a plan may use wgmma.
-bool may_use_wgmma(const ConvProblem& problem);
 
 /// The properties of a GPU from which attainable rates are estimated. The defaults are those of an H200.
 struct ConvGpu {

@@ -4,10 +4,14 @@
 #include <algorithm>
 
 #include "cuda/conv/plan/common.h"
+#include "cuda/conv/plan/depthwise.h"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
 namespace {
+
+constexpr double kCopyKernel = 4000;  // clocks of a kernel that copies a small tensor
+constexpr double kTransposed = 3;     // transfers per byte of a copy in another layout
 
 /// Returns whether the kernel is as wide as its stride. The taps of neighboring results are then neighboring voxels and
 /// do not overlap.
@@ -22,11 +26,17 @@ bool has_width_of_stride(const ConvProblem& p) {
 }
 
 bool suits_width_as_channels(const ConvProblem& p) {
-  const ConvChoice& c = p.choice;
-  if (!is_channels_last(p) || !may_use_wgmma(p) || p.dtype == DType::f64 || c.plain || c.small_channel) return false;
+  if (!is_channels_last(p) || p.dtype == DType::f64) return false;
   const bool one_channel = p.pass != ConvPass::dgrad && p.in_channels == 1 && p.groups == 1 && p.kernel[2] > 1 &&
                            p.out_channels > 8 && p.out_channels_last;
   return one_channel || has_width_of_stride(p);
+}
+
+/// Returns the clocks of the padded copy of x and of the copy of the weights, if they are necessary.
+double padded_copy_cycles(const ConvProblem& p) {
+  if (has_width_of_stride(p)) return 0;
+  return 2 * kCopyKernel + memory_cycles(2.0 * static_cast<double>(p.batch * p.in_size[0] * p.in_size[1] *
+                                                                   p.in_size[2] * item_size(p.dtype)));
 }
 
 /// The rewritten input is channels-last unless it is a view of a padded copy.
@@ -41,22 +51,27 @@ ConvProblem with_width_as_channels(ConvProblem p) {
   return p;
 }
 
-/// In dgrad with few taps, other kernels, which read y once for each tap along depth and height, take less time than
-/// the copy. In fprop and wgrad, the kernels for few input channels do, unless there are many pairs of a channel and a
-/// tap.
 bool suits_patches_as_channels(const ConvProblem& p) {
   const bool dgrad = p.pass == ConvPass::dgrad;
-  bool patches = p.groups == 1 && p.dtype != DType::f64 && p.weight_rows && p.choice == ConvChoice{} &&
-                 (dgrad ? p.in_channels_last : p.out_channels_last);
+  bool patches =
+      p.groups == 1 && p.dtype != DType::f64 && p.weight_rows && (dgrad ? p.in_channels_last : p.out_channels_last);
   for (int a = 0; a < 3; ++a) {
     const int64_t results = dgrad ? p.in_size[a] : p.out_size[a];
     patches &= p.kernel[a] == p.geometry.stride[a] && p.geometry.padding[a] == 0 && p.geometry.dilation[a] == 1 &&
                (dgrad ? p.out_size[a] == results * p.kernel[a] : results > 0);
   }
   const int64_t channels = dgrad ? p.out_channels : p.in_channels, taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  if (!patches || channels * taps * item_size(p.dtype) % 16 != 0) return false;
-  const bool many = channels <= 4 && channels * taps >= 256;
-  return many || (dgrad && taps >= 16 && channels * p.kernel[2] < 16);
+  return patches && taps > 1 && channels * taps * item_size(p.dtype) % 16 == 0;
+}
+
+/// The copy reads and writes all elements of x, in pieces of a line of a patch.
+double patch_copy_cycles(const ConvProblem& p) {
+  const bool dgrad = p.pass == ConvPass::dgrad;
+  const Triple& size = dgrad ? p.out_size : p.in_size;
+  const int64_t channel_bytes = (dgrad ? p.out_channels : p.in_channels) * static_cast<int64_t>(item_size(p.dtype));
+  const double piece = static_cast<double>(channel_bytes * p.kernel[2]),
+               bytes = static_cast<double>(p.batch * channel_bytes * size[0] * size[1] * size[2]);
+  return kCopyKernel + memory_cycles((3 + 128 / piece) * bytes);
 }
 
 ConvProblem with_patches_as_channels(ConvProblem p) {
@@ -80,7 +95,7 @@ ConvProblem with_patches_as_channels(ConvProblem p) {
 }
 
 bool suits_mirrored(const ConvProblem& p) {
-  bool suits = p.groups == 1 && p.choice == ConvChoice{};
+  bool suits = p.groups == 1;
   for (int a = 0; a < 3; ++a)
     suits &= p.geometry.stride[a] == 1 && p.geometry.padding[a] <= (p.kernel[a] - 1) * p.geometry.dilation[a];
   return suits && (p.pass != ConvPass::wgrad || p.in_dense);
@@ -113,11 +128,30 @@ ConvProblem with_float32_copies(ConvProblem p) {
   };
   const bool dgrad = p.pass == ConvPass::dgrad;
   p.dtype = DType::f32;
-  set_layout(p, contiguous(p.batch, p.groups * p.in_channels, p.in_size),
-             contiguous(p.batch, p.groups * p.out_channels, p.out_size),
-             contiguous(p.groups * (dgrad ? p.in_channels : p.out_channels), dgrad ? p.out_channels : p.in_channels,
-                        p.kernel));
+  set_in_layout(p, contiguous(p.batch, p.groups * p.in_channels, p.in_size));
+  set_out_layout(p, contiguous(p.batch, p.groups * p.out_channels, p.out_size));
+  set_weight_layout(p, contiguous(p.groups * (dgrad ? p.in_channels : p.out_channels),
+                                  dgrad ? p.out_channels : p.in_channels, p.kernel));
   return p;
+}
+
+/// Returns the problem with channels-last copies of the tensors that have another layout, or nothing if there are none,
+/// or if they would be too large.
+std::vector<RewrittenProblem> with_channels_last_copies(const ConvProblem& problem) {
+  ConvProblem p = problem;
+  double cycles = 0;
+  int64_t bytes = 0;
+  const auto copied = [&](int64_t channels, const Triple& size) {
+    View view{.dtype = p.dtype, .rank = 5, .size = {p.batch, channels, size[0], size[1], size[2]}};
+    const int64_t copy = lay_out(view, {1, 4, 3, 2, 0}) * item_size(p.dtype);
+    bytes += copy;
+    cycles += kCopyKernel + memory_cycles(kTransposed * static_cast<double>(copy));
+    return view;
+  };
+  if (!p.in_channels_last) set_in_layout(p, copied(p.groups * p.in_channels, p.in_size));
+  if (!p.out_channels_last) set_out_layout(p, copied(p.groups * p.out_channels, p.out_size));
+  if (bytes == 0 || bytes > kMaxCopied || p.dtype == DType::f64 || !p.wgmma) return {};
+  return {{ConvRewrite::channels_last_copies, p, 1, cycles}};
 }
 
 /// Returns whether the channels of each group begin at multiples of 32 bytes, which tensor core kernels require.
@@ -126,22 +160,18 @@ bool has_wide_groups(const ConvProblem& p) {
   return p.in_channels % wide == 0 && p.out_channels % wide == 0;
 }
 
-/// Yields the problem with one and two groups, and with more groups if they have at most 64 channels together.
+/// Yields the problem with two groups merged into one, and with more groups if they have at most 64 channels together.
 std::vector<RewrittenProblem> with_merged_groups(const ConvProblem& problem) {
-  constexpr double kCopiesOfWeights = 4000;  // clocks
   std::vector<RewrittenProblem> result;
   const int64_t channels = std::max(problem.in_channels, problem.out_channels);
-  for (int64_t count = 1; count <= problem.groups && (count <= 2 || count * channels <= 64); ++count) {
+  for (int64_t count = 2; count <= problem.groups && (count <= 2 || count * channels <= 64); ++count) {
     if (problem.groups % count != 0) continue;
     ConvProblem p = problem;
     p.groups /= count;
     p.in_channels *= count;
     p.out_channels *= count;
     if (count < problem.groups && !has_wide_groups(p)) continue;
-    if (count == 1)
-      result.push_back({ConvRewrite::none, p});
-    else
-      result.push_back({ConvRewrite::merged_groups, p, count, kCopiesOfWeights});
+    result.push_back({ConvRewrite::merged_groups, p, count, 2 * kCopyKernel});
   }
   return result;
 }
@@ -153,17 +183,20 @@ std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const Conv
     case ConvRewrite::none:
       return {{rewrite, p}};
     case ConvRewrite::width_as_channels:
-      if (suits_width_as_channels(p)) return {{rewrite, with_width_as_channels(p)}};
+      if (suits_width_as_channels(p)) return {{rewrite, with_width_as_channels(p), 1, padded_copy_cycles(p)}};
       return {};
     case ConvRewrite::merged_groups:
-      if (p.groups > 1 && is_channels_last(p)) return with_merged_groups(p);
+      // Without a merge, an infinity in a channel of a depthwise convolution does not reach other channels.
+      if (p.groups > 1 && is_channels_last(p) && !plan_depthwise(p)) return with_merged_groups(p);
       return {};
     case ConvRewrite::patches_as_channels:
-      if (suits_patches_as_channels(p)) return {{rewrite, with_patches_as_channels(p)}};
+      if (suits_patches_as_channels(p)) return {{rewrite, with_patches_as_channels(p), 1, patch_copy_cycles(p)}};
       return {};
     case ConvRewrite::mirrored:
       if (suits_mirrored(p)) return {{rewrite, with_mirrored_kernel(p)}};
       return {};
+    case ConvRewrite::channels_last_copies:
+      return with_channels_last_copies(p);
     case ConvRewrite::float32_copies:
       if (is_half(p.dtype)) return {{rewrite, with_float32_copies(p)}};
       return {};

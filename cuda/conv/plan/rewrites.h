@@ -24,12 +24,15 @@ enum class ConvRewrite : uint8_t {
   /// multiply the zeros by inputs, an infinity or NaN in one group causes NaN in the groups that are merged with it.
   merged_groups,
   /// If the kernel is as large as its stride, all taps become channels of a copy of x, the tensor with the patches, and
-  /// the kernel size becomes 1. Applied if x has few channels and, in fprop and wgrad, if there are many taps.
+  /// the kernel size becomes 1.
   patches_as_channels,
   /// A convolution with stride 1 is the data gradient of the convolution whose kernel is mirrored, and the other way
   /// round. Its weight gradient is that of the convolution with x and y exchanged, mirrored. A problem whose result has
   /// few channels becomes one whose input has few channels, or the other way round.
   mirrored,
+  /// Tensors that are not channels-last are copied to channels-last, and so is the result in the opposite direction.
+  /// Most families support only channels-last tensors.
+  channels_last_copies,
   /// Halves are computed with float32 copies of all tensors.
   float32_copies,
 };
@@ -43,8 +46,7 @@ struct RewrittenProblem {
 };
 
 /// Returns the problems that a rewrite yields; none if the rewrite does not apply. ConvRewrite::none yields the problem
-/// itself. ConvRewrite::merged_groups yields a problem for each number of merged groups, including one group without a
-/// rewrite.
+/// itself. ConvRewrite::merged_groups yields a problem for each number of merged groups.
 std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const ConvProblem& problem);
 
 }  // namespace voxgrad::cuda

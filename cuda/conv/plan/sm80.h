@@ -32,7 +32,8 @@ struct MmaSyncPlan {
   int k_blocks;      ///< k-blocks of input channels
   bool merged;       ///< a CTA computes all phases and columns of its tile and loads the channels once
   int input_stages;  ///< stages of inputs in shared memory
-  double cycles;     ///< cost on all SMs according to the planner's model
+  double ctas;       ///< CTAs of the grid
+  double cycles;     ///< cost according to the planner's model
 };
 
 /// Returns nothing if the family does not support the problem.

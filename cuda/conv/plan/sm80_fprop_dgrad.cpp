@@ -12,20 +12,6 @@ namespace {
 
 constexpr int kMaxExtent = 1023;  // voxels of a halo along an axis
 
-bool choose_axes(const ConvProblem& p, MmaSyncPlan& plan) {
-  plan.classes = 1;
-  int all_taps = 1;
-  for (int a = 0; a < 3; ++a) {
-    const auto axis = phases_of(p, a, a == 2);
-    if (!axis || axis->kernel > kMaxMmaSyncTaps) return false;
-    plan.axis[a] = *axis;
-    plan.classes *= axis->phases;
-    all_taps *= axis->kernel;
-    if (all_taps > kMaxMmaSyncTaps) return false;
-  }
-  return plan.classes > 0 && plan.classes <= kMaxMmaSyncClasses;
-}
-
 int choose_columns(const ConvProblem& p) {
   const auto compiled = mma_sync_widths(arithmetic_of(p));
   if (const auto asked = asked_width(p, compiled)) return *asked;
@@ -55,8 +41,8 @@ int64_t shared_bytes(const ConvProblem& p, const MmaSyncPlan& plan, int64_t halo
   return plan.input_stages * kMmaSyncKWords * 4 * pitch + 8 * staged + ring_bytes(p, plan);
 }
 
-/// Returns the estimated time of all tiles in clocks of one SM, or nothing if a tile does not fit into shared memory.
-/// The factors were fitted to measurements.
+/// Returns the estimated time of all tiles of a sample and a group in clocks of one SM, or nothing if a tile does not
+/// fit into shared memory. The factors were fitted to measurements.
 std::optional<double> cost(const ConvProblem& p, const MmaSyncPlan& plan, const int (&tile)[3]) {
   int halo = 1, words = 1;
   double blocks = 1;
@@ -134,6 +120,7 @@ bool finish(const ConvProblem& p, MmaSyncPlan& plan) {
   plan.line = line_words(plan.tile[2], plan.extent[2]);
   const int words = plan.extent[0] * plan.extent[1] * plan.line;
   plan.pitch = round_up(words + 1 - 8, 32) + 8;  // 8 modulo the 32 banks
+  plan.ctas = blocks;
   return blocks < 2147483647.0 && reach < (1 << 29) && spread < (1 << 30);
 }
 
@@ -152,7 +139,9 @@ std::optional<int> asked_width(const ConvProblem& p, std::span<const int> widths
 
 std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
   MmaSyncPlan axes{};
-  if (p.dtype == DType::f64 || p.choice.plain || !choose_axes(p, axes)) return std::nullopt;
+  if (p.dtype == DType::f64) return std::nullopt;
+  axes.classes = set_axes(p, axes.axis, false, kMaxMmaSyncTaps, kMaxMmaSyncClasses);
+  if (axes.classes == 0) return std::nullopt;
   axes.k_blocks = static_cast<int>(divide_up(p.in_channels, kMmaSyncKWords * elements_of(p)));
   axes.columns = choose_columns(p);
   axes.column_tiles = static_cast<int>(divide_up(p.out_channels, axes.columns));
@@ -170,7 +159,9 @@ std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
     choose_tile(p, merged);
     if (merged.cycles >= 0 && (plan.cycles < 0 || merged.cycles < plan.cycles)) plan = merged;
   }
-  return plan.cycles >= 0 && finish(p, plan) ? std::optional(plan) : std::nullopt;
+  if (plan.cycles < 0 || !finish(p, plan)) return std::nullopt;
+  plan.cycles *= static_cast<double>(p.batch * p.groups) / std::min<double>(plan.ctas, kMultiprocessors);
+  return plan;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {

@@ -100,7 +100,8 @@ bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   plan.stages = elements_of(p) == 1 && 2 * plan.shared_bytes <= wgrad_shared(p) ? 2 : 1;
   const double products = 16.0 * (plan.rows / 16) * most * 1.46 * (three_products(p) ? 3 : 1);
   const double of_k_tile = plan.column_tiles * (products + 400) + staged * (plan.stages == 2 ? 0.15 : 0.3);
-  plan.cycles = of_k_tile * static_cast<double>(plan.k_tiles) * plan.row_tiles * static_cast<double>(p.groups);
+  plan.cycles = of_k_tile * static_cast<double>(plan.k_tiles) * plan.row_tiles * static_cast<double>(p.groups) /
+                static_cast<double>(kMultiprocessors);
   return true;
 }
 
@@ -160,16 +161,8 @@ std::span<const int> mma_sync_wgrad_widths() {
 
 std::optional<MmaSyncWgradPlan> plan_mma_sync_wgrad(const ConvProblem& p) {
   MmaSyncWgradPlan plan{};
-  if (p.dtype == DType::f64 || p.batch == 0 || p.choice.plain) return std::nullopt;
-  int64_t taps = 1, classes = 1;
-  for (int a = 0; a < 3; ++a) {
-    const auto axis = phases_of(p, a, a == 2);
-    if (!axis) return std::nullopt;
-    plan.axis[a] = *axis;
-    taps *= axis->kernel;
-    classes *= axis->phases;
-    if (taps > kMaxMmaSyncTaps || classes > kMaxMmaSyncClasses) return std::nullopt;
-  }
+  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  if (set_axes(p, plan.axis, false, kMaxMmaSyncTaps, kMaxMmaSyncClasses) == 0) return std::nullopt;
   return best_weight(p, plan);
 }
 

@@ -21,29 +21,17 @@ constexpr double kUnit = 1000;          // time per work unit
 constexpr double kReduction = 4000;     // time of a second kernel
 constexpr double kMemory = 2500;        // rate at which all SMs together transfer data from and to memory
 constexpr double kInFlight = 30720;     // bytes that an SM must request at a time to keep memory busy
+constexpr double kLatency = 2000;       // time from the request of a box to its arrival
 constexpr double kWait = 1500;          // time per unit whose boxes cannot be loaded during the previous unit
+constexpr double kSingle = 0.5;         // time per result if results are not stored as vectors
+constexpr double kStrided = 3;          // slowdown of stores with a distance between elements
+constexpr double kFewBoxes = 0.8;       // part of the boxes below which the model is precise enough to omit the others
 constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone on its SM
 
 // Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
 // rows between the lines of results.
 constexpr bool kHalos[][3] = {
     {false, false, false}, {true, false, false}, {true, true, false}, {false, true, true}, {true, true, true}};
-
-/// Fills in plan.axis and plan.phases. Returns false if the family does not support the strides or the number of taps.
-bool choose_axes(const ConvProblem& p, FpropDgradPlan& plan) {
-  const bool transposed = p.pass == ConvPass::dgrad;
-  int taps = 1, parts = 1;
-  for (int a = 0; a < 3; ++a) {
-    const auto axis = phases_of(p, a, false);
-    if (!axis || axis->in_step > kMaxStep || axis->kernel > kMaxFpropDgradTaps) return false;
-    taps *= axis->kernel;
-    parts *= axis->phases;
-    if (taps > kMaxFpropDgradTaps || parts > kMaxFpropDgradPhases || !has_short_offsets(*axis)) return false;
-    plan.axis[a] = *axis;
-  }
-  plan.phases = transposed ? parts : 1;
-  return parts > 0;
-}
 
 /// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
 class Search {
@@ -131,16 +119,35 @@ class Search {
 
   /// Returns a lower bound of cycles() for any number of stages and splits: the time of the products if all SMs were
   /// always busy.
-  double least_cycles(const FpropDgradPlan& plan) const {
+  double least_cycles(const FpropDgradPlan& plan) {
     double tiles = static_cast<double>(divide_up(p_.batch, plan.tile[0]) * p_.groups *
                                        divide_up(p_.out_channels, plan.cta.columns));
     for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, plan.tile[a + 1]);
-    return tiles * taps_ / plan.cta.slide * tap_clocks(plan) / static_cast<double>(kMultiprocessors);
+    return tiles * taps_ / plan.cta.slide * tap_clocks(plan) / static_cast<double>(kMultiprocessors) *
+           (plan.halo[0] ? 1 : inside(plan));
   }
   /// Returns the clocks of the products of a CTA tile with one tap.
   static double tap_clocks(const FpropDgradPlan& plan) {
     const double b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);  // m64 product, 32 bytes of K
     return plan.row_bytes / 32.0 * plan.chunks * plan.m_tiles() * product;
+  }
+
+  /// Returns the part of the boxes, if each tap along the depth has its own box, that do not lie outside of the inputs.
+  /// Returns 1 if there are nearly as many boxes.
+  double inside(const FpropDgradPlan& plan) {
+    double& known = inside_[plan.tile[1]];
+    if (known > 0) return known;
+    const AxisPhases& depth = plan.axis[0];
+    int64_t boxes = 0, read = 0;
+    for (int i = 0; i < depth.phases; ++i)
+      for (int at = 0; at < depth.phase[i].count; at += plan.tile[1])
+        for (int tap = 0; tap < depth.phase[i].taps; ++tap, ++boxes) {
+          const int64_t first =
+              int64_t{at + depth.phase[i].start + tap * depth.phase[i].step} * depth.in_step + depth.phase[i].residue;
+          read += first < depth.in_size && first + int64_t{plan.tile[1] - 1} * depth.in_step >= 0;
+        }
+    const double part = read > 0 ? static_cast<double>(read) / static_cast<double>(boxes) : 1;
+    return known = part < kFewBoxes ? part : 1;
   }
 
   void try_tile(FpropDgradPlan& plan) {
@@ -262,11 +269,12 @@ class Search {
   static int k_loads(const FpropDgradPlan& plan) { return std::max(all_loads(plan) / plan.phases, 1); }
 
   /// Returns the time in clocks according to the cost model.
-  double cycles(const FpropDgradPlan& plan) const {
+  double cycles(const FpropDgradPlan& plan) {
     const int phases = plan.merged ? plan.phases : 1;
-    const double taps = 1.0 * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
+    const double read = plan.omits_boxes() ? inside(plan) : 1;
+    const double taps = read * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
     const double b = plan.cta.product_columns(), multiplies = taps * tap_clocks(plan);
-    const double loads = plan.resident ? plan.resident_chunks() : 1.0 * k_loads(plan) * phases * plan.chunks;
+    const double loads = plan.resident ? plan.resident_chunks() : read * k_loads(plan) * phases * plan.chunks;
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
     const double load = std::max((inputs + streamed / plan.cluster) / kFromL2, (inputs + streamed) / kToShared);
@@ -274,10 +282,13 @@ class Search {
     const double stages = taps * plan.chunks / plan.stage_taps * 60;
     const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
     // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
-    const double epilogue =
-        results * (plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype))) / kToMemory + kUnit * phases;
+    const bool vectors = plan.splits > 1 || has_vectors_;
+    const double bytes = plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype));
+    const double epilogue = results * (vectors ? bytes / kToMemory : kSingle) + kUnit * phases;
     const double rounds = rounds_of(plan);
-    const double mainloop = std::max({multiplies, load, stages}) / plan.splits;
+    // A stage is free again when its box has arrived and has been multiplied.
+    const double latency = plan.resident ? 0 : (kLatency * loads + multiplies) / plan.input_stages;
+    const double mainloop = std::max({multiplies, load, stages, latency}) / plan.splits;
     // A warpgroup that is alone on its SM does not keep the tensor cores busy.
     const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases <= 1;
     const double both = plan.cooperative
@@ -313,7 +324,9 @@ class Search {
   /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,
   /// two tiles write a part of this sector, and memory reads the sector before each write.
   double pieces(const FpropDgradPlan& plan) const {
-    if (p_.out_channels_last || plan.tile[3] >= plan.axis[2].count) return 1;
+    if (p_.out_channels_last) return 1;
+    if (plan.axis[2].out_step > 1) return kStrided;
+    if (plan.tile[3] >= plan.axis[2].count) return 1;
     const int64_t sector = 32 / static_cast<int64_t>(item_size(p_.dtype)), piece = plan.tile[3] * plan.axis[2].out_step;
     if (piece % sector == 0 && p_.out_size[2] % sector == 0) return 1;
     return 1 + 4.0 * static_cast<double>(sector) / static_cast<double>(piece);
@@ -322,7 +335,9 @@ class Search {
   const ConvProblem& p_;
   const FpropDgradPlan& axes_;
   int taps_;
-  bool complete_ = true;  // each result has a tap
+  double inside_[kMaxFpropDgradSide + 1] = {};  // of inside(), for each depth of a tile
+  bool complete_ = true;                        // each result has a tap
+  const bool has_vectors_ = p_.out_channels_last && p_.out_aligned && p_.out_channels * item_size(p_.dtype) % 16 == 0;
   std::optional<FpropDgradPlan> best_;
 };
 
@@ -339,15 +354,16 @@ bool are_near(const ConvProblem& p, const FpropDgradPlan& plan) {
 }  // namespace
 
 std::optional<FpropDgradPlan> plan_fprop_dgrad(const ConvProblem& p) {
-  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel || p.dtype == DType::f64)
-    return std::nullopt;
-  const bool copies = three_products(p) || !is_channels_last(p);
-  if (copies && p.choice == ConvChoice{} && !pays_to_copy(p)) return std::nullopt;
+  if (!p.wgmma || p.dtype == DType::f64) return std::nullopt;
   if (copied_bytes(p) > p.batch * std::max(kMaxCopied, sample_bytes(p))) return std::nullopt;
   FpropDgradPlan axes;
-  if (!choose_axes(p, axes)) return std::nullopt;
-  const auto best = Search(p, axes).best();
-  return best && are_near(p, *best) ? best : std::nullopt;
+  const int phases = set_axes(p, axes.axis, true, kMaxFpropDgradTaps, kMaxFpropDgradPhases);
+  if (phases == 0) return std::nullopt;
+  axes.phases = p.pass == ConvPass::dgrad ? phases : 1;
+  auto best = Search(p, axes).best();
+  if (!best || !are_near(p, *best)) return std::nullopt;
+  best->cycles += memory_cycles(2.0 * static_cast<double>(copied_bytes(p)));
+  return best;
 }
 
 int64_t copied_bytes(const ConvProblem& p) {

@@ -91,6 +91,12 @@ struct FpropDgradPlan {
     const int taps = axis[0].kernel * axis[1].kernel * axis[2].kernel;
     return kept ? chunks * taps * cta.columns * row_bytes : weight_stages * weight_bytes();
   }
+  /// Returns whether the kernel omits boxes that lie outside of the inputs along the depth. All boxes of a tap along
+  /// the depth must then follow each other. CTAs of a cluster must load the same weights.
+  bool omits_boxes() const {
+    return !halo[0] && !resident && !kept && cluster == 1 && cta.slide == 1 &&
+           (phases > 1 || axis[0].phases * axis[1].phases * axis[2].phases == 1);
+  }
   /// Returns the planes of results of a work unit.
   int unit_depth() const { return cta.slide > 1 ? 2 * run : tile[1]; }
   /// Returns the bytes of a stage of inputs.

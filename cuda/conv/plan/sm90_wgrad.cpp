@@ -33,19 +33,6 @@ static_assert(std::all_of(std::begin(kPromotedTiles), std::end(kPromotedTiles), 
 /// Returns the number of m64 tiles that the taps of a box need.
 int m_tiles_of(const WgradTile& cta, int taps) { return divide_up(taps, 64 / cta.chunk); }
 
-/// Fills in plan.axis. Returns false if the family does not support the strides or the number of taps.
-bool choose_axes(const ConvProblem& p, WgradPlan& plan) {
-  int taps = 1;
-  for (int a = 0; a < 3; ++a) {
-    const auto axis = phases_of(p, a, false);
-    if (!axis || axis->in_step > kMaxStep || !has_short_offsets(*axis)) return false;
-    plan.axis[a] = *axis;
-    taps *= axis->kernel;
-    if (taps > kMaxWgradTaps) return false;
-  }
-  return taps > 0;
-}
-
 /// Enumerates the plans of a problem and keeps the plan with the lowest estimated cost.
 class Search {
  public:
@@ -275,8 +262,8 @@ class Search {
   std::optional<WgradPlan> best_;
 };
 
-/// Returns the number of samples whose operands may be copied at a time (operand.h).
-int64_t samples_at_once(const ConvProblem& p) {
+/// Returns the bytes of the copies of the operands of one sample (operand.h).
+int64_t copied_bytes_of_sample(const ConvProblem& p) {
   const bool halves = is_half(p.dtype);
   const auto copied = [&](int64_t channels, bool readable) -> int64_t {  // bytes per voxel
     if (halves && readable && (p.groups == 1 || channels % 8 == 0)) return 0;
@@ -289,7 +276,12 @@ int64_t samples_at_once(const ConvProblem& p) {
     in *= std::max<int64_t>(read_size(p, a), 1);
     out *= p.out_size[a];
   }
-  int64_t samples = samples_to_copy(p, in + out);
+  return in + out;
+}
+
+/// Returns the number of samples whose operands may be copied at a time.
+int64_t samples_at_once(const ConvProblem& p) {
+  int64_t samples = samples_to_copy(p, copied_bytes_of_sample(p));
   // The low parts follow the last sample of a launch, and a tile must not contain both parts. All launches therefore
   // have the same number of samples.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;
@@ -327,8 +319,7 @@ std::span<const WgradTile> wgrad_tiles(ConvArithmetic arithmetic) {
 }
 
 std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
-  if (is_narrow(p) || !may_use_wgmma(p) || p.choice.plain || p.choice.small_channel) return std::nullopt;
-  if (p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
+  if (!p.wgmma || p.dtype == DType::f64 || p.batch == 0) return std::nullopt;
   int64_t in_voxels = p.batch, out_voxels = p.batch;
   for (int a = 0; a < 3; ++a) {
     in_voxels *= p.in_size[a];
@@ -336,10 +327,16 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   }
   if (in_voxels == 0 || out_voxels == 0 || std::max(in_voxels, out_voxels) > INT32_MAX) return std::nullopt;
   WgradPlan axes;
-  if (!choose_axes(p, axes)) return std::nullopt;
+  if (set_axes(p, axes.axis, true, kMaxWgradTaps, kMaxWgradTaps) == 0) return std::nullopt;
   ConvProblem at_once = p;
   at_once.batch = axes.samples = samples_at_once(p);
-  return Search(at_once, axes, at_once.batch == p.batch).best();
+  auto best = Search(at_once, axes, at_once.batch == p.batch).best();
+  if (!best) return std::nullopt;
+  // The copies of floats read their source twice: to find the scale, and to apply it.
+  const double copied = static_cast<double>(p.batch * copied_bytes_of_sample(p)),
+               read = is_half(p.dtype) ? copied : 4.0 / parts(p) * copied;
+  best->cycles = best->cycles * static_cast<double>(divide_up(p.batch, best->samples)) + memory_cycles(copied + read);
+  return best;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const WgradPlan& plan) {

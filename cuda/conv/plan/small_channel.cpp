@@ -16,8 +16,8 @@ constexpr int kMultiprocessor = 228 * 1024;  // bytes of shared memory of an SM
 
 bool few_channels(const ConvProblem& p) {
   const auto few = [](int64_t channels) { return channels >= 1 && channels <= kMaxSmallChannels; };
-  return may_use_wgmma(p) && (p.choice.small_channel || p.choice == ConvChoice{}) && p.dtype != DType::f64 &&
-         p.batch >= 1 && p.groups >= 1 && few(p.in_channels) && few(p.out_channels) && p.batch * p.groups < kReach;
+  return p.wgmma && p.dtype != DType::f64 && p.batch >= 1 && p.groups >= 1 && few(p.in_channels) &&
+         few(p.out_channels) && p.batch * p.groups < kReach;
 }
 
 /// Returns true if 32-bit offsets from the first channel reach all channels of a group.
@@ -151,7 +151,7 @@ bool finish(const ConvProblem& p, SmallChannelPlan& plan) {
   const double bytes =
       element * (staged * 32 + phases * voxels * static_cast<double>(p.out_channels) * plan.axis[2].phases);
   const int resident = resident_blocks(plan.shared_bytes, plan.blocks);
-  plan.cycles = slide(p, plan, p.multiprocessors, resident, plan.axis[0].count,
+  plan.cycles = slide(p, plan, kMultiprocessors, resident, plan.axis[0].count,
                       plane_clocks(multiplying * kSmallChannelConsumers / 32 + staged * 9, bytes, resident),
                       plane * plan.halo.span[0] * 5 + weights / 8 + 2000);
   return true;

@@ -89,10 +89,10 @@ template <int half, int kN8, class T, int kSums, class F>
 __device__ void store_vectors(T* to, uint32_t offset, const Accumulator (&sum)[kSums], const F& finish, int columns,
                               bool exists) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
-  constexpr int kQuads = sizeof(T) == 2 ? kN8 / 4 * 4 : 0;
-  if constexpr (kQuads > 0)
+  constexpr int kBlocks = sizeof(T) == 2 ? 4 : 2, kVectors = kN8 / kBlocks * kBlocks;  // blocks of 8 columns
+  if constexpr (sizeof(T) == 2) {
 #pragma unroll
-    for (int n = 0; n < kQuads; n += 4) {
+    for (int n = 0; n < kVectors; n += 4) {
       uint32_t v[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[i] = finish.pair(sum[n + i][2 * half], sum[n + i][2 * half + 1], n + i);
@@ -100,9 +100,20 @@ __device__ void store_vectors(T* to, uint32_t offset, const Accumulator (&sum)[k
       if (exists && (n + lane) * 8 < columns)
         *reinterpret_cast<uint4*>(to + lane * 8 + offset + n * 8) = {v[0], v[1], v[2], v[3]};
     }
+  } else {
+    const int first = lane % 2 * 8 + lane / 2 * 4;
+#pragma unroll
+    for (int n = 0; n < kVectors; n += 2) {
+      float v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = finish(sum[n + i / 2][2 * half + i % 2], n + i / 2, i % 2);
+      exchange_pairs(v);
+      if (exists && n * 8 + first < columns) store_values<4>(to + first + offset + n * 8, v);
+    }
+  }
   const int left = exists ? columns - lane * 2 : 0;
 #pragma unroll
-  for (int n = kQuads; n < kN8; ++n) {
+  for (int n = kVectors; n < kN8; ++n) {
     const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
     if (n * 8 < left) store_values<2>(to + lane * 2 + offset + n * 8, pair);
   }

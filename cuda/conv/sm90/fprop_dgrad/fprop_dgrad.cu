@@ -83,11 +83,12 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
       outer *= count[0][a] = plan.halo[a] || (slides && a == 0) ? 1 : part[a]->taps;
       inner *= count[1][a] = plan.halo[a] ? part[a]->taps : 1;
     }
+    phase.box_stages = static_cast<uint16_t>(divide_up(inner, stage));
+    phase.weight_stages += outer * phase.box_stages;
     for (int o = 0; o < outer; ++o) {
       Load& load = p.load[loads++];
       load.first_tap = static_cast<uint16_t>(taps);
       load.taps = static_cast<uint16_t>(inner);
-      phase.weight_stages += divide_up(inner, stage);
       int number[3] = {o / (count[0][1] * count[0][2]), o / count[0][2] % count[0][1], o % count[0][2]};
       for (int a = 0; a < 3; ++a) {
         const int row = plan.halo[a] || (slides && a == 0) ? part[a]->low : part[a]->start + number[a] * part[a]->step;
@@ -105,6 +106,7 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
       }
     }
     phase.loads = static_cast<uint16_t>(loads - phase.first_load);
+    if (plan.omits_boxes()) phase.depth_loads = static_cast<uint16_t>(count[0][1] * count[0][2]);
   }
   p.phases = plan.phases;
   const auto taps_of = [&](const Phase& phase) {
@@ -144,7 +146,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.split = Divisor(plan.splits);
   p.phase_units = Divisor(plan.units / (plan.merged ? 1 : plan.phases));
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
-  const int wide = problem.dtype == DType::f32 ? 2 : 8;
+  const int wide = 16 / static_cast<int>(item_size(problem.dtype));
   p.vectors = p.out_channels % wide == 0 && is_tma_tensor(out);
   p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
   int all_tiles = 1;
@@ -160,6 +162,8 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
     p.extent[a - 1] = Divisor(plan.box[4 - a]);
   }
   if (all_tiles % plan.cluster != 0) p.tiles[0] = Divisor(p.tiles[0].value() + 1);
+  p.in_depth = static_cast<int>(problem.in_size[0]);
+  p.box_depth = (plan.box[1] - 1) * p.in_step[0] + 1;
   p.box_rows = plan.box_rows();
   p.group_pitch = plan.group_pitch;
   std::copy_n(plan.base, kMaxFpropDgradTiles, p.base);
@@ -238,7 +242,7 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
 void store_partial_sums(Params& p, const View& out, float* partial) {
   p.partial = partial;
   p.relu = false;
-  p.vectors = p.out_channels % 2 == 0;
+  p.vectors = p.out_channels % 4 == 0;
   p.channel_stride = 1;
   int64_t stride = out.size[1];
   for (int a = 3; a >= 0; --a) {

@@ -50,7 +50,7 @@ template <class Tile>
 __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeline) {
   for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
     if (p.resident && !first) return;
-    for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+    for (KBlocks k(p, unit); k.left > 0; k.next()) {
       if (Tile::kThree && p.resident && k.chunk == p.resident_chunks) break;
       const Load& box = k.box(p);
       const auto from = ChunkOperands::of<Tile::kThree>(p, k.chunk);
@@ -79,7 +79,7 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
   int turn = 0;
   const auto load = [&](const WorkUnit& unit, const Phase& phase, bool) {
     const int n = unit.group * p.n_group + unit.column * Tile::kN;
-    for (KBlocks block(p, unit, phase); block.left > 0; block.next()) {
+    for (KBlocks block(p, unit); block.left > 0; block.next()) {
       const Load& box = block.box(p);
       const auto from = ChunkOperands::of<Tile::kThree>(p, block.chunk);
       const int k = unit.group * p.k_group + from.chunk * p.chunk_channels;
@@ -105,7 +105,11 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
     }
   };
   if (p.kept_taps == 0) return for_each_gemm<Tile::kSlide>(p, load);
-  for (int phase = 0; phase < p.phases; ++phase) load(WorkUnit(p, 0), p.phase_of[phase], false);
+  WorkUnit unit(p, 0);
+  for (int phase = 0; phase < p.phases; ++phase) {
+    unit.select_boxes(p, p.phase_of[phase]);
+    load(unit, p.phase_of[phase], false);
+  }
 }
 
 /// Returns the wgmma descriptor of an operand whose rows have `swizzle` bytes. `groups_apart` is the distance in bytes
@@ -153,10 +157,11 @@ struct Mainloop {
 
   /// Skips a GEMM that the other warpgroup computes.
   __device__ void skip(const WorkUnit& unit, const Phase& phase) {
-    int boxes = p.chunks * phase.loads, stages = p.chunks * phase.weight_stages;
+    int boxes = p.chunks * unit.loads,
+        stages = unit.loads == phase.loads ? p.chunks * phase.weight_stages : boxes * phase.box_stages;
     if (p.splits > 1) {
       boxes = stages = 0;
-      for (KBlocks k(p, unit, phase); k.left > 0; k.next(), ++boxes) stages += divide_up(k.box(p).taps, p.stage_taps);
+      for (KBlocks k(p, unit); k.left > 0; k.next(), ++boxes) stages += divide_up(k.box(p).taps, p.stage_taps);
     }
     ++gemm;
     if (p.kept_taps == 0) weights.skip(stages);
@@ -182,7 +187,7 @@ struct Mainloop {
     // stages of this GEMM cannot be two rounds behind (docs/conv-kernels.md).
     if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
     ++gemm;
-    KBlocks k(p, unit, phase);
+    KBlocks k(p, unit);
     for (; k.left > 0; k.next()) {
       const Load& box = k.box(p);
       input.wait();
@@ -221,7 +226,7 @@ struct Mainloop {
     Pipeline input = inputs;
     if (p.kept_taps > 0) weights.restart(phase.first_stage);
     each(sum, [](float& x, int, int, int) { x = 0; });
-    for (KBlocks k(p, unit, phase); k.left > 0; k.next()) {
+    for (KBlocks k(p, unit); k.left > 0; k.next()) {
       const Load& box = k.box(p);
       if (p.resident && k.chunk == p.resident_chunks)
         (input = inputs).skip(p.product_chunks.value());  // reads the high parts again

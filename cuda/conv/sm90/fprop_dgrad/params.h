@@ -27,10 +27,12 @@ struct Tap {
 struct Phase {
   uint16_t first_load;
   uint16_t loads;
-  int weight_stages;  ///< stages of weights of a chunk
-  int first_stage;    ///< first stage of weights that stay in shared memory
-  int first[3];       ///< first result along each axis
-  int count[3];       ///< results along each axis
+  uint16_t depth_loads;  ///< boxes of each tap along the depth, if boxes outside of the inputs are omitted; otherwise 0
+  uint16_t box_stages;   ///< stages of weights of a box, if all boxes have the same number
+  int weight_stages;     ///< stages of weights of a chunk
+  int first_stage;       ///< first stage of weights that stay in shared memory
+  int first[3];          ///< first result along each axis
+  int count[3];          ///< results along each axis
 };
 
 /// Sample, depth, height, width.
@@ -77,6 +79,8 @@ struct Params {
                      ///< along the samples if `cluster` does not divide their number
   int in_step[3];
   int out_step[3];
+  int in_depth;                   ///< planes of the inputs
+  int box_depth;                  ///< planes of the inputs from the first to the last one of a box
   Coordinates tile;               ///< results of a CTA tile
   Coordinates unit;               ///< results of a work unit
   Divisor extent[3];              ///< size of the box: width, height, depth

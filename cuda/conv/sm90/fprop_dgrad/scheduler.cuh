@@ -15,6 +15,8 @@ struct WorkUnit {
   Coordinates at;  // corner of the tile, in results of the phase
   int plane = 0;   // sliding: current plane of inputs
   int planes = 1;  // sliding: number of planes of inputs
+  int first_load = 0;
+  int loads = 0;  // boxes of the current GEMM for each chunk
 
   /// `number` is the number of the cluster's unit.
   __device__ WorkUnit(const Params& p, int number) {
@@ -25,6 +27,19 @@ struct WorkUnit {
     if (p.cluster > 1) number = 2 * number + static_cast<int>(blockIdx.x) % 2;
     for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
     group = number;
+  }
+  /// Sets the boxes of a GEMM. Omits those outside of the inputs along the depth, except for the last box, whose zeros
+  /// lead to results.
+  __device__ void select_boxes(const Params& p, const Phase& of) {
+    first_load = of.first_load;
+    loads = of.loads;
+    if (of.depth_loads == 0) return;
+    const auto is_outside = [&](int load) {
+      const int first = at[1] * p.in_step[0] + p.load[load].offset[0];
+      return first >= p.in_depth || first + p.box_depth <= 0;
+    };
+    for (; loads > of.depth_loads && is_outside(first_load); loads -= of.depth_loads) first_load += of.depth_loads;
+    for (; loads > of.depth_loads && is_outside(first_load + loads - 1);) loads -= of.depth_loads;
   }
   /// Returns false if the tile lies outside of the results of this phase. Phases may have different sizes.
   __device__ bool has_results(const Phase& of) const {
@@ -37,6 +52,7 @@ struct WorkUnit {
 template <int kSlide, class F>
 __device__ void for_each_plane(const Params& p, WorkUnit unit, const F& f) {
   const int corner = unit.at[1];
+  unit.select_boxes(p, p.phase_of[0]);
   unit.planes = min(p.run, p.phase_of[0].count[0] - corner) + kSlide - 1;
   for (; unit.plane < unit.planes; ++unit.plane)
     for (int run = 0; run < 2; ++run) {
@@ -55,7 +71,7 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
   for (int begin = 0, turn = static_cast<int>(blockIdx.x) / p.cluster; begin < p.units;
        begin += clusters, turn = clusters - 1 - turn) {
     if (begin + turn >= p.units) continue;
-    const WorkUnit unit(p, begin + turn);
+    WorkUnit unit(p, begin + turn);
     if constexpr (kSlide > 1) {
       for_each_plane<kSlide>(p, unit, f);
     } else {
@@ -63,6 +79,7 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
       bool first = true;
       for (int phase = unit.phase; phase < end; ++phase) {
         if (p.cluster == 1 && !unit.has_results(p.phase_of[phase])) continue;
+        unit.select_boxes(p, p.phase_of[phase]);
         f(unit, p.phase_of[phase], first);
         first = false;
       }
@@ -79,8 +96,7 @@ struct KBlocks {
   const int first_load;
   const int loads;
 
-  __device__ KBlocks(const Params& p, const WorkUnit& unit, const Phase& phase)
-      : first_load(phase.first_load), loads(phase.loads) {
+  __device__ KBlocks(const Params& p, const WorkUnit& unit) : first_load(unit.first_load), loads(unit.loads) {
     load = chunk = 0;
     left = p.chunks * loads;
     if (p.splits == 1) return;  // avoids the divisions, which take about 30 instructions each

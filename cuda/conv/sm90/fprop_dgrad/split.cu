@@ -50,16 +50,6 @@ int64_t row_stride(const View& view, const std::array<int, 5>& axes) {
 
 }  // namespace
 
-int64_t lay_out(View& view, const std::array<int, 5>& axes) {
-  const int64_t wide = 16 / item_size(view.dtype);
-  int64_t stride = 1;
-  for (const int axis : axes) {
-    view.stride[axis] = stride;
-    stride = axis == axes[0] ? round_up(view.size[axis], wide) : stride * view.size[axis];
-  }
-  return stride;
-}
-
 View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<Workspace>& memory,
                 const Launch& launch) {
   View high = view;

@@ -9,10 +9,6 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// Sets the strides of a view so that it is dense in the order `axes`, innermost first, with the innermost axis padded
-/// to a multiple of 16 bytes. Returns the number of elements, including the padding.
-int64_t lay_out(View& view, const std::array<int, 5>& axes);
-
 /// Returns a copy of a float32 view in the layout of lay_out(). The outermost axis is twice as long: first the high
 /// parts, then the low parts. The high part of a value that is not finite is 0, because products with high and low
 /// parts would otherwise add infinities of both signs.
