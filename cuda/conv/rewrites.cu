@@ -183,11 +183,12 @@ void RewrittenCall::copy_to_channels_last(const Launch& launch) {
     memory.emplace(launch, static_cast<size_t>(lay_out(view, {1, 4, 3, 2, 0}) * item_size(view.dtype)));
     view.data = memory->as<void>();
   };
-  if (!has_channels_innermost(in)) {
+  // The plan may be for a view whose only sample would make it channels-last, but not aligned.
+  if (!has_channels_innermost(in) || !is_tma_tensor(in)) {
     allocate(call_.in, copy_);
     kernel::copy(call_.in, in);
   }
-  if (has_channels_innermost(out)) return;
+  if (has_channels_innermost(out) && is_tma_tensor(out)) return;
   allocate(call_.out, other_copy_);
   if (wgrad) return kernel::copy(call_.out, out);
   result_ = call_.out;

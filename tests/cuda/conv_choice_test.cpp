@@ -85,6 +85,11 @@ TEST(ConvPlan, CopiesContiguousTensorsIfThisTakesLessTime) {
     EXPECT_TRUE(plan->problem.in_channels_last && plan->problem.out_channels_last);
     EXPECT_TRUE(std::holds_alternative<DepthwisePlan>(plan->copies->family));
   }
+  p.batch = 0;
+  for (const ConvPass pass : {ConvPass::fprop, ConvPass::dgrad, ConvPass::wgrad}) {
+    p.pass = pass;
+    EXPECT_EQ(choose(p)->samples, 0);
+  }
   p.batch = 2000;  // the copies would be larger than 1 GiB
   EXPECT_NE(choose(p)->rewrite, ConvRewrite::channels_last_copies);
 }

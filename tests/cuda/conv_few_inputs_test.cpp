@@ -220,7 +220,6 @@ TEST_P(CudaConvFewInputs, PatchesAreExact) {
        })
     for (const Layout weights : {Layout::contiguous, Layout::dense_channels_last}) {
       SCOPED_TRACE(concat(GetParam(), ": ", p));
-      const bool many = p.in <= 4 && p.in * p.kernel[0] * p.kernel[1] * p.kernel[2] >= 256;
       RandomView x(dtype, p.x_shape(), any_layout(random, true), random), w(dtype, p.w_shape(), weights, random);
       RandomView y(dtype, p.y_shape(), Layout::channels_last, random);
       RandomView bias_x(dtype, {p.in}, Layout::spaced, random), bias_y(dtype, {p.out}, Layout::spaced, random);

@@ -163,6 +163,7 @@ ConvPlan best_plan(const ConvProblem& p) {
 
 /// Returns the best plan. If there is none, ignores the overrides, then uses float32 copies or the plain kernels.
 ConvPlan make_plan(const ConvProblem& p) {
+  if (p.batch == 0) return {.problem = p, .samples = 0};
   ConvPlan plan = best_plan(p);
   if (has_plan(plan)) return plan;
   if (p.choice != ConvChoice{} && p.choice.kernel != ConvKernel::plain) {

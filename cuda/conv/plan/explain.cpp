@@ -169,7 +169,9 @@ double peak_flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
 
 /// Returns the measured rate of an H200, scaled by the nominal peaks of the GPU and of an H200.
 double flop_rate(const ConvProblem& p, const ConvGpu& gpu) {
-  if (std::holds_alternative<DepthwisePlan>(choose(p)->family))
+  auto plan = choose(p);
+  while (plan->copies) plan = plan->copies;
+  if (std::holds_alternative<DepthwisePlan>(plan->family))
     return kFmaRate * (gpu.multiprocessors * gpu.clock) / (ConvGpu().multiprocessors * ConvGpu().clock);
   const double measured = p.dtype == DType::f64 ? kDoubleRate : is_half(p.dtype) ? kHalfRate : kTf32Rate;
   const int products = p.dtype == DType::f32 && three_products(p) ? 3 : 1;

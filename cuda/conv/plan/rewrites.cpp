@@ -61,7 +61,10 @@ bool suits_patches_as_channels(const ConvProblem& p) {
                (dgrad ? p.out_size[a] == results * p.kernel[a] : results > 0);
   }
   const int64_t channels = dgrad ? p.out_channels : p.in_channels, taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
-  return patches && taps > 1 && channels * taps * item_size(p.dtype) % 16 == 0;
+  const int64_t patch_bytes = channels * taps * static_cast<int64_t>(item_size(p.dtype));
+  const Triple& grid = dgrad ? p.in_size : p.out_size;
+  return patches && taps > 1 && patch_bytes % 16 == 0 &&
+         p.batch * grid[0] * grid[1] * grid[2] * patch_bytes <= kMaxCopied;
 }
 
 /// The copy reads and writes all elements of x, in pieces of a line of a patch.

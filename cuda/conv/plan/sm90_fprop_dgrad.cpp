@@ -138,6 +138,8 @@ class Search {
     double& known = inside_[plan.tile[1]];
     if (known > 0) return known;
     const AxisPhases& depth = plan.axis[0];
+    // Only boxes near both ends may lie outside.
+    if (depth.count > 8 * (depth.max_span + plan.tile[1])) return known = 1;
     int64_t boxes = 0, read = 0;
     for (int i = 0; i < depth.phases; ++i)
       for (int at = 0; at < depth.phase[i].count; at += plan.tile[1])
