@@ -41,8 +41,8 @@ bool has_near_voxels(const ConvProblem& p, const FewInputsPlan& plan) {
   return inputs * static_cast<double>(item_size(p.dtype)) <= INT32_MAX && plan.tile[0] * plane <= INT32_MAX;
 }
 
-/// Returns the clocks of a CTA tile. The constants were fitted to measurements: the clocks for 32 inputs of a line, for
-/// a step of 8 words of K and 16 results or columns, and for the tile.
+/// Returns the clocks of a CTA tile. The constants are fitted clocks: for 32 inputs of a line, for a product of the
+/// tensor cores, and for the tile as a whole.
 double tile_cycles(const ConvProblem& p, const FewInputsPlan& plan) {
   const double loads = 100.0 / kFewInputsWarps * plan.rows * divide_up(plan.box[2], 32);
   if (p.pass == ConvPass::wgrad) {

@@ -25,7 +25,7 @@ constexpr double kLatency = 2000;       // time from the request of a box to its
 constexpr double kWait = 1500;          // time per unit whose boxes cannot be loaded during the previous unit
 constexpr double kSingle = 0.5;         // time per result if results are not stored as vectors
 constexpr double kStrided = 3;          // slowdown of stores with a distance between elements
-constexpr double kFewBoxes = 0.8;       // part of the boxes below which the model is precise enough to omit the others
+constexpr double kFewBoxes = 0.8;       // the model counts omitted boxes if less than this part of all boxes remains
 constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone on its SM
 
 // Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
@@ -133,7 +133,7 @@ class Search {
   }
 
   /// Returns the part of the boxes, if each tap along the depth has its own box, that do not lie outside of the inputs.
-  /// Returns 1 if there are nearly as many boxes.
+  /// Returns 1 if this part is at least kFewBoxes, because the model is not precise enough for small differences.
   double inside(const FpropDgradPlan& plan) {
     double& known = inside_[plan.tile[1]];
     if (known > 0) return known;
