@@ -84,8 +84,9 @@ extern "C" {
 
 /// Overrides the planner's choices for all later convolutions. The arguments are the members of cuda::ConvChoice.
 void voxgrad_force_conv(int kernel, int unsplit, int k_blocks, int m_tiles, int pairs, int width, int slide,
-                        int cluster) {
+                        int cluster, int copies) {
   cuda::force_conv_choice({.kernel = static_cast<cuda::ConvKernel>(kernel),
+                           .copies = static_cast<uint8_t>(copies & 3),
                            .unsplit = unsplit != 0,
                            .slide = static_cast<uint8_t>(slide & 3),
                            .k_blocks = static_cast<int8_t>(k_blocks),

@@ -182,6 +182,21 @@ def families():
             for i, text in enumerate(list_of_texts.split(";"))}
 
 
+def slow():
+    """Returns layers of earlier races on which some version of voxgrad was slower than PyTorch."""
+    texts = ("C 64x128>256 16 k2 s2; T 64x256>128 8 k2 s2; C 64x512>512 8 k3 s2 p1; C 16x512>512 3 k3 p1; "
+             "T 32x512>512 3 k3 p1; T 2x256>128 16,128,128 k3,1,1 p1,0,0; T 4x256>128 5,96,96 k3,1,1; "
+             "T 64x512>256 6 k3 s2 p1 op1; T 64x512>384 4 k3 s2 p1 op1; C 4x256>512 24 k3 s2 p1; "
+             "C 16x384>512 6 k3 s2 p1; C 64x128>256 12 k3 s2 p1; C 16x128>256 24 k3 s2 p1; C 16x512>512 4 k3 p1; "
+             "C 4x256>512 16 k3 s2 p1; T 1x128>128 20,128,128 k3,3,1 p1,1,0; C 16x32>64 64 k3 s2 p1; "
+             "T 4x512>512 4 k3 p1; T 1x512>512 4 k3 p1; T 2x129>99 41,67,29 k3 p1; C 64x128>128 24 k3 s2 p2 d2; "
+             "C 32x256>256 12 k3 p1; C 2x2>32 64 k4 s2 p1; C 8x96>192 32 k3 s2 p1; T 1x128>128 31 k3 p2 d2; "
+             "C 4x128>128 31 k3 p3 d3; C 64x96>192 24 k3 s2 p1; C 32x128>256 8,96,96 k1,2,2 s1,2,2; "
+             "T 16x384>512 8 k3 p1; C 32x512>512 8 k3 s2 p1; C 1x16>14 128 k1; C 2x48>14 40,160,160 k1; C 2x64>2 96 k1; "
+             "C 2x64>2 128 k1; T 4x64>1 96 k1; C 4x64>4 40,160,160 k1")
+    return {text: Shape.parse(text) for text in texts.split("; ")}
+
+
 # The rest of the file implements --set race: random layers similar to the layers of real models. Each function from
 # encoder() to five() returns a random convolution of one family, with batch 1. `pick` returns one of its arguments at
 # random. race() selects the batch and converts every other problem to a transposed convolution.
@@ -313,4 +328,4 @@ def race(seed, count):
 
 
 SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet(), "mednext": mednext(),
-        "families": families()}
+        "families": families(), "slow": slow()}

@@ -49,6 +49,7 @@ void convolve(const ConvCall& call) {
   const View &in = call.in, &out = call.out, &w = call.w;
   const View& result = call.pass == ConvPass::wgrad ? w : out;
   if (result.numel() == 0) return;
+  if (in.size[0] == 0) return kernel::fill(w, 0);  // a weight gradient, because other results would be empty
   const bool transposed = call.pass == ConvPass::dgrad;
   check_positions(call.op, transposed ? out : in, w, transposed ? in : out, call.geometry);
   check(w.numel() / std::max<int64_t>(out.size[1] / call.geometry.groups, 1) < INT32_MAX - 256, call.op,

@@ -160,7 +160,7 @@ struct Tf32 {
 /// products of the parts are computed. Tensor cores truncate when they add to an accumulator, and the error would grow
 /// with each addition. Each call therefore sums its products from zero and adds this sum to the accumulator in float32
 /// (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
-/// peak performance", 2022). An infinite input gives NaN.
+/// peak performance", 2022). The other two products of an infinity are NaN and are omitted.
 struct Tf32x3 {
   static constexpr bool kRounds = false;
   using Element = float;
@@ -181,17 +181,15 @@ struct Tf32x3 {
       uint32_t high[4], low[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) split(a[m][i], high[i], low[i]);
-      Accumulator step[kN] = {};
 #pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(step[n], low, b[n][0], b[n][1]);
+      for (int n = 0; n < kN; ++n) {
+        Accumulator product = {}, rest = {};
+        mma_tf32(rest, low, b[n][0], b[n][1]);
+        mma_tf32(rest, high, b[n][2], b[n][3]);
+        mma_tf32(product, high, b[n][0], b[n][1]);
 #pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(step[n], high, b[n][2], b[n][3]);
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(step[n], high, b[n][0], b[n][1]);
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) c[m][n][i] += step[n][i];
+        for (int i = 0; i < 4; ++i) c[m][n][i] += product[i] + (fabsf(product[i]) < INFINITY ? rest[i] : 0);
+      }
     }
   }
   template <int kN>

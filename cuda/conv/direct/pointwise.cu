@@ -1,9 +1,11 @@
-// 1x1x1 convolutions between a tensor with many channels (wide) and a tensor with few channels (narrow): SIMT GEMMs for
-// fprop, dgrad and wgrad (with split-K).
+// 1x1x1 convolutions between a tensor with many channels (wide) and a tensor with few channels (narrow): GEMMs with
+// mma.sync for fprop and dgrad, and a SIMT GEMM with split-K for wgrad.
 //
 // Both tensors are lists of voxels, and a warp computes one tile of voxels after another. Four lanes share a voxel of
-// the wide tensor, and each lane loads vectors of its channels. A tile of the narrow tensor is contiguous and is copied
-// through shared memory. All products and sums are in float32.
+// the wide tensor, and each lane transfers vectors of its channels. In fprop and dgrad, these vectors are fragments of
+// the tensor cores, because the channels are multiplied or stored in another order than that of memory. Memory limits
+// these kernels, so float32 keeps its accuracy in all precisions. A tile of the narrow tensor is contiguous and is
+// copied through shared memory.
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
@@ -14,10 +16,10 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kLanes = kPointwiseLanes, kRows = 32 / kLanes;  // kRows: voxels that a warp loads at a time
-constexpr int kVoxels = kPointwiseVoxels, kDepth = kVoxels / kRows;
-constexpr int kWgradThreads = 32 * kPointwiseWgradWarps;
-static_assert(kDepth == kLanes, "reduce_scatter() leaves one voxel to each lane");
+constexpr int kLanes = kPointwiseLanes, kRows = 32 / kLanes;  // kRows: voxels that a warp stores at a time
+constexpr int kVoxels = kPointwiseVoxels, kM16 = kVoxels / 16;
+constexpr int kRowsOfLane = kVoxels / kRows, kStages = kPointwiseStages;
+constexpr int kThreads = 32 * kPointwiseWarps, kWgradThreads = 32 * kPointwiseWgradWarps;
 
 /// The parameters of pointwise_to_narrow() and pointwise_to_wide().
 struct PointwiseParams {
@@ -29,9 +31,9 @@ struct PointwiseParams {
   int64_t weight_wide;    // stride of the weights along the wide channels, in elements
   int64_t bias_stride;
   int64_t voxels;  // number of voxels
+  Divisor narrow;  // number of narrow channels
   int wide;        // number of wide channels
-  int pitch;       // `wide`, rounded up to the vectors of 4 lanes
-  int out_channels;
+  int chunks;      // chunks of wide channels: a vector for each of the 4 lanes
   float floor;
   bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
 };
@@ -50,21 +52,246 @@ __device__ void store_words(T* to, const Vector<T, kVectorWidth<T>>& vector) {
   __stwb(reinterpret_cast<uint4*>(to), std::bit_cast<uint4>(vector));
 }
 
-/// Copies the weights to shared memory, as [wide / 4][narrow][4]. The bias is an additional narrow channel. Elements
-/// after the last channel are zero.
-template <class T, int kNarrow>
-__device__ void load_weights(const PointwiseParams& p, float* to) {
-  constexpr int kWeightRows = pointwise_weight_rows(kNarrow);
-  const T *weight = static_cast<const T*>(p.weight), *bias = static_cast<const T*>(p.bias);
-  for (int i = static_cast<int>(threadIdx.x); i < kWeightRows * p.pitch; i += 32 * kPointwiseWarps) {
-    const int k = i / 4 % kWeightRows, c = i / (4 * kWeightRows) * 4 + i % 4;
-    float value = 0;
-    if (k < kNarrow && c < p.wide) value = convert<float>(weight[k * p.weight_narrow + c * p.weight_wide]);
-    if (k == kNarrow && bias && c < p.out_channels) value = convert<float>(bias[c * p.bias_stride]);
-    to[i] = value;
+/// Copies the weights to shared memory as `count` words of operand B. channels(i, e) returns the narrow and the wide
+/// channel of element e of word i. Weights of missing channels are zero.
+template <class Arithmetic, class Channels>
+__device__ void list_weights(const PointwiseParams& p, int count, uint32_t* to, const Channels& channels) {
+  using T = typename Arithmetic::Element;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    T value[Arithmetic::kElements];
+#pragma unroll
+    for (int e = 0; e < Arithmetic::kElements; ++e) {
+      const int2 channel = channels(i, e);
+      value[e] = T(0.0f);
+      if (channel.x < p.narrow.value() && channel.y < p.wide)
+        value[e] = static_cast<const T*>(p.weight)[channel.x * p.weight_narrow + channel.y * p.weight_wide];
+    }
+    to[i] = Arithmetic::word(value);
   }
-  __syncthreads();
 }
+
+/// Returns the bias of a channel, or 0 if there is none.
+template <class T>
+__device__ float bias_of(const PointwiseParams& p, int channel, int channels) {
+  if (!p.bias || channel >= channels) return 0;
+  return convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]);
+}
+
+/// The ring of a warp, into which each lane copies vectors of the wide tensor that only this lane reads: in each stage,
+/// kChunks vectors of channels of each of kRowsOfLane voxels.
+template <class T, int kChunks>
+struct InputRing {
+  static constexpr int kWidth = kVectorWidth<T>;
+  const PointwiseParams& p;
+  uint4* ring;
+  int64_t tile;  // first voxel of the next tile
+  int64_t step;  // voxels from one tile of the warp to the next
+  int chunk = 0;
+
+  /// Starts to copy the next stage. Voxels and channels that do not exist are zero.
+  __device__ void copy(int stage) {
+    const Lane at;
+    const auto count = static_cast<int>(min(p.voxels - tile, int64_t{kVoxels}));
+    const int c = (chunk * kLanes + at.part) * kWidth;
+    const T* from = static_cast<const T*>(p.in) + (tile + at.row) * p.wide + c;
+#pragma unroll
+    for (int v = 0; v < kRowsOfLane; ++v, from += kRows * p.wide)
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        cp_async(at_vector(stage, v, i), from + i * kLanes * kWidth,
+                 v * kRows + at.row < count && c + i * kLanes * kWidth < p.wide);
+    cp_async_commit();
+    chunk += kChunks;
+    if (chunk < p.chunks) return;
+    chunk = 0;
+    tile += step;
+  }
+  __device__ uint32_t at_vector(int stage, int row, int i) const {
+    return shared_address(ring + ((stage * kRowsOfLane + row) * kChunks + i) * 32);
+  }
+};
+
+/// Adds the products of a stage. Word `part` or part + 4 of a fragment is a word of a vector of the lane.
+template <class Arithmetic, int kN8, int kChunks, class Ring>
+__device__ void multiply_stage(Accumulator (&sum)[kM16][kN8], const Ring& ring, int stage, uint32_t weights) {
+  uint32_t words[kRowsOfLane][kChunks][4];
+#pragma unroll
+  for (int i = 0; i < kRowsOfLane * kChunks; ++i)
+    load_shared(ring.at_vector(stage, i / kChunks, i % kChunks), words[i / kChunks][i % kChunks]);
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    uint32_t of_chunk[kN8][4];
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) load_shared(weights + (chunk * kN8 + n) * 512, of_chunk[n]);
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+      uint32_t a[kM16][4], b[kN8][2];
+#pragma unroll
+      for (int i = 0; i < 4 * kM16; ++i) a[i / 4][i % 4] = words[i / 4 * 2 + i % 2][chunk][k + i % 4 / 2];
+#pragma unroll
+      for (int i = 0; i < 2 * kN8; ++i) b[i / 2][i % 2] = of_chunk[i / 2][k + i % 2];
+      Arithmetic::multiply_words(sum, a, b);
+    }
+  }
+}
+
+/// Computes narrow results from wide inputs. The results have at most 8 * kN8 channels. Launch: CTAs of
+/// kPointwiseWarps warps in a 1-D grid. Dynamic shared memory: a ring for each warp, the weights in the order
+/// [chunk][block of 8 channels][lane][word], and a tile of results for each warp.
+template <class Arithmetic, int kN8, int kChunks>
+__global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_constant__ PointwiseParams p) {
+  using T = typename Arithmetic::Element;
+  constexpr int kWidth = kVectorWidth<T>, kRing = kStages * kRowsOfLane * kChunks * 32;
+  extern __shared__ uint4 dynamic_shared[];
+  const Lane at;
+  const int narrow = p.narrow.value();
+  uint4* const weights = dynamic_shared + kPointwiseWarps * kRing;
+  const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
+  int64_t first = (int64_t{blockIdx.x} * kPointwiseWarps + at.warp) * kVoxels;
+  InputRing<T, kChunks> ring{p, dynamic_shared + at.warp * kRing + at.lane, first, step};
+#pragma unroll
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.copy(stage);
+  list_weights<Arithmetic>(p, round_up(p.chunks, kChunks) * kN8 * 128, reinterpret_cast<uint32_t*>(weights),
+                           [](int i, int e) {
+                             const int lane = i / 4 % 32, word = i / (128 * kN8) * 16 + lane % 4 * 4 + i % 4;
+                             return make_int2(i / 128 % kN8 * 8 + lane / 4, word * Arithmetic::kElements + e);
+                           });
+  T* const results = reinterpret_cast<T*>(weights + round_up(p.chunks, kChunks) * kN8 * 32);
+  T* const staged = results + at.warp * kVoxels * narrow;
+  float bias[kN8][2];
+#pragma unroll
+  for (int i = 0; i < 2 * kN8; ++i) bias[i / 2][i % 2] = bias_of<T>(p, i / 2 * 8 + at.part * 2 + i % 2, narrow);
+  __syncthreads();
+  for (int stage = 0; first < p.voxels; first += step) {
+    Accumulator sum[kM16][kN8] = {};
+    uint32_t of_stage = shared_address(weights + at.lane);
+    for (int chunk = 0; chunk < p.chunks; chunk += kChunks, of_stage += kChunks * kN8 * 512) {
+      cp_async_wait<kStages - 2>();
+      ring.copy(stage == 0 ? kStages - 1 : stage - 1);
+      multiply_stage<Arithmetic, kN8, kChunks>(sum, ring, stage, of_stage);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    __syncwarp();  // all lanes have stored the previous tile
+#pragma unroll
+    for (int i = 0; i < 4 * kM16 * kN8; ++i) {
+      const int m = i / (4 * kN8), n = i / 4 % kN8, k = n * 8 + at.part * 2 + i % 2;
+      const float result = max_or_nan(sum[m][n][i % 4] + bias[n][i % 2], p.floor);
+      if (k < narrow) staged[(m * 16 + i % 4 / 2 * 8 + at.row) * narrow + k] = convert<T>(result);
+    }
+    __syncwarp();
+    T* const out = static_cast<T*>(p.out) + first * narrow;
+    const int count = static_cast<int>(min(p.voxels - first, int64_t{kVoxels})) * narrow;
+    if (p.aligned && count == kVoxels * narrow) {
+#pragma unroll
+      for (int i = at.lane * kWidth; i < kVoxels * 8 * kN8; i += 32 * kWidth)
+        if (i < count) store_words(out + i, load_vector<T, kWidth>(staged + i));
+    } else {
+#pragma unroll 1
+      for (int i = at.lane; i < count; i += 32) out[i] = staged[i];
+    }
+  }
+  cp_async_wait<0>();
+}
+
+/// Loads a tile of the narrow tensor as operand A, through shared memory. Voxels from `count` on are zero.
+template <class Arithmetic, int kSteps, int kPitch, class T>
+__device__ void load_narrow(uint32_t (&a)[kSteps][kM16][4], const PointwiseParams& p, const T* from, int count,
+                            const Lane& at, T* staged) {
+  constexpr int kElements = Arithmetic::kElements, kMost = 8 * kSteps * kElements;
+  T values[kMost];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i >= p.narrow.value()) break;
+    values[i] = at.lane + i * 32 < count * p.narrow.value() ? from[at.lane + i * 32] : T(0.0f);
+  }
+  __syncwarp();  // all lanes have read the previous tile
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i >= p.narrow.value()) break;
+    int voxel = at.lane + i * 32;
+    const int k = p.narrow.take_digit(voxel);
+    staged[voxel * kPitch * kElements + k] = values[i];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kSteps * kM16 * 4; ++i) {
+    const int step = i / (4 * kM16), m = i / 4 % kM16;
+    const int word = (m * 16 + i % 2 * 8 + at.row) * kPitch + step * 8 + i % 4 / 2 * 4 + at.part;
+    T value[kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) value[e] = staged[word * kElements + e];
+    a[step][m][i % 4] = Arithmetic::word(value);
+  }
+}
+
+/// Computes wide results from at most 8 * kN8 narrow inputs. Launch: CTAs of kPointwiseWarps warps in a 1-D grid.
+/// Dynamic shared memory: the weights and the bias. The columns of a lane in all blocks of 8 columns of a chunk are the
+/// channels of one vector, so the weights have the order [chunk][k-step][block][lane][word].
+template <class Arithmetic, int kN8>
+__global__ void __launch_bounds__(kThreads, 2) pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
+  using T = typename Arithmetic::Element;
+  constexpr int kWidth = kVectorWidth<T>, kBlocks = kWidth / 2, kSteps = Arithmetic::kElements == 2 ? 1 : kN8;
+  constexpr int kPitch = 8 * kSteps + 4;  // words of a voxel in shared memory; avoids bank conflicts
+  extern __shared__ __align__(16) uint32_t weights[];
+  __shared__ __align__(16) T inputs[kPointwiseWarps][kVoxels * kPitch * Arithmetic::kElements];
+  const Lane at;
+  T* const staged = inputs[at.warp];
+  float* const bias = reinterpret_cast<float*>(weights) + p.chunks * kSteps * kBlocks * 64;
+  for (int i = at.lane; i < kVoxels * kPitch * Arithmetic::kElements; i += 32) staged[i] = T(0.0f);
+  list_weights<Arithmetic>(p, p.chunks * kSteps * kBlocks * 64, weights, [](int i, int e) {
+    const int lane = i / 2 % 32, block = i / 64 % kBlocks, chunk = i / (64 * kBlocks * kSteps);
+    const int word = i / (64 * kBlocks) % kSteps * 8 + i % 2 * 4 + lane % 4;
+    return make_int2(word * Arithmetic::kElements + e, (chunk * kLanes + lane / 8) * kWidth + block * 2 + lane / 4 % 2);
+  });
+  for (int i = static_cast<int>(threadIdx.x); i < p.chunks * kLanes * kWidth; i += kThreads)
+    bias[i] = bias_of<T>(p, i, p.wide);
+  __syncthreads();
+  const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
+  for (int64_t first = (int64_t{blockIdx.x} * kPointwiseWarps + at.warp) * kVoxels; first < p.voxels; first += step) {
+    const int count = static_cast<int>(min(p.voxels - first, int64_t{kVoxels}));
+    uint32_t a[kSteps][kM16][4];
+    load_narrow<Arithmetic, kSteps, kPitch>(a, p, static_cast<const T*>(p.in) + first * p.narrow.value(), count, at,
+                                            staged);
+    T* const out = static_cast<T*>(p.out) + first * p.wide;
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      const int c = (chunk * kLanes + at.part) * kWidth;
+      Accumulator sum[kM16][kBlocks];
+#pragma unroll
+      for (int i = 0; i < kM16 * kBlocks * 4; ++i)
+        sum[i / (4 * kBlocks)][i / 4 % kBlocks][i % 4] = bias[c + i / 4 % kBlocks * 2 + i % 2];
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        uint32_t b[kBlocks][2];
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          const uint2 words =
+              reinterpret_cast<const uint2*>(weights)[((chunk * kSteps + k) * kBlocks + n) * 32 + at.lane];
+          b[n][0] = words.x, b[n][1] = words.y;
+        }
+        Arithmetic::multiply_words(sum, a[k], b);
+      }
+#pragma unroll
+      for (int v = 0; v < kRowsOfLane; ++v) {
+        Vector<T, kWidth> results;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j)
+          results.v[j] = convert<T>(max_or_nan(sum[v / 2][j / 2][v % 2 * 2 + j % 2], p.floor));
+        const int row = v * kRows + at.row;
+        if (row < count && c < p.wide) store_words(out + row * p.wide + c, results);
+      }
+    }
+  }
+}
+
+/// The parameters of pointwise_wgrad().
+struct PointwiseWgradParams {
+  const void* narrow;
+  const void* wide;
+  float* partial;  // (range, narrow channel, wide channel)
+  int64_t voxels;
+  int channels;  // number of wide channels
+  int groups;    // warps among which the wide channels are divided
+};
 
 /// Copies a tile of the narrow tensor to shared memory, as [narrow / 4][voxel][4]. Voxels from `voxels` on are zero.
 template <class T, int kNarrow, int kTile>
@@ -83,153 +310,6 @@ __device__ void stage_narrow(const T* from, int voxels, float* to) {
   }
   __syncwarp();
 }
-
-/// Adds the sums that 4 lanes hold for each of 4 voxels. Lane i receives the totals of voxel i.
-template <int kNarrow>
-__device__ void reduce_scatter(float (&sum)[kDepth][kNarrow], int part) {
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const bool upper = part & step;
-#pragma unroll
-    for (int v = 0; v < step; ++v)
-#pragma unroll
-      for (int k = 0; k < kNarrow; ++k) {
-        const float kept = upper ? sum[v + step][k] : sum[v][k], sent = upper ? sum[v][k] : sum[v + step][k];
-        sum[v][k] = kept + __shfl_xor_sync(~0u, sent, step);
-      }
-  }
-}
-
-/// Loads vectors of the channels from c on, of the voxels `row`, row + kRows, and so on. Voxels from `count` on are
-/// zero.
-template <class T>
-__device__ void load_wide(PackedVector<T, kVectorWidth<T>> (&to)[kDepth], const PointwiseParams& p, const T* in,
-                          int row, int count, int c) {
-#pragma unroll
-  for (int v = 0; v < kDepth; ++v, row += kRows) to[v] = {in + row * p.wide + c, row < count && c < p.wide, T(0.0f)};
-}
-
-/// Computes narrow results from wide inputs. Launch: CTAs of kPointwiseWarps warps in a 1-D grid. Dynamic shared
-/// memory: the weights.
-template <class T, int kNarrow>
-__global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow))
-    pointwise_to_narrow(const __grid_constant__ PointwiseParams p) {
-  constexpr int kWidth = kVectorWidth<T>, kWeightRows = pointwise_weight_rows(kNarrow);
-  constexpr bool kPrefetch = sizeof(T) == 4 && kNarrow <= 8;  // otherwise, there are too few registers
-  extern __shared__ __align__(16) float weights[];
-  __shared__ __align__(16) T results[kPointwiseWarps][kVoxels * kNarrow];
-  load_weights<T, kNarrow>(p, weights);
-  const Lane at;
-  const int voxel = at.part * kRows + at.row;  // the voxel of the tile whose totals this lane receives
-  T* const staged = results[at.warp];
-  const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
-  for (int64_t first = (int64_t{blockIdx.x} * kPointwiseWarps + at.warp) * kVoxels; first < p.voxels; first += step) {
-    const int count = static_cast<int>(min(p.voxels - first, int64_t{kVoxels}));
-    const T* in = static_cast<const T*>(p.in) + first * p.wide;
-    float sum[kDepth][kNarrow] = {};
-    PackedVector<T, kWidth> loaded[kDepth], next[kDepth];
-    const auto load = [&](int c) { load_wide(next, p, in, at.row, count, c); };
-    if (kPrefetch) load(at.part * kWidth);
-    for (int c = at.part * kWidth; c < p.pitch; c += kLanes * kWidth) {
-      if (!kPrefetch) load(c);
-#pragma unroll
-      for (int v = 0; v < kDepth; ++v) loaded[v] = next[v];
-      if (kPrefetch) load(c + kLanes * kWidth);
-#pragma unroll
-      for (int j = 0; j < kWidth; j += 4) {
-#pragma unroll
-        for (int k = 0; k < kNarrow; ++k) {
-          const auto weight = load_vector<float, 4>(weights + (c + j) * kWeightRows + k * 4);
-#pragma unroll
-          for (int v = 0; v < kDepth; ++v) {
-            const auto x = loaded[v].get();
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[v][k] = fmaf(convert<float>(x.v[j + i]), weight.v[i], sum[v][k]);
-          }
-        }
-      }
-    }
-    reduce_scatter(sum, at.part);
-    __syncwarp();  // all lanes have stored the previous tile
-#pragma unroll
-    for (int k = 0; k < kNarrow; ++k) {
-      const float result = sum[0][k] + weights[(k / 4 * kWeightRows + kNarrow) * 4 + k % 4];
-      staged[voxel * kNarrow + k] = convert<T>(max_or_nan(result, p.floor));
-    }
-    __syncwarp();
-    T* out = static_cast<T*>(p.out) + first * kNarrow;
-    if (p.aligned && count == kVoxels) {
-#pragma unroll
-      for (int i = at.lane * kWidth; i < kVoxels * kNarrow; i += 32 * kWidth)
-        store_words(out + i, load_vector<T, kWidth>(staged + i));
-    } else {
-      for (int i = at.lane; i < count * kNarrow; i += 32) out[i] = staged[i];
-    }
-  }
-}
-
-/// Computes wide results from narrow inputs. The launch is that of pointwise_to_narrow().
-template <class T, int kNarrow>
-__global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow))
-    pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
-  constexpr int kWidth = kVectorWidth<T>, kWeightRows = pointwise_weight_rows(kNarrow);
-  extern __shared__ __align__(16) float weights[];
-  __shared__ __align__(16) float inputs[kPointwiseWarps][kVoxels * round_up(kNarrow, 4)];
-  load_weights<T, kNarrow>(p, weights);
-  const Lane at;
-  const float* const staged = inputs[at.warp] + at.row * 4;
-  const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
-  for (int64_t first = (int64_t{blockIdx.x} * kPointwiseWarps + at.warp) * kVoxels; first < p.voxels; first += step) {
-    const int count = static_cast<int>(min(p.voxels - first, int64_t{kVoxels}));
-    stage_narrow<T, kNarrow, kVoxels>(static_cast<const T*>(p.in) + first * kNarrow, count, inputs[at.warp]);
-    T* out = static_cast<T*>(p.out) + first * p.wide;
-    for (int c = at.part * kWidth; c < p.wide; c += kLanes * kWidth) {
-      float sum[kDepth][kWidth];
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float bias = weights[((c + j / 4 * 4) * kWeightRows + kNarrow * 4) + j % 4];
-#pragma unroll
-        for (int v = 0; v < kDepth; ++v) sum[v][j] = bias;
-      }
-#pragma unroll 1
-      for (int k = 0; k < kNarrow; k += 4) {
-        Vector<float, 4> x[kDepth];
-#pragma unroll
-        for (int v = 0; v < kDepth; ++v) x[v] = load_vector<float, 4>(staged + k * kVoxels + v * kRows * 4);
-#pragma unroll
-        for (int i = 0; i < std::min(4, kNarrow); ++i) {
-          if (kNarrow % 4 > 0 && k + i >= kNarrow) break;
-#pragma unroll
-          for (int j = 0; j < kWidth; j += 4) {
-            const auto weight = load_vector<float, 4>(weights + (c + j) * kWeightRows + (k + i) * 4);
-#pragma unroll
-            for (int v = 0; v < kDepth; ++v)
-#pragma unroll
-              for (int n = 0; n < 4; ++n) sum[v][j + n] = fmaf(x[v].v[i], weight.v[n], sum[v][j + n]);
-          }
-        }
-      }
-#pragma unroll
-      for (int v = 0; v < kDepth; ++v) {
-        Vector<T, kWidth> results;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) results.v[j] = convert<T>(max_or_nan(sum[v][j], p.floor));
-        const int row = v * kRows + at.row;
-        if (row < count) store_words(out + row * p.wide + c, results);
-      }
-    }
-  }
-}
-
-/// The parameters of pointwise_wgrad().
-struct PointwiseWgradParams {
-  const void* narrow;
-  const void* wide;
-  float* partial;  // (range, narrow channel, wide channel)
-  int64_t voxels;
-  int channels;  // number of wide channels
-  int groups;    // warps among which the wide channels are divided
-};
 
 /// Computes partial sums. Launch: CTAs of kPointwiseWgradWarps warps in a 2-D grid of ranges of voxels by parts of the
 /// wide channels.
@@ -310,7 +390,7 @@ template <class Body>
 void with_channels(DType dtype, int narrow, const Body& body) {
   dispatch(Types<float, BFloat16, Float16>(), dtype, "conv", "CUDA", [&]<class T>() {
     with_width<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16>(narrow, [&]<int kNarrow>() {
-      if constexpr (kNarrow <= max_narrow_channels(sizeof(T))) body.template operator()<T, kNarrow>();
+      if constexpr (kNarrow <= max_narrow_channels(ConvPass::wgrad, sizeof(T))) body.template operator()<T, kNarrow>();
     });
   });
 }
@@ -346,6 +426,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwiseP
   const View &w = call.w, *bias = call.epilogue.bias;
   const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1, wide_axis = plan.wide_in ? in_axis : 1 - in_axis;
   const auto narrow_address = reinterpret_cast<uintptr_t>(plan.wide_in ? call.out.data : call.in.data);
+  const auto item_bytes = static_cast<int>(item_size(w.dtype));
   const PointwiseParams p{.in = call.in.data,
                           .weight = w.data,
                           .bias = bias ? bias->data : nullptr,
@@ -354,15 +435,22 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwiseP
                           .weight_wide = w.stride[wide_axis],
                           .bias_stride = bias ? bias->stride[0] : 0,
                           .voxels = plan.voxels,
+                          .narrow = Divisor(plan.narrow),
                           .wide = plan.wide,
-                          .pitch = round_up(plan.wide, kLanes * 16 / static_cast<int>(item_size(w.dtype))),
-                          .out_channels = static_cast<int>(problem.out_channels),
+                          .chunks = divide_up(plan.wide, kLanes * 16 / item_bytes),
                           .floor = call.epilogue.relu ? 0 : -INFINITY,
                           .aligned = narrow_address % 16 == 0};
-  const auto shared_bytes = static_cast<size_t>(pointwise_weight_rows(plan.narrow) * p.pitch) * sizeof(float);
-  with_channels(w.dtype, plan.narrow, [&]<class T, int kNarrow>() {
-    const auto kernel = plan.wide_in ? pointwise_to_narrow<T, kNarrow> : pointwise_to_wide<T, kNarrow>;
-    kernel<<<static_cast<unsigned>(plan.blocks), 32 * kPointwiseWarps, shared_bytes, launch.stream>>>(p);
+  const auto start = [&](auto kernel) {
+    allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
+    kernel<<<static_cast<unsigned>(plan.blocks), kThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+  };
+  with_arithmetic(pointwise_arithmetic(problem), [&]<class Arithmetic>() {
+    with_width<1, 2>(divide_up(plan.narrow, 8), [&]<int kN8>() {
+      if constexpr (!std::is_same_v<Arithmetic, Tf32>)
+        start(!plan.wide_in               ? pointwise_to_wide<Arithmetic, kN8>
+              : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
+                                          : pointwise_to_narrow<Arithmetic, kN8, 2>);
+    });
   });
   check_launch(call.op);
 }

@@ -82,8 +82,11 @@ std::string describe(const ConvProblem& p, const DepthwisePlan& plan) {
 }
 
 std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
-  return concat("CUDA cores, float32, pointwise: ", plan.wide, " by ", plan.narrow, " channels, tiles of ",
-                p.pass == ConvPass::wgrad ? pointwise_wgrad_voxels(plan.narrow) : kPointwiseVoxels, " voxels, ",
+  const bool wgrad = p.pass == ConvPass::wgrad;
+  const std::string unit =
+      wgrad ? "CUDA cores, float32" : concat("tensor cores, ", name(pointwise_arithmetic(p)), " by mma.sync");
+  return concat(unit, ", pointwise: ", plan.wide, " by ", plan.narrow, " channels, tiles of ",
+                wgrad ? pointwise_wgrad_voxels(plan.narrow) : kPointwiseVoxels, " voxels, ",
                 plan.blocks * plan.grid_rows, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
 }
 

@@ -82,7 +82,7 @@ inline constexpr int kMaxFewOutputs = 4;
 inline constexpr int kMaxFewOutputsSize = 1 << 20;
 inline constexpr int kMaxFewOutputsTaps = 15;
 
-/// direct/pointwise: floats in shared memory: weights, a bias, and padding that avoids bank conflicts.
-inline constexpr int kMaxPointwiseWeights = 7168;
+/// direct/pointwise: channels of the tensor with many channels.
+inline constexpr int kMaxPointwiseChannels = 2048;
 
 }  // namespace voxgrad::cuda

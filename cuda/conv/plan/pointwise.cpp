@@ -9,6 +9,8 @@ namespace {
 constexpr double kFmaRate = 0.5 * 128 * kMultiprocessors;  // products that all SMs add per clock
 constexpr int64_t kMaxTiles = 256;  // tiles of a warp of wgrad, so that a float adds at most 2048 voxels
 
+constexpr int kMaxStaticBytes = 21 * 1024;  // static shared memory, and shared memory of the system
+
 bool is_pointwise(const ConvProblem& p) {
   bool pointwise = p.groups == 1;
   for (int a = 0; a < 3; ++a)
@@ -25,6 +27,26 @@ void plan_ranges(const ConvProblem& p, PointwisePlan& plan) {
   const int64_t tiles = divide_up(plan.voxels, pointwise_wgrad_voxels(plan.narrow)),
                 warps = kPointwiseWgradWarps / plan.groups;
   plan.blocks = std::max(std::min(divide_up(tiles, warps), kMultiprocessors), divide_up(tiles, warps * kMaxTiles));
+  plan.cycles = macs(p) / kFmaRate;
+}
+
+/// Chooses the chunks of a stage and the grid of fprop and dgrad. At least two CTAs should fit on an SM.
+void plan_grid(const ConvProblem& p, PointwisePlan& plan) {
+  const auto item_bytes = static_cast<int>(item_size(p.dtype));
+  const int chunk = kPointwiseLanes * 16 / item_bytes, columns = 8 * divide_up(plan.narrow * item_bytes, 32);
+  const auto bytes = [&](int chunks) {
+    const int weights = round_up(plan.wide, chunks * chunk) * (columns + (plan.wide_in ? 0 : 1)) * 4;
+    const int ring = kPointwiseStages * 64 * chunks, results = plan.narrow * item_bytes;  // bytes of a voxel
+    return weights + (plan.wide_in ? kPointwiseWarps * kPointwiseVoxels * (ring + results) : 0);
+  };
+  const int tile =
+      plan.wide_in ? 0 : kPointwiseWarps * kPointwiseVoxels * (columns + 4) * 4;  // in static shared memory
+  const auto resident = [&](int chunks) { return std::min(kMaxSharedBytes / (bytes(chunks) + tile + 1024), 3); };
+  const bool fit = resident(2) > 1 && bytes(2) + kMaxStaticBytes <= p.shared_limit;
+  plan.chunks_of_stage = plan.wide > chunk && fit ? 2 : 1;
+  plan.shared_bytes = bytes(plan.chunks_of_stage);
+  plan.blocks = std::min<int64_t>(divide_up(plan.voxels, kPointwiseVoxels * kPointwiseWarps),
+                                  int64_t{p.multiprocessors} * std::max(resident(plan.chunks_of_stage), 1));
 }
 
 }  // namespace
@@ -34,17 +56,13 @@ std::optional<PointwisePlan> plan_pointwise(const ConvProblem& p) {
   const bool wide_in = p.in_channels > p.out_channels || (p.in_channels == p.out_channels && p.in_aligned);
   const int64_t narrow = std::min(p.in_channels, p.out_channels), wide = std::max(p.in_channels, p.out_channels);
   const int64_t voxels = p.batch * p.in_size[0] * p.in_size[1] * p.in_size[2];
-  if (narrow < 1 || narrow > max_narrow_channels(item_size(p.dtype)) ||
-      wide * pointwise_weight_rows(static_cast<int>(narrow)) > kMaxPointwiseWeights || voxels < 1 ||
-      wide * item_size(p.dtype) % 16 != 0 || !(wide_in ? p.in_aligned : p.out_aligned))
+  if (narrow < 1 || narrow > max_narrow_channels(p.pass, item_size(p.dtype)) || wide > kMaxPointwiseChannels ||
+      voxels < 1 || wide * item_size(p.dtype) % 16 != 0 || !(wide_in ? p.in_aligned : p.out_aligned))
     return std::nullopt;
   PointwisePlan plan{
       .wide_in = wide_in, .narrow = static_cast<int>(narrow), .wide = static_cast<int>(wide), .voxels = voxels};
-  plan.blocks = std::min<int64_t>(divide_up(voxels, kPointwiseVoxels * kPointwiseWarps),
-                                  int64_t{p.multiprocessors} * pointwise_blocks(plan.narrow));
-  if (p.pass == ConvPass::wgrad) plan_ranges(p, plan);
-  plan.cycles = macs(p) / kFmaRate;
-  return plan;
+  p.pass == ConvPass::wgrad ? plan_ranges(p, plan) : plan_grid(p, plan);
+  return plan.shared_bytes + kMaxStaticBytes <= p.shared_limit ? std::optional(plan) : std::nullopt;
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const PointwisePlan& plan) {
