@@ -8,7 +8,6 @@
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan/common.h"
-#include "cuda/detail/divisor.h"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
@@ -289,22 +288,6 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
   }
 }
 
-/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
-struct WgradReduction {
-  const float* partial;
-  void* weight;
-  int64_t narrow_stride;
-  int64_t wide_stride;
-  int wide;
-  int64_t elements;
-  int64_t ranges;
-
-  __device__ int64_t offset(int64_t element) const {
-    const int64_t channel = take_digit(element, wide);
-    return element * narrow_stride + channel * wide_stride;
-  }
-};
-
 /// Calls body.operator()<T, kNarrow>() for the dtype and the number of narrow channels.
 template <class Body>
 void with_channels(DType dtype, int narrow, const Body& body) {
@@ -324,13 +307,8 @@ void run_wgrad(const ConvCall& call, const ConvProblem& problem, const Pointwise
                                .voxels = plan.voxels,
                                .channels = plan.wide,
                                .groups = plan.groups};
-  const WgradReduction sum{.partial = p.partial,
-                           .weight = w.data,
-                           .narrow_stride = w.stride[plan.wide_in ? 0 : 1],
-                           .wide_stride = w.stride[plan.wide_in ? 1 : 0],
-                           .wide = plan.wide,
-                           .elements = int64_t{plan.narrow} * plan.wide,
-                           .ranges = plan.blocks};
+  const int wide_axis = plan.wide_in ? 1 : 0;
+  const StridedWeights sum(w, p.partial, plan.blocks, {wide_axis, 1 - wide_axis, 2, 3, 4});
   const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.grid_rows));
   with_channels(w.dtype, plan.narrow, [&]<class T, int kNarrow>() {
     pointwise_wgrad<T, kNarrow><<<grid, kWgradThreads, 0, launch.stream>>>(p);
