@@ -284,8 +284,7 @@ struct PatchMainloop {
     out_pitch = p.tiles.tile[1] * kChannels;
     in_offset = patch_y * Form::pitch * in_pitch + patch_x * Form::pitch * kChannels + lane;
     out_offset = patch_y * kPatch * out_pitch + patch_x * kPatch * kChannels + lane;
-    if (const int channel = copies.tile.channel + lane; p.bias && channel < p.channels)
-      bias = convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]);
+    if (const int channel = copies.tile.channel + lane; channel < p.channels) bias = p.epilogue.bias_of<T>(channel);
   }
 
   /// Adds the input plane of a phase of a step, if the chunk has this plane.
@@ -309,7 +308,7 @@ struct PatchMainloop {
 #pragma unroll
     for (int done = 0; done < Form::done; ++done)
       if (const int plane = Form::first_done + done; step.contains(plane))
-        sums.write(plane, shared.output(step.buffer() + done) + out_offset, out_pitch, bias, p.floor);
+        sums.write(plane, shared.output(step.buffer() + done) + out_offset, out_pitch, bias, p.epilogue.floor);
     sums.advance();
   }
 };
@@ -355,7 +354,7 @@ __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::cta
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch) {
   if (call.pass == ConvPass::wgrad) return depthwise_wgrad(call, problem, plan, launch);
-  const View *bias = call.epilogue.bias, &w = call.w;
+  const View& w = call.w;
   const bool flipped = call.pass == ConvPass::dgrad && !plan.transposed;
   const Workspace weights(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   View packed = w;
@@ -372,12 +371,10 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwiseP
                     .tiles = depthwise_tiles(plan, w.dtype),
                     .weights = weights.as<float>(),
                     .flipped = flipped,
-                    .bias = bias ? bias->data : nullptr,
-                    .bias_stride = bias ? bias->stride[0] : 0,
+                    .epilogue = EpilogueParams(call.epilogue),
                     .in_depth = static_cast<int>(call.in.size[2]),
                     .out_depth = static_cast<int>(call.out.size[2]),
-                    .channels = static_cast<int>(w.size[0]),
-                    .floor = call.epilogue.relu ? 0 : -INFINITY};
+                    .channels = static_cast<int>(w.size[0])};
   p.output_bytes = depthwise_box_bytes(plan.tile, plan.channels, w.dtype);
   for (int a = 0; a < 3; ++a) {
     const int padding = static_cast<int>(call.geometry.padding[a]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/conv/common/tma.cuh"
 #include "cuda/conv/dispatch.h"
@@ -91,12 +92,10 @@ struct DepthwiseParams {
   DepthwiseTiles tiles;
   const float* weights;  ///< [tap][channel]
   bool flipped;          ///< dgrad with stride 1: the taps in reverse order
-  const void* bias;      ///< or null
-  int64_t bias_stride;
+  EpilogueParams epilogue;
   int in_depth;
   int out_depth;
   int channels;
-  float floor;           ///< lower bound of the results: 0 with ReLU
   int padding[3] = {};   ///< padding of fprop, or of dgrad with a stride
   int output_bytes = 0;  ///< bytes of an output plane in shared memory
 };

@@ -83,7 +83,7 @@ __device__ void store_results(const FewOutputsParams& p, const FewOutputsResults
     const float bias = __uint_as_float(load_shared(results.bias + (entry[0] >> 26) * 4));
     const float sum =
         add_products<kLines, kTaps, kExact>(products + (entry[0] & 0x3ffff), entry[0], next_h, next_w, bias);
-    out[static_cast<int>(entry[1])] = T(max_or_nan(sum, p.floor));
+    out[static_cast<int>(entry[1])] = T(max_or_nan(sum, p.epilogue.floor));
   }
 }
 
@@ -213,20 +213,17 @@ void run_plan(const ConvCall& call, const ConvProblem& original, const FewOutput
     problem = exchange_depth_and_height(original);
     for (View* view : {&in, &w, &out}) std::swap(view->stride[2], view->stride[3]);
   }
-  const View* const bias = call.epilogue.bias;
   const auto bytes = static_cast<int64_t>(item_size(in.dtype));
   FewOutputsParams p{.in = in.as<char>(),
                      .in_channels = static_cast<int>(problem.in_channels),
                      .weight = w.data,
-                     .bias = bias ? bias->data : nullptr,
-                     .bias_stride = bias ? bias->stride[0] : 0,
+                     .epilogue = EpilogueParams(call.epilogue),
                      .out = out.data,
                      .out_channels = static_cast<int>(problem.out_channels),
                      .chunks = plan.chunks,
                      .channels = plan.channels,
                      .next_plane = in.stride[2] * bytes - plan.chunks * kFewOutputsChunk,
-                     .sums = sums_of(problem, plan),
-                     .floor = call.epilogue.relu ? 0 : -INFINITY};
+                     .sums = sums_of(problem, plan)};
   p.in_stride[0] = in.stride[0] * bytes;
   for (int a = 0; a < 3; ++a) {
     p.in_stride[a + 1] = in.stride[a + 2] * bytes;

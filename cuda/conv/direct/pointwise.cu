@@ -5,6 +5,7 @@
 // the wide tensor, and each lane loads vectors of its channels. A tile of the narrow tensor is contiguous and is copied
 // through shared memory. All products and sums are in float32.
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan/common.h"
@@ -22,16 +23,14 @@ static_assert(kDepth == kLanes, "reduce_scatter() leaves one voxel to each lane"
 struct PointwiseParams {
   const void* in;
   const void* weight;
-  const void* bias;  // or null
+  EpilogueParams epilogue;
   void* out;
   int64_t weight_narrow;  // stride of the weights along the narrow channels, in elements
   int64_t weight_wide;    // stride of the weights along the wide channels, in elements
-  int64_t bias_stride;
   int64_t voxels;  // number of voxels
   int wide;        // number of wide channels
   int pitch;       // `wide`, rounded up to the vectors of 4 lanes
   int out_channels;
-  float floor;
   bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
 };
 
@@ -54,12 +53,12 @@ __device__ void store_words(T* to, const Vector<T, kVectorWidth<T>>& vector) {
 template <class T, int kNarrow>
 __device__ void load_weights(const PointwiseParams& p, float* to) {
   constexpr int kWeightRows = pointwise_weight_rows(kNarrow);
-  const T *weight = static_cast<const T*>(p.weight), *bias = static_cast<const T*>(p.bias);
+  const T* const weight = static_cast<const T*>(p.weight);
   for (int i = static_cast<int>(threadIdx.x); i < kWeightRows * p.pitch; i += 32 * kPointwiseWarps) {
     const int k = i / 4 % kWeightRows, c = i / (4 * kWeightRows) * 4 + i % 4;
     float value = 0;
     if (k < kNarrow && c < p.wide) value = convert<float>(weight[k * p.weight_narrow + c * p.weight_wide]);
-    if (k == kNarrow && bias && c < p.out_channels) value = convert<float>(bias[c * p.bias_stride]);
+    if (k == kNarrow && c < p.out_channels) value = p.epilogue.bias_of<T>(c);
     to[i] = value;
   }
   __syncthreads();
@@ -153,7 +152,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
 #pragma unroll
     for (int k = 0; k < kNarrow; ++k) {
       const float result = sum[0][k] + weights[(k / 4 * kWeightRows + kNarrow) * 4 + k % 4];
-      staged[voxel * kNarrow + k] = convert<T>(max_or_nan(result, p.floor));
+      staged[voxel * kNarrow + k] = convert<T>(max_or_nan(result, p.epilogue.floor));
     }
     __syncwarp();
     T* out = static_cast<T*>(p.out) + first * kNarrow;
@@ -212,7 +211,7 @@ __global__ void __launch_bounds__(32 * kPointwiseWarps, pointwise_blocks(kNarrow
       for (int v = 0; v < kDepth; ++v) {
         Vector<T, kWidth> results;
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) results.v[j] = convert<T>(max_or_nan(sum[v][j], p.floor));
+        for (int j = 0; j < kWidth; ++j) results.v[j] = convert<T>(max_or_nan(sum[v][j], p.epilogue.floor));
         const int row = v * kRows + at.row;
         if (row < count) store_words(out + row * p.wide + c, results);
       }
@@ -321,21 +320,19 @@ void run_wgrad(const ConvCall& call, const ConvProblem& problem, const Pointwise
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch) {
   if (call.pass == ConvPass::wgrad) return run_wgrad(call, problem, plan, launch);
-  const View &w = call.w, *bias = call.epilogue.bias;
+  const View& w = call.w;
   const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1, wide_axis = plan.wide_in ? in_axis : 1 - in_axis;
   const auto narrow_address = reinterpret_cast<uintptr_t>(plan.wide_in ? call.out.data : call.in.data);
   const PointwiseParams p{.in = call.in.data,
                           .weight = w.data,
-                          .bias = bias ? bias->data : nullptr,
+                          .epilogue = EpilogueParams(call.epilogue),
                           .out = call.out.data,
                           .weight_narrow = w.stride[1 - wide_axis],
                           .weight_wide = w.stride[wide_axis],
-                          .bias_stride = bias ? bias->stride[0] : 0,
                           .voxels = plan.voxels,
                           .wide = plan.wide,
                           .pitch = round_up(plan.wide, kLanes * 16 / static_cast<int>(item_size(w.dtype))),
                           .out_channels = static_cast<int>(problem.out_channels),
-                          .floor = call.epilogue.relu ? 0 : -INFINITY,
                           .aligned = narrow_address % 16 == 0};
   const auto shared_bytes = static_cast<size_t>(pointwise_weight_rows(plan.narrow) * p.pitch) * sizeof(float);
   with_channels(w.dtype, plan.narrow, [&]<class T, int kNarrow>() {

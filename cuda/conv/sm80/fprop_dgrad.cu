@@ -43,9 +43,7 @@ MmaSyncParams make_params(const View& out, const View& in, const ConvEpilogue& e
                           const MmaSyncPlan& plan) {
   MmaSyncParams p{};
   p.in = in.data;
-  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
-  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
-  p.relu = epilogue.relu;
+  p.epilogue = EpilogueParams(epilogue);
   p.out = out.data;
   std::copy_n(in.stride, 5, p.in_stride);
   std::copy_n(out.stride, 5, p.out_stride);

@@ -1,6 +1,7 @@
 // The parameters of the mma.sync kernel for fprop and dgrad (fprop_dgrad.cuh), and the coordinates of a CTA tile.
 #pragma once
 
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/plan/sm80.h"
 #include "cuda/detail/divisor.h"
 #include "cuda/detail/launch.h"
@@ -14,11 +15,10 @@ inline constexpr int kMmaSyncThreads = 128;
 struct MmaSyncParams {
   const void* in;
   const uint4* weights;  // packed
-  const void* bias;      // or null
+  EpilogueParams epilogue;
   void* out;
   int64_t in_stride[5];
   int64_t out_stride[5];
-  int64_t bias_stride;
   // The digits of a tile's number, least significant first: column tile, phase, tile along width, height and depth,
   // group. The sample is the rest.
   Divisor digit[6];
@@ -27,7 +27,6 @@ struct MmaSyncParams {
   int column_tiles;
   int k_blocks;
   bool transposed;  // dgrad
-  bool relu;
   Divisor tile[3];    // results of a tile along each axis
   Divisor extent[3];  // voxels of the halo of a tile along each axis
   int tile_voxels;    // results of a tile in total

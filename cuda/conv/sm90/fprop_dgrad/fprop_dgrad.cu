@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
     }
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      if (p.bias) sum[j] += static_cast<float>(static_cast<const T*>(p.bias)[(channel + j) * p.bias_stride]);
-      if (p.relu) sum[j] = max_or_nan(sum[j], 0);
+      sum[j] = max_or_nan(sum[j] + p.epilogue.bias_of<T>(channel + j), p.epilogue.floor);
     }
     int64_t sample = voxel, offset = channel * p.channel_stride;
     for (int a = 0; a < 3; ++a) {
@@ -123,9 +122,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
                    const FpropDgradPlan& plan) {
   Params p{};
   const bool transposed = problem.pass == ConvPass::dgrad;
-  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
-  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
-  p.relu = epilogue.relu;
+  p.epilogue = EpilogueParams(epilogue);
   p.out = out.data;
   p.samples = static_cast<int>(problem.batch);
   p.resident = plan.resident;
@@ -241,7 +238,7 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
 /// Makes the kernel store partial sums instead of results.
 void store_partial_sums(Params& p, const View& out, float* partial) {
   p.partial = partial;
-  p.relu = false;
+  p.epilogue.floor = -INFINITY;
   p.vectors = p.out_channels % 4 == 0;
   p.channel_stride = 1;
   int64_t stride = out.size[1];
@@ -262,9 +259,7 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   r.splits = p.split.value();
   r.channels = static_cast<int>(out.size[1]);
   r.voxels = stride / r.channels;
-  r.bias = p.bias;
-  r.bias_stride = p.bias_stride;
-  r.relu = epilogue.relu;
+  r.epilogue = EpilogueParams(epilogue);
   r.out = out.data;
   for (int a = 0; a < 4; ++a) r.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
   r.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];

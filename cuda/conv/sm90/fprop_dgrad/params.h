@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 #include "cuda/detail/divisor.h"
 
@@ -43,14 +44,12 @@ using Coordinates = int[4];
 struct Params {
   CUtensorMap input;   ///< (C, W, H, D, N), boxes of box[] voxels
   CUtensorMap weight;  ///< (K, N, tap), or (N, K, tap) if the output channels are innermost
-  const void* bias;    ///< or null
-  int64_t bias_stride;
+  EpilogueParams epilogue;
   void* out;
   int64_t out_stride[4];   ///< strides of sample, depth, height and width, in elements
   int64_t channel_stride;  ///< elements from one channel of the results to the next
   float* partial;          ///< split-K: dense (split, N, D, H, W, C); otherwise null
   int64_t partial_stride;  ///< elements from one split to the next
-  bool relu;
   bool vectors;      ///< channels of a voxel can be stored 16 bytes at a time
   bool resident;     ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
   bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
@@ -110,14 +109,12 @@ struct ReduceParams {
   int64_t voxels;
   int splits;
   int channels;
-  const void* bias;
-  int64_t bias_stride;
+  EpilogueParams epilogue;
   void* out;
   int64_t out_stride[4];
   int64_t channel_stride;
   Divisor size[3];    ///< width, height, depth
   bool voxels_first;  ///< neighboring threads handle neighboring voxels, otherwise neighboring channels
-  bool relu;
 };
 
 }  // namespace voxgrad::cuda::implicit_gemm
