@@ -27,9 +27,9 @@ struct PointwiseParams {
   void* out;
   int64_t weight_narrow;  // stride of the weights along the narrow channels, in elements
   int64_t weight_wide;    // stride of the weights along the wide channels, in elements
-  int64_t voxels;  // number of voxels
-  int wide;        // number of wide channels
-  int pitch;       // `wide`, rounded up to the vectors of 4 lanes
+  int64_t voxels;         // number of voxels
+  int wide;               // number of wide channels
+  int pitch;              // `wide`, rounded up to the vectors of 4 lanes
   int out_channels;
   bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
 };

@@ -17,15 +17,13 @@ int wgrad_shared(const ConvProblem& p) {
 /// Returns the number of taps of each class.
 std::vector<int> class_taps(const MmaSyncWgradPlan& plan) {
   std::vector<int> result;
-  for (int number = 0;; ++number) {
-    int rest = number, taps = 1;
-    for (int a = 2; a >= 0; --a) {
-      taps *= plan.axis[a].phase[rest % plan.axis[a].phases].taps;
-      rest /= plan.axis[a].phases;
-    }
-    if (rest > 0) return result;
-    result.push_back(taps);
+  for (int number = 0; number < plan.axis[0].phases * plan.axis[1].phases * plan.axis[2].phases; ++number) {
+    int phase[3];
+    split_class(plan.axis, number, phase);
+    result.push_back(1);
+    for (int a = 0; a < 3; ++a) result.back() *= plan.axis[a].phase[phase[a]].taps;
   }
+  return result;
 }
 
 /// Sets the members of the plan that follow from the k-tile. Returns false if the k-tile is too large.

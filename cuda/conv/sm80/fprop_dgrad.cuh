@@ -8,9 +8,9 @@
 // inputs of all taps for a k-block, only once. A tap is then an offset into the halo that is equal for all threads.
 // Words of channels are stored 8 banks apart, so that a warp reads 8 neighboring voxels of 4 words without bank
 // conflicts. While one halo is multiplied, the next halo passes through registers, where elements are rounded and
-// halves are packed in pairs. The weights, packed in the order in which CTAs and lanes read them (pack.cu), are copied
-// to a ring of three stages. Residues of strided inputs and phases of strided results are separate problems
-// (axis_phases.h), so that no product is computed unnecessarily.
+// halves are packed in pairs. The weights, packed in the order in which CTAs and lanes read them
+// (pack_weights_kernel()), are copied to a ring of three stages. Residues of strided inputs and phases of strided
+// results are separate problems (axis_phases.h), so that no product is computed unnecessarily.
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"

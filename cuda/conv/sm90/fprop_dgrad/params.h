@@ -50,8 +50,8 @@ struct Params {
   int64_t channel_stride;  ///< elements from one channel of the results to the next
   float* partial;          ///< split-K: dense (split, N, D, H, W, C); otherwise null
   int64_t partial_stride;  ///< elements from one split to the next
-  bool vectors;      ///< channels of a voxel can be stored 16 bytes at a time
-  bool resident;     ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
+  bool vectors;            ///< channels of a voxel can be stored 16 bytes at a time
+  bool resident;           ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
   bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
                      ///< in turn (ping-pong)
   bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
