@@ -180,9 +180,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FewInputsP
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1)
       with_width<32, 64>(plan.channels, [&]<int kChannels>() {
-        const auto kernel = few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>;
-        allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-        kernel<<<grid, kFewInputsThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+        launch_with_shared(few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>, grid,
+                           kFewInputsThreads, plan.shared_bytes, launch.stream, p);
       });
   });
   check_launch(call.op);

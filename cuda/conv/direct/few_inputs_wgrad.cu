@@ -151,8 +151,7 @@ void few_inputs_wgrad(const ConvCall& call, const ConvProblem& problem, const Fe
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1) {
       const auto start = [&](auto* kernel) {
-        allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-        kernel<<<grid, kFewInputsThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+        launch_with_shared(kernel, grid, kFewInputsThreads, plan.shared_bytes, launch.stream, p);
       };
       if (plan.channels == 64)
         start(few_inputs_wgrad_kernel<Arithmetic, 4, 4>);

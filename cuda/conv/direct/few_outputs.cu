@@ -190,9 +190,8 @@ template <class Arithmetic, int kInstance>
 void start(const FewOutputsParams& p, const ConvProblem& problem, const FewOutputsPlan& plan, const Launch& launch) {
   const dim3 grid(static_cast<unsigned>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2]),
                   static_cast<unsigned>(plan.channel_tiles));
-  const auto kernel = few_outputs_dgrad<Arithmetic, kInstance>;
-  allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-  kernel<<<grid, kFewOutputsInstances[kInstance].threads(), static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+  launch_with_shared(few_outputs_dgrad<Arithmetic, kInstance>, grid, kFewOutputsInstances[kInstance].threads(),
+                     plan.shared_bytes, launch.stream, p);
 }
 
 FewOutputsSums sums_of(const ConvProblem& p, const FewOutputsPlan& plan) {

@@ -74,7 +74,8 @@ struct Finish {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (const int column = n * 8 + first + i; column < columns)
-          bias[n][i] = p.epilogue.bias_of<T>(channel + column);
+          bias[n][i] =
+              static_cast<float>(static_cast<const T*>(p.epilogue.bias)[(channel + column) * p.epilogue.bias_stride]);
   }
   __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
   /// Returns a pair of columns as halves.

@@ -6,7 +6,6 @@
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/sm90/fprop_dgrad/epilogue.cuh"
-#include "cuda/conv/sm90/fprop_dgrad/launch.h"
 #include "cuda/conv/sm90/fprop_dgrad/split.h"
 #include "cuda/detail/kernels.h"
 #include "ops/detail/halves.h"
@@ -107,7 +106,6 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
     phase.loads = static_cast<uint16_t>(loads - phase.first_load);
     if (plan.omits_boxes()) phase.depth_loads = static_cast<uint16_t>(count[0][1] * count[0][2]);
   }
-  p.phases = plan.phases;
   const auto taps_of = [&](const Phase& phase) {
     return phase.loads > 0 ? phase.loads * p.load[phase.first_load].taps : 0;
   };
@@ -121,23 +119,16 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
 Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
                    const FpropDgradPlan& plan) {
   Params p{};
+  static_cast<FpropDgradShape&>(p) = plan;
   const bool transposed = problem.pass == ConvPass::dgrad;
   p.epilogue = EpilogueParams(epilogue);
   p.out = out.data;
   p.samples = static_cast<int>(problem.batch);
-  p.resident = plan.resident;
-  p.merged = plan.merged;
-  p.cooperative = plan.cooperative;
-  p.cluster = plan.cluster;
-  p.chunks = plan.chunks;
   p.product_chunks = Divisor(plan.chunks / plan.products);
   p.resident_chunks = plan.resident_chunks();
   p.taps = plan.axis[0].kernel * plan.axis[1].kernel * plan.axis[2].kernel;
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
-  p.chunk_channels = plan.chunk_channels;
-  p.row_bytes = plan.row_bytes;
-  p.splits = plan.splits;
   p.units = static_cast<int>(plan.units);
   p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
   p.split = Divisor(plan.splits);
@@ -148,7 +139,6 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
   int all_tiles = 1;
   for (int a = 0; a < 4; ++a) {
-    p.tile[a] = plan.tile[a];
     p.unit[a] = a == 1 ? plan.unit_depth() : plan.tile[a];
     p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], p.unit[a])));
     all_tiles *= p.tiles[a].value();
@@ -162,13 +152,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.in_depth = static_cast<int>(problem.in_size[0]);
   p.box_depth = (plan.box[1] - 1) * p.in_step[0] + 1;
   p.box_rows = plan.box_rows();
-  p.group_pitch = plan.group_pitch;
-  std::copy_n(plan.base, kMaxFpropDgradTiles, p.base);
-  p.input_stages = plan.input_stages;
-  p.weight_stages = plan.weight_stages;
-  p.stage_taps = plan.stage_taps;
   p.kept_taps = plan.kept ? p.taps / plan.cta.slide : 0;
-  p.run = plan.run;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
   p.input = describe_voxels(in, plan.chunk_channels, plan.box, p.in_step, "conv");
@@ -293,8 +277,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const int ctas = plan.cluster *
                    static_cast<int>(std::min<int64_t>(plan.units, std::max(problem.multiprocessors / plan.cluster, 1)));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta, n_major, ctas, shared,
-                                                                         launch.stream);
+    launch_kernel<Arithmetic>(p, plan.cta, n_major, ctas, shared, launch.stream);
   });
   check_launch("conv");
   if (plan.splits > 1) reduce(out, call.epilogue, p, problem, launch.stream);

@@ -339,16 +339,9 @@ Scales::Scales(Operand& x, Operand& y, const Launch& launch) {
                          pitch};
   };
   const SlicedOperand of_x = describe_slices(x), of_y = describe_slices(y);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices));
-  config.blockDim = kSliceBlock;
-  config.stream = launch.stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  check_cuda(cudaLaunchKernelEx(&config, scale_slices, of_x, of_y), kOp);
+  launch_in_clusters(kCluster, scale_slices, static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices)), kSliceBlock,
+                     0, launch.stream, of_x, of_y);
+  check_launch(kOp);
 }
 
 }  // namespace voxgrad::cuda::implicit_wgrad
