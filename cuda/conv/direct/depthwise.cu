@@ -318,6 +318,7 @@ struct PatchMainloop {
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[kMaxDepthwiseStages];
   const DepthwiseShared<T, Form> shared(p, dynamic_shared);

@@ -71,7 +71,7 @@ struct BandedSums {
         uint32_t a[4];
         load_matrices(a, from + m * Bytes::row + n * 16);
 #pragma unroll
-        for (int kd = K - 1; kd >= 0; --kd) multiply<T>(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
+        for (int kd = K - 1; kd >= 0; --kd) multiply_fragments<T>(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
       }
   }
 
@@ -201,6 +201,7 @@ struct FpropSteps : Steps {
 /// DepthwiseMmaShared.
 template <class T, int K>
 __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_constant__ DepthwiseParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const Shared shared(dynamic_shared);

@@ -94,6 +94,7 @@ __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& t
 template <class T, int K, int S>
 __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
     depthwise_wgrad(const __grid_constant__ DepthwiseWgradParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   using Kernel = WgradKernel<T, K, S>;
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[2][kMaxDepthwiseStages];  // full, empty

@@ -19,7 +19,6 @@
 namespace voxgrad::cuda {
 namespace {
 
-#if VOXGRAD_HAS_WGMMA
 /// Stores the products of a warp for the planes of results that are complete, as [plane][column][input], and sets their
 /// sums to zero. `first_tap` is the tap of the first set of sums. The sets of taps that the kernel does not have are
 /// also set to zero, because they may contain products of zero and infinity.
@@ -121,7 +120,6 @@ __device__ void fence_operand(Accumulator (&sum)[kM64][kN8]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sum[m][n][i])::"memory");
 }
-#endif
 
 /// Computes dgrad. Launch: a 2-D grid of CTA tiles by tiles of result channels. Dynamic shared memory: the ring of
 /// inputs, the weights, the products of the planes of results that are complete, the list of results, and the bias.

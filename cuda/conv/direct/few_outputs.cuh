@@ -38,7 +38,6 @@ struct FewOutputsParams {
   FewOutputsSums sums;
 };
 
-#if VOXGRAD_HAS_WGMMA
 /// A CTA tile: its sample, its first result channel, and its first q and number of q along each axis.
 struct FewOutputsTile {
   int sample;
@@ -210,6 +209,5 @@ struct FewOutputsInputs {
     read = read == (kStages - 1) * kStageBytes ? 0 : read + kStageBytes;
   }
 };
-#endif
 
 }  // namespace voxgrad::cuda
