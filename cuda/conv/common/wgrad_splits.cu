@@ -106,16 +106,6 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_reordered(const __grid_
   }
 }
 
-/// Returns whether the input channels are innermost, followed by the taps, without gaps.
-bool is_dense_channels_last(const View& w) {
-  int64_t stride = 1;
-  for (const int axis : {1, 4, 3, 2}) {
-    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
-    stride *= w.size[axis];
-  }
-  return true;
-}
-
 }  // namespace
 
 void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t stream) {
@@ -128,8 +118,7 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   const auto with_type = [&](const auto& f) {
     w.dtype == DType::f32 ? f(float()) : w.dtype == DType::bf16 ? f(BFloat16()) : f(Float16());
   };
-  if (is_dense_channels_last(w) && w.stride[0] == int64_t{p.taps} * sums.in_channels && sums.in_channels % 4 == 0 &&
-      is_tma_tensor(w)) {
+  if (is_dense(w, {1, 4, 3, 2, 0}) && sums.in_channels % 4 == 0 && is_tma_tensor(w)) {
     const int64_t of_block = 4 * kLanes * (kWarps / p.slices);
     with_type([&](auto type) {
       reduce_in_order<decltype(type)>

@@ -279,7 +279,7 @@ struct PatchMainloop {
                            const PlaneCopies& planes)
       : p(params), shared(memory), copies(planes) {
     const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
-    const int patch_y = warp / p.tiles.patches_x, patch_x = warp % p.tiles.patches_x;
+    const int patch_y = warp / p.tiles.patches[1], patch_x = warp % p.tiles.patches[1];
     in_pitch = p.tiles.box[1] * kChannels;
     out_pitch = p.tiles.tile[1] * kChannels;
     in_offset = patch_y * Form::pitch * in_pitch + patch_x * Form::pitch * kChannels + lane;
@@ -361,15 +361,11 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwiseP
   View packed = w;
   packed.data = weights.as<void>();
   packed.dtype = DType::f32;
-  int64_t stride = 1;
-  for (const int axis : {0, 1, 4, 3, 2}) {
-    packed.stride[axis] = stride;
-    stride *= w.size[axis];
-  }
+  lay_out(packed, {0, 1, 4, 3, 2});
   kernel::copy(packed, w);
   DepthwiseParams p{.in = depthwise_map(call.in, plan.box, plan, call.op),
                     .out = depthwise_map(call.out, plan.tile, plan, call.op),
-                    .tiles = depthwise_tiles(plan, w.dtype),
+                    .tiles = plan,
                     .weights = weights.as<float>(),
                     .flipped = flipped,
                     .epilogue = EpilogueParams(call.epilogue),

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
 
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32), lane = static_cast<int>(threadIdx.x) % 32;
   const int tap = warp % K, patch = warp / K;
-  const int patch_y = patch / p.tiles.patches_x, patch_x = patch % p.tiles.patches_x;
+  const int patch_y = patch / p.tiles.patches[1], patch_x = patch % p.tiles.patches[1];
   const int x_pitch = p.tiles.box[1] * kChannels, y_pitch = p.tiles.tile[1] * kChannels;
   const int x_offset = patch_y * kRows * S * x_pitch + patch_x * Kernel::columns * S * kChannels + lane;
   const int y_offset = patch_y * kRows * y_pitch + patch_x * Kernel::columns * kChannels + lane;
@@ -154,7 +154,7 @@ void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const Dep
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   DepthwiseWgradParams p{.x = depthwise_map(call.in, plan.box, plan, call.op),
                          .y = depthwise_map(call.out, plan.tile, plan, call.op),
-                         .tiles = depthwise_tiles(plan, w.dtype),
+                         .tiles = plan,
                          .partial = partial.as<float>(),
                          .x_depth = static_cast<int>(call.in.size[2]),
                          .y_depth = static_cast<int>(call.out.size[2]),

@@ -6,7 +6,6 @@
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/sm90/fprop_dgrad/epilogue.cuh"
-#include "cuda/conv/sm90/fprop_dgrad/split.h"
 #include "cuda/detail/kernels.h"
 #include "ops/detail/halves.h"
 
@@ -169,11 +168,7 @@ struct WeightOperand {
 
 /// Returns true if the weights have the layout of WeightOperand, with aligned rows.
 bool is_dense_inner(const View& w, int inner) {
-  const int64_t* s = w.stride;
-  const int64_t channels = w.size[inner];
-  const auto is = [&](int axis, int64_t step) { return w.size[axis] == 1 || s[axis] == step; };
-  return is(inner, 1) && is(4, channels) && is(3, w.size[4] * channels) && is(2, w.size[3] * w.size[4] * channels) &&
-         is(1 - inner, w.size[2] * w.size[3] * w.size[4] * channels) && channels * item_size(w.dtype) % 16 == 0 &&
+  return is_dense(w, {inner, 4, 3, 2, 1 - inner}) && w.size[inner] * item_size(w.dtype) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
 }
 

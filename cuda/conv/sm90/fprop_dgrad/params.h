@@ -41,7 +41,7 @@ struct Phase {
 using Coordinates = int[4];
 
 /// The parameters of fprop_dgrad_kernel. In tf32x3, `input` has twice the samples and `weight` twice the taps; the
-/// second half are the low parts (split.h).
+/// second half are the low parts (split_copy()).
 struct Params : FpropDgradShape {
   CUtensorMap input;   ///< (C, W, H, D, N), boxes of box[] voxels
   CUtensorMap weight;  ///< (K, N, tap), or (N, K, tap) if the output channels are innermost

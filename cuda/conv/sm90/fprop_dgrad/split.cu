@@ -1,13 +1,11 @@
 // Implements the kernels that split float32 tensors into two TF32 parts.
-#include "cuda/conv/sm90/fprop_dgrad/split.h"
-
 #include "core/detail/divide.h"
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/vector.cuh"
 
-namespace voxgrad::cuda::implicit_gemm {
+namespace voxgrad::cuda {
 namespace {
 
 /// Splits x into two TF32 numbers. If rounding a finite x would give infinity, the high part is truncated instead.
@@ -66,4 +64,4 @@ View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<
   return high;
 }
 
-}  // namespace voxgrad::cuda::implicit_gemm
+}  // namespace voxgrad::cuda
