@@ -184,14 +184,6 @@ __global__ void __launch_bounds__(kFewOutputsInstances[kInstance].threads(), 1)
 #endif
 }
 
-template <class Arithmetic, int kInstance>
-void start(const FewOutputsParams& p, const ConvProblem& problem, const FewOutputsPlan& plan, const Launch& launch) {
-  const dim3 grid(static_cast<unsigned>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2]),
-                  static_cast<unsigned>(plan.channel_tiles));
-  launch_with_shared(few_outputs_dgrad<Arithmetic, kInstance>, grid, kFewOutputsInstances[kInstance].threads(),
-                     plan.shared_bytes, launch.stream, p);
-}
-
 FewOutputsSums sums_of(const ConvProblem& p, const FewOutputsPlan& plan) {
   const int h = plan.reach[1] + 1, w = plan.reach[2] + 1;
   const bool exact = p.kernel[1] == h * p.geometry.stride[1] && p.kernel[2] == w * p.geometry.stride[2];
@@ -238,12 +230,15 @@ void run_plan(const ConvCall& call, const ConvProblem& original, const FewOutput
   }
   std::copy_n(w.stride, 5, p.weight_stride);
   std::copy_n(out.stride, 5, p.out_stride);
+  const dim3 grid(static_cast<unsigned>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2]),
+                  static_cast<unsigned>(plan.channel_tiles));
+  static_assert(std::size(kFewOutputsInstances) == 8);
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    if constexpr (Arithmetic::kParts == 1) [&]<int... kInstances>(std::integer_sequence<int, kInstances...>) {
-        static_cast<void>(
-            ((plan.instance == kInstances && (start<Arithmetic, kInstances>(p, problem, plan, launch), true)) || ...));
-      }
-    (std::make_integer_sequence<int, static_cast<int>(std::size(kFewOutputsInstances))>());
+    if constexpr (Arithmetic::kParts == 1)
+      with_width<0, 1, 2, 3, 4, 5, 6, 7>(plan.instance, [&]<int kInstance>() {
+        launch_with_shared(few_outputs_dgrad<Arithmetic, kInstance>, grid, kFewOutputsInstances[kInstance].threads(),
+                           plan.shared_bytes, launch.stream, p);
+      });
   });
   check_launch(call.op);
 }

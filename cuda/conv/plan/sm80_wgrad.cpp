@@ -58,12 +58,6 @@ bool add_class(MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) {
   return taps <= kMaxMmaSyncTaps;
 }
 
-void clear_classes(MmaSyncWgradPlan& plan) {
-  plan.classes.clear();
-  plan.column_tiles = plan.columns = 0;
-  plan.shared_bytes = 0;
-}
-
 /// Divides the columns of a class into CTA tiles of at most `most` blocks of 8 columns. `room` is the shared memory for
 /// x in bytes.
 MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, int room) {
@@ -84,7 +78,8 @@ MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, i
 bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   const int room = wgrad_shared(p) - plan.rows * kMmaSyncKTilePitch * 4;
   const int most = mma_sync_wgrad_columns(plan.rows, three_products(p));
-  clear_classes(plan);
+  plan.classes.clear();
+  plan.column_tiles = plan.columns = plan.shared_bytes = 0;
   double staged = 0;
   for (const int taps : class_taps(plan)) {
     const MmaSyncWgradPlan::Class c = tile_class(taps, plan.blocks8, most, plan.pitch, room);

@@ -158,15 +158,13 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   return p;
 }
 
-/// Weights that TMA can read. The axis `inner` is contiguous, followed by the taps and by the other channel axis.
+/// Weights that TMA can read. The axis `inner`, 0 or 1, is contiguous. The taps are equally spaced.
 struct WeightOperand {
   View view;
-  int inner;      ///< 0 or 1
-  int64_t row;    ///< elements from one tap to the next
-  int64_t outer;  ///< elements from one index of the other channel axis to the next
+  int inner;
 };
 
-/// Returns true if the weights have the layout of WeightOperand, with aligned rows.
+/// Returns true if the weights have the layout of WeightOperand, without gaps and with aligned rows.
 bool is_dense_inner(const View& w, int inner) {
   return is_dense(w, {inner, 4, 3, 2, 1 - inner}) && w.size[inner] * item_size(w.dtype) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
@@ -178,20 +176,17 @@ bool is_dense_inner(const View& w, int inner) {
 WeightOperand weight_operand(const View& w, bool transposed, bool three, bool any, std::optional<Workspace>& copy,
                              const Launch& launch) {
   const int k_axis = transposed ? 0 : 1;
-  if (three) {
-    const View parts = split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch);
-    return {parts, k_axis, parts.stride[4], parts.stride[1 - k_axis]};
+  if (three) return {split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch), k_axis};
+  int inner = any ? 1 : k_axis;
+  if (any && !is_dense_inner(w, 1) && is_dense_inner(w, 0)) inner = 0;
+  View operand = w;
+  const int64_t elements = lay_out(operand, {inner, 4, 3, 2, 1 - inner});
+  if (!is_dense_inner(w, inner)) {
+    copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
+    operand.data = copy->as<void>();
+    kernel::copy(operand, w);
   }
-  const int64_t taps = w.size[2] * w.size[3] * w.size[4];
-  for (const int inner : {1, 0})
-    if ((any || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
-  const int inner = any ? 1 : k_axis;
-  View padded = w;
-  const int64_t elements = lay_out(padded, {inner, 4, 3, 2, 1 - inner});
-  copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
-  padded.data = copy->as<void>();
-  kernel::copy(padded, w);
-  return {padded, inner, padded.stride[4], padded.stride[1 - inner]};
+  return {operand, inner};
 }
 
 /// Fills in the tensor map of the weights and the distances between groups. Returns true if the weights are N-major.
@@ -205,7 +200,7 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
   p.weight = describe(SwizzledTensor{.data = w.data,
                                      .dtype = w.dtype,
                                      .size = {w.size[weights.inner], w.size[1 - weights.inner], taps},
-                                     .stride = {1, weights.outer, weights.row},
+                                     .stride = {1, w.stride[1 - weights.inner], w.stride[4]},
                                      .box = {n_major ? columns : k, n_major ? k : plan.cta.columns, 1},
                                      .step = {1, 1, 1},
                                      .row_bytes = n_major ? 2 * columns : plan.row_bytes,
