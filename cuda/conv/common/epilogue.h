@@ -20,9 +20,9 @@ struct EpilogueParams {
         bias_stride(epilogue.bias ? epilogue.bias->stride[0] : 0),
         floor(epilogue.relu ? 0 : -INFINITY) {}
   /// Returns the bias of a channel, or 0 without a bias.
-  template <class T>
-  VG_HOST_DEVICE float bias_of(int64_t channel) const {
-    return bias ? static_cast<float>(static_cast<const T*>(bias)[channel * bias_stride]) : 0.0f;
+  template <class T, class Result = float>
+  VG_HOST_DEVICE Result bias_of(int64_t channel) const {
+    return bias ? static_cast<Result>(static_cast<const T*>(bias)[channel * bias_stride]) : Result(0);
   }
 };
 

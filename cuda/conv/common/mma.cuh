@@ -273,16 +273,12 @@ __device__ T load_element(const char* at, bool really) {
   }
 }
 
-/// Copies 16 bytes from global to shared memory asynchronously.
-__device__ inline void cp_async(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
-}
-/// Copies 16 bytes asynchronously if `really`; otherwise writes zeros.
+/// Copies 16 bytes from global to shared memory asynchronously if `really`; otherwise writes zeros.
 __device__ inline void cp_async(uint32_t shared, const void* global, bool really) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(really ? 16 : 0)
                : "memory");
 }
-__device__ inline void cp_async(void* shared, const void* global, bool really) {
+__device__ inline void cp_async(void* shared, const void* global, bool really = true) {
   cp_async(shared_address(shared), global, really);
 }
 /// Copies 4 bytes asynchronously if `really`; otherwise writes zeros.

@@ -9,11 +9,12 @@
 
 namespace voxgrad::cuda {
 
-/// Returns the compiled widths of tiles, ascending: columns for fprop and dgrad, rows for wgrad.
+/// Returns the compiled widths of tiles: columns for fprop and dgrad, ascending; rows for wgrad, descending.
 std::span<const int> mma_sync_widths(ConvArithmetic arithmetic);
 std::span<const int> mma_sync_wgrad_widths();
-/// Returns the width of ConvChoice if this width is one of `widths`, otherwise nothing.
-std::optional<int> asked_width(const ConvProblem& problem, std::span<const int> widths);
+/// Returns the width of ConvChoice if it is one of `widths`, otherwise the first width with the lowest cost of all
+/// tiles. The cost of a tile is its width plus the constant `tile_cost`.
+int choose_width(const ConvProblem& problem, std::span<const int> widths, int tile_cost);
 
 /// The part of the plan of fprop or dgrad that the kernel needs. A class combines one phase of each axis. In dgrad, a
 /// class is a phase of the results, and a CTA tile belongs to one class. In fprop, a class is a residue of the inputs,

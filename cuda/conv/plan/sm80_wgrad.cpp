@@ -98,17 +98,6 @@ bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   return true;
 }
 
-int choose_rows(const ConvProblem& p) {
-  const auto compiled = mma_sync_wgrad_widths();
-  if (const auto asked = asked_width(p, compiled)) return *asked;
-  int best = compiled.front();
-  for (const int rows : compiled) {
-    const auto computed = [&](int r) { return divide_up(p.out_channels, r) * (r + 8); };
-    if (computed(rows) <= computed(best)) best = rows;
-  }
-  return best;
-}
-
 void choose_range(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   constexpr int64_t kBlocks = 1600;  // several times the CTAs that the largest GPUs run at once
   const int64_t tiles = static_cast<int64_t>(plan.column_tiles) * plan.row_tiles * p.groups;
@@ -128,7 +117,7 @@ std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPl
   MmaSyncWgradPlan best{};
   best.cycles = -1;
   const int elements = elements_of(p);
-  plan.rows = choose_rows(p);
+  plan.rows = choose_width(p, mma_sync_wgrad_widths(), 8);
   plan.row_tiles = divide_up(p.out_channels, plan.rows);
   plan.blocks8 = divide_up(p.in_channels, 8);
   for (int w = 8 * elements; w <= kMmaSyncKTileWords * elements; w += 8 * elements)
@@ -148,7 +137,7 @@ std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPl
 }  // namespace
 
 std::span<const int> mma_sync_wgrad_widths() {
-  static constexpr int kWidths[] = {16, 32, 48, 64};
+  static constexpr int kWidths[] = {64, 48, 32, 16};
   return kWidths;
 }
 
