@@ -44,7 +44,7 @@ def readable(name):
     """Returns a short form of the demangled name of a kernel."""
     text = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
     text = re.sub(r"voxgrad::(cuda::)?|\(anonymous namespace\)::|^void |\(int\)|\([^()]*\)$", "", text)
-    return re.sub(r"Halves<(\w+), [^,<>]*(?:<[^<>]*>)?[^,<>]*>", r"\1", text)
+    return re.sub(r"OneProduct<(\w+)>", r"\1", text)
 
 
 def kernels_of(entry):

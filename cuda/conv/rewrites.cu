@@ -2,6 +2,7 @@
 #include "cuda/conv/rewrites.h"
 
 #include <algorithm>
+#include <array>
 
 #include "cuda/conv/plan/common.h"
 #include "cuda/detail/kernels.h"
@@ -25,25 +26,24 @@ View padded_width(const View& in, const View& w, const View& out, const ConvGeom
   return padded;
 }
 
+/// Allocates memory for a view, and sets its strides to those of lay_out().
+void allocate(View& view, const std::array<int, 5>& axes, std::optional<Workspace>& memory, const Launch& launch) {
+  memory.emplace(launch, static_cast<size_t>(lay_out(view, axes) * item_size(view.dtype)));
+  view.data = memory->as<void>();
+}
+
 /// Returns weights (output channels, input channels, taps) as a view (groups, merged, output channels, input channels,
 /// taps), where `merged` is the number of original groups in a merged group. The `in` input channels of an original
 /// group begin `in_step` channels after those of the previous original group.
 View by_groups(const View& w, int64_t groups, int64_t merged, int64_t in, int64_t in_step) {
   const int64_t out = w.size[0] / (groups * merged);
-  View view = w;
-  view.rank = 7;
-  const int64_t size[] = {groups, merged, out, in};
-  const int64_t stride[] = {merged * out * w.stride[0], out * w.stride[0] + in_step * w.stride[1], w.stride[0],
-                            w.stride[1]};
-  for (int a = 0; a < 4; ++a) {
-    view.size[a] = size[a];
-    view.stride[a] = stride[a];
-  }
-  for (int a = 2; a < 5; ++a) {
-    view.size[a + 2] = w.size[a];
-    view.stride[a + 2] = w.stride[a];
-  }
-  return view;
+  return {.data = w.data,
+          .dtype = w.dtype,
+          .device = w.device,
+          .rank = 7,
+          .size = {groups, merged, out, in, w.size[2], w.size[3], w.size[4]},
+          .stride = {merged * out * w.stride[0], out * w.stride[0] + in_step * w.stride[1], w.stride[0], w.stride[1],
+                     w.stride[2], w.stride[3], w.stride[4]}};
 }
 
 }  // namespace
@@ -123,9 +123,7 @@ void RewrittenCall::merge_groups(int64_t count, const Launch& launch) {
   View& w = call_.w;
   w.size[1] *= count;
   const int inner = call_.pass == ConvPass::dgrad && w.dtype == DType::f32 ? 0 : 1;  // contiguous axis; TF32 needs K
-  const int64_t elements = lay_out(w, {inner, 4, 3, 2, 1 - inner});
-  copy_.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
-  w.data = copy_->as<void>();
+  allocate(w, {inner, 4, 3, 2, 1 - inner}, copy_, launch);
   call_.geometry.groups = groups;
   const View diagonal = by_groups(w, groups, count, in, in);
   if (call_.pass == ConvPass::wgrad) {
@@ -151,9 +149,8 @@ void RewrittenCall::copy_patches(const Launch& launch) {
   w.size[1] = x.size[1];
   w.stride[1] = step;
   call_.geometry = {};
-  const int64_t elements = lay_out(x, {1, 4, 3, 2, 0});
-  copy_.emplace(launch, static_cast<size_t>(elements * item_size(x.dtype)));
-  x.data = patches.data = copy_->as<void>();
+  allocate(x, {1, 4, 3, 2, 0}, copy_, launch);
+  patches.data = x.data;
   patches.rank = original.rank = 8;
   patches.stride[0] = x.stride[0];
   patches.stride[1] = weights.stride[1] / step;
@@ -179,17 +176,13 @@ void RewrittenCall::copy_patches(const Launch& launch) {
 void RewrittenCall::copy_to_channels_last(const Launch& launch) {
   const bool wgrad = call_.pass == ConvPass::wgrad;
   const View in = call_.in, out = call_.out;
-  const auto allocate = [&](View& view, std::optional<Workspace>& memory) {
-    memory.emplace(launch, static_cast<size_t>(lay_out(view, {1, 4, 3, 2, 0}) * item_size(view.dtype)));
-    view.data = memory->as<void>();
-  };
   // The plan may be for a view whose only sample would make it channels-last, but not aligned.
   if (!has_channels_innermost(in) || !is_tma_tensor(in)) {
-    allocate(call_.in, copy_);
+    allocate(call_.in, {1, 4, 3, 2, 0}, copy_, launch);
     kernel::copy(call_.in, in);
   }
   if (has_channels_innermost(out) && is_tma_tensor(out)) return;
-  allocate(call_.out, other_copy_);
+  allocate(call_.out, {1, 4, 3, 2, 0}, other_copy_, launch);
   if (wgrad) return kernel::copy(call_.out, out);
   result_ = call_.out;
   target_ = out;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "core/detail/divide.h"
@@ -99,23 +100,29 @@ void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
 }
 
 #ifdef __CUDACC__
-/// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB, in clusters of `cluster`
-/// CTAs.
-template <class Problem>
-void launch_with_shared(void (*kernel)(Problem), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
-                        const Problem& problem, unsigned cluster = 1) {
+/// Launches a kernel in clusters of `cluster` CTAs, with `shared_bytes` of dynamic shared memory, which may exceed
+/// 48 KiB.
+template <class... Params>
+void launch_in_clusters(unsigned cluster, void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
+                        cudaStream_t stream, const std::type_identity_t<Params>&... arguments) {
   allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
+  config.gridDim = grid;
   config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = cluster > 1;
-  static_cast<void>(cudaLaunchKernelEx(&config, kernel, problem));  // check_launch() reports errors
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, arguments...));  // check_launch() reports errors
+}
+/// Launches a kernel without clusters, with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB.
+template <class... Params>
+void launch_with_shared(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
+                        const std::type_identity_t<Params>&... arguments) {
+  launch_in_clusters(1, kernel, grid, threads, shared_bytes, stream, arguments...);
 }
 
 /// Checks indices in a kernel and reports those that are out of range. `op` is a string literal in host memory.

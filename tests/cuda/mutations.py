@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILTER = "*CudaConvModes*:*CudaConvChannelsLast*:*CudaConvPointwise*:*CudaConvDepthwise*:*CudaConvFewInputs*:"\
          "*CudaConvFewOutputs*:CudaAccuracy.*:CudaKernels.GeluBackward*:CudaNorm.*"
 MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement)
-    "none": ("cuda/conv/sm80/pack.cu", "", ""),
-    "mma_sync_drops_a_tap": ("cuda/conv/sm80/pack.cu", "column < p.out_channels ? from",
+    "none": ("cuda/conv/sm80/fprop_dgrad.cu", "", ""),
+    "mma_sync_drops_a_tap": ("cuda/conv/sm80/fprop_dgrad.cu", "column < p.out_channels ? from",
                              "column < p.out_channels && tap != 0 ? from"),
     "mma_sync_shifts_the_halo": ("cuda/conv/sm80/fprop_dgrad_producers.cuh", " + at.residue;",
                                  " + at.residue + 1;"),

@@ -102,41 +102,38 @@ __device__ inline uint32_t round_for_tensor_cores(float value) {
   return bits;
 }
 
-__device__ inline void mma_tf32(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+/// Adds the product of the fragments of one instruction: m16n8k8 for float, which is multiplied in TF32, or m16n8k16.
+template <class T>
+__device__ void multiply_fragments(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#define VG_MMA(shape, type)                                        \
+  asm("mma.sync.aligned." shape ".row.col.f32." type "." type      \
+      ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])             \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  if constexpr (sizeof(T) == 4)
+    VG_MMA("m16n8k8", "tf32");
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    VG_MMA("m16n8k16", "bf16");
+  else
+    VG_MMA("m16n8k16", "f16");
+#undef VG_MMA
 }
 
-__device__ inline void mma_bf16(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ inline void mma_f16(Accumulator& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// Computes c[m][n] += a[m] * b[n] with the instruction kMma. In the arithmetic classes below, multiply() takes the
-/// staged words of A and the parts of B that split() returns. multiply_words() takes the staged words of both operands.
-template <auto kMma, int kM, int kN>
-__device__ void multiply_each(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n) kMma(c[m][n], a[m], b[n][0], b[n][1]);
-}
-
-/// float32 tensors rounded to TF32, which has 10 explicit mantissa bits. NaN and infinities do not change.
-struct Tf32 {
-  static constexpr bool kRounds = true;  // words are rounded when they are staged
-  using Element = float;
-  static constexpr int kElements = 1, kParts = 1;
-  __device__ static uint32_t word(const float (&x)[1]) { return round_for_tensor_cores(x[0]); }
-  __device__ static void split(const float (&x)[1], uint32_t (&parts)[1]) { parts[0] = word(x); }
+/// One product of float32 tensors rounded to TF32, or of halves. TF32 has 10 explicit mantissa bits; NaN and infinities
+/// do not change. multiply() takes the staged words of A and the parts of B that split() returns. multiply_words()
+/// takes the staged words of both operands.
+template <class T>
+struct OneProduct {
+  static constexpr bool kRounds = sizeof(T) == 4;  // words are rounded when they are staged
+  using Element = T;
+  static constexpr int kElements = 4 / sizeof(T), kParts = 1;
+  __device__ static uint32_t word(const T (&x)[kElements]) {
+    if constexpr (kRounds)
+      return round_for_tensor_cores(x[0]);
+    else
+      return x[0].bits | uint32_t{x[1].bits} << 16;
+  }
+  __device__ static void split(const T (&x)[kElements], uint32_t (&parts)[1]) { parts[0] = word(x); }
   /// Converts staged words to the operand B of multiply().
   template <int kN>
   __device__ static void split_words(uint32_t (&parts)[kN][2], const uint32_t (&b)[kN][2]) {
@@ -147,14 +144,20 @@ struct Tf32 {
   }
   template <int kM, int kN>
   __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
-    multiply_each<mma_tf32>(c, a, b);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n) multiply_fragments<T>(c[m][n], a[m], b[n][0], b[n][1]);
   }
   template <int kM, int kN>
   __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
                                         const uint32_t (&b)[kN][2]) {
-    multiply_each<mma_tf32>(c, a, b);
+    multiply(c, a, b);
   }
 };
+using Tf32 = OneProduct<float>;
+using Bf16 = OneProduct<BFloat16>;
+using F16 = OneProduct<Float16>;
 
 /// float32 tensors with the accuracy of float32. Operands are split into x = high + low in TF32, and three of the four
 /// products of the parts are computed. Tensor cores truncate when they add to an accumulator, and the error would grow
@@ -184,9 +187,9 @@ struct Tf32x3 {
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         Accumulator product = {}, rest = {};
-        mma_tf32(rest, low, b[n][0], b[n][1]);
-        mma_tf32(rest, high, b[n][2], b[n][3]);
-        mma_tf32(product, high, b[n][0], b[n][1]);
+        multiply_fragments<float>(rest, low, b[n][0], b[n][1]);
+        multiply_fragments<float>(rest, high, b[n][2], b[n][3]);
+        multiply_fragments<float>(product, high, b[n][0], b[n][1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) c[m][n][i] += product[i] + (fabsf(product[i]) < INFINITY ? rest[i] : 0);
       }
@@ -207,27 +210,6 @@ struct Tf32x3 {
     multiply(c, a, parts);
   }
 };
-
-/// bf16 and f16 tensors, with two elements per word.
-template <class T, auto kMma>
-struct Halves {
-  static constexpr bool kRounds = false;
-  using Element = T;
-  static constexpr int kElements = 2, kParts = 1;
-  __device__ static uint32_t word(const T (&x)[2]) { return x[0].bits | uint32_t{x[1].bits} << 16; }
-  __device__ static void split(const T (&x)[2], uint32_t (&parts)[1]) { parts[0] = word(x); }
-  template <int kM, int kN>
-  __device__ static void multiply(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
-    multiply_each<kMma>(c, a, b);
-  }
-  template <int kM, int kN>
-  __device__ static void multiply_words(Accumulator (&c)[kM][kN], const uint32_t (&a)[kM][4],
-                                        const uint32_t (&b)[kN][2]) {
-    multiply_each<kMma>(c, a, b);
-  }
-};
-using Bf16 = Halves<BFloat16, mma_bf16>;
-using F16 = Halves<Float16, mma_f16>;
 
 __device__ inline uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -269,16 +251,32 @@ __device__ inline void load_transposed(uint32_t (&v)[4], uint32_t row) {
                : "memory");
 }
 
-/// Copies 16 bytes from global to shared memory asynchronously.
-__device__ inline void cp_async(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+/// Loads an element if `really`; otherwise returns zero. The assembly keeps nvcc from reordering loads, which would
+/// need registers for several addresses, and from moving them to the use of their values, so that fewer would run at a
+/// time.
+template <class T>
+__device__ T load_element(const char* at, bool really) {
+  if constexpr (sizeof(T) == 4) {
+    float x;
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.nc.f32 %0, [%1];}"
+                 : "=f"(x)
+                 : "l"(at), "r"(static_cast<unsigned>(really)));
+    return x;
+  } else {
+    T x;
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+                 : "=h"(x.bits)
+                 : "l"(at), "r"(static_cast<unsigned>(really)));
+    return x;
+  }
 }
-/// Copies 16 bytes asynchronously if `really`; otherwise writes zeros.
+
+/// Copies 16 bytes from global to shared memory asynchronously if `really`; otherwise writes zeros.
 __device__ inline void cp_async(uint32_t shared, const void* global, bool really) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(really ? 16 : 0)
                : "memory");
 }
-__device__ inline void cp_async(void* shared, const void* global, bool really) {
+__device__ inline void cp_async(void* shared, const void* global, bool really = true) {
   cp_async(shared_address(shared), global, really);
 }
 /// Copies 4 bytes asynchronously if `really`; otherwise writes zeros.

@@ -30,22 +30,10 @@ auto encoder(const char* op) {
 
 }  // namespace
 
-int64_t TmaTensor::copy_bytes(const View& view) {
-  if (is_tma_tensor(view)) return 0;
-  const int64_t voxel = (view.size[1] * item_size(view.dtype) + 15) / 16 * 16;
-  return view.size[0] * view.size[2] * view.size[3] * view.size[4] * voxel;
-}
-
 TmaTensor::TmaTensor(const View& view, const Launch& launch) : view_(view) {
   if (is_tma_tensor(view)) return;
-  const int64_t wide = 16 / item_size(view.dtype);
-  int64_t stride = round_up(view.size[1], wide);
-  view_.stride[1] = 1;
-  for (const int axis : {4, 3, 2, 0}) {
-    view_.stride[axis] = stride;
-    stride *= view.size[axis];
-  }
-  copy_.emplace(launch, static_cast<size_t>(copy_bytes(view)));
+  const int64_t elements = lay_out(view_, {1, 4, 3, 2, 0});
+  copy_.emplace(launch, static_cast<size_t>(elements * item_size(view.dtype)));
   view_.data = copy_->as<void>();
   kernel::copy(view_, view);
 }
@@ -83,14 +71,15 @@ CUtensorMap describe(const SwizzledTensor& tensor, const char* op) {
   return map;
 }
 
-CUtensorMap describe_voxels(const View& v, int channels, const int (&box)[4], const int (&in_step)[3], const char* op) {
+CUtensorMap describe_voxels(const View& v, int channels, const int (&box)[4], const int (&in_step)[3], const char* op,
+                            bool swizzled) {
   return describe(SwizzledTensor{.data = v.data,
                                  .dtype = v.dtype,
                                  .size = {v.size[1], v.size[4], v.size[3], v.size[2], v.size[0]},
                                  .stride = {1, v.stride[4], v.stride[3], v.stride[2], v.stride[0]},
                                  .box = {channels, box[3], box[2], box[1], box[0]},
                                  .step = {1, in_step[2], in_step[1], in_step[0], 1},
-                                 .row_bytes = channels * static_cast<int>(item_size(v.dtype)),
+                                 .row_bytes = swizzled ? channels * static_cast<int>(item_size(v.dtype)) : 0,
                                  .rank = 5},
                   op);
 }

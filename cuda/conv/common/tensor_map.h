@@ -1,10 +1,10 @@
-// TMA tensor maps for tma_load() (common/tma.cuh).
+// TMA tensor maps for tma_load() (common/tma.cuh), and copies that TMA can read.
 #pragma once
 
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
-
 #include <optional>
 
 #include "core/view.h"
@@ -31,8 +31,6 @@ struct SwizzledTensor {
 class TmaTensor {
  public:
   TmaTensor(const View& view, const Launch& launch);
-  /// Returns the bytes of the copy that a view needs; 0 if TMA can read the view itself.
-  static int64_t copy_bytes(const View& view);
   const View& view() const { return view_; }
 
  private:
@@ -40,12 +38,20 @@ class TmaTensor {
   View view_;
 };
 
+/// Returns a copy of a float32 view in the layout of lay_out(), split into the operands of tf32x3: x = high + low,
+/// where high and low are TF32. The outermost axis is twice as long: first the high parts, then the low parts. The high
+/// part of a value that is not finite is 0, because products with high and low parts would otherwise add infinities of
+/// both signs.
+View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<Workspace>& memory,
+                const Launch& launch);
+
 /// Returns the TMA tensor map of a tensor. Throws Error if cuTensorMapEncodeTiled rejects the tensor.
 CUtensorMap describe(const SwizzledTensor& tensor, const char* op);
 
 /// Returns the TMA tensor map of a view for which is_tma_tensor() is true. Boxes have `channels` channels and box[]
-/// voxels (sample, depth, height, width), which are in_step[] voxels apart along depth, height and width.
+/// voxels (sample, depth, height, width), which are in_step[] voxels apart along depth, height and width. If
+/// `swizzled`, boxes are operands of tensor cores, whose rows are the channels of a voxel.
 CUtensorMap describe_voxels(const View& view, int channels, const int (&box)[4], const int (&in_step)[3],
-                            const char* op);
+                            const char* op, bool swizzled = true);
 
 }  // namespace voxgrad::cuda

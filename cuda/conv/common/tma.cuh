@@ -19,7 +19,6 @@ struct PipelineState {
   }
 };
 
-#if VOXGRAD_HAS_WGMMA
 /// Initializes a barrier for `threads` arrivals per round. Other threads may use the barrier after fence_barrier_init()
 /// and __syncthreads(), or cluster_sync() if other CTAs of the cluster use it.
 __device__ inline void init_barrier(uint32_t barrier, int threads) {
@@ -131,26 +130,5 @@ __device__ inline void wait_barrier(uint32_t barrier, int round) {
                  : "memory");
   } while (!done);
 }
-#else
-__device__ inline void init_barrier(uint32_t, int) {}
-__device__ inline void arrive(uint32_t) {}
-__device__ inline void arrive_at(int, uint32_t) {}
-__device__ inline void cluster_sync() {}
-__device__ inline void cluster_sync_relaxed() {}
-__device__ inline const float* in_cta(int, const float* shared) { return shared; }
-__device__ inline void fence_barrier_init() {}
-__device__ inline void expect_bytes(uint32_t, uint32_t) {}
-__device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, int, int, uint32_t) {}
-__device__ inline void tma_load(uint32_t, const CUtensorMap&, int, int, int, uint32_t) {}
-__device__ inline void tma_store(const CUtensorMap&, uint32_t, int, int, int, int, int) {}
-__device__ inline void tma_multicast(uint32_t, const CUtensorMap&, int, int, int, uint32_t, uint16_t) {}
-__device__ inline void prefetch_tensor(const CUtensorMap&) {}
-__device__ inline void prefetch_bulk(const void*, uint32_t) {}
-__device__ inline void bulk_store(void*, uint32_t, uint32_t) {}
-__device__ inline void bulk_store_commit() {}
-template <int kPending>
-__device__ void bulk_store_wait() {}
-__device__ inline void wait_barrier(uint32_t, int) {}
-#endif
 
 }  // namespace voxgrad::cuda

@@ -1,6 +1,10 @@
 // The second kernel of split-K, which adds the partial weight gradients of all ranges.
 #pragma once
 
+#include <array>
+
+#include "core/view.h"
+#include "cuda/detail/divisor.h"
 #include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda {
@@ -39,6 +43,33 @@ __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __
     static_cast<T*>(p.weight)[offset] = T(static_cast<float>(sum));
   }
 }
+
+/// A target for weights with any strides. Omits axes with a single element, so that fewer divisions are necessary.
+struct StridedWeights {
+  const float* partial;
+  void* weight;
+  int64_t elements;
+  int64_t ranges;
+  int axes = 0;
+  int size[5] = {};        ///< axes in the order of the partial sums, innermost first
+  int64_t stride[5] = {};  ///< elements
+
+  /// `order` lists the axes of `w` in the order of the partial sums, innermost first.
+  StridedWeights(const View& w, const float* sums, int64_t num_ranges, const std::array<int, 5>& order)
+      : partial(sums), weight(w.data), elements(w.numel()), ranges(num_ranges) {
+    for (const int axis : order) {
+      if (w.size[axis] == 1) continue;
+      size[axes] = static_cast<int>(w.size[axis]);
+      stride[axes++] = w.stride[axis];
+    }
+  }
+  __device__ int64_t offset(int64_t element) const {
+    int64_t offset = 0;
+#pragma unroll 1
+    for (int a = 0; a < axes; ++a) offset += take_digit(element, size[a]) * stride[a];
+    return offset;
+  }
+};
 
 template <class T, class Target>
 void reduce_ranges(const Target& target, cudaStream_t stream) {

@@ -106,16 +106,6 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_reordered(const __grid_
   }
 }
 
-/// Returns whether the input channels are innermost, followed by the taps, without gaps.
-bool is_dense_channels_last(const View& w) {
-  int64_t stride = 1;
-  for (const int axis : {1, 4, 3, 2}) {
-    if (w.size[axis] > 1 && w.stride[axis] != stride) return false;
-    stride *= w.size[axis];
-  }
-  return true;
-}
-
 }  // namespace
 
 void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t stream) {
@@ -125,14 +115,11 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   p.taps = static_cast<int>(w.size[2] * w.size[3] * w.size[4]);
   p.out_channels = Divisor(sums.out_channels);
   p.weight = WeightLayout(w);
-  const auto with_type = [&](const auto& f) {
-    w.dtype == DType::f32 ? f(float()) : w.dtype == DType::bf16 ? f(BFloat16()) : f(Float16());
-  };
-  if (is_dense_channels_last(w) && w.stride[0] == int64_t{p.taps} * sums.in_channels && sums.in_channels % 4 == 0 &&
-      is_tma_tensor(w)) {
+  constexpr Types<float, BFloat16, Float16> kTypes;
+  if (is_dense(w, {1, 4, 3, 2, 0}) && sums.in_channels % 4 == 0 && is_tma_tensor(w)) {
     const int64_t of_block = 4 * kLanes * (kWarps / p.slices);
-    with_type([&](auto type) {
-      reduce_in_order<decltype(type)>
+    dispatch_cuda(kTypes, w.dtype, "conv", [&]<class T>() {
+      reduce_in_order<T>
           <<<static_cast<unsigned>(divide_up(sums.split_stride, of_block)), kLanes * kWarps, 0, stream>>>(p);
     });
     return check_launch("conv weight gradient: sum of splits");
@@ -145,7 +132,8 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   p.tap_tiles = Divisor(divide_up(p.taps, p.taps_of_block));
   const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * p.tap_tiles.value());
   const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(p.taps_of_block | 1);
-  with_type([&](auto type) { reduce_reordered<decltype(type)><<<blocks, kLanes * kWarps, shared, stream>>>(p); });
+  dispatch_cuda(kTypes, w.dtype, "conv",
+                [&]<class T>() { reduce_reordered<T><<<blocks, kLanes * kWarps, shared, stream>>>(p); });
   check_launch("conv weight gradient: sum of splits");
 }
 

@@ -279,13 +279,12 @@ struct PatchMainloop {
                            const PlaneCopies& planes)
       : p(params), shared(memory), copies(planes) {
     const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
-    const int patch_y = warp / p.tiles.patches_x, patch_x = warp % p.tiles.patches_x;
+    const int patch_y = warp / p.tiles.patches[1], patch_x = warp % p.tiles.patches[1];
     in_pitch = p.tiles.box[1] * kChannels;
     out_pitch = p.tiles.tile[1] * kChannels;
     in_offset = patch_y * Form::pitch * in_pitch + patch_x * Form::pitch * kChannels + lane;
     out_offset = patch_y * kPatch * out_pitch + patch_x * kPatch * kChannels + lane;
-    if (const int channel = copies.tile.channel + lane; p.bias && channel < p.channels)
-      bias = convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]);
+    if (const int channel = copies.tile.channel + lane; channel < p.channels) bias = p.epilogue.bias_of<T>(channel);
   }
 
   /// Adds the input plane of a phase of a step, if the chunk has this plane.
@@ -309,7 +308,7 @@ struct PatchMainloop {
 #pragma unroll
     for (int done = 0; done < Form::done; ++done)
       if (const int plane = Form::first_done + done; step.contains(plane))
-        sums.write(plane, shared.output(step.buffer() + done) + out_offset, out_pitch, bias, p.floor);
+        sums.write(plane, shared.output(step.buffer() + done) + out_offset, out_pitch, bias, p.epilogue.floor);
     sums.advance();
   }
 };
@@ -319,6 +318,7 @@ struct PatchMainloop {
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[kMaxDepthwiseStages];
   const DepthwiseShared<T, Form> shared(p, dynamic_shared);
@@ -355,29 +355,23 @@ __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::cta
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch) {
   if (call.pass == ConvPass::wgrad) return depthwise_wgrad(call, problem, plan, launch);
-  const View *bias = call.epilogue.bias, &w = call.w;
+  const View& w = call.w;
   const bool flipped = call.pass == ConvPass::dgrad && !plan.transposed;
   const Workspace weights(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   View packed = w;
   packed.data = weights.as<void>();
   packed.dtype = DType::f32;
-  int64_t stride = 1;
-  for (const int axis : {0, 1, 4, 3, 2}) {
-    packed.stride[axis] = stride;
-    stride *= w.size[axis];
-  }
+  lay_out(packed, {0, 1, 4, 3, 2});
   kernel::copy(packed, w);
   DepthwiseParams p{.in = depthwise_map(call.in, plan.box, plan, call.op),
                     .out = depthwise_map(call.out, plan.tile, plan, call.op),
-                    .tiles = depthwise_tiles(plan, w.dtype),
+                    .tiles = plan,
                     .weights = weights.as<float>(),
                     .flipped = flipped,
-                    .bias = bias ? bias->data : nullptr,
-                    .bias_stride = bias ? bias->stride[0] : 0,
+                    .epilogue = EpilogueParams(call.epilogue),
                     .in_depth = static_cast<int>(call.in.size[2]),
                     .out_depth = static_cast<int>(call.out.size[2]),
-                    .channels = static_cast<int>(w.size[0]),
-                    .floor = call.epilogue.relu ? 0 : -INFINITY};
+                    .channels = static_cast<int>(w.size[0])};
   p.output_bytes = depthwise_box_bytes(plan.tile, plan.channels, w.dtype);
   for (int a = 0; a < 3; ++a) {
     const int padding = static_cast<int>(call.geometry.padding[a]);

@@ -71,7 +71,7 @@ struct BandedSums {
         uint32_t a[4];
         load_matrices(a, from + m * Bytes::row + n * 16);
 #pragma unroll
-        for (int kd = K - 1; kd >= 0; --kd) multiply<T>(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
+        for (int kd = K - 1; kd >= 0; --kd) multiply_fragments<T>(sum[kd][n], a, band[kd][m][0], band[kd][m][1]);
       }
   }
 
@@ -201,6 +201,7 @@ struct FpropSteps : Steps {
 /// DepthwiseMmaShared.
 template <class T, int K>
 __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_constant__ DepthwiseParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const Shared shared(dynamic_shared);
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_consta
   load_weights<K>(p, channel, shared.weights);
   __syncthreads();
 
-  const float bias = p.bias ? convert<float>(static_cast<const T*>(p.bias)[(channel + warp) * p.bias_stride]) : 0.0f;
+  const float bias = p.epilogue.bias_of<T>(channel + warp);
   BandedSums<T, K> sums(shared.weights + warp * K * K * K);
   int step = 0;
 #pragma unroll 1
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_consta
     const uint32_t plane = shared.plane(number) + warp * Bytes::plane;
     if (load_shared(shared.not_finite(number)) == static_cast<uint32_t>(number)) sums.extract_not_finite(plane);
     sums.add(plane);
-    if (number >= steps.head) sums.finish(shared.result(number) + warp * Bytes::results, bias, p.floor);
+    if (number >= steps.head) sums.finish(shared.result(number) + warp * Bytes::results, bias, p.epilogue.floor);
     sums.advance();
     if (products_first) steps.template transpose<T>(step);
     steps.end(step);

@@ -21,14 +21,6 @@ __device__ inline void load_matrices(uint32_t (&v)[4], uint32_t row) {
                : "r"(row)
                : "memory");
 }
-/// Adds the product of fragments of m16n8k16 (common/mma.cuh) to an accumulator.
-template <class T>
-__device__ void multiply(Accumulator& sum, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, BFloat16>)
-    mma_bf16(sum, a, b0, b1);
-  else
-    mma_f16(sum, a, b0, b1);
-}
 
 /// Adds zero times a pair of halves. A half of the sum becomes NaN if the half of the pair is infinite or NaN.
 template <class T>

@@ -56,7 +56,7 @@ struct TapSums {
 #pragma unroll
         for (int kd = K - 1; kd >= 0; --kd)
           if (static_cast<uint32_t>(y_plane - kd) < static_cast<uint32_t>(y_planes))
-            multiply<T>(sum[kd][m], x, y[kd][2 * n], y[kd][2 * n + 1]);
+            multiply_fragments<T>(sum[kd][m], x, y[kd][2 * n], y[kd][2 * n + 1]);
       }
 #pragma unroll
     for (int kd = K - 1; kd > 0; --kd)
@@ -144,6 +144,7 @@ struct WgradSteps : Steps {
 /// per channel. Dynamic shared memory: DepthwiseMmaShared.
 template <class T, int K>
 __global__ void __launch_bounds__(kThreads, 1) depthwise_mma_wgrad(const __grid_constant__ DepthwiseWgradParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const Shared shared(dynamic_shared);

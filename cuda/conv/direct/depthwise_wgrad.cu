@@ -7,7 +7,6 @@
 // tiles.
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/direct/depthwise.cuh"
-#include "cuda/detail/divisor.h"
 
 namespace voxgrad::cuda {
 namespace {
@@ -95,6 +94,7 @@ __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& t
 template <class T, int K, int S>
 __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
     depthwise_wgrad(const __grid_constant__ DepthwiseWgradParams p) {
+  if (!VOXGRAD_HAS_WGMMA) return;
   using Kernel = WgradKernel<T, K, S>;
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[2][kMaxDepthwiseStages];  // full, empty
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
 
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32), lane = static_cast<int>(threadIdx.x) % 32;
   const int tap = warp % K, patch = warp / K;
-  const int patch_y = patch / p.tiles.patches_x, patch_x = patch % p.tiles.patches_x;
+  const int patch_y = patch / p.tiles.patches[1], patch_x = patch % p.tiles.patches[1];
   const int x_pitch = p.tiles.box[1] * kChannels, y_pitch = p.tiles.tile[1] * kChannels;
   const int x_offset = patch_y * kRows * S * x_pitch + patch_x * Kernel::columns * S * kChannels + lane;
   const int y_offset = patch_y * kRows * y_pitch + patch_x * Kernel::columns * kChannels + lane;
@@ -146,33 +146,15 @@ __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
   store_sums<K>(p, tile, sum, tap, patch, warps / K, reinterpret_cast<float*>(shared));
 }
 
-/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
-struct DepthwiseReduction {
-  const float* partial;
-  void* weight;
-  int64_t stride[4];  ///< along channel, depth, height and width
-  int64_t channels;
-  int64_t kernel;
-  int64_t elements;
-  int64_t ranges;
-
-  __device__ int64_t offset(int64_t element) const {
-    const int64_t channel = take_digit(element, channels), kx = take_digit(element, kernel),
-                  ky = take_digit(element, kernel);
-    return channel * stride[0] + element * stride[1] + ky * stride[2] + kx * stride[3];
-  }
-};
-
 }  // namespace
 
 void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan,
                      const Launch& launch) {
   const View& w = call.w;
-  const int64_t taps = int64_t{plan.kernel} * plan.kernel * plan.kernel;
   const Workspace partial(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
   DepthwiseWgradParams p{.x = depthwise_map(call.in, plan.box, plan, call.op),
                          .y = depthwise_map(call.out, plan.tile, plan, call.op),
-                         .tiles = depthwise_tiles(plan, w.dtype),
+                         .tiles = plan,
                          .partial = partial.as<float>(),
                          .x_depth = static_cast<int>(call.in.size[2]),
                          .y_depth = static_cast<int>(call.out.size[2]),
@@ -181,13 +163,7 @@ void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const Dep
   p.y_stages = depthwise_y_stages(plan.kernel, plan.stride, plan.stages);
   p.y_bytes = depthwise_box_bytes(plan.tile, plan.channels, w.dtype);
   p.y_stage_bytes = round_up(p.y_bytes, kDepthwiseAlignment);
-  const DepthwiseReduction sum{.partial = p.partial,
-                               .weight = w.data,
-                               .stride = {w.stride[0], w.stride[2], w.stride[3], w.stride[4]},
-                               .channels = w.size[0],
-                               .kernel = plan.kernel,
-                               .elements = taps * w.size[0],
-                               .ranges = plan.ctas / plan.channel_blocks};
+  const StridedWeights sum(w, p.partial, plan.ctas / plan.channel_blocks, {0, 4, 3, 2, 1});
   with_depthwise_kernel(w.dtype, plan, [&]<class T, int K, int S>() {
     if (plan.tensor_cores)
       depthwise_mma_wgrad(call, plan, p, launch);

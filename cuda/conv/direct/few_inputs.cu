@@ -6,6 +6,7 @@
 // the number of words is no multiple of 8, words that repeat the first word with weights of zero follow. An infinite
 // input at such a tap gives NaN instead of infinity.
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/direct/few_inputs.cuh"
 
 namespace voxgrad::cuda {
@@ -14,15 +15,13 @@ namespace {
 struct FewInputsFpropParams {
   FewInputs in;
   const void* weight;
-  const void* bias;               // or null
+  EpilogueParams epilogue;
   void* out;                      // dense and channels-last
   int64_t weight_stride[5] = {};  // elements
-  int64_t bias_stride;            // elements
   Divisor line_words;             // words of a line of taps
   int words;                      // of all channels and taps
   int steps;                      // k-steps of 8 words
   int channels;                   // of y
-  float floor;                    // lower bound of the results
 };
 
 /// The channel and the taps of a word.
@@ -88,14 +87,14 @@ __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile
         for (int j = n; j < n + 4; ++j) {
           const float(&both)[4] = sum[i / 2][j];
           if (exists && first_channel + j * 8 + 2 * t < p.channels)
-            *reinterpret_cast<float2*>(to + j * 8 + 2 * t) = {max_or_nan(both[i % 2 * 2], p.floor),
-                                                              max_or_nan(both[i % 2 * 2 + 1], p.floor)};
+            *reinterpret_cast<float2*>(to + j * 8 + 2 * t) = {max_or_nan(both[i % 2 * 2], p.epilogue.floor),
+                                                              max_or_nan(both[i % 2 * 2 + 1], p.epilogue.floor)};
         }
       } else {
         uint32_t words[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          words[j] = round_pair<T>(sum[i / 2][n + j][i % 2 * 2], sum[i / 2][n + j][i % 2 * 2 + 1], p.floor);
+          words[j] = round_pair<T>(sum[i / 2][n + j][i % 2 * 2], sum[i / 2][n + j][i % 2 * 2 + 1], p.epilogue.floor);
         transpose_quad(words);  // 8 neighboring channels for each lane
         if (exists && first_channel + (n + t) * 8 < p.channels)
           *reinterpret_cast<uint4*>(to + (n + t) * 8) = {words[0], words[1], words[2], words[3]};
@@ -120,9 +119,8 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
   list_box(p.in, voxels, kVoxels, rows);
   list_weights<Arithmetic, kN8>(p, first_channel, offsets, weights);
   if (const int n = static_cast<int>(threadIdx.x); n < 8 * kN8) {
-    const bool exists = p.bias && first_channel + n < p.channels;
-    const T bias = exists ? static_cast<const T*>(p.bias)[(first_channel + n) * p.bias_stride] : T(0.0f);
-    store_shared(biases + n * 4, __float_as_uint(static_cast<float>(bias)));
+    const float bias = first_channel + n < p.channels ? p.epilogue.bias_of<T>(first_channel + n) : 0.0f;
+    store_shared(biases + n * 4, __float_as_uint(bias));
   }
   __syncthreads();
   uint32_t at[2 * kM16];  // of the results of this lane, for its first word
@@ -165,28 +163,25 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const FewInputsPlan& plan, const Launch& launch) {
   if (call.pass == ConvPass::wgrad) return few_inputs_wgrad(call, problem, plan, launch);
-  const View &w = call.w, *bias = call.epilogue.bias;
+  const View& w = call.w;
   const int elements = w.dtype == DType::f32 ? 1 : 2;
   const int line_words = divide_up(static_cast<int>(problem.kernel[2]), elements);
   FewInputsFpropParams p{
       .in = describe_few_inputs(call.in, problem, plan),
       .weight = w.data,
-      .bias = bias ? bias->data : nullptr,
+      .epilogue = EpilogueParams(call.epilogue),
       .out = call.out.data,
-      .bias_stride = bias ? bias->stride[0] : 0,
       .line_words = Divisor(line_words),
       .words = static_cast<int>(problem.in_channels * problem.kernel[0] * problem.kernel[1] * line_words),
       .steps = plan.steps,
-      .channels = static_cast<int>(problem.out_channels),
-      .floor = call.epilogue.relu ? 0 : -INFINITY};
+      .channels = static_cast<int>(problem.out_channels)};
   std::copy_n(w.stride, 5, p.weight_stride);
   const dim3 grid(static_cast<unsigned>(plan.ranges), static_cast<unsigned>(plan.channel_tiles));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1)
       with_width<32, 64>(plan.channels, [&]<int kChannels>() {
-        const auto kernel = few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>;
-        allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-        kernel<<<grid, kFewInputsThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+        launch_with_shared(few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>, grid,
+                           kFewInputsThreads, plan.shared_bytes, launch.stream, p);
       });
   });
   check_launch(call.op);

@@ -130,26 +130,8 @@ __device__ inline void list_box(const FewInputs& in, uint32_t voxels, int voxel_
   }
 }
 
-/// Loads the bits of an element if `really`, otherwise returns 0. `volatile` keeps nvcc from moving each load to the
-/// use of its value, because fewer loads would then run at a time.
-template <class T>
-__device__ uint32_t load_bits(const char* at, bool really) {
-  if constexpr (sizeof(T) == 4) {
-    uint32_t bits = 0;
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.u32 %0, [%1];}"
-                 : "+r"(bits)
-                 : "l"(at), "r"(static_cast<unsigned>(really)));
-    return bits;
-  } else {
-    uint16_t bits = 0;
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.u16 %0, [%1];}"
-                 : "+h"(bits)
-                 : "l"(at), "r"(static_cast<unsigned>(really)));
-    return bits;
-  }
-}
-__device__ inline void store_half(uint32_t address, uint32_t bits) {
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<uint16_t>(bits)) : "memory");
+__device__ inline void store_half(uint32_t address, uint16_t bits) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(bits) : "memory");
 }
 
 /// Copies the inputs of a CTA tile to a box in shared memory. A warp copies 32 inputs of a line at a time.
@@ -167,16 +149,16 @@ __device__ void load_box(const FewInputs& in, const FewInputsTile& tile, uint32_
     const bool in_line = static_cast<unsigned>(w) < static_cast<unsigned>(in.size[2]);
     const char* const from = corner + w * in.stride[3];
     for (int first = warp; first < in.rows; first += kAtOnce * kFewInputsWarps) {
-      uint32_t bits[kAtOnce];
+      T value[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int row = first + i * kFewInputsWarps;
         uint32_t entry[2];
         load_shared(rows + min(row, in.rows - 1) * kFewInputsRowBytes, entry);
         const int d = begin[0] + static_cast<int>(entry[1] >> 16), h = begin[1] + static_cast<int>(entry[1] & 0xffff);
-        bits[i] = load_bits<T>(from + static_cast<int>(entry[0]),
-                               in_line && static_cast<unsigned>(d) < static_cast<unsigned>(in.size[0]) &&
-                                   static_cast<unsigned>(h) < static_cast<unsigned>(in.size[1]));
+        value[i] = load_element<T>(from + static_cast<int>(entry[0]),
+                                   in_line && static_cast<unsigned>(d) < static_cast<unsigned>(in.size[0]) &&
+                                       static_cast<unsigned>(h) < static_cast<unsigned>(in.size[1]));
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -184,10 +166,10 @@ __device__ void load_box(const FewInputs& in, const FewInputsTile& tile, uint32_
         if (row >= in.rows) break;
         const uint32_t to = box + (row * width + x) * 4;
         if constexpr (sizeof(T) == 4) {
-          store_shared(to, round_for_tensor_cores(__uint_as_float(bits[i])));
+          store_shared(to, round_for_tensor_cores(value[i]));
         } else {
-          store_half(to, bits[i]);
-          if (x >= in.half_distance) store_half(to - in.half_distance * 4 + 2, bits[i]);
+          store_half(to, value[i].bits);
+          if (x >= in.half_distance) store_half(to - in.half_distance * 4 + 2, value[i].bits);
         }
       }
     }

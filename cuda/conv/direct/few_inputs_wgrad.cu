@@ -133,23 +133,6 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
   store_sums<kM16, kN8>(p, sum, reinterpret_cast<float*>(dynamic_shared), first_channel, first_pair);
 }
 
-/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
-struct FewInputsReduction {
-  const float* partial;
-  void* weight;
-  int64_t stride[5] = {};  ///< elements
-  int taps;
-  int kernel[3] = {};
-  int64_t elements;
-  int64_t ranges;
-
-  __device__ int64_t offset(int64_t element) const {
-    int64_t pair = take_digit(element, taps), offset = element * stride[0];
-    for (int a = 2; a >= 0; --a) offset += take_digit(pair, kernel[a]) * stride[a + 2];
-    return offset + pair * stride[1];
-  }
-};
-
 }  // namespace
 
 void few_inputs_wgrad(const ConvCall& call, const ConvProblem& problem, const FewInputsPlan& plan,
@@ -162,20 +145,13 @@ void few_inputs_wgrad(const ConvCall& call, const ConvProblem& problem, const Fe
                                .channels = static_cast<int>(problem.out_channels),
                                .taps = plan.taps,
                                .sets = plan.sets};
-  FewInputsReduction sum{.partial = p.partial,
-                         .weight = w.data,
-                         .taps = plan.taps,
-                         .elements = problem.out_channels * plan.taps,
-                         .ranges = plan.ranges};
-  std::copy_n(w.stride, 5, sum.stride);
-  for (int a = 0; a < 3; ++a) sum.kernel[a] = static_cast<int>(problem.kernel[a]);
+  const StridedWeights sum(w, p.partial, plan.ranges, {4, 3, 2, 1, 0});
   const dim3 grid(static_cast<unsigned>(plan.ranges), static_cast<unsigned>(plan.channel_tiles),
                   static_cast<unsigned>(plan.set_tiles));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1) {
       const auto start = [&](auto* kernel) {
-        allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-        kernel<<<grid, kFewInputsThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
+        launch_with_shared(kernel, grid, kFewInputsThreads, plan.shared_bytes, launch.stream, p);
       };
       if (plan.channels == 64)
         start(few_inputs_wgrad_kernel<Arithmetic, 4, 4>);

@@ -19,7 +19,6 @@
 namespace voxgrad::cuda {
 namespace {
 
-#if VOXGRAD_HAS_WGMMA
 /// Stores the products of a warp for the planes of results that are complete, as [plane][column][input], and sets their
 /// sums to zero. `first_tap` is the tap of the first set of sums. The sets of taps that the kernel does not have are
 /// also set to zero, because they may contain products of zero and infinity.
@@ -83,7 +82,7 @@ __device__ void store_results(const FewOutputsParams& p, const FewOutputsResults
     const float bias = __uint_as_float(load_shared(results.bias + (entry[0] >> 26) * 4));
     const float sum =
         add_products<kLines, kTaps, kExact>(products + (entry[0] & 0x3ffff), entry[0], next_h, next_w, bias);
-    out[static_cast<int>(entry[1])] = T(max_or_nan(sum, p.floor));
+    out[static_cast<int>(entry[1])] = T(max_or_nan(sum, p.epilogue.floor));
   }
 }
 
@@ -121,7 +120,6 @@ __device__ void fence_operand(Accumulator (&sum)[kM64][kN8]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sum[m][n][i])::"memory");
 }
-#endif
 
 /// Computes dgrad. Launch: a 2-D grid of CTA tiles by tiles of result channels. Dynamic shared memory: the ring of
 /// inputs, the weights, the products of the planes of results that are complete, the list of results, and the bias.
@@ -186,15 +184,6 @@ __global__ void __launch_bounds__(kFewOutputsInstances[kInstance].threads(), 1)
 #endif
 }
 
-template <class Arithmetic, int kInstance>
-void start(const FewOutputsParams& p, const ConvProblem& problem, const FewOutputsPlan& plan, const Launch& launch) {
-  const dim3 grid(static_cast<unsigned>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2]),
-                  static_cast<unsigned>(plan.channel_tiles));
-  const auto kernel = few_outputs_dgrad<Arithmetic, kInstance>;
-  allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-  kernel<<<grid, kFewOutputsInstances[kInstance].threads(), static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
-}
-
 FewOutputsSums sums_of(const ConvProblem& p, const FewOutputsPlan& plan) {
   const int h = plan.reach[1] + 1, w = plan.reach[2] + 1;
   const bool exact = p.kernel[1] == h * p.geometry.stride[1] && p.kernel[2] == w * p.geometry.stride[2];
@@ -213,20 +202,17 @@ void run_plan(const ConvCall& call, const ConvProblem& original, const FewOutput
     problem = exchange_depth_and_height(original);
     for (View* view : {&in, &w, &out}) std::swap(view->stride[2], view->stride[3]);
   }
-  const View* const bias = call.epilogue.bias;
   const auto bytes = static_cast<int64_t>(item_size(in.dtype));
   FewOutputsParams p{.in = in.as<char>(),
                      .in_channels = static_cast<int>(problem.in_channels),
                      .weight = w.data,
-                     .bias = bias ? bias->data : nullptr,
-                     .bias_stride = bias ? bias->stride[0] : 0,
+                     .epilogue = EpilogueParams(call.epilogue),
                      .out = out.data,
                      .out_channels = static_cast<int>(problem.out_channels),
                      .chunks = plan.chunks,
                      .channels = plan.channels,
                      .next_plane = in.stride[2] * bytes - plan.chunks * kFewOutputsChunk,
-                     .sums = sums_of(problem, plan),
-                     .floor = call.epilogue.relu ? 0 : -INFINITY};
+                     .sums = sums_of(problem, plan)};
   p.in_stride[0] = in.stride[0] * bytes;
   for (int a = 0; a < 3; ++a) {
     p.in_stride[a + 1] = in.stride[a + 2] * bytes;
@@ -244,12 +230,15 @@ void run_plan(const ConvCall& call, const ConvProblem& original, const FewOutput
   }
   std::copy_n(w.stride, 5, p.weight_stride);
   std::copy_n(out.stride, 5, p.out_stride);
+  const dim3 grid(static_cast<unsigned>(problem.batch * plan.tiles[0] * plan.tiles[1] * plan.tiles[2]),
+                  static_cast<unsigned>(plan.channel_tiles));
+  static_assert(std::size(kFewOutputsInstances) == 8);
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    if constexpr (Arithmetic::kParts == 1) [&]<int... kInstances>(std::integer_sequence<int, kInstances...>) {
-        static_cast<void>(
-            ((plan.instance == kInstances && (start<Arithmetic, kInstances>(p, problem, plan, launch), true)) || ...));
-      }
-    (std::make_integer_sequence<int, static_cast<int>(std::size(kFewOutputsInstances))>());
+    if constexpr (Arithmetic::kParts == 1)
+      with_width<0, 1, 2, 3, 4, 5, 6, 7>(plan.instance, [&]<int kInstance>() {
+        launch_with_shared(few_outputs_dgrad<Arithmetic, kInstance>, grid, kFewOutputsInstances[kInstance].threads(),
+                           plan.shared_bytes, launch.stream, p);
+      });
   });
   check_launch(call.op);
 }

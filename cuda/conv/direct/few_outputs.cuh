@@ -1,6 +1,7 @@
 // Code of the kernels for few output channels: the tile of a CTA, and the lists and operands in shared memory.
 #pragma once
 
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/sm90/wgmma.cuh"
 #include "cuda/detail/divisor.h"
@@ -17,8 +18,7 @@ struct FewOutputsParams {
   int in_channels;
   const void* weight;
   int64_t weight_stride[5] = {};  // elements
-  const void* bias;               // or null
-  int64_t bias_stride;            // elements
+  EpilogueParams epilogue;
   void* out;
   int64_t out_stride[5] = {};  // elements
   int out_size[3] = {};
@@ -36,10 +36,8 @@ struct FewOutputsParams {
   int channels;            // result channels of a CTA
   int64_t next_plane;      // bytes from the last chunk of a plane to the first one of the next plane
   FewOutputsSums sums;
-  float floor;  // lower bound of the results
 };
 
-#if VOXGRAD_HAS_WGMMA
 /// A CTA tile: its sample, its first result channel, and its first q and number of q along each axis.
 struct FewOutputsTile {
   int sample;
@@ -144,9 +142,9 @@ __device__ void list_results(const FewOutputsParams& p, const FewOutputsTile& ti
                  static_cast<uint32_t>(exists ? static_cast<int>(offset) : FewOutputsResults::kOutside));
   }
   for (int c = static_cast<int>(threadIdx.x); c < p.channels; c += kThreads) {
-    const bool exists = p.bias && tile.first_channel + c < p.out_channels;
-    const T bias = exists ? static_cast<const T*>(p.bias)[(tile.first_channel + c) * p.bias_stride] : T(0.0f);
-    store_shared(results.bias + c * 4, __float_as_uint(static_cast<float>(bias)));
+    const int channel = tile.first_channel + c;
+    const float bias = channel < p.out_channels ? p.epilogue.bias_of<T>(channel) : 0.0f;
+    store_shared(results.bias + c * 4, __float_as_uint(bias));
   }
 }
 
@@ -211,6 +209,5 @@ struct FewOutputsInputs {
     read = read == (kStages - 1) * kStageBytes ? 0 : read + kStageBytes;
   }
 };
-#endif
 
 }  // namespace voxgrad::cuda

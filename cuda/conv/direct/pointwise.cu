@@ -7,10 +7,10 @@
 // these kernels, so float32 keeps its accuracy in all precisions. A tile of the narrow tensor is contiguous and is
 // copied through shared memory.
 #include "cuda/conv/common/arithmetic.cuh"
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/common/wgrad_reduce.cuh"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/plan/common.h"
-#include "cuda/detail/divisor.h"
 #include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
@@ -25,17 +25,15 @@ constexpr int kThreads = 32 * kPointwiseWarps, kWgradThreads = 32 * kPointwiseWg
 struct PointwiseParams {
   const void* in;
   const void* weight;
-  const void* bias;  // or null
+  EpilogueParams epilogue;
   void* out;
   int64_t weight_narrow;  // stride of the weights along the narrow channels, in elements
   int64_t weight_wide;    // stride of the weights along the wide channels, in elements
-  int64_t bias_stride;
-  int64_t voxels;  // number of voxels
-  Divisor narrow;  // number of narrow channels
-  int wide;        // number of wide channels
-  int chunks;      // chunks of wide channels: a vector for each of the 4 lanes
-  float floor;
-  bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
+  int64_t voxels;         // number of voxels
+  Divisor narrow;         // number of narrow channels
+  int wide;               // number of wide channels
+  int chunks;             // chunks of wide channels: a vector for each of the 4 lanes
+  bool aligned;           // the narrow tensor begins at a multiple of 16 bytes
 };
 
 /// The position of a thread: its warp and lane, the voxel of the lane (row), and its share of the channels (part).
@@ -68,13 +66,6 @@ __device__ void list_weights(const PointwiseParams& p, int count, uint32_t* to, 
     }
     to[i] = Arithmetic::word(value);
   }
-}
-
-/// Returns the bias of a channel, or 0 if there is none.
-template <class T>
-__device__ float bias_of(const PointwiseParams& p, int channel, int channels) {
-  if (!p.bias || channel >= channels) return 0;
-  return convert<float>(static_cast<const T*>(p.bias)[channel * p.bias_stride]);
 }
 
 /// The ring of a warp, into which each lane copies vectors of the wide tensor that only this lane reads: in each stage,
@@ -160,7 +151,10 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_
   T* const staged = results + at.warp * kVoxels * narrow;
   float bias[kN8][2];
 #pragma unroll
-  for (int i = 0; i < 2 * kN8; ++i) bias[i / 2][i % 2] = bias_of<T>(p, i / 2 * 8 + at.part * 2 + i % 2, narrow);
+  for (int i = 0; i < 2 * kN8; ++i) {
+    const int k = i / 2 * 8 + at.part * 2 + i % 2;
+    bias[i / 2][i % 2] = k < narrow ? p.epilogue.bias_of<T>(k) : 0;
+  }
   __syncthreads();
   for (int stage = 0; first < p.voxels; first += step) {
     Accumulator sum[kM16][kN8] = {};
@@ -175,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_
 #pragma unroll
     for (int i = 0; i < 4 * kM16 * kN8; ++i) {
       const int m = i / (4 * kN8), n = i / 4 % kN8, k = n * 8 + at.part * 2 + i % 2;
-      const float result = max_or_nan(sum[m][n][i % 4] + bias[n][i % 2], p.floor);
+      const float result = max_or_nan(sum[m][n][i % 4] + bias[n][i % 2], p.epilogue.floor);
       if (k < narrow) staged[(m * 16 + i % 4 / 2 * 8 + at.row) * narrow + k] = convert<T>(result);
     }
     __syncwarp();
@@ -244,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_wide(const __grid_co
     return make_int2(word * Arithmetic::kElements + e, (chunk * kLanes + lane / 8) * kWidth + block * 2 + lane / 4 % 2);
   });
   for (int i = static_cast<int>(threadIdx.x); i < p.chunks * kLanes * kWidth; i += kThreads)
-    bias[i] = bias_of<T>(p, i, p.wide);
+    bias[i] = i < p.wide ? p.epilogue.bias_of<T>(i) : 0;
   __syncthreads();
   const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
   for (int64_t first = (int64_t{blockIdx.x} * kPointwiseWarps + at.warp) * kVoxels; first < p.voxels; first += step) {
@@ -275,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_wide(const __grid_co
         Vector<T, kWidth> results;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j)
-          results.v[j] = convert<T>(max_or_nan(sum[v / 2][j / 2][v % 2 * 2 + j % 2], p.floor));
+          results.v[j] = convert<T>(max_or_nan(sum[v / 2][j / 2][v % 2 * 2 + j % 2], p.epilogue.floor));
         const int row = v * kRows + at.row;
         if (row < count && c < p.wide) store_words(out + row * p.wide + c, results);
       }
@@ -369,22 +363,6 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
   }
 }
 
-/// The parameters of wgrad_reduce() (common/wgrad_reduce.cuh).
-struct WgradReduction {
-  const float* partial;
-  void* weight;
-  int64_t narrow_stride;
-  int64_t wide_stride;
-  int wide;
-  int64_t elements;
-  int64_t ranges;
-
-  __device__ int64_t offset(int64_t element) const {
-    const int64_t channel = take_digit(element, wide);
-    return element * narrow_stride + channel * wide_stride;
-  }
-};
-
 /// Calls body.operator()<T, kNarrow>() for the dtype and the number of narrow channels.
 template <class Body>
 void with_channels(DType dtype, int narrow, const Body& body) {
@@ -404,13 +382,8 @@ void run_wgrad(const ConvCall& call, const ConvProblem& problem, const Pointwise
                                .voxels = plan.voxels,
                                .channels = plan.wide,
                                .groups = plan.groups};
-  const WgradReduction sum{.partial = p.partial,
-                           .weight = w.data,
-                           .narrow_stride = w.stride[plan.wide_in ? 0 : 1],
-                           .wide_stride = w.stride[plan.wide_in ? 1 : 0],
-                           .wide = plan.wide,
-                           .elements = int64_t{plan.narrow} * plan.wide,
-                           .ranges = plan.blocks};
+  const int wide_axis = plan.wide_in ? 1 : 0;
+  const StridedWeights sum(w, p.partial, plan.blocks, {wide_axis, 1 - wide_axis, 2, 3, 4});
   const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.grid_rows));
   with_channels(w.dtype, plan.narrow, [&]<class T, int kNarrow>() {
     pointwise_wgrad<T, kNarrow><<<grid, kWgradThreads, 0, launch.stream>>>(p);
@@ -423,33 +396,28 @@ void run_wgrad(const ConvCall& call, const ConvProblem& problem, const Pointwise
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch) {
   if (call.pass == ConvPass::wgrad) return run_wgrad(call, problem, plan, launch);
-  const View &w = call.w, *bias = call.epilogue.bias;
+  const View& w = call.w;
   const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1, wide_axis = plan.wide_in ? in_axis : 1 - in_axis;
   const auto narrow_address = reinterpret_cast<uintptr_t>(plan.wide_in ? call.out.data : call.in.data);
   const auto item_bytes = static_cast<int>(item_size(w.dtype));
   const PointwiseParams p{.in = call.in.data,
                           .weight = w.data,
-                          .bias = bias ? bias->data : nullptr,
+                          .epilogue = EpilogueParams(call.epilogue),
                           .out = call.out.data,
                           .weight_narrow = w.stride[1 - wide_axis],
                           .weight_wide = w.stride[wide_axis],
-                          .bias_stride = bias ? bias->stride[0] : 0,
                           .voxels = plan.voxels,
                           .narrow = Divisor(plan.narrow),
                           .wide = plan.wide,
                           .chunks = divide_up(plan.wide, kLanes * 16 / item_bytes),
-                          .floor = call.epilogue.relu ? 0 : -INFINITY,
                           .aligned = narrow_address % 16 == 0};
-  const auto start = [&](auto kernel) {
-    allow_shared(reinterpret_cast<const void*>(kernel), plan.shared_bytes);
-    kernel<<<static_cast<unsigned>(plan.blocks), kThreads, static_cast<size_t>(plan.shared_bytes), launch.stream>>>(p);
-  };
   with_arithmetic(pointwise_arithmetic(problem), [&]<class Arithmetic>() {
     with_width<1, 2>(divide_up(plan.narrow, 8), [&]<int kN8>() {
       if constexpr (!std::is_same_v<Arithmetic, Tf32>)
-        start(!plan.wide_in               ? pointwise_to_wide<Arithmetic, kN8>
-              : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
-                                          : pointwise_to_narrow<Arithmetic, kN8, 2>);
+        launch_with_shared(!plan.wide_in               ? pointwise_to_wide<Arithmetic, kN8>
+                           : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
+                                                       : pointwise_to_narrow<Arithmetic, kN8, 2>,
+                           static_cast<unsigned>(plan.blocks), kThreads, plan.shared_bytes, launch.stream, p);
     });
   });
   check_launch(call.op);

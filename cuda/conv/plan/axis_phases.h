@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/half.h"
 #include "core/view.h"
 #include "cuda/conv/plan/limits.h"
 #include "ops/detail/kernels.h"
@@ -60,6 +61,14 @@ std::optional<AxisPhases> fprop_phases(int64_t in_size, int64_t out_size, int64_
                                        int64_t padding, int64_t dilation, bool fold);
 std::optional<AxisPhases> dgrad_phases(int64_t in_size, int64_t out_size, int64_t kernel, int64_t stride,
                                        int64_t padding, int64_t dilation);
+/// Splits the number of a class, a combination of one phase of each axis, into the phases. Phases of the width vary
+/// fastest.
+VG_HOST_DEVICE inline void split_class(const AxisPhases (&axis)[3], int number, int (&phase)[3]) {
+  for (int a = 2; a >= 0; --a) {
+    phase[a] = number % axis[a].phases;
+    number /= axis[a].phases;
+  }
+}
 /// Sets `low` and `span` of every phase to those of the union of all phases.
 void merge_halos(AxisPhases& axis);
 

@@ -36,9 +36,9 @@ double set_tile(const ConvProblem& p, DepthwisePlan& plan, std::array<int, 2> pa
     const int center = plan.kernel / 2;
     plan.box[a] = plan.transposed ? (plan.tile[a] - 1 + center) / 2 + center / 2 + 1
                                   : (plan.tile[a] - 1) * plan.stride + plan.kernel;
-    plan.tiles[a + 1] = divide_up(p.out_size[a + 1], int64_t{plan.tile[a]});
+    plan.tiles[a + 1] = static_cast<int>(divide_up(p.out_size[a + 1], int64_t{plan.tile[a]}));
     covered *= plan.tiles[a + 1] * plan.tile[a];
-    read *= plan.tiles[a + 1] * plan.box[a];
+    read *= int64_t{plan.tiles[a + 1]} * plan.box[a];
   }
   return static_cast<double>(covered) + 0.25 * static_cast<double>(read);
 }
@@ -90,8 +90,8 @@ void choose_chunk(const ConvProblem& p, DepthwisePlan& plan) {
   const int64_t planes = p.batch * plan.channel_blocks * plan.tiles[1] * plan.tiles[2];
   const int64_t ctas = p.pass == ConvPass::wgrad ? kWgradCtasPerSm * kMultiprocessors : kCtasPerSm * p.multiprocessors;
   const int64_t wanted = divide_up(ctas, planes);
-  plan.chunk = round_up(std::max(divide_up(depth, wanted), kMinChunk), int64_t{plan.stride});
-  plan.tiles[0] = divide_up(depth, plan.chunk);
+  plan.chunk = static_cast<int>(round_up(std::max(divide_up(depth, wanted), kMinChunk), int64_t{plan.stride}));
+  plan.tiles[0] = static_cast<int>(divide_up(depth, int64_t{plan.chunk}));
   plan.ctas = planes * plan.tiles[0];
   // Products of a lane of a CTA: each plane of the inputs is multiplied by the taps of kernel / stride planes of a
   // patch.
@@ -113,7 +113,7 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
   int64_t covered = 1;
   for (int a = 0; a < 2; ++a) {
     plan.tile[a] = 16;
-    plan.tiles[a + 1] = divide_up(p.out_size[a + 1], int64_t{16});
+    plan.tiles[a + 1] = static_cast<int>(divide_up(p.out_size[a + 1], int64_t{16}));
     covered *= plan.tiles[a + 1] * 16;
   }
   if (covered > 2 * p.out_size[1] * p.out_size[2]) return false;
@@ -122,7 +122,7 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
   plan.box = {20, 20};  // also for 3^3, which ignores the last two rows and columns
   plan.stages = DepthwiseMmaShared::buffers;
   plan.shared_bytes = DepthwiseMmaShared::bytes + kDepthwiseMmaAlignment;
-  plan.channel_blocks = p.groups / plan.channels;
+  plan.channel_blocks = static_cast<int>(p.groups / plan.channels);
   // One CTA fits on an SM. A CTA also reads kernel - 1 planes of the halo, and starts in about the time of three
   // planes. The sums of wgrad must not depend on the GPU. For each plane, wgrad adds 32 products to an accumulator.
   const int64_t sms = wgrad ? kMultiprocessors : p.multiprocessors;
@@ -132,11 +132,11 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
     const int64_t chunk = divide_up(depth, parts), rounds = divide_up(columns * parts, sms);
     if (const int64_t time = rounds * (chunk + plan.kernel + 2); time < least) {
       least = time;
-      plan.chunk = chunk;
+      plan.chunk = static_cast<int>(chunk);
     }
     if (rounds * (plan.kernel + 3) > least) break;
   }
-  plan.tiles[0] = divide_up(depth, plan.chunk);
+  plan.tiles[0] = static_cast<int>(divide_up(depth, int64_t{plan.chunk}));
   plan.ctas = columns * plan.tiles[0];
   plan.cycles = static_cast<double>(least) * (plan.kernel == 5 ? kMmaPlane5 : kMmaPlane);
   return true;
@@ -145,23 +145,27 @@ bool choose_tensor_cores(const ConvProblem& p, DepthwisePlan& plan) {
 }  // namespace
 
 std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
-  if (p.dtype == DType::f64 || !p.wgmma || !is_depthwise(p)) return std::nullopt;
+  if (p.dtype == DType::f64 || !p.wgmma || !is_depthwise(p) || p.groups > INT32_MAX) return std::nullopt;
   if (!p.in_channels_last || !p.out_channels_last || !p.in_aligned || !p.out_aligned) return std::nullopt;
   for (int a = 0; a < 3; ++a)
     if (p.in_size[a] < 1 || p.out_size[a] < 1 || std::max(p.in_size[a], p.out_size[a]) > INT32_MAX / 4 ||
         p.geometry.padding[a] > INT16_MAX)
       return std::nullopt;
-  DepthwisePlan plan{.kernel = static_cast<int>(p.kernel[0]), .stride = static_cast<int>(p.geometry.stride[0])};
+  DepthwisePlan plan;
+  plan.kernel = static_cast<int>(p.kernel[0]);
+  plan.stride = static_cast<int>(p.geometry.stride[0]);
   plan.transposed = p.pass == ConvPass::dgrad && plan.stride > 1;
   for (int a = 0; a < 3; ++a)
     if (plan.transposed && (p.geometry.padding[a] - plan.kernel / 2) % 2 != 0) return std::nullopt;
   if (p.pass != ConvPass::wgrad && p.groups * item_size(p.dtype) % 16 != 0) return std::nullopt;  // TMA stores 16 bytes
   if (!choose_tensor_cores(p, plan)) {
     plan.channels = kDepthwiseChannels;
-    plan.channel_blocks = divide_up(p.groups, int64_t{kDepthwiseChannels});
+    plan.channel_blocks = static_cast<int>(divide_up(p.groups, int64_t{kDepthwiseChannels}));
     if (!choose_tile(p, plan)) return std::nullopt;
     choose_chunk(p, plan);
   }
+  plan.box_bytes = depthwise_box_bytes(plan.box, plan.channels, p.dtype);
+  plan.stage_bytes = round_up(plan.box_bytes, kDepthwiseAlignment);
   return plan.ctas <= kMaxUnits ? std::optional(plan) : std::nullopt;
 }
 

@@ -47,23 +47,30 @@ struct DepthwiseMmaShared {
       buffers * (box + output + kDepthwiseMmaChannels * (plane + results)) + barriers + weights;
 };
 
-/// The plan of a depthwise convolution. A position is a voxel of the output.
-struct DepthwisePlan {
-  int kernel{};                    ///< size along each axis: 3, 5 or 7
-  int stride{};                    ///< along each axis: 1 or 2
-  bool transposed{};               ///< dgrad with a stride; dgrad with stride 1 is computed as fprop
-  bool tensor_cores{};             ///< computed by depthwise_mma() or depthwise_mma_wgrad()
-  int channels{};                  ///< channels of a CTA
-  std::array<int, 2> patches{};    ///< patches of a CTA along height and width, one per warp; on CUDA cores only
-  std::array<int, 2> tile{};       ///< positions of a CTA tile along height and width
-  std::array<int, 2> box{};        ///< input positions of a CTA tile along height and width, with the halo
-  std::array<int64_t, 3> tiles{};  ///< CTA tiles along each axis
-  int64_t chunk{};                 ///< positions of a CTA tile along the depth
-  int64_t channel_blocks{};        ///< CTAs among which the channels are divided
-  int stages{};                    ///< input planes in shared memory
-  int shared_bytes{};              ///< dynamic shared memory of a CTA
-  int64_t ctas{};                  ///< CTAs of the grid
-  double cycles{};                 ///< cost according to the planner's model
+/// The part of the plan that the kernels need: the division of the output into CTA tiles. A position is a voxel of the
+/// output.
+struct DepthwiseShape {
+  int channels{};                ///< channels of a CTA
+  std::array<int, 2> patches{};  ///< patches of a CTA along height and width, one per warp; on CUDA cores only
+  std::array<int, 2> tile{};     ///< positions of a CTA tile along height and width
+  std::array<int, 2> box{};      ///< input positions of a CTA tile along height and width, with the halo
+  std::array<int, 3> tiles{};    ///< CTA tiles along each axis
+  int chunk{};                   ///< positions of a CTA tile along the depth
+  int channel_blocks{};          ///< CTAs among which the channels are divided
+  int stages{};                  ///< input planes in shared memory
+  int box_bytes{};
+  int stage_bytes{};  ///< box_bytes, rounded up for TMA
+};
+
+/// The plan of a depthwise convolution.
+struct DepthwisePlan : DepthwiseShape {
+  int kernel{};         ///< size along each axis: 3, 5 or 7
+  int stride{};         ///< along each axis: 1 or 2
+  bool transposed{};    ///< dgrad with a stride; dgrad with stride 1 is computed as fprop
+  bool tensor_cores{};  ///< computed by depthwise_mma() or depthwise_mma_wgrad()
+  int shared_bytes{};   ///< dynamic shared memory of a CTA
+  int64_t ctas{};       ///< CTAs of the grid
+  double cycles{};      ///< cost according to the planner's model
 };
 
 /// Returns nothing unless the problem is a depthwise convolution of channels-last tensors that TMA can read, with a

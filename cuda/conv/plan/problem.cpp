@@ -10,16 +10,6 @@ namespace {
 
 std::atomic<ConvChoice> forced_choice{};
 
-/// Returns true if the view is channels-last without gaps between voxels.
-bool is_dense_channels_last(const View& view) {
-  int64_t step = 1;
-  for (const int axis : {1, 4, 3, 2, 0}) {
-    if (view.size[axis] > 1 && view.stride[axis] != step) return false;
-    step *= view.size[axis];
-  }
-  return true;
-}
-
 }  // namespace
 
 const char* name(ConvArithmetic arithmetic) {
@@ -49,7 +39,7 @@ void set_in_layout(ConvProblem& problem, const View& in) {
   problem.in_channel_stride = in.stride[1];
   problem.in_channels_last = has_channels_innermost(in);
   problem.in_aligned = is_tma_tensor(in);
-  problem.in_dense = is_dense_channels_last(in);
+  problem.in_dense = is_dense(in, {1, 4, 3, 2, 0});
 }
 
 void set_out_layout(ConvProblem& problem, const View& out) {
@@ -58,7 +48,7 @@ void set_out_layout(ConvProblem& problem, const View& out) {
   problem.out_sample_stride = out.stride[0];
   problem.out_channels_last = has_channels_innermost(out);
   problem.out_aligned = is_tma_tensor(out);
-  problem.out_dense = is_dense_channels_last(out);
+  problem.out_dense = is_dense(out, {1, 4, 3, 2, 0});
 }
 
 void set_weight_layout(ConvProblem& problem, const View& w) {
@@ -74,6 +64,14 @@ int64_t lay_out(View& view, const std::array<int, 5>& axes) {
     stride = axis == axes[0] ? round_up(view.size[axis], wide) : stride * view.size[axis];
   }
   return stride;
+}
+
+bool is_dense(const View& view, std::initializer_list<int> axes, int64_t stride) {
+  for (const int axis : axes) {
+    if (view.size[axis] > 1 && view.stride[axis] != stride) return false;
+    stride *= view.size[axis];
+  }
+  return true;
 }
 
 int64_t weight_row_stride(const View& w) {

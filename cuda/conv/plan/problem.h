@@ -2,6 +2,7 @@
 // the problem, so that tests can check plans without a GPU.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 #include "core/precision.h"
@@ -97,6 +98,8 @@ bool has_channels_innermost(const View& view);
 /// Sets the strides of a view so that it is dense in the order `axes`, innermost first, with the innermost axis padded
 /// to a multiple of 16 bytes. Returns the number of elements, including the padding.
 int64_t lay_out(View& view, const std::array<int, 5>& axes);
+/// Returns whether elements that are neighbors in the order `axes`, innermost first, are `stride` elements apart.
+bool is_dense(const View& view, std::initializer_list<int> axes, int64_t stride = 1);
 /// Returns the stride between the weights of all taps and all channels of axis 1, in any order, or 0 if they are not
 /// equally spaced.
 int64_t weight_row_stride(const View& w);

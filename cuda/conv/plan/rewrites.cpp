@@ -77,21 +77,24 @@ double patch_copy_cycles(const ConvProblem& p) {
   return kCopyKernel + memory_cycles((3 + 128 / piece) * bytes);
 }
 
+/// Returns a channels-last view with padded voxels, without memory.
+View channels_last(const ConvProblem& p, int64_t channels, const Triple& size) {
+  View view{.dtype = p.dtype, .rank = 5, .size = {p.batch, channels, size[0], size[1], size[2]}};
+  lay_out(view, {1, 4, 3, 2, 0});
+  return view;
+}
+
 ConvProblem with_patches_as_channels(ConvProblem p) {
   const bool dgrad = p.pass == ConvPass::dgrad;
   int64_t& channels = dgrad ? p.out_channels : p.in_channels;
   const Triple size = dgrad ? p.in_size : p.out_size;
   channels *= p.kernel[0] * p.kernel[1] * p.kernel[2];
   (dgrad ? p.out_size : p.in_size) = size;
-  const Triple strides{size[1] * size[2] * channels, size[2] * channels, channels};
-  (dgrad ? p.out_stride : p.in_stride) = strides;
-  (dgrad ? p.out_channel_stride : p.in_channel_stride) = 1;
-  if (dgrad) {
-    p.out_sample_stride = size[0] * p.out_stride[0];
-    p.out_channels_last = p.out_aligned = p.out_dense = true;
-  } else {
-    p.in_channels_last = p.in_aligned = p.in_dense = true;
-  }
+  const View copy = channels_last(p, channels, size);
+  if (dgrad)
+    set_out_layout(p, copy);
+  else
+    set_in_layout(p, copy);
   p.kernel = {1};
   p.geometry = {{1}, {0}, {1}, 1};
   return p;
@@ -145,8 +148,8 @@ std::vector<RewrittenProblem> with_channels_last_copies(const ConvProblem& probl
   double cycles = 0;
   int64_t bytes = 0;
   const auto copied = [&](int64_t channels, const Triple& size) {
-    View view{.dtype = p.dtype, .rank = 5, .size = {p.batch, channels, size[0], size[1], size[2]}};
-    const int64_t copy = lay_out(view, {1, 4, 3, 2, 0}) * item_size(p.dtype);
+    const View view = channels_last(p, channels, size);
+    const int64_t copy = view.size[0] * view.stride[0] * item_size(p.dtype);
     bytes += copy;
     cycles += kCopyKernel + memory_cycles(kTransposed * static_cast<double>(copy));
     return view;

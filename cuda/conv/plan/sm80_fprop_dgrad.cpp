@@ -12,18 +12,6 @@ namespace {
 
 constexpr int kMaxExtent = 1023;  // voxels of a halo along an axis
 
-int choose_columns(const ConvProblem& p) {
-  const auto compiled = mma_sync_widths(arithmetic_of(p));
-  if (const auto asked = asked_width(p, compiled)) return *asked;
-  int best = compiled.front();
-  for (const int columns : compiled) {
-    // A tile has a constant cost, which equals the cost of about 12 columns.
-    const auto computed = [&](int c) { return divide_up(p.out_channels, c) * (c + 12); };
-    if (computed(columns) < computed(best)) best = columns;
-  }
-  return best;
-}
-
 /// Returns the bytes of the ring of weights in shared memory.
 int ring_bytes(const ConvProblem& p, const MmaSyncPlan& plan) {
   const int tap_words = plan.columns * kMmaSyncKWords * parts(p);
@@ -132,9 +120,10 @@ std::span<const int> mma_sync_widths(ConvArithmetic arithmetic) {
   return std::span(kWidths).first(arithmetic == ConvArithmetic::tf32x3 ? 4 : 6);
 }
 
-std::optional<int> asked_width(const ConvProblem& p, std::span<const int> widths) {
-  const bool compiled = std::find(widths.begin(), widths.end(), p.choice.width) != widths.end();
-  return compiled ? std::optional<int>(p.choice.width) : std::nullopt;
+int choose_width(const ConvProblem& p, std::span<const int> widths, int tile_cost) {
+  if (std::ranges::find(widths, p.choice.width) != widths.end()) return p.choice.width;
+  return std::ranges::min(widths, {},
+                          [&](int width) { return divide_up(p.out_channels, width) * (width + tile_cost); });
 }
 
 std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
@@ -143,7 +132,7 @@ std::optional<MmaSyncPlan> plan_mma_sync_fprop_dgrad(const ConvProblem& p) {
   axes.classes = set_axes(p, axes.axis, false, kMaxMmaSyncTaps, kMaxMmaSyncClasses);
   if (axes.classes == 0) return std::nullopt;
   axes.k_blocks = static_cast<int>(divide_up(p.in_channels, kMmaSyncKWords * elements_of(p)));
-  axes.columns = choose_columns(p);
+  axes.columns = choose_width(p, mma_sync_widths(arithmetic_of(p)), 12);
   axes.column_tiles = static_cast<int>(divide_up(p.out_channels, axes.columns));
   MmaSyncPlan plan = axes;
   plan.input_stages = 2;

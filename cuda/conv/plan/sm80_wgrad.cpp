@@ -17,15 +17,13 @@ int wgrad_shared(const ConvProblem& p) {
 /// Returns the number of taps of each class.
 std::vector<int> class_taps(const MmaSyncWgradPlan& plan) {
   std::vector<int> result;
-  for (int number = 0;; ++number) {
-    int rest = number, taps = 1;
-    for (int a = 2; a >= 0; --a) {
-      taps *= plan.axis[a].phase[rest % plan.axis[a].phases].taps;
-      rest /= plan.axis[a].phases;
-    }
-    if (rest > 0) return result;
-    result.push_back(taps);
+  for (int number = 0; number < plan.axis[0].phases * plan.axis[1].phases * plan.axis[2].phases; ++number) {
+    int phase[3];
+    split_class(plan.axis, number, phase);
+    result.push_back(1);
+    for (int a = 0; a < 3; ++a) result.back() *= plan.axis[a].phase[phase[a]].taps;
   }
+  return result;
 }
 
 /// Sets the members of the plan that follow from the k-tile. Returns false if the k-tile is too large.
@@ -60,12 +58,6 @@ bool add_class(MmaSyncWgradPlan& plan, const MmaSyncWgradPlan::Class& c) {
   return taps <= kMaxMmaSyncTaps;
 }
 
-void clear_classes(MmaSyncWgradPlan& plan) {
-  plan.classes.clear();
-  plan.column_tiles = plan.columns = 0;
-  plan.shared_bytes = 0;
-}
-
 /// Divides the columns of a class into CTA tiles of at most `most` blocks of 8 columns. `room` is the shared memory for
 /// x in bytes.
 MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, int room) {
@@ -86,7 +78,8 @@ MmaSyncWgradPlan::Class tile_class(int taps, int blocks8, int most, int pitch, i
 bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   const int room = wgrad_shared(p) - plan.rows * kMmaSyncKTilePitch * 4;
   const int most = mma_sync_wgrad_columns(plan.rows, three_products(p));
-  clear_classes(plan);
+  plan.classes.clear();
+  plan.column_tiles = plan.columns = plan.shared_bytes = 0;
   double staged = 0;
   for (const int taps : class_taps(plan)) {
     const MmaSyncWgradPlan::Class c = tile_class(taps, plan.blocks8, most, plan.pitch, room);
@@ -103,17 +96,6 @@ bool tile_weight(const ConvProblem& p, MmaSyncWgradPlan& plan) {
   plan.cycles = of_k_tile * static_cast<double>(plan.k_tiles) * plan.row_tiles * static_cast<double>(p.groups) /
                 static_cast<double>(kMultiprocessors);
   return true;
-}
-
-int choose_rows(const ConvProblem& p) {
-  const auto compiled = mma_sync_wgrad_widths();
-  if (const auto asked = asked_width(p, compiled)) return *asked;
-  int best = compiled.front();
-  for (const int rows : compiled) {
-    const auto computed = [&](int r) { return divide_up(p.out_channels, r) * (r + 8); };
-    if (computed(rows) <= computed(best)) best = rows;
-  }
-  return best;
 }
 
 void choose_range(const ConvProblem& p, MmaSyncWgradPlan& plan) {
@@ -135,7 +117,7 @@ std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPl
   MmaSyncWgradPlan best{};
   best.cycles = -1;
   const int elements = elements_of(p);
-  plan.rows = choose_rows(p);
+  plan.rows = choose_width(p, mma_sync_wgrad_widths(), 8);
   plan.row_tiles = divide_up(p.out_channels, plan.rows);
   plan.blocks8 = divide_up(p.in_channels, 8);
   for (int w = 8 * elements; w <= kMmaSyncKTileWords * elements; w += 8 * elements)
@@ -155,7 +137,7 @@ std::optional<MmaSyncWgradPlan> best_weight(const ConvProblem& p, MmaSyncWgradPl
 }  // namespace
 
 std::span<const int> mma_sync_wgrad_widths() {
-  static constexpr int kWidths[] = {16, 32, 48, 64};
+  static constexpr int kWidths[] = {64, 48, 32, 16};
   return kWidths;
 }
 

@@ -53,30 +53,35 @@ constexpr bool may_be_n_major(int columns) { return std::has_single_bit(static_c
 /// Returns the maximum number of taps whose weights share a stage.
 constexpr int most_stage_taps(int columns) { return columns >= 128 ? 1 : columns > 32 ? 2 : 4; }
 
-/// The plan of a convolution. See params.h for the members that are also kernel parameters.
-struct FpropDgradPlan {
-  AxisPhases axis[3];
-  FpropDgradTile cta{};
-  int row_bytes = 0;       ///< bytes of a voxel in shared memory: the channels of one chunk
-  int chunk_channels = 0;  ///< channels of a chunk of K
-  int chunks = 0;          ///< chunks of all products
-  int products = 1;        ///< 1, or 3 for tf32x3
-  bool halo[3] = {};       ///< axes whose taps share one box; on other axes each tap has its own box
-  int tile[4] = {};        ///< results of a CTA tile: sample, depth, height, width
-  int box[4] = {};         ///< voxels of a TMA box
-  int group_pitch = 0;
-  int base[kMaxFpropDgradTiles] = {};
+/// The part of the plan that the kernel needs.
+struct FpropDgradShape {
+  int tile[4] = {};                    ///< results of a CTA tile: sample, depth, height, width
+  int row_bytes = 0;                   ///< bytes of a voxel in shared memory: the channels of one chunk
+  int chunk_channels = 0;              ///< channels of a chunk of K
+  int chunks = 0;                      ///< chunks of all products
+  int group_pitch = 0;                 ///< rows of the box from one group of 8 rows of an m64 tile to the next
+  int base[kMaxFpropDgradTiles] = {};  ///< first row of each m64 tile in the box
   int phases = 1;
-  bool resident = false;
-  bool merged = false;
-  bool cooperative = false;
-  bool kept = false;  ///< all weights stay in shared memory
-  int cluster = 1;    ///< CTAs of a cluster, which share the weights
-  int run = 0;        ///< sliding: planes of results of a warpgroup in a work unit
+  bool resident = false;  ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
+  bool merged = false;    ///< a work unit consists of all phases of its CTA tile, which are computed one after another
+  bool cooperative = false;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they
+                             ///< compute GEMMs in turn (ping-pong)
+  int cluster = 1;  ///< CTAs of a cluster (1 or 2): they share the weights and compute different tiles of voxels
+  int run = 0;      ///< sliding: planes of results of a warpgroup in a work unit
   int splits = 1;
   int input_stages = 0;
   int weight_stages = 0;
-  int stage_taps = 1;
+  int stage_taps = 1;  ///< taps whose weights share a stage
+};
+
+/// The plan of a convolution.
+struct FpropDgradPlan : FpropDgradShape {
+  AxisPhases axis[3];
+  FpropDgradTile cta{};
+  int products = 1;   ///< 1, or 3 for tf32x3
+  bool halo[3] = {};  ///< axes whose taps share one box; on other axes each tap has its own box
+  int box[4] = {};    ///< voxels of a TMA box
+  bool kept = false;  ///< all weights stay in shared memory
   int64_t units = 0;  ///< work units of all clusters
   double cycles = 0;  ///< cost according to the planner's model
 

@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "core/detail/divide.h"
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/simt/tile.cuh"
 
@@ -79,7 +80,7 @@ template <class T>
 struct FpropDgradParams {
   const T* in;
   const T* weight;
-  const T* bias;  // or null
+  EpilogueParams epilogue;
   T* out;
   // All strides are in elements.
   int64_t in_stride[5];
@@ -88,13 +89,11 @@ struct FpropDgradParams {
   int64_t weight_in;
   int64_t weight_out;
   int64_t weight_tap[3];
-  int64_t bias_stride;
   int64_t batch;
   int64_t groups;
   int in_channels;   // per group
   int out_channels;  // per group
   bool transposed;   // dgrad
-  bool relu;
   ConvAxis axis[3];
   int64_t voxel_tiles;    // tiles along the voxels of a phase
   int64_t channel_tiles;  // tiles along the output channels
@@ -145,9 +144,8 @@ __device__ void store_results(const FpropDgradParams<T>& problem, const CtaTile&
       const int in_group = tile.channel + Tile::n_of(j);
       if (in_group >= problem.out_channels) continue;
       const int64_t channel = tile.group * problem.out_channels + in_group;
-      const T bias = problem.bias ? problem.bias[channel * problem.bias_stride] : T(0);
-      const T result = total[i][j] + bias;
-      problem.out[offset + channel * problem.out_stride[1]] = problem.relu && result < T(0) ? T(0) : result;
+      const T result = total[i][j] + problem.epilogue.template bias_of<T, T>(channel), floor = problem.epilogue.floor;
+      problem.out[offset + channel * problem.out_stride[1]] = result < floor ? floor : result;  // keeps NaN
     }
   }
 }
@@ -241,7 +239,7 @@ ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeo
 
 template <class T>
 void run(const ConvCall& call, cudaStream_t stream) {
-  const View &out = call.out, &in = call.in, &w = call.w, *bias = call.epilogue.bias;
+  const View &out = call.out, &in = call.in, &w = call.w;
   const ConvGeometry& geometry = call.geometry;
   const bool transposed = call.pass == ConvPass::dgrad;
   const int in_axis = transposed ? 0 : 1;  // the axis of the weights that is summed
@@ -249,7 +247,7 @@ void run(const ConvCall& call, cudaStream_t stream) {
   FpropDgradParams<T> problem{};
   problem.in = in.as<T>();
   problem.weight = w.as<T>();
-  problem.bias = bias ? bias->as<T>() : nullptr;
+  problem.epilogue = EpilogueParams(call.epilogue);
   problem.out = out.as<T>();
   std::copy_n(in.stride, 5, problem.in_stride);
   std::copy_n(out.stride, 5, problem.out_stride);
@@ -257,13 +255,11 @@ void run(const ConvCall& call, cudaStream_t stream) {
   problem.weight_in = w.stride[in_axis];
   problem.weight_out = w.stride[1 - in_axis];
   problem.weight_group = w.size[0] / geometry.groups * w.stride[0];
-  problem.bias_stride = bias ? bias->stride[0] : 0;
   problem.batch = in.size[0];
   problem.groups = geometry.groups;
   problem.in_channels = static_cast<int>(in.size[1] / geometry.groups);
   problem.out_channels = static_cast<int>(group_outputs);
   problem.transposed = transposed;
-  problem.relu = call.epilogue.relu;
   for (int axis = 0; axis < 3; ++axis) problem.axis[axis] = conv_axis(in, out, w, geometry, axis, transposed);
 
   const bool innermost = channels_innermost(in);

@@ -112,21 +112,22 @@ int range_length(int64_t voxels, int64_t tiles) {
 /// Adds the partial sums of all ranges and stores them in w.
 template <class T>
 void sum_ranges(const View& w, const WgradParams<T>& problem, int64_t ranges, bool innermost) {
-  View in{problem.partial, w.dtype, w.device, 7, {}, {}}, out{w.data, w.dtype, w.device, 7, {}, {}};
-  const int64_t channels = problem.out_channels, columns = problem.columns;
-  const int64_t taps = columns / problem.in_channels;
-  const int64_t size[] = {ranges, problem.groups, channels, problem.in_channels, w.size[2], w.size[3], w.size[4]};
-  const int64_t tap = innermost ? problem.in_channels : 1;
-  const int64_t in_stride[] = {problem.groups * channels * columns, channels * columns, columns, innermost ? 1 : taps,
-                               w.size[3] * w.size[4] * tap,         w.size[4] * tap,    tap};
-  const int64_t out_stride[] = {0,          channels * w.stride[0], w.stride[0], w.stride[1], w.stride[2], w.stride[3],
-                                w.stride[4]};
-  for (int axis = 0; axis < 7; ++axis) {
-    in.size[axis] = size[axis];
-    out.size[axis] = axis == 0 ? 1 : size[axis];
-    in.stride[axis] = in_stride[axis];
-    out.stride[axis] = out_stride[axis];
-  }
+  const int64_t groups = problem.groups, channels = problem.out_channels, columns = problem.columns;
+  const int64_t in_channels = problem.in_channels, tap = innermost ? in_channels : 1;
+  const View in{.data = problem.partial,
+                .dtype = w.dtype,
+                .device = w.device,
+                .rank = 7,
+                .size = {ranges, groups, channels, in_channels, w.size[2], w.size[3], w.size[4]},
+                .stride = {groups * channels * columns, channels * columns, columns,
+                           innermost ? 1 : columns / in_channels, w.size[3] * w.size[4] * tap, w.size[4] * tap, tap}};
+  const View out{
+      .data = w.data,
+      .dtype = w.dtype,
+      .device = w.device,
+      .rank = 7,
+      .size = {1, groups, channels, in_channels, w.size[2], w.size[3], w.size[4]},
+      .stride = {0, channels * w.stride[0], w.stride[0], w.stride[1], w.stride[2], w.stride[3], w.stride[4]}};
   kernel::reduce(ReduceOp::sum, out, in);
 }
 

@@ -8,9 +8,9 @@
 // inputs of all taps for a k-block, only once. A tap is then an offset into the halo that is equal for all threads.
 // Words of channels are stored 8 banks apart, so that a warp reads 8 neighboring voxels of 4 words without bank
 // conflicts. While one halo is multiplied, the next halo passes through registers, where elements are rounded and
-// halves are packed in pairs. The weights, packed in the order in which CTAs and lanes read them (pack.cu), are copied
-// to a ring of three stages. Residues of strided inputs and phases of strided results are separate problems
-// (axis_phases.h), so that no product is computed unnecessarily.
+// halves are packed in pairs. The weights, packed in the order in which CTAs and lanes read them
+// (pack_weights_kernel()), are copied to a ring of three stages. Residues of strided inputs and phases of strided
+// results are separate problems (axis_phases.h), so that no product is computed unnecessarily.
 #pragma once
 
 #include "cuda/conv/common/arithmetic.cuh"
@@ -55,7 +55,7 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
   const int lane = thread % 32;
   const int64_t channel = int64_t{group} * p.out_channels + place.column_tile * Tile::kColumns + lane % 4 * 2;
   const int columns = p.out_channels - place.column_tile * Tile::kColumns - lane % 4 * 2;
-  const float floor = p.relu ? 0.0f : -INFINITY;
+  const float floor = p.epilogue.floor;
   int phase[3] = {};
   if (p.transposed) class_phases(p, number, phase);
   Element* rows[2 * Tile::kM16];
@@ -81,9 +81,7 @@ __device__ void store_results(const MmaSyncParams& p, const TileCoord& place, in
     for (int j = 0; j < 2; ++j) {
       if (n * 8 + j >= columns) continue;
       const int64_t step = (n * 8 + j) * p.out_stride[1];
-      const float shift =
-          p.bias ? static_cast<float>(static_cast<const Element*>(p.bias)[(channel + n * 8 + j) * p.bias_stride])
-                 : 0.0f;
+      const float shift = p.epilogue.bias_of<Element>(channel + n * 8 + j);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kM16; ++i) {
         const float value = sum[i / 2][n][i % 2 * 2 + j] + shift;

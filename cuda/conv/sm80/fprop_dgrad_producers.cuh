@@ -105,26 +105,7 @@ struct StagedVoxel {
   /// Loads the first `channels` elements, which are `stride` bytes apart, and sets the others to zero.
   __device__ void load(const char* at, int64_t stride, int channels) {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c, at += stride) value[c] = load_element(at, c < channels);
-  }
-  /// Loads an element if `inside`, otherwise returns zero. The assembly keeps nvcc from reordering the loads, which
-  /// would need registers for several addresses.
-  __device__ static Element load_element(const char* at, bool inside) {
-    if constexpr (sizeof(Element) == 4) {
-      float x;
-      asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.nc.f32 %0, [%1];}"
-                   : "=f"(x)
-                   : "l"(at), "r"(static_cast<unsigned>(inside)));
-      return x;
-    } else {
-      uint16_t x;
-      asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
-                   : "=h"(x)
-                   : "l"(at), "r"(static_cast<unsigned>(inside)));
-      Element element;
-      element.bits = x;
-      return element;
-    }
+    for (int c = 0; c < kChannels; ++c, at += stride) value[c] = load_element<Element>(at, c < channels);
   }
   /// Stores the elements as words, `pitch` bytes apart.
   __device__ void store(uint32_t shared, uint32_t pitch) const {

@@ -249,18 +249,16 @@ __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
   store_sums<Cta>(p, tile, first_row, first_column, sum);
 }
 
-template <class Cta>
-void launch(const MultistageWgradParams& p, const MultistageWgradPlan& plan, unsigned blocks, cudaStream_t stream) {
-  ++multistage_instance<Cta>.launches;
-  launch_with_shared(multistage_wgrad<Cta>, blocks, Cta::kThreads, plan.shared_bytes(), stream, p);
-}
-
 void launch_tile(const MultistageWgradParams& p, ConvArithmetic arithmetic, const MultistageWgradPlan& plan,
                  unsigned blocks, cudaStream_t stream) {
-  if (arithmetic == ConvArithmetic::tf32x3) return launch<MultistageWgradCta<Tf32x3, 64, 64>>(p, plan, blocks, stream);
-  if (plan.cta.rows == 128) return launch<MultistageWgradCta<Tf32, 128, 128>>(p, plan, blocks, stream);
-  if (plan.cta.columns == 128) return launch<MultistageWgradCta<Tf32, 64, 128>>(p, plan, blocks, stream);
-  launch<MultistageWgradCta<Tf32, 64, 64>>(p, plan, blocks, stream);
+  const auto launch = [&]<class Cta>() {
+    ++multistage_instance<Cta>.launches;
+    launch_with_shared(multistage_wgrad<Cta>, blocks, Cta::kThreads, plan.shared_bytes(), stream, p);
+  };
+  if (arithmetic == ConvArithmetic::tf32x3) return launch.operator()<MultistageWgradCta<Tf32x3, 64, 64>>();
+  if (plan.cta.rows == 128) return launch.operator()<MultistageWgradCta<Tf32, 128, 128>>();
+  if (plan.cta.columns == 128) return launch.operator()<MultistageWgradCta<Tf32, 64, 128>>();
+  launch.operator()<MultistageWgradCta<Tf32, 64, 64>>();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The parameters of the mma.sync kernel for fprop and dgrad (fprop_dgrad.cuh), and the coordinates of a CTA tile.
 #pragma once
 
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/plan/sm80.h"
 #include "cuda/detail/divisor.h"
 #include "cuda/detail/launch.h"
@@ -10,35 +11,24 @@ namespace voxgrad::cuda {
 /// Threads of a CTA.
 inline constexpr int kMmaSyncThreads = 128;
 
-/// The parameters of fprop_dgrad_mma_sync. MmaSyncPlan (plan/sm80.h) defines a class.
-struct MmaSyncParams {
+/// The parameters of fprop_dgrad_mma_sync.
+struct MmaSyncParams : MmaSyncShape {
   const void* in;
   const uint4* weights;  // packed
-  const void* bias;      // or null
+  EpilogueParams epilogue;
   void* out;
   int64_t in_stride[5];
   int64_t out_stride[5];
-  int64_t bias_stride;
   // The digits of a tile's number, least significant first: column tile, phase, tile along width, height and depth,
   // group. The sample is the rest.
   Divisor digit[6];
-  int in_channels;   // per group
-  int out_channels;  // per group
-  int column_tiles;
-  int k_blocks;
-  bool transposed;  // dgrad
-  bool relu;
-  Divisor tile[3];    // results of a tile along each axis
-  Divisor extent[3];  // voxels of the halo of a tile along each axis
-  int tile_voxels;    // results of a tile in total
-  int halo_voxels;    // voxels of the halo of a tile in total
-  int rounds;         // voxels of the halo that each thread stages
-  int line;           // words in a stage from one line to the next
-  int pitch;          // words in a stage from one word of channels to the next
-  int classes;
-  bool merged;  // a CTA computes all phases and columns of its tile, and stages all k-blocks of the halo once
-  int input_stages;
-  AxisPhases axis[3];
+  int in_channels;                             // per group
+  int out_channels;                            // per group
+  bool transposed;                             // dgrad
+  Divisor tile[3];                             // results of a tile along each axis
+  Divisor extent[3];                           // voxels of the halo of a tile along each axis
+  int tile_voxels;                             // results of a tile in total
+  int rounds;                                  // voxels of the halo that each thread stages
   uint8_t class_phase[kMaxMmaSyncClasses][4];  // phase of each axis
   int class_begin[kMaxMmaSyncClasses + 1];     // first tap of each class
   int tap_offset[kMaxMmaSyncTaps];             // bytes in a stage from the first voxel of the halo to that of a tap

@@ -18,8 +18,8 @@
 
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/concepts.h"
-#include "cuda/conv/plan/axis_phases.h"
 #include "cuda/conv/plan/instances.h"
+#include "cuda/conv/plan/sm80.h"
 #include "cuda/detail/divisor.h"
 #include "cuda/detail/launch.h"
 
@@ -31,6 +31,7 @@ inline constexpr int64_t kNowhere = INT64_MIN;
 /// The taps that read the same residue of x. Columns are counted in blocks of 8, which are one tap of 8 channels.
 struct TapClass {
   int taps;          // number of taps, padded to fill whole tiles
+  int real_taps;     // number of taps without the padding
   int tap_begin;     // index of the first tap in MmaSyncWgradParams::tap_offset
   int columns;       // columns of the class
   int column_begin;  // index of the first column in the partial sums
@@ -39,7 +40,7 @@ struct TapClass {
 };
 
 /// The parameters of wgrad_mma_sync.
-struct MmaSyncWgradParams {
+struct MmaSyncWgradParams : MmaSyncWgradShape {
   const void* x;
   const void* y;
   float* partial;  // (ranges, groups, out_channels, columns, 8)
@@ -48,21 +49,10 @@ struct MmaSyncWgradParams {
   int in_channels;   // channels of x per group
   int out_channels;  // channels of y per group
   int groups;
-  int row_tiles;
-  int column_tiles;
   int classes;
-  int columns;        // blocks of 8 columns in all classes
   Divisor k_tile[3];  // voxels of a k-tile along each axis
   Divisor extent[3];  // halo of x along each axis; along the width in words
-  int run;            // words of a line of the halo, for one residue and one shift
-  int halo_words;     // words of the halo per channel
-  int pitch;          // words from one staged channel of x to the next
-  int stages;         // 1 or 2; with 2 stages, the next k-tile is copied in the background
   int stage_words;    // words of a stage
-  int tiles[3];       // k-tiles along each axis
-  int64_t k_tiles;    // k-tiles in total
-  int64_t range;      // k-tiles per CTA
-  AxisPhases axis[3];
   TapClass of_class[kMaxMmaSyncClasses];
   int k_block_offset[kMmaSyncKTileWords / 8];  // bytes in the halo from the first word of the k-tile to a k-block
   int tap_offset[kMaxMmaSyncTaps];             // bytes in the halo from the first word to that of a tap
@@ -146,11 +136,7 @@ struct WgradProducer {
         channels(tile.channels),
         x_channels(tile.x_channels(p)),
         y_channels(tile.y_channels(p)) {
-    int rest = tile.number;
-    for (int a = 2; a >= 0; --a) {
-      part[a] = rest % p.axis[a].phases;
-      rest /= p.axis[a].phases;
-    }
+    split_class(p.axis, tile.number, part);
   }
 
   /// Stages the words of this thread: one word of y per channel, and several words of the halo of x.

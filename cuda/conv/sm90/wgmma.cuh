@@ -16,6 +16,8 @@
 // Other architectures have no wgmma. For them, kernels that use it are compiled as empty functions and never launched.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define VOXGRAD_HAS_WGMMA 1
+#else
+#define VOXGRAD_HAS_WGMMA 0
 #endif
 
 namespace voxgrad::cuda {
@@ -40,7 +42,6 @@ __device__ inline uint64_t advance_slab(uint64_t descriptor, int offset) {
   return (descriptor & 0xffffffff00000000) | (static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(offset));
 }
 
-#if VOXGRAD_HAS_WGMMA
 /// Makes earlier writes to registers visible to the following products.
 __device__ inline void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -155,17 +156,5 @@ __device__ void multiply_async(Accumulator (&c)[kN8], const uint32_t (&a)[4], ui
 #undef VG_D72
 #undef VG_D80
 #undef VG_D96
-
-#else
-__device__ inline void warpgroup_arrive() {}
-__device__ inline void warpgroup_commit() {}
-template <int kPending>
-__device__ void warpgroup_wait() {}
-__device__ inline void fence_async_proxy() {}
-template <class Element, bool kMMajorA = false, bool kNMajorB = kMMajorA, int kN8>
-__device__ void multiply_async(Accumulator (&)[kN8], uint64_t, uint64_t, bool = true) {}
-template <class Element, int kN8>
-__device__ void multiply_async(Accumulator (&)[kN8], const uint32_t (&)[4], uint64_t, bool = true) {}
-#endif
 
 }  // namespace voxgrad::cuda

@@ -64,17 +64,18 @@ struct Finish {
   float bias[kN8][2];
   float floor;
 
-  __device__ Finish(const Params& p, int channel, int columns) : floor(p.relu ? 0 : -INFINITY) {
+  __device__ Finish(const Params& p, int channel, int columns) : floor(p.epilogue.floor) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kN8; ++n) bias[n][0] = bias[n][1] = 0;
-    if (!p.bias || p.partial) return;
+    if (!p.epilogue.bias || p.partial) return;
 #pragma unroll
     for (int n = 0; n < kN8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (const int column = n * 8 + first + i; column < columns)
-          bias[n][i] = static_cast<float>(static_cast<const T*>(p.bias)[(channel + column) * p.bias_stride]);
+          bias[n][i] =
+              static_cast<float>(static_cast<const T*>(p.epilogue.bias)[(channel + column) * p.epilogue.bias_stride]);
   }
   __device__ float operator()(float sum, int n, int i) const { return max_or_nan(sum + bias[n][i], floor); }
   /// Returns a pair of columns as halves.
@@ -209,7 +210,7 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
   };
   T* const out = static_cast<T*>(p.out) + channel * p.channel_stride + places.corner;
   if constexpr (!Tile::kSlides) {  // wgmma would be serialized if a sliding tile's accumulators were read here
-    const bool plain = p.partial || (!p.bias && !p.relu);
+    const bool plain = p.partial || (!p.epilogue.bias && p.epilogue.floor < 0);
     if constexpr (sizeof(T) == 4) {
       if (plain) return store(p.partial ? partial : out, Round<T>());
     } else {

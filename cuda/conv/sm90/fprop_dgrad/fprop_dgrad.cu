@@ -6,8 +6,6 @@
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/sm90/fprop_dgrad/epilogue.cuh"
-#include "cuda/conv/sm90/fprop_dgrad/launch.h"
-#include "cuda/conv/sm90/fprop_dgrad/split.h"
 #include "cuda/detail/kernels.h"
 #include "ops/detail/halves.h"
 
@@ -35,8 +33,7 @@ __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ 
     }
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      if (p.bias) sum[j] += static_cast<float>(static_cast<const T*>(p.bias)[(channel + j) * p.bias_stride]);
-      if (p.relu) sum[j] = max_or_nan(sum[j], 0);
+      sum[j] = max_or_nan(sum[j] + p.epilogue.bias_of<T>(channel + j), p.epilogue.floor);
     }
     int64_t sample = voxel, offset = channel * p.channel_stride;
     for (int a = 0; a < 3; ++a) {
@@ -108,7 +105,6 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
     phase.loads = static_cast<uint16_t>(loads - phase.first_load);
     if (plan.omits_boxes()) phase.depth_loads = static_cast<uint16_t>(count[0][1] * count[0][2]);
   }
-  p.phases = plan.phases;
   const auto taps_of = [&](const Phase& phase) {
     return phase.loads > 0 ? phase.loads * p.load[phase.first_load].taps : 0;
   };
@@ -122,25 +118,16 @@ void list_taps(Params& p, const FpropDgradPlan& plan, bool transposed) {
 Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue, const ConvProblem& problem,
                    const FpropDgradPlan& plan) {
   Params p{};
+  static_cast<FpropDgradShape&>(p) = plan;
   const bool transposed = problem.pass == ConvPass::dgrad;
-  p.bias = epilogue.bias ? epilogue.bias->data : nullptr;
-  p.bias_stride = epilogue.bias ? epilogue.bias->stride[0] : 0;
-  p.relu = epilogue.relu;
+  p.epilogue = EpilogueParams(epilogue);
   p.out = out.data;
   p.samples = static_cast<int>(problem.batch);
-  p.resident = plan.resident;
-  p.merged = plan.merged;
-  p.cooperative = plan.cooperative;
-  p.cluster = plan.cluster;
-  p.chunks = plan.chunks;
   p.product_chunks = Divisor(plan.chunks / plan.products);
   p.resident_chunks = plan.resident_chunks();
   p.taps = plan.axis[0].kernel * plan.axis[1].kernel * plan.axis[2].kernel;
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
-  p.chunk_channels = plan.chunk_channels;
-  p.row_bytes = plan.row_bytes;
-  p.splits = plan.splits;
   p.units = static_cast<int>(plan.units);
   p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
   p.split = Divisor(plan.splits);
@@ -151,7 +138,6 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
   int all_tiles = 1;
   for (int a = 0; a < 4; ++a) {
-    p.tile[a] = plan.tile[a];
     p.unit[a] = a == 1 ? plan.unit_depth() : plan.tile[a];
     p.tiles[a] = Divisor(static_cast<int>(divide_up(count[a], p.unit[a])));
     all_tiles *= p.tiles[a].value();
@@ -165,34 +151,22 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.in_depth = static_cast<int>(problem.in_size[0]);
   p.box_depth = (plan.box[1] - 1) * p.in_step[0] + 1;
   p.box_rows = plan.box_rows();
-  p.group_pitch = plan.group_pitch;
-  std::copy_n(plan.base, kMaxFpropDgradTiles, p.base);
-  p.input_stages = plan.input_stages;
-  p.weight_stages = plan.weight_stages;
-  p.stage_taps = plan.stage_taps;
   p.kept_taps = plan.kept ? p.taps / plan.cta.slide : 0;
-  p.run = plan.run;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
   p.input = describe_voxels(in, plan.chunk_channels, plan.box, p.in_step, "conv");
   return p;
 }
 
-/// Weights that TMA can read. The axis `inner` is contiguous, followed by the taps and by the other channel axis.
+/// Weights that TMA can read. The axis `inner`, 0 or 1, is contiguous. The taps are equally spaced.
 struct WeightOperand {
   View view;
-  int inner;      ///< 0 or 1
-  int64_t row;    ///< elements from one tap to the next
-  int64_t outer;  ///< elements from one index of the other channel axis to the next
+  int inner;
 };
 
-/// Returns true if the weights have the layout of WeightOperand, with aligned rows.
+/// Returns true if the weights have the layout of WeightOperand, without gaps and with aligned rows.
 bool is_dense_inner(const View& w, int inner) {
-  const int64_t* s = w.stride;
-  const int64_t channels = w.size[inner];
-  const auto is = [&](int axis, int64_t step) { return w.size[axis] == 1 || s[axis] == step; };
-  return is(inner, 1) && is(4, channels) && is(3, w.size[4] * channels) && is(2, w.size[3] * w.size[4] * channels) &&
-         is(1 - inner, w.size[2] * w.size[3] * w.size[4] * channels) && channels * item_size(w.dtype) % 16 == 0 &&
+  return is_dense(w, {inner, 4, 3, 2, 1 - inner}) && w.size[inner] * item_size(w.dtype) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
 }
 
@@ -202,20 +176,17 @@ bool is_dense_inner(const View& w, int inner) {
 WeightOperand weight_operand(const View& w, bool transposed, bool three, bool any, std::optional<Workspace>& copy,
                              const Launch& launch) {
   const int k_axis = transposed ? 0 : 1;
-  if (three) {
-    const View parts = split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch);
-    return {parts, k_axis, parts.stride[4], parts.stride[1 - k_axis]};
+  if (three) return {split_copy(w, {k_axis, 1 - k_axis, 4, 3, 2}, copy, launch), k_axis};
+  int inner = any ? 1 : k_axis;
+  if (any && !is_dense_inner(w, 1) && is_dense_inner(w, 0)) inner = 0;
+  View operand = w;
+  const int64_t elements = lay_out(operand, {inner, 4, 3, 2, 1 - inner});
+  if (!is_dense_inner(w, inner)) {
+    copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
+    operand.data = copy->as<void>();
+    kernel::copy(operand, w);
   }
-  const int64_t taps = w.size[2] * w.size[3] * w.size[4];
-  for (const int inner : {1, 0})
-    if ((any || inner == k_axis) && is_dense_inner(w, inner)) return {w, inner, w.size[inner], w.size[inner] * taps};
-  const int inner = any ? 1 : k_axis;
-  View padded = w;
-  const int64_t elements = lay_out(padded, {inner, 4, 3, 2, 1 - inner});
-  copy.emplace(launch, static_cast<size_t>(elements * item_size(w.dtype)));
-  padded.data = copy->as<void>();
-  kernel::copy(padded, w);
-  return {padded, inner, padded.stride[4], padded.stride[1 - inner]};
+  return {operand, inner};
 }
 
 /// Fills in the tensor map of the weights and the distances between groups. Returns true if the weights are N-major.
@@ -229,7 +200,7 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
   p.weight = describe(SwizzledTensor{.data = w.data,
                                      .dtype = w.dtype,
                                      .size = {w.size[weights.inner], w.size[1 - weights.inner], taps},
-                                     .stride = {1, weights.outer, weights.row},
+                                     .stride = {1, w.stride[1 - weights.inner], w.stride[4]},
                                      .box = {n_major ? columns : k, n_major ? k : plan.cta.columns, 1},
                                      .step = {1, 1, 1},
                                      .row_bytes = n_major ? 2 * columns : plan.row_bytes,
@@ -241,7 +212,7 @@ bool describe_weights(Params& p, const WeightOperand& weights, bool transposed, 
 /// Makes the kernel store partial sums instead of results.
 void store_partial_sums(Params& p, const View& out, float* partial) {
   p.partial = partial;
-  p.relu = false;
+  p.epilogue.floor = -INFINITY;
   p.vectors = p.out_channels % 4 == 0;
   p.channel_stride = 1;
   int64_t stride = out.size[1];
@@ -262,9 +233,7 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
   r.splits = p.split.value();
   r.channels = static_cast<int>(out.size[1]);
   r.voxels = stride / r.channels;
-  r.bias = p.bias;
-  r.bias_stride = p.bias_stride;
-  r.relu = epilogue.relu;
+  r.epilogue = EpilogueParams(epilogue);
   r.out = out.data;
   for (int a = 0; a < 4; ++a) r.out_stride[a] = out.stride[a == 0 ? 0 : a + 1];
   r.channel_stride = out.size[1] == 1 ? 1 : out.stride[1];
@@ -298,8 +267,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const int ctas = plan.cluster *
                    static_cast<int>(std::min<int64_t>(plan.units, std::max(problem.multiprocessors / plan.cluster, 1)));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    launch_kernel<typename Arithmetic::Element, Arithmetic::kParts == 2>(p, plan.cta, n_major, ctas, shared,
-                                                                         launch.stream);
+    launch_kernel<Arithmetic>(p, plan.cta, n_major, ctas, shared, launch.stream);
   });
   check_launch("conv");
   if (plan.splits > 1) reduce(out, call.epilogue, p, problem, launch.stream);

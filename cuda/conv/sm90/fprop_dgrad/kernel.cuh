@@ -28,14 +28,15 @@ namespace voxgrad::cuda::implicit_gemm {
 /// A CTA tile of kTiles m64 tiles of voxels (if cooperative, for each warpgroup) and kN output channels. A sliding tile
 /// has kSlide blocks of kN columns. kNMajor: N is the contiguous axis of B. kThree: floats in three products, which
 /// requires cooperative warpgroups and a K-major B.
-template <class Element_, int kN_, int kTiles_, int kSlide_, int kRowBytes_, bool kNMajor_, bool kThree_>
+template <class Arithmetic_, int kN_, int kTiles_, int kSlide_, int kRowBytes_, bool kNMajor_>
 struct CtaTile {
-  using Element = Element_;
+  using Arithmetic = Arithmetic_;
+  using Element = typename Arithmetic::Element;
   static constexpr int kN = kN_, kTiles = kTiles_, kN8 = kN / 8, kSlide = kSlide_;
   static constexpr bool kSlides = kSlide > 1;
   using Sums = Accumulator[kTiles][kN8 * kSlide];
   static constexpr int kRowBytes = kRowBytes_;  // bytes of a row of A: some channels of a voxel
-  static constexpr bool kNMajor = kNMajor_, kThree = kThree_;
+  static constexpr bool kNMajor = kNMajor_, kThree = Arithmetic::kParts > 1;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
   static constexpr int kNBlock = kNMajor && kN > 64 ? 64 : kN;  // columns of a TMA box of weights

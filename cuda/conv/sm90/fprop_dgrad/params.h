@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "cuda/conv/common/epilogue.h"
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 #include "cuda/detail/divisor.h"
 
@@ -39,27 +41,18 @@ struct Phase {
 using Coordinates = int[4];
 
 /// The parameters of fprop_dgrad_kernel. In tf32x3, `input` has twice the samples and `weight` twice the taps; the
-/// second half are the low parts (split.h).
-struct Params {
+/// second half are the low parts (split_copy()).
+struct Params : FpropDgradShape {
   CUtensorMap input;   ///< (C, W, H, D, N), boxes of box[] voxels
   CUtensorMap weight;  ///< (K, N, tap), or (N, K, tap) if the output channels are innermost
-  const void* bias;    ///< or null
-  int64_t bias_stride;
+  EpilogueParams epilogue;
   void* out;
   int64_t out_stride[4];   ///< strides of sample, depth, height and width, in elements
   int64_t channel_stride;  ///< elements from one channel of the results to the next
   float* partial;          ///< split-K: dense (split, N, D, H, W, C); otherwise null
   int64_t partial_stride;  ///< elements from one split to the next
-  bool relu;
-  bool vectors;      ///< channels of a voxel can be stored 16 bytes at a time
-  bool resident;     ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
-  bool cooperative;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they compute GEMMs
-                     ///< in turn (ping-pong)
-  bool merged;       ///< a work unit consists of all phases of its CTA tile, which are computed one after another
-  int cluster;       ///< CTAs of a cluster (1 or 2): they share the weights and compute different tiles of voxels
+  bool vectors;            ///< channels of a voxel can be stored 16 bytes at a time
   int samples;
-  int phases;
-  int chunks;
   Divisor product_chunks;  ///< chunks of one product
   int resident_chunks;     ///< chunks whose boxes are loaded once: the low and the high parts
   int taps;                ///< taps of the convolution kernel
@@ -67,11 +60,7 @@ struct Params {
   int n_group;             ///< channels from one group to the next along N of the weights
   int in_channels;         ///< per group
   int out_channels;        ///< per group
-  int chunk_channels;      ///< channels of a voxel in one chunk
-  int row_bytes;           ///< bytes of a row of the box: chunk_channels channels
-  int splits;
-  int units;            ///< of all clusters
-  Divisor phase_units;  ///< units of a phase. The units of the first phase have the first numbers
+  Divisor phase_units;     ///< units of a phase. The units of the first phase have the first numbers
   // The digits of a unit's number in its phase, least significant first. The group is the rest.
   Divisor columns;   ///< tiles along the output channels
   Divisor split;     ///< splits of K
@@ -79,21 +68,15 @@ struct Params {
                      ///< along the samples if `cluster` does not divide their number
   int in_step[3];
   int out_step[3];
-  int in_depth;                   ///< planes of the inputs
-  int box_depth;                  ///< planes of the inputs from the first to the last one of a box
-  Coordinates tile;               ///< results of a CTA tile
-  Coordinates unit;               ///< results of a work unit
-  Divisor extent[3];              ///< size of the box: width, height, depth
-  int box_rows;                   ///< rows that TMA loads
-  int group_pitch;                ///< rows of the box from one group of 8 rows of an m64 tile to the next
-  int base[kMaxFpropDgradTiles];  ///< first row of each m64 tile in the box
-  int input_stages;
-  int weight_stages;
-  int stage_taps;   ///< taps whose weights share a stage
-  int kept_taps;    ///< taps per chunk if all weights stay in shared memory; otherwise 0
-  int run;          ///< sliding: planes of results of a warpgroup in a work unit
-  int slide_step;   ///< sliding: taps from the weights of one block of columns to those of the next
-  int input_bytes;  ///< bytes of a stage: the box, rounded up
+  int in_depth;       ///< planes of the inputs
+  int box_depth;      ///< planes of the inputs from the first to the last one of a box
+  Coordinates unit;   ///< results of a work unit
+  Divisor extent[3];  ///< size of the box: width, height, depth
+  int units;          ///< work units of all clusters
+  int box_rows;       ///< rows that TMA loads
+  int kept_taps;      ///< taps per chunk if all weights stay in shared memory; otherwise 0
+  int slide_step;     ///< sliding: taps from the weights of one block of columns to those of the next
+  int input_bytes;    ///< bytes of a stage: the box, rounded up
   Phase phase_of[kMaxFpropDgradPhases];  ///< in descending order of their K
   Load load[kMaxFpropDgradTaps];
   Tap tap[kMaxFpropDgradTaps];
@@ -110,14 +93,17 @@ struct ReduceParams {
   int64_t voxels;
   int splits;
   int channels;
-  const void* bias;
-  int64_t bias_stride;
+  EpilogueParams epilogue;
   void* out;
   int64_t out_stride[4];
   int64_t channel_stride;
   Divisor size[3];    ///< width, height, depth
   bool voxels_first;  ///< neighboring threads handle neighboring voxels, otherwise neighboring channels
-  bool relu;
 };
+
+/// Launches the kernel of a tile. `n_major` states that the output channels of the weights are contiguous.
+template <class Arithmetic>
+void launch_kernel(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas, int shared_bytes,
+                   cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_gemm

@@ -1,13 +1,11 @@
 // Implements the kernels that split float32 tensors into two TF32 parts.
-#include "cuda/conv/sm90/fprop_dgrad/split.h"
-
 #include "core/detail/divide.h"
 #include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/detail/kernels.h"
 #include "cuda/vector.cuh"
 
-namespace voxgrad::cuda::implicit_gemm {
+namespace voxgrad::cuda {
 namespace {
 
 /// Splits x into two TF32 numbers. If rounding a finite x would give infinity, the high part is truncated instead.
@@ -37,15 +35,10 @@ __global__ void __launch_bounds__(kBlock)
 /// order of `axes`. Otherwise returns 0.
 int64_t row_stride(const View& view, const std::array<int, 5>& axes) {
   if (axes[0] != 1 || !is_tma_tensor(view) || view.size[1] % 4 != 0) return 0;
-  int64_t stride = 0, count = 1;
-  for (size_t i = 1; i < axes.size(); ++i) {
-    const int axis = axes[i];
-    if (view.size[axis] == 1) continue;
-    if (stride == 0) stride = view.stride[axis];
-    if (view.stride[axis] != count * stride) return 0;
-    count *= view.size[axis];
-  }
-  return std::max<int64_t>(stride, 1);  // a single row may have any stride
+  int64_t stride = 1;  // of the innermost axis with several rows; a single row may have any stride
+  for (size_t i = 4; i > 0; --i)
+    if (view.size[axes[i]] > 1) stride = view.stride[axes[i]];
+  return is_dense(view, {axes[1], axes[2], axes[3], axes[4]}, stride) ? stride : 0;
 }
 
 }  // namespace
@@ -66,4 +59,4 @@ View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<
   return high;
 }
 
-}  // namespace voxgrad::cuda::implicit_gemm
+}  // namespace voxgrad::cuda

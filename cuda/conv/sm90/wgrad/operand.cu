@@ -41,11 +41,7 @@ Voxels describe(const View& view) {
   for (int a = 0; a < 3; ++a) v.size[a] = Divisor(static_cast<int>(view.size[4 - a]));
   v.count = static_cast<int>(view.numel() / view.size[1]);
   v.channels = static_cast<int>(view.size[1]);
-  int64_t step = v.stride[3];
-  for (const int axis : {4, 3, 2, 0}) {
-    v.dense &= view.size[axis] == 1 || view.stride[axis] == step;
-    step *= view.size[axis];
-  }
+  v.dense = is_dense(view, {4, 3, 2, 0}, v.stride[3]);
   return v;
 }
 
@@ -97,6 +93,21 @@ struct Halves {
   }
 };
 
+/// Scales values of neighboring channels, whose maxima begin at `maxima`, and stores both parts at offset `to`. `low`
+/// is null if there is only one part.
+template <int width>
+__device__ void store_halves(const float (&x)[width], const uint32_t* maxima, Float16* high, Float16* low, int64_t to) {
+  Vector<Float16, width> highs, lows;
+#pragma unroll
+  for (int j = 0; j < width; ++j) {
+    const Halves halves(x[j], maxima[j]);
+    highs.v[j] = halves.high;
+    lows.v[j] = halves.low;
+  }
+  store_vector(high + to, highs);
+  if (low) store_vector(low + to, lows);
+}
+
 /// Converts elements in transpose(). Channel 0 is the channel of maxima[0].
 struct ScaleChannel {
   const uint32_t* maxima;
@@ -118,17 +129,9 @@ __global__ void __launch_bounds__(kBlock)
     const int voxel = static_cast<int>(i / vectors), channel = static_cast<int>(i - int64_t{voxel} * vectors) * width;
     float x[width];
     load_values<width>(p.data + p.offset(voxel) + channel * channel_stride, x);
-    Vector<Float16, width> highs, lows;
-#pragma unroll
-    for (int j = 0; j < width; ++j) {
-      const Halves halves(x[j], maxima[channel + j]);
-      highs.v[j] = halves.high;
-      lows.v[j] = halves.low;
-    }
     const int group = of_group.divide(channel);
     const int64_t to = voxel * voxel_pitch + group * pitch + channel - group * of_group.value();
-    store_vector(high + to, highs);
-    if (low) store_vector(low + to, lows);
+    store_halves(x, maxima + channel, high, low, to);
   }
 }
 
@@ -186,30 +189,9 @@ __global__ void __launch_bounds__(kSliceBlock)
   for (int i = voxel; i < count; i += kStep) {
     float value[kVector];
     load_values<kVector>(p.voxels.data + p.voxels.offset(i) + channel, value);
-    Vector<Float16, kVector> highs, lows;
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      const Halves halves(value[j], most[j]);
-      highs.v[j] = halves.high;
-      lows.v[j] = halves.low;
-    }
-    store_vector(p.high + i * p.voxel_pitch + to, highs);
-    if (p.low) store_vector(p.low + i * p.voxel_pitch + to, lows);
+    store_halves(value, most, p.high, p.low, i * p.voxel_pitch + to);
   }
 #endif
-}
-
-/// Returns a dense view of the same shape with innermost channels.
-View innermost(const View& view, void* data, DType dtype, int64_t channels) {
-  View dense = view;
-  dense.data = data;
-  dense.dtype = dtype;
-  dense.stride[1] = 1;
-  for (const int axis : {4, 3, 2, 0}) {
-    dense.stride[axis] = channels;
-    channels *= view.size[axis];
-  }
-  return dense;
 }
 
 }  // namespace
@@ -247,9 +229,11 @@ void Operand::allocate(int64_t samples) {
 }
 
 View Operand::copy_of(const View& view) const {
-  const DType dtype = view.dtype == DType::f32 ? DType::f16 : view.dtype;
-  View copy = innermost(view, copy_->as<void>(), dtype, (groups_ * channel_pitch_ + 7) / 8 * 8);
+  View copy = view;
+  copy.data = copy_->as<void>();
+  if (view.dtype == DType::f32) copy.dtype = DType::f16;
   copy.size[1] = groups_ * channel_pitch_;
+  lay_out(copy, {1, 4, 3, 2, 0});
   return copy;
 }
 
@@ -339,16 +323,9 @@ Scales::Scales(Operand& x, Operand& y, const Launch& launch) {
                          pitch};
   };
   const SlicedOperand of_x = describe_slices(x), of_y = describe_slices(y);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices));
-  config.blockDim = kSliceBlock;
-  config.stream = launch.stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  check_cuda(cudaLaunchKernelEx(&config, scale_slices, of_x, of_y), kOp);
+  launch_in_clusters(kCluster, scale_slices, static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices)), kSliceBlock,
+                     0, launch.stream, of_x, of_y);
+  check_launch(kOp);
 }
 
 }  // namespace voxgrad::cuda::implicit_wgrad

@@ -88,8 +88,8 @@ static_assert(sizeof(Params) <= kMaxParameterBytes);
 // Boxes and taps have 16-bit indices. has_short_offsets() checks Box::offset. MTile::apart is in units of 16 bytes.
 static_assert(kMaxWgradBoxes <= UINT16_MAX && kMaxWgradTaps <= MTile::kNone && kMaxSharedBytes / 16 <= UINT16_MAX);
 
-/// Launches the kernel of a CTA tile in clusters of `cluster` CTAs. kPromotes selects tf32x3.
-template <class Element, bool kPromotes>
+/// Launches the kernel of a CTA tile in clusters of `cluster` CTAs. F16 also computes float32 in one product.
+template <class Arithmetic>
 void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int cluster, int shared_bytes,
                    cudaStream_t stream);
 

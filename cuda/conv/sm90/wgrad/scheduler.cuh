@@ -9,13 +9,14 @@ namespace voxgrad::cuda::implicit_wgrad {
 /// A CTA tile. A row of x has kChunk input channels and a row of y has kN output channels, 32 or 64 each. A warpgroup
 /// has kMTiles m64 tiles. A sliding tile has kSlide planes of y; the first plane belongs to the last tap along the
 /// depth. kPromotes: the sums over 64 voxels are added in float, because the accumulators of tensor cores truncate.
-template <class Element_, int kChunk_, int kN_, int kMTiles_, int kSlide_, bool kPromotes_>
+template <class Arithmetic_, int kChunk_, int kN_, int kMTiles_, int kSlide_>
 struct CtaTile {
-  using Element = Element_;
+  using Arithmetic = Arithmetic_;
+  static constexpr bool kPromotes = Arithmetic::kParts > 1;
+  using Element = std::conditional_t<kPromotes, Float16, typename Arithmetic::Element>;  // three products of scaled f16
   static constexpr int kChunk = kChunk_, kN = kN_, kMTiles = kMTiles_, kSlide = kSlide_, kN8 = kN / 8;
   using Sums = Accumulator[kMTiles][kN8 * kSlide];
   static constexpr int kTapsOfSlot = 64 / kChunk;
-  static constexpr bool kPromotes = kPromotes_;
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
   static constexpr int kRegisters = 232, kProducerRegisters = 40;
   static constexpr WgradTile kShape{kChunk, kN, kMTiles, kSlide};

@@ -1,4 +1,5 @@
 // Host side of kernel.cuh: tensor maps, the table of taps, and launches.
+#include "cuda/conv/common/mma.cuh"
 #include "cuda/conv/common/tensor_map.h"
 #include "cuda/conv/common/wgrad_splits.h"
 #include "cuda/conv/dispatch.h"
@@ -148,9 +149,9 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
     p.cluster = Divisor(plan.splits);
   }
   const int shared = 1024 + plan.shared_bytes(), cluster = p.cluster.value();
-  const auto run = !is_half(w.dtype) ? (parts == 2 ? launch_kernel<Float16, true> : launch_kernel<Float16, false>)
-                   : w.dtype == DType::bf16 ? launch_kernel<BFloat16, false>
-                                            : launch_kernel<Float16, false>;
+  const auto run = parts == 2               ? launch_kernel<Tf32x3>
+                   : w.dtype == DType::bf16 ? launch_kernel<Bf16>
+                                            : launch_kernel<F16>;
   int splits = 0;
   for (int64_t first = 0; first < problem.batch; first += plan.samples) {
     const int64_t count = std::min(plan.samples, problem.batch - first);

@@ -1,9 +1,0 @@
-// Instantiates kernel.cuh for Float16.
-#include "cuda/conv/sm90/wgrad/tiles.cuh"
-
-namespace voxgrad::cuda::implicit_wgrad {
-
-template void launch_kernel<Float16, false>(const Params& p, const WgradTile& tile, int ctas, int cluster,
-                                            int shared_bytes, cudaStream_t stream);
-
-}  // namespace voxgrad::cuda::implicit_wgrad
