@@ -119,7 +119,7 @@ template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
   Step step = live ? *live : given;
   step.step -= *skipped;
-  *update = Update(step);
+  *update = Update{step};
 }
 
 /// Calls run(table) for tables that together hold the parameters views(0), ..., views(count - 1).

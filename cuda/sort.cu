@@ -5,7 +5,7 @@
 
 #include "cuda/detail/kernels.h"
 #include "cuda/map.cuh"
-#include "ops/detail/sort_key.h"
+#include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cuda::kernel {
 namespace {

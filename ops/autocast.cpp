@@ -1,13 +1,11 @@
 // The operators that convert their operands under autocast, and the conversion.
-#include "ops/detail/autocast.h"
+#include "ops/detail/common.h"
 
 #include <algorithm>
 #include <string_view>
 
 #include "core/autocast.h"
-#include "core/autograd.h"
 #include "core/capture.h"
-#include "ops/detail/kernels.h"
 
 namespace voxgrad {
 namespace {

@@ -1,6 +1,6 @@
 // Convolutions over one, two and three spatial axes.
 //
-// The public functions call the three maps of ops/detail/conv_maps.h. Each map computes a tensor (N, C, D, H, W) from
+// The public functions call the three maps of ops/detail/unrecorded.h. Each map computes a tensor (N, C, D, H, W) from
 // two tensors. The maps are the convolution, the gradient of its input (the transposed convolution) and the gradient of
 // its weight. The gradients of each map are the other two maps, so every map can be differentiated any number of times.
 // The size of the result is an argument of each map, because several input sizes lead to the same output size if the
@@ -12,19 +12,10 @@
 #include <sstream>
 #include <utility>
 
-#include "core/autograd.h"
-#include "ops/detail/autocast.h"
-#include "ops/detail/checks.h"
 #include "ops/detail/conv_geometry.h"
-#include "ops/detail/conv_maps.h"
-#include "ops/detail/kernels.h"
 #include "ops/detail/unrecorded.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
 
 namespace voxgrad {
-
-Tensor sum_over_voxels(const Tensor& grad) { return sum(grad, all_but_channels(grad)); }
 
 Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const Tensor& bias, const Triple& size,
                 const ConvGeometry& geometry, FusedEpilogue epilogue) {
@@ -49,7 +40,7 @@ Tensor convolve(bool transposed, const Tensor& in, const Tensor& weight, const T
         const Tensor g = joins ? narrow(grad, 1, 0, channels) : grad;
         return Tensors{dx ? convolve(!transposed, g, w_saved(), {}, in_size, geometry) : Tensor(),
                        dw ? convolve_weight(transposed, in_saved(), g, w_form, geometry) : Tensor(),
-                       db ? sum_over_voxels(g) : Tensor(), joins ? narrow(grad, 1, channels, more) : Tensor()};
+                       db ? sum(g, all_but_channels(g)) : Tensor(), joins ? narrow(grad, 1, channels, more) : Tensor()};
       });
 }
 
@@ -66,6 +57,24 @@ Tensor convolve_weight(bool transposed, const Tensor& in, const Tensor& out_grad
                   return Tensors{d_in ? convolve(!transposed, out_saved(), grad, {}, in_size, geometry) : Tensor(),
                                  d_out ? convolve(transposed, in_saved(), grad, {}, out_size, geometry) : Tensor()};
                 });
+}
+
+void through_float32(
+    const View& out, const View& a, const View& b, const View* bias,
+    const std::function<void(const View& out, const View& a, const View& b, const View* bias)>& kernel) {
+  const Kernels& k = kernels(device_of(out));
+  const auto empty_float32 = [](const View& like) {
+    return empty(Shape(std::span(like.size, static_cast<size_t>(like.rank))), {f32, device_of(like)});
+  };
+  const auto wide = [&](const View& view) {
+    const Tensor copy = empty_float32(view);
+    k.copy(copy.view_out(), view);
+    return copy;
+  };
+  const Tensor result = empty_float32(out), wide_a = wide(a), wide_b = wide(b),
+               wide_bias = bias ? wide(*bias) : Tensor();
+  kernel(result.view_out(), wide_a.view_in(), wide_b.view_in(), OptionalView(wide_bias));
+  k.copy(out, result.view_in());
 }
 
 namespace {
@@ -122,20 +131,13 @@ void check_channels(const Request& r, const Tensor& x, const Tensor& weight, con
   const char* const hint = r.channel_axis(x) > 0 ? ""
                                                  : "; an input without a batch begins with its channels: use "
                                                    "unsqueeze(1) if the first axis is the batch";
-  if (r.transposed) {
-    check(weight.size(0) == channels, r.op, "weight expects ", weight.size(0),
-          weight.size(0) == 1 ? " input channel" : " input channels", ", input has ", channels, operands, hint);
-    check(channels % r.groups == 0, r.op, "groups ", r.groups, " does not divide the input channel count ", channels,
-          operands);
-  } else {
-    int64_t expected = 0;
-    const bool overflow = __builtin_mul_overflow(weight.size(1), r.groups, &expected);
-    check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
-    check(expected == channels, r.op, "weight expects ", expected, expected == 1 ? " input channel" : " input channels",
-          r.groups == 1 ? "" : " in all groups together", ", input has ", channels, operands, hint);
-    check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the output channel count ",
-          weight.size(0), operands);
-  }
+  int64_t expected = weight.size(0);
+  const bool overflow = !r.transposed && __builtin_mul_overflow(weight.size(1), r.groups, &expected);
+  check(!overflow, r.op, "groups ", r.groups, " is too large", operands);
+  check(expected == channels, r.op, "weight expects ", expected, expected == 1 ? " input channel" : " input channels",
+        r.transposed || r.groups == 1 ? "" : " in all groups together", ", input has ", channels, operands, hint);
+  check(weight.size(0) % r.groups == 0, r.op, "groups ", r.groups, " does not divide the ",
+        r.transposed ? "input" : "output", " channel count ", weight.size(0), operands);
   if (!bias.defined()) return;
   check(bias.shape() == Shape{output_channels(r, weight)}, r.op, "bias must have shape [", output_channels(r, weight),
         "], got ", bias.shape(), operands);

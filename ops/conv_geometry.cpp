@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/detail/divide.h"
-#include "core/error.h"
 #include "ops/detail/kernels.h"
 
 namespace voxgrad {

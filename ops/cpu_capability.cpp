@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "core/error.h"
 #include "ops/detail/kernels.h"
 
 extern "C" {

@@ -5,9 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/autograd.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/kernels.h"
+#include "ops/detail/common.h"
 #include "ops/detail/scalar_ops.h"
 
 namespace voxgrad {

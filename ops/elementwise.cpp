@@ -3,16 +3,8 @@
 
 #include <limits>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/autocast.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/kernels.h"
 #include "ops/detail/norm_activations.h"
 #include "ops/detail/unrecorded.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
 
 namespace voxgrad {
 namespace {
@@ -24,7 +16,7 @@ enum class Reads : uint8_t { nothing, x, y, both };
 
 /// Applies a binary operator. Declared here because the gradients below use it before its definition.
 template <BinaryOp op>
-Tensor call(const Tensor& x, const Tensor& y, double a = 0, double b = 0);
+Tensor call(const Tensor& first, const Tensor& second, double a = 0, double b = 0);
 
 /// Returns the derivative of maximum or minimum with respect to one operand. `lost` is true where the other operand was
 /// selected. The derivative is 0 there, 1/2 where the operands are equal, and 1 elsewhere. Where an operand is NaN, the
@@ -71,36 +63,33 @@ Tensor hardswish_curvature(const Tensor& x) { return lt(abs(x), 3).to(x.dtype())
 
 // ---- the gradients of the rows in ops/detail/operators.h
 
+/// The gradient of the result, the operands or, for a unary operator, the operand x and the result y, and the constants
+/// of the operator. A tensor that the gradient does not read is undefined.
+struct GradientArguments {
+  const Tensor& g;
+  const Tensor& x;
+  const Tensor& y;
+  double a;
+  double b;
+};
+
 template <auto op>
 struct Gradient;
 
-#define VG_ROW(name, types, formula, kept, derivative)                                                         \
-  template <>                                                                                                  \
-  struct Gradient<UnaryOp::name> {                                                                             \
-    [[maybe_unused]] static constexpr Reads reads = Reads::kept;                                               \
-    static Tensor of([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
-                     [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
-      return derivative;                                                                                       \
-    }                                                                                                          \
+#define VG_GRADIENT(op, kept_x, derivative_x, kept_y, derivative_y)                           \
+  template <>                                                                                 \
+  struct Gradient<op> : GradientArguments {                                                   \
+    [[maybe_unused]] static constexpr Reads reads_x = Reads::kept_x, reads_y = Reads::kept_y; \
+    Tensor of_x() const { return derivative_x; }                                              \
+    Tensor of_y() const { return derivative_y; }                                              \
   };
+#define VG_ROW(name, types, formula, kept, derivative) VG_GRADIENT(UnaryOp::name, kept, derivative, nothing, Tensor())
 VG_UNARY_OPERATORS(VG_ROW)
 #undef VG_ROW
-
-#define VG_ROW(name, types, formula, kept_x, derivative_x, kept_y, derivative_y)                                 \
-  template <>                                                                                                    \
-  struct Gradient<BinaryOp::name> {                                                                              \
-    [[maybe_unused]] static constexpr Reads reads_x = Reads::kept_x, reads_y = Reads::kept_y;                    \
-    static Tensor of_x([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
-                       [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
-      return derivative_x;                                                                                       \
-    }                                                                                                            \
-    static Tensor of_y([[maybe_unused]] const Tensor& g, [[maybe_unused]] const Tensor& x,                       \
-                       [[maybe_unused]] const Tensor& y, [[maybe_unused]] double a, [[maybe_unused]] double b) { \
-      return derivative_y;                                                                                       \
-    }                                                                                                            \
-  };
+#define VG_ROW(name, types, formula, ...) VG_GRADIENT(BinaryOp::name, __VA_ARGS__)
 VG_BINARY_OPERATORS(VG_ROW)
 #undef VG_ROW
+#undef VG_GRADIENT
 
 /// Returns true if `kept` includes `operand`.
 constexpr bool reads(Reads kept, Reads operand) { return kept == operand || kept == Reads::both; }
@@ -120,12 +109,13 @@ Tensor unary(const Tensor& input, double a = 0, double b = 0) {
   using G = Gradient<op>;
   if constexpr (to_bool)
     return out;
-  else if constexpr (G::reads == Reads::y)
-    return record(name(op), out, {x},
-                  [a, b](const Tensor& g, const Tensor& y) { return Tensors{G::of(g, {}, y, a, b)}; });
+  else if constexpr (G::reads_x == Reads::y)
+    return record(name(op), out, {x}, [a, b](const Tensor& g, const Tensor& y) {
+      return Tensors{G{{g, {}, y, a, b}}.of_x()};
+    });
   else
-    return record(name(op), out, {x}, [x = G::reads == Reads::x ? Saved(x) : Saved(), a, b](const Tensor& g) {
-      return Tensors{G::of(g, x(), {}, a, b)};
+    return record(name(op), out, {x}, [x = G::reads_x == Reads::x ? Saved(x) : Saved(), a, b](const Tensor& g) {
+      return Tensors{G{{g, x(), {}, a, b}}.of_x()};
     });
 }
 
@@ -160,7 +150,7 @@ std::pair<Tensor, Tensor> promoted(const Tensor& x, const Tensor& y) {
 }
 
 template <BinaryOp op>
-Tensor binary(const Tensor& first, const Tensor& second, double a = 0, double b = 0) {
+Tensor call(const Tensor& first, const Tensor& second, double a, double b) {
   const auto [x, y] = promoted<op>(first, second);
   check_same_kind(name(op), {{"the first operand", x}, {"the second operand", y}});
   const Shape shape = broadcast_shapes(x.shape(), y.shape(), name(op));
@@ -178,29 +168,13 @@ Tensor binary(const Tensor& first, const Tensor& second, double a = 0, double b 
         const auto summed = [](const Tensor& grad, const Shape& to) {
           return grad.defined() ? sum_to(grad, to) : grad;
         };
-        return Tensors{dx ? summed(G::of_x(g, kept_x(), kept_y(), a, b), sx) : Tensor(),
-                       dy ? summed(G::of_y(g, kept_x(), kept_y(), a, b), sy) : Tensor()};
+        const G gradient{{g, kept_x(), kept_y(), a, b}};
+        return Tensors{dx ? summed(gradient.of_x(), sx) : Tensor(), dy ? summed(gradient.of_y(), sy) : Tensor()};
       });
-}
-
-template <BinaryOp op>
-Tensor call(const Tensor& x, const Tensor& y, double a, double b) {
-  return binary<op>(x, y, a, b);
 }
 
 /// Returns 0 for bool, 1 for integers and 2 for floating-point dtypes.
 int kind_of(DType dtype) { return is_floating(dtype) ? 2 : dtype == b8 ? 0 : 1; }
-
-}  // namespace
-
-DType result_type(const Tensor& x, const Tensor& y) {
-  check_defined("result_type", "the first tensor", x, "the second tensor", y);
-  if ((x.dim() == 0) == (y.dim() == 0)) return promote_types(x.dtype(), y.dtype());
-  const DType with_axes = (x.dim() == 0 ? y : x).dtype(), without = (x.dim() == 0 ? x : y).dtype();
-  return kind_of(without) > kind_of(with_axes) ? promote_types(with_axes, without) : with_axes;
-}
-
-namespace {
 
 /// Converts x to the dtype in which an operator computes with x and the number `s`.
 Tensor promoted_for(const char* op, const Tensor& x, Scalar s) {
@@ -219,8 +193,8 @@ template <BinaryOp op>
 Tensor with_scalar(const Tensor& x, Scalar s) {
   const Tensor converted = promoted_for(name(op), x, s);
   // Compare bf16 and f16 in float32, because rounding the number to their precision could change the result.
-  if (gives_bool<op>) return binary<op>(widened(converted), scalar_for(widened(converted), s));
-  return binary<op>(converted, scalar_for(converted, s));
+  if (gives_bool<op>) return call<op>(widened(converted), scalar_for(widened(converted), s));
+  return call<op>(converted, scalar_for(converted, s));
 }
 
 /// Assigns the result of an operator to its operand x: in place, or as a new tensor if autograd recorded the operator.
@@ -235,7 +209,41 @@ Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
   return x;
 }
 
+// ---- prelu: one kernel computes the result, and another kernel computes the gradients. If the gradients are
+// differentiated again, they are composed of differentiable operators instead.
+
+/// Returns the weight expanded to (C), one element per channel of x.
+Tensor by_channels(const Tensor& weight, const Tensor& x) {
+  return expand(reshape(weight, {weight.numel()}), {x.size(1)});
+}
+
+/// Computes the gradients of x and of the expanded weight (C) with one kernel.
+Tensors prelu_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
+  const Tensor dy = grad.contiguous(x.suggest_memory_format());
+  Tensors grads{empty_like(x), empty({x.size(1)}, {widened(x.dtype()), x.device()})};
+  kernels(x.device())
+      .prelu_backward(as_rows(x, grads[0].view_out()), grads[1].view_out(), as_rows(x, dy.view_in()),
+                      as_rows(x, x.view_in()), by_channels(weight, x).view_in());
+  return grads;
+}
+
+/// Computes the same gradients with differentiable operators.
+Tensors composed_prelu_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
+  Shape shape = Dims::filled(x.dim(), 1);
+  shape[1] = weight.numel();
+  // Clamp x instead of multiplying it by a mask: infinity * 0 would make the gradient of the weight NaN.
+  const Tensor negative = clamp(x, -std::numeric_limits<double>::infinity(), 0);
+  return {where(gt(x, 0.0), grad, grad * reshape(weight, shape)), sum(grad * negative, all_but_channels(x))};
+}
+
 }  // namespace
+
+DType result_type(const Tensor& x, const Tensor& y) {
+  check_defined("result_type", "the first tensor", x, "the second tensor", y);
+  if ((x.dim() == 0) == (y.dim() == 0)) return promote_types(x.dtype(), y.dtype());
+  const DType with_axes = (x.dim() == 0 ? y : x).dtype(), without = (x.dim() == 0 ? x : y).dtype();
+  return kind_of(without) > kind_of(with_axes) ? promote_types(with_axes, without) : with_axes;
+}
 
 // ---- functions that only apply an operator
 
@@ -253,7 +261,7 @@ Tensor& assign(const char* op, Tensor& x, const Tensor& result) {
 #define VG_UNARY(name) \
   Tensor name(const Tensor& x) { return unary<UnaryOp::name>(x); }
 #define VG_BINARY(name) \
-  Tensor name(const Tensor& x, const Tensor& y) { return binary<BinaryOp::name>(x, y); }
+  Tensor name(const Tensor& x, const Tensor& y) { return call<BinaryOp::name>(x, y); }
 #define VG_WITH_SCALAR(name) \
   Tensor name(const Tensor& x, Scalar y) { return with_scalar<BinaryOp::name>(x, y); }
 VG_UNARY_FUNCTIONS(VG_UNARY)
@@ -274,10 +282,15 @@ Tensor affine(const Tensor& x, double factor, double offset) {
   return unary<UnaryOp::affine>(x, factor, offset);
 }
 
-Tensor operator+(const Tensor& x, const Tensor& y) { return add(x, y); }
-Tensor operator-(const Tensor& x, const Tensor& y) { return sub(x, y); }
-Tensor operator*(const Tensor& x, const Tensor& y) { return mul(x, y); }
-Tensor operator/(const Tensor& x, const Tensor& y) { return div(x, y); }
+#define VG_ARITHMETIC(symbol, function)                                                                            \
+  Tensor operator symbol(const Tensor& x, const Tensor& y) { return function(x, y); }                              \
+  Tensor& operator symbol##=(Tensor& x, const Tensor& y) { return assign("operator" #symbol "=", x, x symbol y); } \
+  Tensor& operator symbol##=(Tensor& x, Scalar y) { return assign("operator" #symbol "=", x, x symbol y); }
+VG_ARITHMETIC(+, add)
+VG_ARITHMETIC(-, sub)
+VG_ARITHMETIC(*, mul)
+VG_ARITHMETIC(/, div)
+#undef VG_ARITHMETIC
 Tensor operator+(const Tensor& x, Scalar y) {
   const Tensor converted = promoted_for("add", x, y);
   return converted.dtype() == b8 ? add(converted, scalar_for(converted, y)) : affine(converted, 1, y.value);
@@ -307,14 +320,6 @@ Tensor operator/(Scalar x, const Tensor& y) {
   return div(scalar_for(widened(converted), x), widened(converted))
       .to(converted.dtype() == f64 || is_half(converted.dtype()) ? converted.dtype() : f32);
 }
-Tensor& operator+=(Tensor& x, const Tensor& y) { return assign("operator+=", x, x + y); }
-Tensor& operator-=(Tensor& x, const Tensor& y) { return assign("operator-=", x, x - y); }
-Tensor& operator*=(Tensor& x, const Tensor& y) { return assign("operator*=", x, x * y); }
-Tensor& operator/=(Tensor& x, const Tensor& y) { return assign("operator/=", x, x / y); }
-Tensor& operator+=(Tensor& x, Scalar y) { return assign("operator+=", x, x + y); }
-Tensor& operator-=(Tensor& x, Scalar y) { return assign("operator-=", x, x - y); }
-Tensor& operator*=(Tensor& x, Scalar y) { return assign("operator*=", x, x * y); }
-Tensor& operator/=(Tensor& x, Scalar y) { return assign("operator/=", x, x / y); }
 Tensor operator-(const Tensor& x) { return neg(x); }
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
@@ -364,6 +369,31 @@ Tensor leaky_relu(const Tensor& x, double negative_slope) {
   if (negative_slope < 0) return where(gt(x, 0), x, x * negative_slope);
   return unary<UnaryOp::leaky_relu>(x, negative_slope);
 }
+
+Tensor prelu(const Tensor& given, const Tensor& given_weight) {
+  const Tensor x = autocasted("prelu", given), weight = autocasted("prelu", given_weight);
+  check_defined("prelu", "input", x, "weight", weight);
+  check_same_kind("prelu", {{"input", x}, {"weight", weight}});
+  check_floating("prelu", x);
+  const int64_t channels = x.dim() > 1 ? x.shape()[1] : 1;
+  check(weight.numel() == 1 || (weight.dim() == 1 && weight.numel() == channels), "prelu",
+        "weight must have one element or one per channel (C is ", channels, "), got ", weight.shape());
+  // Treat (N, C) as one channels-last sample with N positions, so that the kernel can split the positions among
+  // threads.
+  if (x.dim() == 2) return transpose(squeeze(prelu(unsqueeze(transpose(x, 0, 1), 0), weight), 0), 0, 1);
+  if (x.dim() < 2) return reshape(prelu(reshape(x, {1, 1, x.numel()}), weight), x.shape());
+  const Tensor dense = is_dense_volume(x) ? x : x.contiguous(x.suggest_memory_format());
+  const Tensor y = empty_like(dense);
+  kernels(x.device())
+      .prelu(as_rows(dense, y.view_out()), as_rows(dense, dense.view_in()), by_channels(weight, dense).view_in());
+  return record("prelu", y, {dense, weight}, [x = Saved(dense), weight = Saved(weight)](const Tensor& grad) {
+    Tensors grads = (grad_enabled() ? composed_prelu_gradients : prelu_gradients)(grad, x(), weight());
+    const Tensor weight_grad = weight().numel() == 1 ? sum(grads[1]) : grads[1];
+    grads[1] = reshape(weight_grad, weight().shape()).to(weight().dtype());
+    return grads;
+  });
+}
+
 Tensor elu(const Tensor& x, double alpha) {
   check_finite("elu", "alpha", alpha);
   return unary<UnaryOp::elu>(x, alpha, 1);

@@ -1,19 +1,7 @@
 // Convolutions, normalization and activation as one operation.
 #include "ops/fused.h"
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/autocast.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/conv_maps.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/kernels.h"
 #include "ops/detail/unrecorded.h"
-#include "ops/detail/volume.h"
-#include "ops/elementwise.h"
-#include "ops/norm.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
 
 namespace voxgrad {
 namespace {
@@ -80,12 +68,9 @@ Tensors bottleneck_gradients(const Tensor& grad, const Tensor& hidden, const Ten
   } else if (needs_gradient(weight)) {
     y = gelu(hidden);
   }
-  const auto needed = [&](const Tensor& input, auto&& gradient) {
-    return needs_gradient(input) ? gradient() : Tensor();
-  };
-  return {needed(hidden, [&] { return dx; }), needed(bias1, [&] { return sums.to(bias1.dtype()); }),
-          needed(weight, [&] { return convolve_weight(false, y, grad, form_of(weight), {}); }),
-          needed(bias, [&] { return sum_over_voxels(grad); })};
+  return {needs_gradient(hidden) ? dx : Tensor(), needs_gradient(bias1) ? sums.to(bias1.dtype()) : Tensor(),
+          needs_gradient(weight) ? convolve_weight(false, y, grad, form_of(weight), {}) : Tensor(),
+          needs_gradient(bias) ? sum(grad, all_but_channels(grad)) : Tensor()};
 }
 
 }  // namespace

@@ -10,11 +10,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/checks.h"
-#include "ops/elementwise.h"
-#include "ops/reduce.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {
@@ -61,13 +57,6 @@ Tensors defined_grad(const Tensors& outputs, const Tensors& inputs, const Tensor
     if (!grads[i].defined()) grads[i] = zeros(inputs[i].shape(), inputs[i].options());
   return grads;
 }
-
-/// The one-sided difference quotients at a point.
-struct Quotients {
-  double left, right;
-  double central() const { return 0.5 * (left + right); }
-  double jump() const { return std::abs(right - left); }
-};
 
 /// One run of gradcheck. The inputs from index `count` on are grad_outputs.
 class Check {
@@ -169,22 +158,24 @@ class Check {
       }
     const double length = square > 0 ? std::sqrt(square) : 1;
     analytic /= length;
-    const auto quotients = [&](double eps) {
-      return Quotients{(center_ - measure_at(directions, -eps / length)) / eps,
-                       (measure_at(directions, eps / length) - center_) / eps};
+    // Returns the central difference quotient, and the distance between the one-sided quotients.
+    const auto difference = [&](double eps) {
+      const double left = (center_ - measure_at(directions, -eps / length)) / eps;
+      const double right = (measure_at(directions, eps / length) - center_) / eps;
+      return std::pair(0.5 * (left + right), std::abs(right - left));
     };
-    Quotients found = quotients(options_.eps);
-    if (options_.skip_kinks && found.jump() > options_.atol + options_.rtol * std::abs(found.central())) {
+    auto [numeric, jump] = difference(options_.eps);
+    if (options_.skip_kinks && jump > options_.atol + options_.rtol * std::abs(numeric)) {
       // If the one-sided quotients differ because of curvature, a smaller step reduces the difference. At a kink, the
       // difference stays.
-      const Quotients closer = quotients(options_.eps / 4);
-      if (closer.jump() > 0.5 * found.jump()) {
+      const auto [closer, closer_jump] = difference(options_.eps / 4);
+      if (closer_jump > 0.5 * jump) {
         ++report_.kinks;
         return;
       }
-      found = closer;
+      numeric = closer;
     }
-    const double numeric = found.central(), error = std::abs(analytic - numeric);
+    const double error = std::abs(analytic - numeric);
     const double excess = error / (options_.atol + options_.rtol * std::abs(numeric));
     ++report_.checked;
     if (!(error <= report_.max_error)) report_.max_error = error;

@@ -2,13 +2,7 @@
 // gradients cannot be differentiated again.
 #include "ops/grid_sample.h"
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/volume.h"
-#include "ops/elementwise.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {

@@ -1,14 +1,7 @@
 // The operators gather, scatter_add, index_select and one_hot.
-#include "ops/detail/index.h"
+#include "ops/detail/common.h"
 
 #include <limits>
-
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/kernels.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
 
 namespace voxgrad {
 namespace {

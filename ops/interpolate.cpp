@@ -4,10 +4,7 @@
 
 #include <algorithm>
 
-#include "core/autograd.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/volume.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {

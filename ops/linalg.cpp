@@ -4,14 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/autocast.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/kernels.h"
-#include "ops/elementwise.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {
@@ -57,6 +50,34 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
   return reshape(batched_product(flattened(a, batch), flattened(b, batch)), with_matrix(batch, m, n));
 }
 
+constexpr const char* kAttention = "scaled_dot_product_attention";
+
+void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask, bool is_causal) {
+  check_defined(kAttention, "query", query, "key", key, "value", value);
+  check_floating(kAttention, query);
+  const Operand q{"query", query}, k{"key", key}, v{"value", value};
+  check_same_kind(kAttention, {q, k, v});
+  const bool fits = query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 && query.size(-1) == key.size(-1) &&
+                    key.size(-2) == value.size(-2);
+  check(fits, kAttention, "takes query (..., L, E), key (..., S, E) and value (..., S, V), got ", q, ", ", k, " and ",
+        v);
+  if (!mask.defined()) return;
+  check(!is_causal, kAttention, "takes attn_mask or is_causal, got both");
+  check((mask.dtype() == b8 || is_floating(mask.dtype())) && mask.device() == query.device(), kAttention,
+        "attn_mask must be bool or floating and on the query's device, got ", describe(mask));
+}
+
+/// Returns the softmax of the masked scores. If the mask excludes all scores of a row, the row of the result is zero.
+Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const bool broadcasts = broadcast_shapes(mask.shape(), scores.shape(), kAttention) == scores.shape();
+  check(broadcasts, kAttention, "attn_mask ", mask.shape(), " does not broadcast to the scores ", scores.shape());
+  if (scores.numel() == 0) return scores;
+  const Tensor masked = mask.dtype() == b8 ? where(mask, scores, -kInfinity) : scores + mask.to(scores.dtype());
+  const Tensor is_empty = eq(amax(masked.detach(), -1, true), -kInfinity);
+  return where(is_empty, 0.0, softmax(where(is_empty, 0.0, masked), -1));
+}
+
 }  // namespace
 
 Tensor matmul(const Tensor& first, const Tensor& second) {
@@ -90,38 +111,6 @@ Tensor linear(const Tensor& input, const Tensor& given_weight, const Tensor& giv
   const Tensor y = matmul(x, transpose(weight, 0, 1));
   return bias.defined() ? y + bias : y;
 }
-
-namespace {
-
-constexpr const char* kAttention = "scaled_dot_product_attention";
-
-void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask, bool is_causal) {
-  check_defined(kAttention, "query", query, "key", key, "value", value);
-  check_floating(kAttention, query);
-  const Operand q{"query", query}, k{"key", key}, v{"value", value};
-  check_same_kind(kAttention, {q, k, v});
-  const bool fits = query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 && query.size(-1) == key.size(-1) &&
-                    key.size(-2) == value.size(-2);
-  check(fits, kAttention, "takes query (..., L, E), key (..., S, E) and value (..., S, V), got ", q, ", ", k, " and ",
-        v);
-  if (!mask.defined()) return;
-  check(!is_causal, kAttention, "takes attn_mask or is_causal, got both");
-  check((mask.dtype() == b8 || is_floating(mask.dtype())) && mask.device() == query.device(), kAttention,
-        "attn_mask must be bool or floating and on the query's device, got ", describe(mask));
-}
-
-/// Returns the softmax of the masked scores. If the mask excludes all scores of a row, the row of the result is zero.
-Tensor masked_softmax(const Tensor& scores, const Tensor& mask) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const bool broadcasts = broadcast_shapes(mask.shape(), scores.shape(), kAttention) == scores.shape();
-  check(broadcasts, kAttention, "attn_mask ", mask.shape(), " does not broadcast to the scores ", scores.shape());
-  if (scores.numel() == 0) return scores;
-  const Tensor masked = mask.dtype() == b8 ? where(mask, scores, -kInfinity) : scores + mask.to(scores.dtype());
-  const Tensor is_empty = eq(amax(masked.detach(), -1, true), -kInfinity);
-  return where(is_empty, 0.0, softmax(where(is_empty, 0.0, masked), -1));
-}
-
-}  // namespace
 
 Tensor scaled_dot_product_attention(const Tensor& given_query, const Tensor& given_key, const Tensor& given_value,
                                     const Tensor& attn_mask, double dropout_p, bool is_causal,

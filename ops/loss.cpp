@@ -14,17 +14,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/autocast.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/index.h"
-#include "ops/detail/kernels.h"
-#include "ops/elementwise.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {
@@ -53,58 +43,7 @@ Tensor reduced(const Tensor& losses, Reduction reduction, DType dtype) {
   return (total / static_cast<double>(losses.size(0))).to(dtype);
 }
 
-}  // namespace
-
-Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
-  const auto [x, y, dtype] = checked_pair("mse_loss", input, target);
-  const Tensor difference = x - y;
-  return reduced(difference * difference, reduction, dtype);
-}
-
-Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
-  const auto [x, y, dtype] = checked_pair("l1_loss", input, target);
-  return reduced(abs(x - y), reduction, dtype);
-}
-
-Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction, double beta) {
-  const auto [x, y, dtype] = checked_pair("smooth_l1_loss", input, target);
-  check(std::isfinite(beta) && beta >= 0, "smooth_l1_loss", "beta must be finite and not negative, got ", beta);
-  if (beta == 0) return l1_loss(input, target, reduction);
-  const Tensor difference = x - y;
-  const Tensor distance = abs(difference);
-  const Tensor near = lt(distance, beta);
-  return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction, dtype);
-}
-
-Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target, Reduction reduction,
-                                        const Tensor& pos_weight) {
-  constexpr const char* kOp = "binary_cross_entropy_with_logits";
-  const auto [x, y, dtype] = checked_pair(kOp, input, target);
-  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither of the two values overflows, and
-  // their sum has no cancellation, because both values are positive. Above the threshold, softplus(x) equals x in
-  // double precision.
-  constexpr double kThreshold = 40;
-  Tensor as_one = softplus(neg(x), 1, kThreshold);
-  const Tensor as_zero = softplus(x, 1, kThreshold);
-  if (pos_weight.defined()) {
-    check_floating(kOp, pos_weight);
-    check(pos_weight.device() == x.device() && broadcast_shapes(pos_weight.shape(), x.shape(), kOp) == x.shape(), kOp,
-          "pos_weight must be on the device of the input and broadcast to its shape ", x.shape(), ", got ",
-          describe(pos_weight));
-    as_one = as_one * pos_weight.to(x.dtype());
-  }
-  return reduced(y * as_one + (1.0 - y) * as_zero, reduction, dtype);
-}
-
-Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction, bool log_target) {
-  const auto [x, t, dtype] = checked_pair("kl_div", input, target);
-  if (log_target) return reduced(exp(t) * (t - x), reduction, dtype);
-  return reduced(t * (log(where(eq(t, 0), 1.0, t)) - x), reduction, dtype);
-}
-
-// ---- classification losses
-
-namespace {
+// ---- helpers of the classification losses
 
 /// Returns true if the target holds probabilities instead of class indices.
 bool is_soft(const Tensor& target) { return target.defined() && is_floating(target.dtype()); }
@@ -200,28 +139,24 @@ Tensor sum_over_sharing_ranks(const Tensor& sums, const Tensor& input) {
   return ranks ? sum_over_ranks(sums, *ranks) : sums;
 }
 
-/// Returns the sums of Kernels::class_sums over the voxels of this rank, in f64: (N, C, 5) if `per_sample`, otherwise
-/// (1, C, 5).
-Tensor local_class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
-                        bool per_sample) {
-  if (is_soft(target) || input.size(1) > kMaxClasses) return composed_sums(op, input, target, options, per_sample);
+/// Returns the sums of Kernels::class_sums in f64, added over the ranks that share the volumes: (N, C, 5) if
+/// `per_sample`, otherwise (1, C, 5).
+Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
+                  bool per_sample) {
+  if (is_soft(target) || input.size(1) > kMaxClasses)
+    return sum_over_sharing_ranks(composed_sums(op, input, target, options, per_sample), input);
   const int64_t n = input.size(0), c = input.size(1), length = target.numel() / std::max<int64_t>(n, 1);
   const Tensor x = reshape(input, {n, c, length}), indices = reshape(target, {n, length});
   const Tensor sums = empty({per_sample ? n : 1, c, kClassSums}, {f64, x.device()});
   kernels(x.device()).class_sums(op, sums.view_out(), x.view_in(), indices.view_in(), options);
-  return record(op, sums, {x}, [=, x = Saved(x), indices = Saved(indices)](const Tensor& g) {
+  record(op, sums, {x}, [=, x = Saved(x), indices = Saved(indices)](const Tensor& g) {
     if (grad_enabled()) return grad({composed_sums(op, x(), indices(), options, per_sample)}, {x()}, {g}, false, true);
     const Tensor dx = empty_like(x()), gradients = g.to(widened(x().dtype())).contiguous();
     kernels(dx.device())
         .class_sums_backward(dx.view_out(), gradients.view_in(), x().view_in(), indices().view_in(), options);
     return Tensors{dx};
   });
-}
-
-/// Returns local_class_sums, added over the ranks that share the volumes.
-Tensor class_sums(const char* op, const Tensor& input, const Tensor& target, const ClassSums& options,
-                  bool per_sample) {
-  return sum_over_sharing_ranks(local_class_sums(op, input, target, options, per_sample), input);
+  return sum_over_sharing_ranks(sums, input);
 }
 
 /// Multiplies sum k of class_sums by the class weights, if any, and adds the products over all classes.
@@ -291,7 +226,73 @@ void check_dice(const char* op, const Tensor& input, const DiceOptions& o) {
         " is always 1; use two channels, or sigmoid(input) and softmax = false");
 }
 
+/// Returns a view of the voxels of `target` that are nearest to the voxels of `logits`, like mode nearest_exact of
+/// interpolate.
+Tensor nearest(const Tensor& target, const Tensor& logits) {
+  constexpr const char* kOp = "deep_supervision_loss";
+  check_defined(kOp, "target", target, "logits", logits);
+  check(logits.dim() > 2 && target.dim() >= logits.dim() - 1, kOp,
+        "logits must be (N, C, ...) and target (N, ...), got ", describe(logits), " and ", describe(target));
+  Tensor result = target;
+  for (int64_t axis = 2 - logits.dim(); axis < 0; ++axis) {
+    const int64_t size = target.size(axis), level_size = logits.size(axis);
+    check(level_size > 0 && size % level_size == 0, kOp, "sizes of the logits ", logits.shape(),
+          " must divide those of target ", target.shape());
+    result = slice(result, axis, size / level_size / 2, size, size / level_size);
+  }
+  return result;
+}
+
 }  // namespace
+
+Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  const auto [x, y, dtype] = checked_pair("mse_loss", input, target);
+  const Tensor difference = x - y;
+  return reduced(difference * difference, reduction, dtype);
+}
+
+Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  const auto [x, y, dtype] = checked_pair("l1_loss", input, target);
+  return reduced(abs(x - y), reduction, dtype);
+}
+
+Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction, double beta) {
+  const auto [x, y, dtype] = checked_pair("smooth_l1_loss", input, target);
+  check(std::isfinite(beta) && beta >= 0, "smooth_l1_loss", "beta must be finite and not negative, got ", beta);
+  if (beta == 0) return l1_loss(input, target, reduction);
+  const Tensor difference = x - y;
+  const Tensor distance = abs(difference);
+  const Tensor near = lt(distance, beta);
+  return reduced(where(near, difference * difference * (0.5 / beta), distance - 0.5 * beta), reduction, dtype);
+}
+
+Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target, Reduction reduction,
+                                        const Tensor& pos_weight) {
+  constexpr const char* kOp = "binary_cross_entropy_with_logits";
+  const auto [x, y, dtype] = checked_pair(kOp, input, target);
+  // -log(sigmoid(x)) = softplus(-x) and -log(1 - sigmoid(x)) = softplus(x). Neither of the two values overflows, and
+  // their sum has no cancellation, because both values are positive. Above the threshold, softplus(x) equals x in
+  // double precision.
+  constexpr double kThreshold = 40;
+  Tensor as_one = softplus(neg(x), 1, kThreshold);
+  const Tensor as_zero = softplus(x, 1, kThreshold);
+  if (pos_weight.defined()) {
+    check_floating(kOp, pos_weight);
+    check(pos_weight.device() == x.device() && broadcast_shapes(pos_weight.shape(), x.shape(), kOp) == x.shape(), kOp,
+          "pos_weight must be on the device of the input and broadcast to its shape ", x.shape(), ", got ",
+          describe(pos_weight));
+    as_one = as_one * pos_weight.to(x.dtype());
+  }
+  return reduced(y * as_one + (1.0 - y) * as_zero, reduction, dtype);
+}
+
+Tensor kl_div(const Tensor& input, const Tensor& target, Reduction reduction, bool log_target) {
+  const auto [x, t, dtype] = checked_pair("kl_div", input, target);
+  if (log_target) return reduced(exp(t) * (t - x), reduction, dtype);
+  return reduced(t * (log(where(eq(t, 0), 1.0, t)) - x), reduction, dtype);
+}
+
+// ---- classification losses
 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& options) {
   constexpr const char* kOp = "cross_entropy";
@@ -348,27 +349,6 @@ Tensor dice_ce_loss(const Tensor& input, const Tensor& target, const DiceCEOptio
   }
   return (overlap * options.lambda_dice + entropy * options.lambda_ce).to(autocasted_result(input));
 }
-
-namespace {
-
-/// Returns a view of the voxels of `target` that are nearest to the voxels of `logits`, like mode nearest_exact of
-/// interpolate.
-Tensor nearest(const Tensor& target, const Tensor& logits) {
-  constexpr const char* kOp = "deep_supervision_loss";
-  check_defined(kOp, "target", target, "logits", logits);
-  check(logits.dim() > 2 && target.dim() >= logits.dim() - 1, kOp,
-        "logits must be (N, C, ...) and target (N, ...), got ", describe(logits), " and ", describe(target));
-  Tensor result = target;
-  for (int64_t axis = 2 - logits.dim(); axis < 0; ++axis) {
-    const int64_t size = target.size(axis), level_size = logits.size(axis);
-    check(level_size > 0 && size % level_size == 0, kOp, "sizes of the logits ", logits.shape(),
-          " must divide those of target ", target.shape());
-    result = slice(result, axis, size / level_size / 2, size, size / level_size);
-  }
-  return result;
-}
-
-}  // namespace
 
 Tensor deep_supervision_loss(const Tensors& levels, const Tensor& target, const DiceCEOptions& options) {
   check(!levels.empty(), "deep_supervision_loss", "there are no logits");

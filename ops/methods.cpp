@@ -1,11 +1,6 @@
 // Methods of Tensor that call operators.
-#include "core/autograd.h"
 #include "core/profiler.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/kernels.h"
-#include "ops/elementwise.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
+#include "ops/detail/common.h"
 #include "ops/sort.h"
 
 namespace voxgrad {

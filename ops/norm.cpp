@@ -4,20 +4,9 @@
 #include "ops/norm.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/kernels.h"
 #include "ops/detail/unrecorded.h"
-#include "ops/detail/volume.h"
-#include "ops/elementwise.h"
-#include "ops/reduce.h"
-#include "ops/shape.h"
 
 namespace voxgrad {
 
@@ -101,11 +90,6 @@ OfRanks gather(distributed::Communicator& ranks, const Tensor& values, int64_t e
           reshape(counts / clamp_min(sum(counts), 1), {-1, 1, 1})};
 }
 
-void set_statistics(const Tensor& statistics, const Tensor& mean, const Tensor& rstd) {
-  select(statistics, 2, 0).copy_(mean);
-  select(statistics, 2, 1).copy_(rstd);
-}
-
 /// Replaces the statistics of this rank, (mean, rstd = 1 / sqrt(variance + eps)), with those of all ranks. The joint
 /// variance + eps is the weighted mean of rstd^-2 + (mean - joint mean)^2 over the ranks. Returns the number of
 /// elements of a group on each rank.
@@ -115,7 +99,7 @@ Tensor join_statistics(distributed::Communicator& ranks, const Tensor& statistic
   const Tensor means = select(values, 3, 0), rstds = select(values, 3, 1), mean = sum(shares * means, 0);
   const Tensor distance = means - mean, square = reciprocal(rstds * rstds) + distance * distance;
   const Tensor variance = sum(where(gt(shares, 0), shares * square, 0.0), 0);
-  set_statistics(statistics, mean, rsqrt(variance));
+  statistics.copy_(stack({mean, rsqrt(variance)}, 2));
   return counts;
 }
 
@@ -204,7 +188,7 @@ Tensor normalize_with(const Tensor& mean, const Tensor& rstd, const Tensor& inpu
                       const Tensor& bias) {
   const Tensor x = is_dense_volume(input) ? input : input.contiguous(input.suggest_memory_format());
   const Tensor y = empty_like(x), statistics = empty({1, x.size(1), 2}, {f64, x.device()});
-  set_statistics(statistics, mean, rstd);
+  statistics.copy_(stack({mean, rstd}, 2));
   kernels(x.device())
       .normalize(as_rows(x, y.view_out()), as_rows(x, x.view_in()), statistics.view_in(), OptionalView(weight),
                  OptionalView(bias));
@@ -287,6 +271,24 @@ bool adds_residual(const Tensor& x, const NormArguments& norm, const NormActivat
          residual.shape() == x.shape() && residual.dtype() == x.dtype() && residual.device() == x.device();
 }
 
+/// Checks the arguments of a norm over the last axes. Returns the number of axes before the normalized axes.
+int64_t check_last_axes(const char* op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
+                        const Tensor& bias, double eps) {
+  check_input(op, x, 1, "(..., normalized_shape)");
+  check_eps(op, eps);
+  const int64_t lead = x.dim() - normalized_shape.size();
+  bool fits = !normalized_shape.empty() && lead >= 0;
+  for (int64_t i = 0; fits && i < normalized_shape.size(); ++i) fits = x.size(lead + i) == normalized_shape[i];
+  check(fits, op, "normalized_shape ", normalized_shape, " does not match the last axes of input ", x.shape());
+  check_parameters(op, x, {{"weight", weight}, {"bias", bias}}, normalized_shape);
+  return lead;
+}
+
+/// Returns the distance from 1 to the next larger number of the dtype.
+double machine_epsilon(DType dtype) {
+  return dtype == f64 ? 0x1p-52 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 0x1p-23;
+}
+
 }  // namespace
 
 Tensor normalize_with_activations(const Tensor& x, const NormArguments& given, const NormActivations& activations,
@@ -340,28 +342,6 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
                                      .momentum = momentum},
                                     {});
 }
-
-namespace {
-
-/// Checks the arguments of a norm over the last axes. Returns the number of axes before the normalized axes.
-int64_t check_last_axes(const char* op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
-                        const Tensor& bias, double eps) {
-  check_input(op, x, 1, "(..., normalized_shape)");
-  check_eps(op, eps);
-  const int64_t lead = x.dim() - normalized_shape.size();
-  bool fits = !normalized_shape.empty() && lead >= 0;
-  for (int64_t i = 0; fits && i < normalized_shape.size(); ++i) fits = x.size(lead + i) == normalized_shape[i];
-  check(fits, op, "normalized_shape ", normalized_shape, " does not match the last axes of input ", x.shape());
-  check_parameters(op, x, {{"weight", weight}, {"bias", bias}}, normalized_shape);
-  return lead;
-}
-
-/// Returns the distance from 1 to the next larger number of the dtype.
-double machine_epsilon(DType dtype) {
-  return dtype == f64 ? 0x1p-52 : dtype == bf16 ? 0x1p-7 : dtype == f16 ? 0x1p-10 : 0x1p-23;
-}
-
-}  // namespace
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
                   double eps) {

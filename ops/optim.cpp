@@ -3,11 +3,7 @@
 
 #include <algorithm>
 
-#include "core/autograd.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/kernels.h"
-#include "ops/detail/volume.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {

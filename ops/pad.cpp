@@ -2,9 +2,7 @@
 // kernel `resample` applies.
 #include "ops/pad.h"
 
-#include "ops/detail/checks.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/volume.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {

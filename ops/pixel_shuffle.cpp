@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "ops/detail/checks.h"
-#include "ops/shape.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {

@@ -7,13 +7,9 @@
 
 #include <algorithm>
 
-#include "core/autograd.h"
 #include "core/detail/divide.h"
-#include "ops/create.h"
-#include "ops/detail/checks.h"
+#include "ops/detail/common.h"
 #include "ops/detail/conv_geometry.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/volume.h"
 
 namespace voxgrad {
 namespace {

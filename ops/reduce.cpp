@@ -1,16 +1,9 @@
-// Reductions and cumulative sums.
+// Reductions, cumulative sums and softmax.
 #include "ops/reduce.h"
 
 #include <cmath>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/autocast.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halves.h"
-#include "ops/detail/kernels.h"
-#include "ops/elementwise.h"
-#include "ops/shape.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {
@@ -119,6 +112,22 @@ Tensor running_sums(const Tensor& x, int64_t axis, bool reverse) {
                 [axis, reverse](const Tensor& g) { return Tensors{running_sums(g, axis, !reverse)}; });
 }
 
+/// Computes log_softmax if `logarithm` is true, otherwise softmax.
+Tensor softmax_along(const char* op, const Tensor& input, int64_t axis, bool logarithm) {
+  const Tensor x = autocasted(op, input);
+  check_floating(op, x);
+  axis = normalize_axis(axis, x.dim(), op);
+  if (x.dim() == 0) return squeeze(softmax_along(op, unsqueeze(x, 0), 0, logarithm), 0);
+  const Tensor y = empty_like(x);
+  kernels(x.device()).softmax(y.view_out(), x.view_in(), static_cast<int>(axis), logarithm);
+  return record(op, y, {x}, [axis, logarithm](const Tensor& grad, const Tensor& output) {
+    const Dims axes{axis};
+    const Tensor g = widened(grad), out = widened(output);
+    const Tensor dx = logarithm ? g - exp(out) * sum(g, axes, true) : out * (g - sum(g * out, axes, true));
+    return Tensors{dx.to(grad.dtype())};
+  });
+}
+
 }  // namespace
 
 Tensor sum(const Tensor& x, const Axes& axes, bool keepdim) {
@@ -194,5 +203,8 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
   for (int64_t i = 0; i < shape.size(); ++i) kept[lead + i] = shape[i];
   return reshape(sum_keep(x, kept), shape);
 }
+
+Tensor softmax(const Tensor& x, int64_t axis) { return softmax_along("softmax", x, axis, false); }
+Tensor log_softmax(const Tensor& x, int64_t axis) { return softmax_along("log_softmax", x, axis, true); }
 
 }  // namespace voxgrad

@@ -5,12 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "core/autograd.h"
-#include "ops/create.h"
-#include "ops/detail/checks.h"
-#include "ops/detail/halo.h"
-#include "ops/detail/kernels.h"
-#include "ops/reduce.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {
@@ -42,28 +37,19 @@ Shape resolve(const char* op, const Tensor& x, const Shape& shape) {
 std::optional<Strides> view_strides(const Tensor& x, const Shape& shape) {
   if (x.numel() == 0) return contiguous_strides(shape);
   Strides strides = Dims::filled(shape.size(), 0);
-  int64_t axis = shape.size() - 1;
-  int64_t chunk = 1;  // number of elements of the current run
-  int64_t step = x.dim() > 0 ? x.strides().back() : 1;
-  for (int64_t i = x.dim() - 1; i >= -1; --i) {
-    if (i >= 0) chunk *= x.shape()[i];
-    const bool run_ends = i <= 0 || (x.shape()[i - 1] != 1 && x.strides()[i - 1] != chunk * step);
-    if (!run_ends) continue;
+  int64_t i = x.dim(), axis = shape.size();  // the axes from i and from `axis` on have been grouped
+  do {
+    const int64_t step = i > 0 ? x.strides()[i - 1] : 1;
+    int64_t chunk = i > 0 ? x.shape()[--i] : 1;  // number of elements of the run
+    while (i > 0 && (x.shape()[i - 1] == 1 || x.strides()[i - 1] == chunk * step)) chunk *= x.shape()[--i];
     int64_t taken = 1;
-    while (axis >= 0 && (taken < chunk || shape[axis] == 1)) {
-      strides[axis] = taken * step;
-      taken *= shape[axis--];
+    while (axis > 0 && (taken < chunk || shape[axis - 1] == 1)) {
+      strides[--axis] = taken * step;
+      taken *= shape[axis];
     }
     if (taken != chunk) return std::nullopt;
-    if (i > 0) {
-      step = x.strides()[i - 1];
-      chunk = 1;
-    } else {
-      break;
-    }
-  }
-  if (axis >= 0) return std::nullopt;
-  return strides;
+  } while (i > 0);
+  return axis > 0 ? std::nullopt : std::optional(strides);
 }
 
 /// Returns a view of x and records it with the gradient function `back`.
@@ -227,12 +213,12 @@ Tensor flatten(const Tensor& x, int64_t start_axis, int64_t end_axis) {
   const int64_t first = normalize_axis(start_axis, x.dim(), "flatten");
   const int64_t last = normalize_axis(end_axis, x.dim(), "flatten");
   check(first <= last, "flatten", "start_axis ", start_axis, " comes after end_axis ", end_axis);
-  Shape shape;
-  for (int64_t i = 0; i < first; ++i) shape.push_back(x.shape()[i]);
-  Shape merged;
-  for (int64_t i = first; i <= last && i < x.dim(); ++i) merged.push_back(x.shape()[i]);
-  shape.push_back(numel(merged, "flatten"));
-  for (int64_t i = last + 1; i < x.dim(); ++i) shape.push_back(x.shape()[i]);
+  Shape shape = x.shape(), merged;
+  for (int64_t i = first; i <= last && i < x.dim(); ++i) {
+    merged.push_back(shape[first]);
+    shape.erase(first);
+  }
+  shape.insert(first, numel(merged, "flatten"));
   return reshape(x, shape);
 }
 

@@ -1,9 +1,7 @@
 // Maxima, minima and sorted order along an axis.
 #include "ops/sort.h"
 
-#include "ops/detail/checks.h"
-#include "ops/detail/kernels.h"
-#include "ops/shape.h"
+#include "ops/detail/common.h"
 
 namespace voxgrad {
 namespace {

@@ -15,16 +15,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "core/detail/divide.h"
-#include "core/thread_pool.h"
-#include "ops/cpu/conv_depthwise.h"
-#include "ops/cpu/conv_pack.h"
-#include "ops/cpu/conv_pointwise.h"
-#include "ops/cpu/conv_tile.h"
-#include "ops/cpu/conv_weights.h"
-#include "ops/cpu/kernels.h"
+#include "ops/cpu/conv_problem.h"
 #include "ops/cpu/loops.h"
-#include "ops/detail/halves.h"
 
 namespace voxgrad::cpu {
 namespace {

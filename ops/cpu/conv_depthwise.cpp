@@ -7,7 +7,7 @@
 // outputs. It loads each vector of inputs once, and multiplies the vector by all taps of the run that need it.
 //
 // The order of each sum depends only on the geometry of the convolution.
-#include "ops/cpu/conv_depthwise.h"
+#include "ops/cpu/conv_problem.h"
 
 #include <algorithm>
 
@@ -223,55 +223,6 @@ void run_channel(const ConvProblem<T>& p, const Taps& taps, const DepthwiseTile<
   }
 }
 
-}  // namespace
-
-bool is_depthwise(const View& w, const ConvGeometry& geometry) {
-  return w.size[1] == 1 && w.size[0] <= kMaxMultiplier * geometry.groups &&
-         w.size[2] * w.size[3] * w.size[4] <= kMaxTaps;
-}
-
-template <class T>
-void convolve_depthwise(const ConvProblem<T>& p) {
-  const int64_t ins = p.in_channels(), outs = p.out_channels(), item = sizeof(T);
-  const bool inner = p.in.channel_stride < p.in.stride[2] || p.out.channel_stride < p.out.stride[2];
-  const int64_t groups = inner ? std::min(kInnerChannels, p.groups) : 1, blocks = divide_up(p.groups, groups);
-  const int64_t min_tiles = divide_up(4 * num_threads(), std::max<int64_t>(1, p.out.batch * blocks));
-  const DepthwiseTile<T> tile(
-      p.gather, make_tiling(p.gather, p.kernel, {.slots = kTileBytes / item / (ins * groups), .tiles = min_tiles}),
-      groups * ins);
-  const Taps taps(p.gather, tile.tiling, tile.pitch, p.weight_stride);
-  const int64_t tap_count = static_cast<int64_t>(taps.weights.size());
-  RowProduct<T> base{.pitch = tile.pitch, .channels = ins, .channel_pitch = tile.channel_pitch, .tap_count = tap_count};
-  base.out_row = p.gather[1].out_step * p.out.stride[1];
-  base.out_step = p.gather[2].out_step * p.out.stride[2];
-  base.relu = p.relu;
-  const int64_t tiles = tile.tiling.count();
-  parallel_for(p.out.batch * blocks * tiles, 1, [&](int64_t begin, int64_t end) {
-    const Workspace<T> packed(tile.elements), weights(ins * tap_count);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t n = i / tiles / blocks, first = i / tiles % blocks * groups;
-      const auto origin = tile.tiling.origin(i % tiles);
-      const int64_t now = std::min(groups, p.groups - first);
-      tile.pack(packed.data(), p.in, n, first * ins, now * ins, origin);
-      for (int64_t o = 0; o < now * outs; ++o) {
-        const int64_t group = first + o / outs, out = first * outs + o;
-        const T* const w = p.weight + group * p.weight_group_stride + o % outs * p.weight_out_stride;
-        for (int64_t c = 0; c < ins; ++c)
-          for (int64_t k = 0; k < tap_count; ++k)
-            weights.data()[c * tap_count + k] = w[c * p.weight_in_stride + taps.weights[static_cast<size_t>(k)]];
-        RowProduct<T> channel = base;
-        channel.x = packed.data() + o / outs * ins * tile.channel_pitch;
-        channel.weights = weights.data();
-        channel.out = p.out.at(n, out);
-        channel.bias = p.bias ? p.bias[out * p.bias_stride] : T(0);
-        run_channel(p, taps, tile, channel, origin);
-      }
-    }
-  });
-}
-
-namespace {
-
 /// A part of the weight gradient: the products of one plane of x with a vector of elements of y, for a run of taps.
 template <class T>
 struct RunProduct {
@@ -341,6 +292,51 @@ void add_tile(const Taps& taps, const DepthwiseTile<T>& x, const DepthwiseTile<T
 }
 
 }  // namespace
+
+bool is_depthwise(const View& w, const ConvGeometry& geometry) {
+  return w.size[1] == 1 && w.size[0] <= kMaxMultiplier * geometry.groups &&
+         w.size[2] * w.size[3] * w.size[4] <= kMaxTaps;
+}
+
+template <class T>
+void convolve_depthwise(const ConvProblem<T>& p) {
+  const int64_t ins = p.in_channels(), outs = p.out_channels(), item = sizeof(T);
+  const bool inner = p.in.channel_stride < p.in.stride[2] || p.out.channel_stride < p.out.stride[2];
+  const int64_t groups = inner ? std::min(kInnerChannels, p.groups) : 1, blocks = divide_up(p.groups, groups);
+  const int64_t min_tiles = divide_up(4 * num_threads(), std::max<int64_t>(1, p.out.batch * blocks));
+  const DepthwiseTile<T> tile(
+      p.gather, make_tiling(p.gather, p.kernel, {.slots = kTileBytes / item / (ins * groups), .tiles = min_tiles}),
+      groups * ins);
+  const Taps taps(p.gather, tile.tiling, tile.pitch, p.weight_stride);
+  const int64_t tap_count = static_cast<int64_t>(taps.weights.size());
+  RowProduct<T> base{.pitch = tile.pitch, .channels = ins, .channel_pitch = tile.channel_pitch, .tap_count = tap_count};
+  base.out_row = p.gather[1].out_step * p.out.stride[1];
+  base.out_step = p.gather[2].out_step * p.out.stride[2];
+  base.relu = p.relu;
+  const int64_t tiles = tile.tiling.count();
+  parallel_for(p.out.batch * blocks * tiles, 1, [&](int64_t begin, int64_t end) {
+    const Workspace<T> packed(tile.elements), weights(ins * tap_count);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t n = i / tiles / blocks, first = i / tiles % blocks * groups;
+      const auto origin = tile.tiling.origin(i % tiles);
+      const int64_t now = std::min(groups, p.groups - first);
+      tile.pack(packed.data(), p.in, n, first * ins, now * ins, origin);
+      for (int64_t o = 0; o < now * outs; ++o) {
+        const int64_t group = first + o / outs, out = first * outs + o;
+        const T* const w = p.weight + group * p.weight_group_stride + o % outs * p.weight_out_stride;
+        for (int64_t c = 0; c < ins; ++c)
+          for (int64_t k = 0; k < tap_count; ++k)
+            weights.data()[c * tap_count + k] = w[c * p.weight_in_stride + taps.weights[static_cast<size_t>(k)]];
+        RowProduct<T> channel = base;
+        channel.x = packed.data() + o / outs * ins * tile.channel_pitch;
+        channel.weights = weights.data();
+        channel.out = p.out.at(n, out);
+        channel.bias = p.bias ? p.bias[out * p.bias_stride] : T(0);
+        run_channel(p, taps, tile, channel, origin);
+      }
+    }
+  });
+}
 
 template <class T>
 void depthwise_weight_gradient(const View& w, const View& x_view, const View& y_view, const ConvGeometry& geometry) {

@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "core/detail/divide.h"
-
 namespace voxgrad::cpu {
 
 AxisWindow::AxisWindow(const ConvGather& gather, int64_t kernel, int64_t length)

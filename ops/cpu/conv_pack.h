@@ -10,7 +10,6 @@
 
 #include "core/detail/divide.h"
 #include "core/storage.h"
-#include "core/view.h"
 #include "ops/cpu/conv_tile.h"
 #include "ops/cpu/vectors.h"
 #include "ops/detail/conv_geometry.h"

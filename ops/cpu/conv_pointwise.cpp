@@ -1,10 +1,9 @@
 // Pointwise convolutions of contiguous voxels on the CPU: the forward pass, and the weight gradient with few channels.
 // Other pointwise convolutions use the kernels of ops/cpu/conv.cpp and ops/cpu/conv_weight.cpp.
-#include "ops/cpu/conv_pointwise.h"
+#include "ops/cpu/conv_problem.h"
 
 #include <algorithm>
 
-#include "core/thread_pool.h"
 #include "ops/cpu/loops.h"
 
 namespace voxgrad::cpu {
@@ -51,53 +50,6 @@ void store_row(const ConvProblem<T>& p, int64_t channel, const T* sums, int64_t 
   const T bias = p.bias ? p.bias[channel * p.bias_stride] : T(0);
   for (int64_t j = 0; j < count; ++j) y[j] = p.relu && sums[j] + bias < 0 ? T(0) : sums[j] + bias;
 }
-
-}  // namespace
-
-// A task computes a piece: consecutive voxels of a sample and a group. The task packs the input channels of the piece,
-// so that the channels stay in the second-level cache, and computes a few output channels at a time. With few output
-// channels, the task reads each input only once and therefore does not pack the channels. The size of the pieces does
-// not change the order of any sum.
-template <class T>
-void multiply_pointwise(const ConvProblem<T>& p) {
-  constexpr int64_t kPackedBytes = 1 << 18, kMaxPiece = 1536, kUnit = 2 * kVectorBytes / sizeof(T);
-  const TileFamily<T>& tiles = *column_blocks<T>(kUnit).front().family;  // has kUnit columns
-  const int64_t voxels = p.out.size[2], outputs = p.out_channels(), inputs = p.in_channels();
-  const int64_t fitting = kPackedBytes / static_cast<int64_t>(sizeof(T)) / std::max<int64_t>(inputs, 1);
-  const int64_t parallel = voxels * p.out.batch * p.groups / (4 * num_threads());  // pieces for all threads
-  const int64_t piece = std::clamp(std::min(fitting, parallel), kUnit, kMaxPiece) / kUnit * kUnit;
-  const int64_t pieces = divide_up(voxels, piece), rows = even_piece(outputs, int64_t{tiles.max_rows});
-  const int64_t pitch = piece + kUnit / 2;  // not a power of two, so that channels use different sets of the cache
-  const Workspace<T> weights(p.groups * outputs * inputs);
-  pack_weights(p, rows, weights.data());
-  const std::array<TileSegment, 1> whole{};
-  parallel_for(p.out.batch * p.groups * pieces, grain_of(piece * inputs * outputs), [&](int64_t begin, int64_t end) {
-    const Workspace<T> packed(inputs * pitch);
-    alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i % pieces * piece, count = std::min(piece, voxels - first);
-      const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
-      const T* x = p.in.at(n, group * inputs) + first;
-      int64_t x_stride = p.in.channel_stride;
-      if (count < piece || outputs > rows) {
-        copy_piece(packed.data(), pitch, x, x_stride, inputs, count, pitch);
-        x = packed.data();
-        x_stride = pitch;
-      }
-      for (int64_t o = 0; o < outputs; o += rows) {
-        const int64_t now = std::min(rows, outputs - o), channel = group * outputs + o;
-        for (int64_t j = 0; j < count; j += kUnit) {
-          tiles.products[now - 1]({weights.data() + channel * inputs, now, x + j, x_stride, whole, inputs, sums});
-          for (int64_t r = 0; r < now; ++r)
-            store_row(p, channel + r, sums + r * kUnit, std::min(kUnit, count - j),
-                      p.out.at(n, channel + r) + first + j);
-        }
-      }
-    }
-  });
-}
-
-namespace {
 
 /// Number of voxels per piece. A piece consists of consecutive voxels of a sample.
 constexpr int64_t kPiece = 512;
@@ -158,6 +110,49 @@ void add_products(const ChannelProduct<T>& product, int64_t columns) {
 }
 
 }  // namespace
+
+// A task computes a piece: consecutive voxels of a sample and a group. The task packs the input channels of the piece,
+// so that the channels stay in the second-level cache, and computes a few output channels at a time. With few output
+// channels, the task reads each input only once and therefore does not pack the channels. The size of the pieces does
+// not change the order of any sum.
+template <class T>
+void multiply_pointwise(const ConvProblem<T>& p) {
+  constexpr int64_t kPackedBytes = 1 << 18, kMaxPiece = 1536, kUnit = 2 * kVectorBytes / sizeof(T);
+  const TileFamily<T>& tiles = *column_blocks<T>(kUnit).front().family;  // has kUnit columns
+  const int64_t voxels = p.out.size[2], outputs = p.out_channels(), inputs = p.in_channels();
+  const int64_t fitting = kPackedBytes / static_cast<int64_t>(sizeof(T)) / std::max<int64_t>(inputs, 1);
+  const int64_t parallel = voxels * p.out.batch * p.groups / (4 * num_threads());  // pieces for all threads
+  const int64_t piece = std::clamp(std::min(fitting, parallel), kUnit, kMaxPiece) / kUnit * kUnit;
+  const int64_t pieces = divide_up(voxels, piece), rows = even_piece(outputs, int64_t{tiles.max_rows});
+  const int64_t pitch = piece + kUnit / 2;  // not a power of two, so that channels use different sets of the cache
+  const Workspace<T> weights(p.groups * outputs * inputs);
+  pack_weights(p, rows, weights.data());
+  const std::array<TileSegment, 1> whole{};
+  parallel_for(p.out.batch * p.groups * pieces, grain_of(piece * inputs * outputs), [&](int64_t begin, int64_t end) {
+    const Workspace<T> packed(inputs * pitch);
+    alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % pieces * piece, count = std::min(piece, voxels - first);
+      const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
+      const T* x = p.in.at(n, group * inputs) + first;
+      int64_t x_stride = p.in.channel_stride;
+      if (count < piece || outputs > rows) {
+        copy_piece(packed.data(), pitch, x, x_stride, inputs, count, pitch);
+        x = packed.data();
+        x_stride = pitch;
+      }
+      for (int64_t o = 0; o < outputs; o += rows) {
+        const int64_t now = std::min(rows, outputs - o), channel = group * outputs + o;
+        for (int64_t j = 0; j < count; j += kUnit) {
+          tiles.products[now - 1]({weights.data() + channel * inputs, now, x + j, x_stride, whole, inputs, sums});
+          for (int64_t r = 0; r < now; ++r)
+            store_row(p, channel + r, sums + r * kUnit, std::min(kUnit, count - j),
+                      p.out.at(n, channel + r) + first + j);
+        }
+      }
+    }
+  });
+}
 
 bool has_few_products(const View& w, const View& x, const View& y, int64_t groups) {
   return x.stride[4] == 1 && y.stride[4] == 1 && x.size[4] >= kPiece / 4 &&

@@ -7,15 +7,9 @@
 // product, and the channels of the second operand are its columns. Each thread computes the sums of some (channels,
 // tap) combinations, so no sum is split between threads.
 #include <algorithm>
-#include <numeric>
 
-#include "core/thread_pool.h"
-#include "ops/cpu/conv_depthwise.h"
-#include "ops/cpu/conv_pack.h"
-#include "ops/cpu/conv_pointwise.h"
-#include "ops/cpu/conv_tile.h"
-#include "ops/cpu/kernels.h"
-#include "ops/detail/halves.h"
+#include "ops/cpu/conv_problem.h"
+#include "ops/cpu/loops.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -131,7 +125,8 @@ class WeightGradient {
     const int64_t elements = kTileBytes / item();
     x_.tiling = make_tiling(x_.gather, kernel_,
                             {.slots = elements / x_.channels, .steps = std::min(kTileVoxels, elements / y_.channels)});
-    y_.tiling = tiling_of_y();
+    y_.tiling = x_.tiling;  // with the steps of the tiles of x; each step reads one element of y
+    for (size_t i = 0; i < 3; ++i) y_.tiling.windows[i] = AxisWindow(y_.gather[i], 1, y_.tiling.length[i]);
     const int64_t items = static_cast<int64_t>(columns_->pieces.size() * rows_->pieces.size()) * taps();
     const int64_t at_once = std::min(items, std::max<int64_t>(1, kSumBytes / item() / item_elements()));
     const Workspace<T> sums(at_once * item_elements()), packed(tiles_at_once() * tile_elements());
@@ -178,23 +173,10 @@ class WeightGradient {
       y_.pack(packed + x_.elements(), n, origin, task - x_.pack_tasks());
   }
 
-  /// Returns a tiling of y with the steps of the tiles of x. Each step reads one element of y.
-  Tiling tiling_of_y() const {
-    Tiling tiling = x_.tiling;
-    for (size_t i = 0; i < 3; ++i) tiling.windows[i] = AxisWindow(y_.gather[i], 1, tiling.length[i]);
-    return tiling;
-  }
-
   int64_t taps() const { return kernel_[0] * kernel_[1] * kernel_[2]; }
   std::array<size_t, 3> tap_index(int64_t tap) const {
     return {static_cast<size_t>(tap / (kernel_[1] * kernel_[2])), static_cast<size_t>(tap / kernel_[2] % kernel_[1]),
             static_cast<size_t>(tap % kernel_[2])};
-  }
-  int64_t tap_offset(int64_t tap) const {
-    const auto k = tap_index(tap);
-    int64_t offset = 0;
-    for (size_t i = 0; i < 3; ++i) offset += static_cast<int64_t>(k[i]) * w_.stride[i + 2];
-    return offset;
   }
 
   /// A register tile of the result: the product of two pieces for one tap. Consecutive items differ in the tap, so that
@@ -237,7 +219,9 @@ class WeightGradient {
     for (int64_t i = items.begin; i < items.end; ++i, sums += item_elements()) {
       const Item it = item_at(i);
       const Piece<T>&rows = rows_->pieces[it.rows], &columns = columns_->pieces[it.columns];
-      T* to = w + tap_offset(it.tap) + rows.first * rows_->weight_stride + columns.first * columns_->weight_stride;
+      T* to = w + rows.first * rows_->weight_stride + columns.first * columns_->weight_stride;
+      const auto tap = tap_index(it.tap);
+      for (size_t axis = 0; axis < 3; ++axis) to += static_cast<int64_t>(tap[axis]) * w_.stride[axis + 2];
       for (int64_t m = 0; m < rows.count; ++m)
         for (int64_t n = 0; n < columns.count; ++n)
           to[m * rows_->weight_stride + n * columns_->weight_stride] = sums[m * columns.width + n];

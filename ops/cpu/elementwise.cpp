@@ -3,7 +3,6 @@
 #include <array>
 
 #include "ops/cpu/eigen.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 #include "ops/detail/scalar_ops.h"
 

@@ -1,10 +1,7 @@
 // grid_sample and its gradients.
 #include <vector>
 
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/cpu/volumes.h"
 #include "ops/detail/grid_position.h"
 
 namespace voxgrad::cpu {
@@ -33,21 +30,20 @@ void for_all_positions(const View& y, const View& x, const View& grid, const Gri
                [&](int64_t begin, int64_t end) { for_each_position<C>(y, x, grid, how, begin, end, f); });
 }
 
-/// Computes channel i % C of sample i / C of dx. `sums` is a buffer with one element per voxel.
+/// Computes the gradient of x.
 template <class T, class C = compute_t<T>>
-void backward_input(const View& dx, const View& dy, const View& grid, const GridSampleOptions& how, int64_t i,
-                    std::vector<C>& sums) {
-  const int64_t n = i / dx.size[1], c = i % dx.size[1];
+void backward_input(const View& dx, const View& dy, const View& grid, const GridSampleOptions& how) {
   const int64_t height = dx.size[3], width = dx.size[4], positions = positions_of(grid);
-  std::fill(sums.begin(), sums.end(), C(0));
-  for_each_position<C>(dy, dx, grid, how, n * positions, (n + 1) * positions,
-                       [&](int64_t, int64_t in_dy, const auto& at) {
-                         const C g = static_cast<C>(dy.as<const T>()[in_dy + c * dy.stride[1]]);
-                         at.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
-                           sums[static_cast<size_t>((voxel[0] * height + voxel[1]) * width + voxel[2])] += weight * g;
-                         });
-                       });
-  store_channel<T>(dx, i, sums);
+  sum_by_channels<T>(dx, 8 * grid.numel(), [&](std::vector<C>& sums, int64_t i) {
+    const int64_t n = i / dx.size[1], c = i % dx.size[1];
+    const auto add = [&](int64_t, int64_t in_dy, const auto& at) {
+      const C g = static_cast<C>(dy.as<const T>()[in_dy + c * dy.stride[1]]);
+      at.each([&](const int64_t(&voxel)[3], C weight, const C(&)[3]) {
+        sums[static_cast<size_t>((voxel[0] * height + voxel[1]) * width + voxel[2])] += weight * g;
+      });
+    };
+    for_each_position<C>(dy, dx, grid, how, n * positions, (n + 1) * positions, add);
+  });
 }
 
 }  // namespace
@@ -77,12 +73,7 @@ void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, con
         const T* sample = x.as<const T>() + i / positions_of(grid) * x.stride[0];
         at.gradient(dgrid->as<C>() + 3 * i, x, sample, dy.as<const T>() + in_dy, dy.stride[1]);
       });
-    if (!dx) return;
-    // Several positions may add to the same voxel, so one thread computes a whole channel.
-    parallel_for(dx->size[0] * dx->size[1], grain_of(8 * grid.numel()), [&](int64_t begin, int64_t end) {
-      std::vector<C> sums(static_cast<size_t>(dx->size[2] * dx->size[3] * dx->size[4]));
-      for (int64_t i = begin; i < end; ++i) backward_input<T>(*dx, dy, grid, how, i, sums);
-    });
+    if (dx) backward_input<T>(*dx, dy, grid, how);
   });
 }
 

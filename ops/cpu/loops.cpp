@@ -4,9 +4,6 @@
 
 #include <cstring>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
-
 namespace voxgrad::cpu {
 namespace {
 

@@ -1,6 +1,7 @@
 // Loops over views of the same shape. Axes are ordered by the strides of the first view and merged if the strides of
 // all views allow it, so that most calls become a loop over one long contiguous row. The division of the work depends
-// only on the shape and strides, so that results do not depend on the number of threads.
+// only on the shape and strides, so that results do not depend on the number of threads. The file also declares the
+// kernels (ops/detail/kernels.def).
 #pragma once
 
 #include <algorithm>
@@ -10,10 +11,14 @@
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
+#include <vector>
 
+#include "core/detail/divide.h"
+#include "core/dtype.h"
 #include "core/thread_pool.h"
 #include "core/view.h"
 #include "ops/detail/halves.h"
+#include "ops/detail/kernels.h"
 
 // Lets the compiler vectorize a loop in which element i of the result depends only on elements i of the operands. The
 // result may be stored in an operand.
@@ -24,6 +29,10 @@
 #endif
 
 namespace voxgrad::cpu {
+
+#define VG_KERNEL(name, outputs, parameters) void name parameters;
+#include "ops/detail/kernels.def"
+ConvExplanation explain_conv(ConvPass pass, const View& x, const View& w, const View& y, const ConvGeometry& geometry);
 
 /// Largest number of elements per call of a row function: the capacity of a RowBuffer.
 inline constexpr int64_t kRowPiece = 1024;
@@ -122,6 +131,40 @@ void for_lines(int64_t length, int64_t count, bool axis_inner, F&& f) {
     for (int64_t k = 0; k < length; ++k)
       for (int64_t j = 0; j < count; ++j) f(k, j);
   }
+}
+
+/// Neighboring lines of two views.
+template <class Out, class In>
+struct Lines {
+  Out* out;
+  const In* in;
+  Offsets along;   // strides of `out` and `in` along a line
+  Offsets across;  // strides of `out` and `in` between lines
+  int64_t length;  // elements per line of `in`
+  int64_t count;   // number of lines
+
+  const In& input(int64_t k, int64_t j) const { return in[k * along[1] + j * across[1]]; }
+  Out& output(int64_t k, int64_t j) const { return out[k * along[0] + j * across[0]]; }
+  /// Calls f(k, j) for element k of line j. k ascends for every j.
+  template <class F>
+  void for_each(F&& f) const {
+    for_lines(length, count, std::abs(along[1]) < std::abs(across[1]), f);
+  }
+};
+
+/// Calls f(lines) for all lines along `axis`, at most `piece` lines at a time, in parallel.
+template <class Out, class In, class F>
+void for_all_lines(const View& out, const View& in, int axis, int64_t piece, F&& f) {
+  const auto nest = make_nest(axis, in, out);
+  const Offsets step = nest.inner_stride();
+  const Offsets along{out.stride[axis], in.stride[axis]}, across{step[1], step[0]};
+  for_each_row(
+      nest,
+      [&](const Offsets& offset, int64_t count) {
+        f(Lines<Out, In>{out.as<Out>() + offset[1], in.as<const In>() + offset[0], along, across, in.size[axis],
+                         count});
+      },
+      piece, in.size[axis]);
 }
 
 /// Returns the larger or smaller of two values, or NaN if one of them is NaN.
@@ -230,5 +273,33 @@ class RowOperand {
 
 /// Applies f to all rows. The first operand is the output.
 void map_rows(RowFunction f, const void* state, std::initializer_list<RowOperand> operands);
+
+// ---- channels of (N, C, D, H, W) views
+
+/// Returns a pointer to the first element of channel number i, which is channel i % C of sample i / C.
+template <class T>
+T* channel_data(const View& view, int64_t i) {
+  return view.as<T>() + i / view.size[1] * view.stride[0] + i % view.size[1] * view.stride[1];
+}
+
+/// Computes `view` from sums in compute_t<T>. A thread computes a whole channel, because several terms may belong to
+/// the same voxel: add(sums, i) adds the terms of channel number i to the sums of its voxels, which are in row-major
+/// order. `work` is the cost of a channel in memory accesses.
+template <class T, class F>
+void sum_by_channels(const View& view, int64_t work, F&& add) {
+  parallel_for(view.size[0] * view.size[1], grain_of(work), [&](int64_t begin, int64_t end) {
+    std::vector<compute_t<T>> sums(static_cast<size_t>(view.size[2] * view.size[3] * view.size[4]));
+    for (int64_t i = begin; i < end; ++i) {
+      std::fill(sums.begin(), sums.end(), compute_t<T>(0));
+      add(sums, i);
+      T* out = channel_data<T>(view, i);
+      auto sum = sums.begin();
+      for (int64_t d = 0; d < view.size[2]; ++d)
+        for (int64_t h = 0; h < view.size[3]; ++h)
+          for (int64_t w = 0; w < view.size[4]; ++w)
+            out[d * view.stride[2] + h * view.stride[3] + w * view.stride[4]] = convert<T>(*sum++);
+    }
+  });
+}
 
 }  // namespace voxgrad::cpu

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 #include "ops/detail/class_voxel.h"
 

@@ -2,10 +2,7 @@
 // tile, so the order of every sum is the same for any number of threads.
 #include <vector>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
 #include "ops/cpu/eigen.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 
 namespace voxgrad::cpu {
@@ -15,11 +12,9 @@ constexpr int64_t kTileRows = 256;
 constexpr int64_t kTileColumns = 512;
 
 template <class T, int order>
-using Matrix =
-    Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Eigen::OuterStride<>>;
-template <class T, int order>
-using ConstMatrix =
-    Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>, Eigen::Unaligned, Eigen::OuterStride<>>;
+using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, order>;
+template <class Matrix>
+using Map = Eigen::Map<Matrix, Eigen::Unaligned, Eigen::OuterStride<>>;
 
 /// A part of a matrix with elements of type T (float or double), whose rows or columns are contiguous.
 template <class T>
@@ -54,16 +49,16 @@ struct Operand {
   template <class F>
   void visit(F&& f) const {
     if (by_rows())
-      f(ConstMatrix<T, Eigen::RowMajor>(data, rows, columns, Eigen::OuterStride<>(row_step)));
+      f(Map<const Dense<T, Eigen::RowMajor>>(data, rows, columns, Eigen::OuterStride<>(row_step)));
     else
-      f(ConstMatrix<T, Eigen::ColMajor>(data, rows, columns, Eigen::OuterStride<>(column_step)));
+      f(Map<const Dense<T, Eigen::ColMajor>>(data, rows, columns, Eigen::OuterStride<>(column_step)));
   }
 };
 
 /// Computes the matrix product `a` * `b` and stores it in `out`, which is row-major.
 template <class T>
 void store_product(T* out, int64_t row_step, const Operand<T>& a, const Operand<T>& b) {
-  Matrix<T, Eigen::RowMajor> product(out, a.rows, b.columns, Eigen::OuterStride<>(row_step));
+  Map<Dense<T, Eigen::RowMajor>> product(out, a.rows, b.columns, Eigen::OuterStride<>(row_step));
   a.visit([&](const auto& l) { b.visit([&](const auto& r) { product.noalias() = l * r; }); });
 }
 

@@ -2,9 +2,6 @@
 #include <numeric>
 #include <vector>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 #include "ops/detail/optim_step.h"
 

@@ -2,11 +2,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/cpu/volumes.h"
 
 namespace voxgrad::cpu {
 namespace {
@@ -92,22 +88,15 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
   const int64_t voxels = dx.size[2] * dx.size[3] * dx.size[4];
   dispatch(Floats(), dy.dtype, "max_pool_backward", "CPU", [&]<class T>() {
     dispatch(Indices(), indices.dtype, "max_pool_backward", "CPU", [&]<class Index>() {
-      // Windows may overlap, so one thread computes a whole channel.
-      parallel_for(dx.size[0] * dx.size[1], grain_of(voxels), [&](int64_t begin, int64_t end) {
-        std::vector<compute_t<T>> sums(static_cast<size_t>(voxels));
-        for (int64_t i = begin; i < end; ++i) {
-          std::fill(sums.begin(), sums.end(), compute_t<T>(0));
-          const T* in = channel_data<const T>(dy, i);
-          const Index* index = channel_data<const Index>(indices, i);
-          for (int64_t d = 0; d < dy.size[2]; ++d)
-            for (int64_t h = 0; h < dy.size[3]; ++h)
-              for (int64_t w = 0; w < dy.size[4]; ++w) {
-                const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
-                if (at >= 0)
-                  sums[static_cast<size_t>(at)] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
-              }
-          store_channel<T>(dx, i, sums);
-        }
+      sum_by_channels<T>(dx, voxels, [&](auto& sums, int64_t i) {
+        const T* in = channel_data<const T>(dy, i);
+        const Index* index = channel_data<const Index>(indices, i);
+        for (int64_t d = 0; d < dy.size[2]; ++d)
+          for (int64_t h = 0; h < dy.size[3]; ++h)
+            for (int64_t w = 0; w < dy.size[4]; ++w) {
+              const int64_t at = index[d * indices.stride[2] + h * indices.stride[3] + w * indices.stride[4]];
+              if (at >= 0) sums[static_cast<size_t>(at)] += in[d * dy.stride[2] + h * dy.stride[3] + w * dy.stride[4]];
+            }
       });
     });
   });

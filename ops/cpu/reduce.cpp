@@ -6,43 +6,26 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 #include "ops/detail/scalar_ops.h"
 
 namespace voxgrad::cpu {
 namespace {
 
-struct Sum {
-  template <class T>
-  using Accumulator = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
-  template <class A>
-  static constexpr A start() {
-    return A(0);
-  }
-  template <class A>
-  static A combine(A a, A b) {
-    return static_cast<A>(wrapping(a) + wrapping(b));
-  }
+// The operations that combine partial results of type A. `kStart` is the identity.
+
+template <class A>
+struct Add {
+  static constexpr A kStart = 0;
+  A operator()(A a, A b) const { return static_cast<A>(wrapping(a) + wrapping(b)); }
 };
 
-template <bool largest>
+template <class A, bool largest>
 struct Extremum {
-  template <class T>
-  using Accumulator = T;
-  template <class A>
-  static constexpr A start() {
-    using Limits = std::numeric_limits<A>;
-    if constexpr (std::is_integral_v<A>)
-      return largest ? Limits::lowest() : Limits::max();
-    else
-      return largest ? -Limits::infinity() : Limits::infinity();
-  }
-  template <class A>
-  static A combine(A a, A b) {
-    return extremum<largest>(a, b);
-  }
+  using Limits = std::numeric_limits<A>;
+  static constexpr A kLow = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  static constexpr A kStart = largest ? kLow : Limits::has_infinity ? Limits::infinity() : Limits::max();
+  A operator()(A a, A b) const { return extremum<largest>(a, b); }
 };
 
 // Largest number of outputs that are computed together.
@@ -66,11 +49,12 @@ void for_range(const Nest& nest, int64_t begin, int64_t end, F&& f) {
   }
 }
 
-/// A reduction that reads and writes elements as T: float, double or, for all integers, int64_t.
-template <class Op, class T>
+/// A reduction that reads and writes elements as T: float, double or, for all integers, int64_t. Partial results have
+/// type A.
+template <class T, class A, class Combine>
 struct Reduction {
-  using A = typename Op::template Accumulator<T>;
-
+  static constexpr A kStart = Combine::kStart;
+  static constexpr Combine combine{};
   RowOperand in;
   RowOperand out;
   Nest kept;       // axes of the output, with strides in `in`, in `out` and in the row-major index of the output
@@ -106,13 +90,12 @@ struct Reduction {
 
   /// Combines the terms [begin, end) of one output, whose terms start at offset x.
   A fold_row(int64_t x, int64_t begin, int64_t end, RowBuffer& buffer) const {
-    A total = Op::template start<A>();
+    A total = kStart;
     for_range(reduced, begin, end, [&](int64_t offset, int64_t count, int64_t step) {
       const auto piece = [&](int64_t first, int64_t n) {
         return [row = load(x + offset + first * step, step, n, buffer)](int64_t i) { return static_cast<A>(row[i]); };
       };
-      total = Op::combine(total, fold_pieces(count, in.in_place(step) ? count : kRowPiece, Op::template start<A>(),
-                                             Op::template combine<A>, piece));
+      total = combine(total, fold_pieces(count, in.in_place(step) ? count : kRowPiece, kStart, combine, piece));
     });
     return total;
   }
@@ -120,7 +103,7 @@ struct Reduction {
   /// Combines the terms [begin, end) of `count` outputs. The terms of neighboring outputs are `column_step` apart.
   void fold_columns(A* result, int64_t x, int64_t count, int64_t column_step, int64_t begin, int64_t end,
                     RowBuffer& buffer) const {
-    std::fill_n(result, count, Op::template start<A>());
+    std::fill_n(result, count, kStart);
     for_range(reduced, begin, end, [&](int64_t offset, int64_t terms, int64_t step) {
       // Load several rows at once if they are contiguous.
       const int64_t max_rows = step == count && column_step == 1 ? kRowPiece / count : 1;
@@ -128,7 +111,7 @@ struct Reduction {
         const int64_t rows = std::min(max_rows, terms - r);
         const T* row = load(x + offset + r * step, column_step, rows * count, buffer);
         for (int64_t i = 0; i < rows; ++i, row += count)
-          for (int64_t j = 0; j < count; ++j) result[j] = Op::combine(result[j], static_cast<A>(row[j]));
+          for (int64_t j = 0; j < count; ++j) result[j] = combine(result[j], static_cast<A>(row[j]));
       }
     });
   }
@@ -168,9 +151,9 @@ struct Reduction {
       A totals[kColumns];
       RowBuffer buffer;
       for (int64_t j = 0; j < count; ++j) {
-        totals[j] = Op::template start<A>();
+        totals[j] = kStart;
         for (int64_t c = 0; c < chunks; ++c)
-          totals[j] = Op::combine(totals[j], partial[static_cast<size_t>(c * outputs + offset[2] + j * step[2])]);
+          totals[j] = combine(totals[j], partial[static_cast<size_t>(c * outputs + offset[2] + j * step[2])]);
       }
       store(totals, offset[1], step[1], count, buffer);
     });
@@ -178,11 +161,14 @@ struct Reduction {
 };
 static_assert(kColumns <= kRowPiece);
 
-/// Reduces elements of type T.
-template <class Op, class T>
-void run(const View& out, const View& in, bool mean) {
-  using C = compute_t<T>;
-  Reduction<Op, std::conditional_t<std::is_integral_v<C>, int64_t, C>> reduction(out, in);
+/// The type T of a Reduction of elements of type `Element`.
+template <class Element>
+using reduced_t = std::conditional_t<std::is_integral_v<Element>, int64_t, compute_t<Element>>;
+
+template <class T>
+void sum(const View& out, const View& in, bool mean) {
+  using A = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
+  Reduction<T, A, Add<A>> reduction(out, in);
   if (mean) reduction.scale = 1 / static_cast<double>(reduction.length);
   reduction.run();
 }
@@ -193,9 +179,13 @@ void reduce(ReduceOp op, const View& out, const View& in) {
   if (out.numel() == 0) return;
   if (op == ReduceOp::sum || op == ReduceOp::mean)
     return dispatch(Anything(), in.dtype, name(op), "CPU",
-                    [&]<class T>() { run<Sum, T>(out, in, op == ReduceOp::mean); });
+                    [&]<class T>() { sum<reduced_t<T>>(out, in, op == ReduceOp::mean); });
   dispatch(Numbers(), in.dtype, name(op), "CPU", [&]<class T>() {
-    (op == ReduceOp::max ? run<Extremum<true>, T> : run<Extremum<false>, T>)(out, in, false);
+    using C = reduced_t<T>;
+    if (op == ReduceOp::max)
+      Reduction<C, C, Extremum<C, true>>(out, in).run();
+    else
+      Reduction<C, C, Extremum<C, false>>(out, in).run();
   });
 }
 

@@ -3,9 +3,6 @@
 // which ops/detail/resample_taps.h computes. Sums are in double and rounded once.
 #include <vector>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 #include "ops/detail/resample_taps.h"
 

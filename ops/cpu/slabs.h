@@ -9,9 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/detail/divide.h"
-#include "core/dtype.h"
-#include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
 
 namespace voxgrad::cpu {

@@ -14,7 +14,7 @@ inline DType widened(DType dtype) { return is_half(dtype) ? DType::f32 : dtype; 
 
 /// Converts x to float32 if it holds halves; otherwise returns x. The result is differentiable. Operators that are
 /// composed of other operators call this function if their intermediate values exceed the range or precision of halves.
-Tensor widened(const Tensor& x);
+inline Tensor widened(const Tensor& x) { return is_half(x.dtype()) ? x.to(f32) : x; }
 
 /// Copies `a`, `b` and `bias` to contiguous float32 tensors, calls `kernel` with these copies and a float32 output, and
 /// converts the output to the dtype of `out`. `bias` may be null.

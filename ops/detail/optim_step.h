@@ -4,15 +4,15 @@
 // (StepGate::skipped).
 #pragma once
 
-#include <array>
 #include <cmath>
 
 #include "kernels.h"
 
 namespace voxgrad {
 
-/// The update of an optimizer, constructed from its options. operator() takes the parameter, the gradient and the
-/// states of one element, and is overloaded for each possible number of states; states(step) returns the number in use.
+/// The update of an optimizer, an aggregate that is initialized with its options. operator() takes the parameter, the
+/// gradient and the states of one element, and is overloaded for each possible number of states; states() returns the
+/// number in use.
 template <class Step, class T>
 struct StepUpdate;
 
@@ -20,23 +20,16 @@ struct StepUpdate;
 /// except that the learning rate multiplies the whole update, as in PyTorch.
 template <class T>
 struct StepUpdate<SgdStep, T> {
-  T lr;
-  T momentum;
-  T undamped;  // 1 - dampening
-  T weight_decay;
-  T sign;  // -1 to maximize
-  bool nesterov;
-  bool first;  // step 1, which initializes the momentum buffer with the gradient
+  SgdStep options;
+  T lr = static_cast<T>(options.lr);
+  T momentum = static_cast<T>(options.momentum);
+  T undamped = static_cast<T>(1 - options.dampening);
+  T weight_decay = static_cast<T>(options.weight_decay);
+  T sign = options.maximize ? T(-1) : T(1);
+  bool nesterov = options.nesterov;
+  bool first = options.step == 1;  // step 1 initializes the momentum buffer with the gradient
 
-  static int states(const SgdStep& step) { return step.momentum != 0 ? 1 : 0; }
-  VG_HOST_DEVICE explicit StepUpdate(const SgdStep& step)
-      : lr(static_cast<T>(step.lr)),
-        momentum(static_cast<T>(step.momentum)),
-        undamped(static_cast<T>(1 - step.dampening)),
-        weight_decay(static_cast<T>(step.weight_decay)),
-        sign(step.maximize ? T(-1) : T(1)),
-        nesterov(step.nesterov),
-        first(step.step == 1) {}
+  int states() const { return options.momentum != 0 ? 1 : 0; }
 
   /// Updates an element without momentum.
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param -= lr * (sign * grad + weight_decay * param); }
@@ -53,27 +46,22 @@ struct StepUpdate<SgdStep, T> {
 /// regularization", ICLR 2019. With `amsgrad`: Reddi et al., "On the convergence of Adam and beyond", ICLR 2018.
 template <class T>
 struct StepUpdate<AdamStep, T> {
-  T rate;          // learning rate divided by the bias correction of exp_avg
-  T shrink;        // factor by which decoupled weight decay multiplies the parameter
-  T weight_decay;  // 0 if decoupled
-  T sign;          // -1 to maximize
-  T beta2;
-  T rest1;           // 1 - beta1
-  T rest2;           // 1 - beta2
-  T inv_correction;  // factor that corrects the bias of sqrt(exp_avg_sq)
-  T eps;
+  AdamStep options;
+  double steps = static_cast<double>(options.step);
+  /// The learning rate divided by the bias correction of exp_avg.
+  T rate = static_cast<T>(options.lr / (1 - std::pow(options.beta1, steps)));
+  /// The factor by which decoupled weight decay multiplies the parameter.
+  T shrink = static_cast<T>(options.decoupled ? 1 - options.lr * options.weight_decay : 1);
+  T weight_decay = static_cast<T>(options.decoupled ? 0 : options.weight_decay);
+  T sign = options.maximize ? T(-1) : T(1);
+  T beta2 = static_cast<T>(options.beta2);
+  T rest1 = static_cast<T>(1 - options.beta1);
+  T rest2 = static_cast<T>(1 - options.beta2);
+  /// The factor that corrects the bias of sqrt(exp_avg_sq).
+  T inv_correction = static_cast<T>(1 / std::sqrt(1 - std::pow(options.beta2, steps)));
+  T eps = static_cast<T>(options.eps);
 
-  static int states(const AdamStep& step) { return step.amsgrad ? 3 : 2; }
-  VG_HOST_DEVICE explicit StepUpdate(const AdamStep& step)
-      : rate(static_cast<T>(step.lr / (1 - std::pow(step.beta1, static_cast<double>(step.step))))),
-        shrink(static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1)),
-        weight_decay(static_cast<T>(step.decoupled ? 0 : step.weight_decay)),
-        sign(step.maximize ? T(-1) : T(1)),
-        beta2(static_cast<T>(step.beta2)),
-        rest1(static_cast<T>(1 - step.beta1)),
-        rest2(static_cast<T>(1 - step.beta2)),
-        inv_correction(static_cast<T>(1 / std::sqrt(1 - std::pow(step.beta2, static_cast<double>(step.step))))),
-        eps(static_cast<T>(step.eps)) {}
+  int states() const { return options.amsgrad ? 3 : 2; }
 
   VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg, T& exp_avg_sq) const {
     param -= advance(param, grad, exp_avg, exp_avg_sq) / denominator(exp_avg_sq);
@@ -103,25 +91,17 @@ struct StepUpdate<AdamStep, T> {
 /// RMSprop: Tieleman and Hinton, "Lecture 6.5 - RMSProp", 2012. With `centered`: Graves, arXiv:1308.0850.
 template <class T>
 struct StepUpdate<RmspropStep, T> {
-  T lr;
-  T alpha;
-  T rest;  // 1 - alpha
-  T eps;
-  T weight_decay;
-  T momentum;
-  T sign;  // -1 to maximize
-  bool has_momentum;
+  RmspropStep options;
+  T lr = static_cast<T>(options.lr);
+  T alpha = static_cast<T>(options.alpha);
+  T rest = static_cast<T>(1 - options.alpha);
+  T eps = static_cast<T>(options.eps);
+  T weight_decay = static_cast<T>(options.weight_decay);
+  T momentum = static_cast<T>(options.momentum);
+  T sign = options.maximize ? T(-1) : T(1);
+  bool has_momentum = options.momentum != 0;
 
-  static int states(const RmspropStep& step) { return 1 + (step.momentum != 0) + step.centered; }
-  explicit StepUpdate(const RmspropStep& step)
-      : lr(static_cast<T>(step.lr)),
-        alpha(static_cast<T>(step.alpha)),
-        rest(static_cast<T>(1 - step.alpha)),
-        eps(static_cast<T>(step.eps)),
-        weight_decay(static_cast<T>(step.weight_decay)),
-        momentum(static_cast<T>(step.momentum)),
-        sign(step.maximize ? T(-1) : T(1)),
-        has_momentum(step.momentum != 0) {}
+  int states() const { return 1 + has_momentum + options.centered; }
 
   // The overloads for one, two and three states. `other` is the momentum buffer if has_momentum, otherwise grad_avg.
 
@@ -155,18 +135,13 @@ struct StepUpdate<RmspropStep, T> {
 /// JMLR 2011.
 template <class T>
 struct StepUpdate<AdagradStep, T> {
-  T rate;  // the decayed learning rate
-  T weight_decay;
-  T eps;
-  T sign;  // -1 to maximize
+  AdagradStep options;
+  T rate = static_cast<T>(options.lr / (1 + static_cast<double>(options.step - 1) * options.lr_decay));
+  T weight_decay = static_cast<T>(options.weight_decay);
+  T eps = static_cast<T>(options.eps);
+  T sign = options.maximize ? T(-1) : T(1);
 
-  static int states(const AdagradStep&) { return 1; }
-  VG_HOST_DEVICE explicit StepUpdate(const AdagradStep& step)
-      : rate(static_cast<T>(step.lr / (1 + static_cast<double>(step.step - 1) * step.lr_decay))),
-        weight_decay(static_cast<T>(step.weight_decay)),
-        eps(static_cast<T>(step.eps)),
-        sign(step.maximize ? T(-1) : T(1)) {}
-
+  int states() const { return 1; }
   VG_HOST_DEVICE void operator()(T& param, T grad, T& sum) const {
     const T g = sign * grad + weight_decay * param;
     sum += g * g;
@@ -177,20 +152,15 @@ struct StepUpdate<AdagradStep, T> {
 /// Lion: Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023.
 template <class T>
 struct StepUpdate<LionStep, T> {
-  T lr;
-  T shrink;  // factor by which weight decay multiplies the parameter
-  T rest1;   // 1 - beta1
-  T rest2;   // 1 - beta2
-  T sign;    // -1 to maximize
+  LionStep options;
+  T lr = static_cast<T>(options.lr);
+  /// The factor by which weight decay multiplies the parameter.
+  T shrink = static_cast<T>(1 - options.lr * options.weight_decay);
+  T rest1 = static_cast<T>(1 - options.beta1);
+  T rest2 = static_cast<T>(1 - options.beta2);
+  T sign = options.maximize ? T(-1) : T(1);
 
-  static int states(const LionStep&) { return 1; }
-  explicit StepUpdate(const LionStep& step)
-      : lr(static_cast<T>(step.lr)),
-        shrink(static_cast<T>(1 - step.lr * step.weight_decay)),
-        rest1(static_cast<T>(1 - step.beta1)),
-        rest2(static_cast<T>(1 - step.beta2)),
-        sign(step.maximize ? T(-1) : T(1)) {}
-
+  int states() const { return 1; }
   VG_HOST_DEVICE void operator()(T& param, T grad, T& exp_avg) const {
     const T change = sign * grad - exp_avg, direction = exp_avg + rest1 * change;
     // The sign of `direction`; 0 and NaN are kept.
@@ -210,10 +180,10 @@ inline constexpr bool reads_only = requires {
 template <class T>
 struct StepUpdate<EmaStep, T> {
   static constexpr bool kReadsOnly = true;
-  T rest;  // 1 - decay
+  EmaStep options;
+  T rest = static_cast<T>(1 - options.decay);
 
-  static int states(const EmaStep&) { return 1; }
-  explicit StepUpdate(const EmaStep& step) : rest(static_cast<T>(1 - step.decay)) {}
+  int states() const { return 1; }
   VG_HOST_DEVICE void operator()(T& param, T, T& average) const { average += rest * (param - average); }
 };
 
@@ -246,19 +216,18 @@ struct UnscaleUpdate {
 
 template <class T>
 struct StepUpdate<ScaleStep, T> {
-  const double* factor;
+  ScaleStep options;
 
-  static int states(const ScaleStep&) { return 0; }
-  explicit StepUpdate(const ScaleStep& step) : factor(step.factor) {}
-  VG_HOST_DEVICE void operator()(T& param, T) const { param *= static_cast<T>(*factor); }
+  int states() const { return 0; }
+  VG_HOST_DEVICE void operator()(T& param, T) const { param *= static_cast<T>(*options.factor); }
 };
 
 template <class T>
 struct StepUpdate<CopyStep, T> {
-  T factor;
+  CopyStep options;
+  T factor = static_cast<T>(options.factor);
 
-  static int states(const CopyStep&) { return 0; }
-  explicit StepUpdate(const CopyStep& step) : factor(static_cast<T>(step.factor)) {}
+  int states() const { return 0; }
   VG_HOST_DEVICE void operator()(T& param, T grad) const { param = factor * grad; }
 };
 
@@ -266,10 +235,10 @@ struct StepUpdate<CopyStep, T> {
 /// uses. T is compute_t of the dtype of the parameters.
 template <class T, class Step, class F>
 void with_update(const Step& step, const F& run) {
-  const StepUpdate<Step, T> update(step);
+  const StepUpdate<Step, T> update{step};
   const auto run_if = [&]<class... State>(State...) {
     if constexpr (requires(T x, State... state) { update(x, x, state...); })
-      if (update.states(step) == int{sizeof...(State)}) run.template operator()<sizeof...(State)>(update);
+      if (update.states() == int{sizeof...(State)}) run.template operator()<sizeof...(State)>(update);
   };
   run_if();
   run_if(T());

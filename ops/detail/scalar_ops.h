@@ -1,9 +1,10 @@
-// The formulas of the elementwise operators as functions, for the CPU and CUDA kernels.
+// The formulas of the elementwise operators as functions, and the keys by which elements are sorted, for the CPU and
+// CUDA kernels.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <type_traits>
-#include <utility>
 
 #include "../../core/dtype.h"
 #include "operators.h"
@@ -56,6 +57,29 @@ VG_HOST_DEVICE inline double arange_value(double start, double step, int64_t i) 
   return std::fma(static_cast<double>(i), step, start);
 }
 
+// ---- sorting
+
+/// An unsigned integer that sorts in the same order as an element.
+template <class T>
+using SortKey = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+
+/// Returns the sort key of an element. -0 and 0 have the same key. NaN sorts as the largest value. `descending`
+/// reverses the order.
+template <class T>
+VG_HOST_DEVICE SortKey<T> sort_key(T element, bool descending) {
+  using Key = SortKey<T>;
+  constexpr Key sign = Key(1) << (8 * sizeof(Key) - 1);
+  Key key;
+  if constexpr (std::is_integral_v<T>) {
+    key = static_cast<Key>(element) ^ sign;
+  } else {
+    const compute_t<T> x = element;
+    key = std::bit_cast<Key>(x + 0);  // -0 + 0 is 0
+    key = is_nan(x) ? ~Key(0) : key & sign ? ~key : key | sign;
+  }
+  return descending ? ~key : key;
+}
+
 // ---- helpers of the formulas
 
 template <class T>
@@ -85,43 +109,36 @@ VG_HOST_DEVICE T mish_slope(T x) {
 template <auto op>
 struct Operator;
 
-#define VG_ROW(name, types, formula, ...)                                               \
-  template <>                                                                           \
-  struct Operator<UnaryOp::name> {                                                      \
-    using DTypes = types;                                                               \
-    template <class T>                                                                  \
-    static VG_HOST_DEVICE auto apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) { \
-      return formula;                                                                   \
-    }                                                                                   \
-    template <class C>                                                                  \
-    using Computed = decltype(apply(C(), C(), C()));                                    \
+#define VG_OPERATOR(op, types, formula)                                                                       \
+  template <>                                                                                                 \
+  struct Operator<op> {                                                                                       \
+    using DTypes = types;                                                                                     \
+    template <class T>                                                                                        \
+    static VG_HOST_DEVICE auto apply(T x, [[maybe_unused]] T y, [[maybe_unused]] T a, [[maybe_unused]] T b) { \
+      return formula;                                                                                         \
+    }                                                                                                         \
   };
+#define VG_ROW(name, types, formula, ...) VG_OPERATOR(UnaryOp::name, types, formula)
 VG_UNARY_OPERATORS(VG_ROW)
 #undef VG_ROW
-
-#define VG_ROW(name, types, formula, ...)                                                    \
-  template <>                                                                                \
-  struct Operator<BinaryOp::name> {                                                          \
-    using DTypes = types;                                                                    \
-    template <class T>                                                                       \
-    static VG_HOST_DEVICE auto apply(T x, T y, [[maybe_unused]] T a, [[maybe_unused]] T b) { \
-      return formula;                                                                        \
-    }                                                                                        \
-    template <class C>                                                                       \
-    using Computed = decltype(apply(C(), C(), C(), C()));                                    \
-  };
+#define VG_ROW(name, types, formula, ...) VG_OPERATOR(BinaryOp::name, types, formula)
 VG_BINARY_OPERATORS(VG_ROW)
 #undef VG_ROW
+#undef VG_OPERATOR
 
-/// Computes op(x..., a, b). All arguments have the same type, compute_t of the elements.
-template <auto op, class T, class... Ts>
-VG_HOST_DEVICE auto apply(T x, Ts... rest) {
-  return Operator<op>::apply(x, rest...);
+/// Computes op(x, y; a, b), or op(x; a, b) for a unary operator. All arguments have the same type, compute_t of the
+/// elements.
+template <auto op, class T>
+VG_HOST_DEVICE auto apply(T x, T y, T a, T b) {
+  return Operator<op>::apply(x, y, a, b);
+}
+template <auto op, class T>
+VG_HOST_DEVICE auto apply(T x, T a, T b) {
+  return Operator<op>::apply(x, T(0), a, b);
 }
 
 /// The element type of the result for operands with elements of type T: T or bool.
-template <auto op, class T>
-using result_t =
-    std::conditional_t<std::is_same_v<typename Operator<op>::template Computed<compute_t<T>>, bool>, bool, T>;
+template <auto op, class T, class C = compute_t<T>>
+using result_t = std::conditional_t<std::is_same_v<decltype(apply<op>(C(), C(), C(), C())), bool>, bool, T>;
 
 }  // namespace voxgrad

@@ -1,4 +1,5 @@
-// The description of a CPU convolution, and the packing of its weights for the register tiles.
+// The description of a CPU convolution, the packing of its weights for the register tiles, and the functions for
+// depthwise and pointwise convolutions.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +7,6 @@
 #include <vector>
 
 #include "ops/cpu/conv_pack.h"
-#include "ops/cpu/conv_tile.h"
-#include "ops/cpu/vectors.h"
 
 namespace voxgrad::cpu {
 
@@ -135,5 +134,48 @@ class WeightPacking {
   int64_t taps_ = 0;
   std::vector<int64_t> slots_;  // position among the packed taps by index in the kernel; -1 if no output uses the tap
 };
+
+// ---- depthwise convolutions (conv_depthwise.cpp)
+
+/// Returns whether the two functions below compute a convolution with the weight `w`: each group has one channel of x
+/// and few channels of y.
+bool is_depthwise(const View& w, const ConvGeometry& geometry);
+
+/// Computes a forward or transposed depthwise convolution. Outputs without taps are not written. Compiled for f32 and
+/// f64.
+template <class T>
+void convolve_depthwise(const ConvProblem<T>& problem);
+
+/// Computes the gradient of the weight of a depthwise convolution. Compiled for f32 and f64.
+template <class T>
+void depthwise_weight_gradient(const View& w, const View& x, const View& y, const ConvGeometry& geometry);
+
+// ---- pointwise convolutions (conv_pointwise.cpp): matrix products of the weight and the channels of each sample, with
+// a 1 x 1 x 1 kernel and neither stride nor padding
+
+/// Merges the spatial axes of x and y into the last axis if the convolution is pointwise and the voxels of x and y are
+/// equally spaced. Returns whether the axes are merged.
+bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry);
+
+/// Returns whether multiply_pointwise() supports a pointwise convolution with merged axes, and is fast: contiguous
+/// voxels, enough voxels for all threads, and weights that fit in the workspace.
+template <class T>
+bool has_many_voxels(const ConvProblem<T>& p) {
+  constexpr int64_t kMinVoxels = 1024, kMaxWeights = 1 << 22;
+  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && p.out.size[2] >= kMinVoxels &&
+         p.groups * p.out_channels() * p.in_channels() <= kMaxWeights;
+}
+
+/// Computes a convolution for which has_many_voxels() is true. Compiled for f32 and f64.
+template <class T>
+void multiply_pointwise(const ConvProblem<T>& problem);
+
+/// Returns whether pointwise_weight_gradient() computes the weight gradient of a pointwise convolution with merged
+/// axes: contiguous voxels and few channels.
+bool has_few_products(const View& w, const View& x, const View& y, int64_t groups);
+
+/// Computes the weight gradient of a pointwise convolution with merged axes. Compiled for f32 and f64.
+template <class T>
+void pointwise_weight_gradient(const View& w, const View& x, const View& y, int64_t groups);
 
 }  // namespace voxgrad::cpu
