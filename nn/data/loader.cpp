@@ -44,7 +44,7 @@ Tensor stack_samples(const Tensors& tensors, const char* name) {
 /// the loop over the loader, takes the batches from the slots in order. At most slots_.size() batches are claimed and
 /// not yet taken, so each claimed batch has its own slot. A worker can therefore deliver a batch or an exception
 /// without allocating memory.
-class Loader::Epoch {
+class Loader::Epoch : NonCopyable {
  public:
   Epoch(const Loader& loader, Sampler::Order order)
       : dataset_(loader.dataset_),
@@ -67,8 +67,6 @@ class Loader::Epoch {
   ~Epoch() {  // stops all workers before the first one is joined
     for (std::jthread& worker : workers_) worker.request_stop();
   }
-  Epoch(const Epoch&) = delete;
-  Epoch& operator=(const Epoch&) = delete;
 
   int64_t number() const { return number_; }
   bool finished() const { return taken_ == batches_; }

@@ -185,8 +185,6 @@ class NcclCommunicator::NcclWork : public Work {
     } catch (const Error&) {  // the device is lost
     }
   }
-  NcclWork(const NcclWork&) = delete;
-  NcclWork& operator=(const NcclWork&) = delete;
 
   bool test() override { return false; }  // always false under NCCL; see Work::test()
   void wait() override {

@@ -72,11 +72,8 @@ struct Update {
 /// The state of a parameter has the memory format and the dtype of the parameter. For bf16 and f16 parameters, the
 /// state is f32 and steps are computed in f32. While a thread uses an optimizer, no other thread may use the optimizer
 /// or its parameters.
-class Optimizer : public nn::Stateful {
+class Optimizer : public nn::Stateful, NonCopyable {
  public:
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
-
   /// Updates every parameter that has a gradient. Other parameters and their state remain unchanged. Throws Error,
   /// before anything is changed, if the shape, dtype or device of a gradient differs from that of the parameter. Also
   /// throws if only the optimizer still holds a handle of a parameter. This happens if the module was destroyed, or if

@@ -16,11 +16,8 @@ namespace voxgrad::optim {
 /// Base class of all schedules. A schedule keeps a reference to its optimizer, which must outlive the schedule.
 ///
 /// load_state_dict throws Error if the state is incomplete or comes from another class of schedule.
-class Schedule : public nn::Stateful {
+class Schedule : public nn::Stateful, NonCopyable {
  public:
-  Schedule(const Schedule&) = delete;
-  Schedule& operator=(const Schedule&) = delete;
-
   /// Returns the progress of the schedule. The state contains neither the options of the schedule nor the current
   /// learning rates, which are part of the optimizer's state.
   TensorMap state_dict() const override;

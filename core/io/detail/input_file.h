@@ -18,14 +18,12 @@ namespace voxgrad {
 std::string in_bytes(int64_t count);
 
 /// A regular file open for reading.
-class InputFile {
+class InputFile : NonCopyable {
  public:
   /// `op` is the prefix of error messages; `max_bytes` is the limit of check_limit(). Throws if `path` does not exist,
   /// is not readable, or is a directory or a device.
   InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes = INT64_MAX);
   ~InputFile();
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
 
   /// Returns the size of the file in bytes.
   int64_t size() const { return size_; }

@@ -23,7 +23,7 @@
 namespace voxgrad::distributed {
 
 /// The sockets on which rank 0 waits for the other ranks.
-class Listener {
+class Listener : NonCopyable {
  public:
   /// Listens on the addresses of `host` that belong to this machine. Listens on all interfaces instead if `token` is
   /// not empty and other machines could not connect to these addresses. Other machines cannot connect if `host` has no
@@ -31,8 +31,6 @@ class Listener {
   /// (such as Debian's 127.0.1.1). Port 0 selects a free port. Throws Error with the reason if no address can be used.
   Listener(const std::string& host, int port, std::string token);
   ~Listener();
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
 
   int port() const { return port_; }
   const std::string& token() const { return token_; }
@@ -61,7 +59,7 @@ struct Progress {
 
 /// TCP connections between rank 0 and each other rank. Collectives do not use these connections. No function blocks for
 /// longer than its time limit, regardless of what the peers send and whether they read.
-class Rendezvous {
+class Rendezvous : NonCopyable {
  public:
   /// Rank 0: waits until all other ranks have joined, and sends `message` to these ranks. Refuses peers without the
   /// token, with a different number of ranks, or with a rank that has already joined; this does not affect the other
@@ -73,8 +71,6 @@ class Rendezvous {
   Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
   /// Leaves the group. Takes up to two seconds if other ranks do not answer.
   ~Rendezvous();
-  Rendezvous(const Rendezvous&) = delete;
-  Rendezvous& operator=(const Rendezvous&) = delete;
 
   /// Returns the message of rank 0.
   const std::string& message() const { return message_; }
