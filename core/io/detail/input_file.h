@@ -30,7 +30,10 @@ class InputFile : NonCopyable {
   /// Returns the number of bytes after the current position.
   int64_t remaining() const { return size_ - position_; }
   /// Reads `bytes` bytes and advances the position. Throws if the file is shorter.
-  void read(void* to, size_t bytes);
+  void read(void* to, size_t bytes) {
+    read_at(position_, to, bytes);
+    position_ += static_cast<int64_t>(bytes);
+  }
   /// Reads `bytes` bytes at `position`. Several threads may call read_at() at the same time. Throws if the file is
   /// shorter.
   void read_at(int64_t position, void* to, size_t bytes) const;
