@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <stop_token>
 #include <system_error>
 #include <thread>
@@ -14,9 +12,9 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/detail/philox.h"
 #include "core/thread_pool.h"
 #include "cuda/cuda.h"
-#include "nn/data/detail/seed.h"
 #include "ops/create.h"
 #include "ops/shape.h"
 
@@ -194,8 +192,6 @@ int64_t Loader::size() const {
   return options_.drop_last ? samples / options_.batch_size
                             : samples / options_.batch_size + (samples % options_.batch_size != 0);
 }
-
-int64_t Loader::epoch() const { return position_.epoch; }
 
 void Loader::set_epoch(int64_t epoch) {
   check(epoch >= 0 && epoch <= kMaxEpoch, kOp, "the epoch must lie in [0, 2^62], got ", epoch);

@@ -47,7 +47,7 @@ class Loader : public nn::Stateful, NonCopyable {
   /// Returns the number of batches per epoch.
   int64_t size() const;
   /// Returns the number of the epoch that is running or was left early, otherwise the number of the next epoch.
-  int64_t epoch() const;
+  int64_t epoch() const { return position_.epoch; }
   /// Makes the next loop start epoch number `epoch`. Throws Error unless `epoch` lies in [0, 2^62].
   void set_epoch(int64_t epoch);
 
