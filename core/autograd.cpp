@@ -2,7 +2,6 @@
 #include "core/autograd.h"
 
 #include <atomic>
-#include <mutex>
 
 #include "core/detail/context.h"
 

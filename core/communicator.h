@@ -32,7 +32,7 @@ struct Message {
 
 /// A running collective. Destroying the Work does not cancel the collective. The tensors stay alive until the
 /// collective has completed.
-class Work {
+class Work : NonCopyable {
  public:
   virtual ~Work() = default;
   /// Makes progress without blocking. Returns true once the collective has completed. Under NCCL, which makes progress
@@ -103,10 +103,8 @@ std::string list_ranks(const std::vector<int>& ranks);
 /// If a collective takes longer than the timeout, an error names the missing ranks: under MPI, the waiting ranks throw
 /// CollectiveError; under NCCL, all processes end after one line on stderr. After an error, the group can no longer be
 /// used. Only one thread may use a group at a time.
-class Communicator {
+class Communicator : NonCopyable {
  public:
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
   virtual ~Communicator() = default;
 
   int rank() const { return rank_; }

@@ -1,7 +1,6 @@
 // Implements the names of dtypes, type promotion and checks of values.
 #include "core/dtype.h"
 
-#include <algorithm>
 #include <cmath>
 #include <iterator>
 

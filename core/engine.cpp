@@ -61,6 +61,9 @@ std::vector<Node*> reachable_from(const std::vector<Edge>& roots) {
   return reachable;
 }
 
+/// Orders nodes by their sequence numbers.
+using Earlier = decltype([](const auto& a, const auto& b) { return a->sequence < b->sequence; });
+
 class Engine {
  public:
   Engine(bool retain_graph, bool create_graph) : retain_(retain_graph || create_graph), create_(create_graph) {}
@@ -72,7 +75,7 @@ class Engine {
     captured.resize(wanted_.size());
     std::vector<Node*> reachable = reachable_from(roots);
     for (const Edge& edge : wanted_) needed_.insert(edge.node.get());
-    std::sort(reachable.begin(), reachable.end(), [](Node* a, Node* b) { return a->sequence < b->sequence; });
+    std::ranges::sort(reachable, Earlier());
     for (const Node* node : reachable)
       for (const Edge& edge : node->edges)
         if (edge.node && needed_.contains(edge.node.get())) needed_.insert(node);
@@ -205,12 +208,6 @@ class Engine {
   }
 
   bool is_needed(const Node* node) const { return wanted_.empty() || needed_.contains(node); }
-
-  struct Earlier {
-    bool operator()(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) const {
-      return a->sequence < b->sequence;
-    }
-  };
 
   bool retain_, create_;
   std::vector<Edge> wanted_;

@@ -1,7 +1,6 @@
 // Implements the recorder and the sessions of the profiler.
 #include "core/profiler.h"
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <mutex>
@@ -43,17 +42,6 @@ int64_t now() {
       .count();
 }
 
-int thread_number() {
-  static std::atomic<int> next{0};
-  thread_local const int number = next++;
-  return number;
-}
-
-void push(Event event) {
-  const std::lock_guard lock(recorder().mutex);
-  if (active()) recorder().events.push_back(std::move(event));
-}
-
 /// Records a CUDA event. Returns null on the CPU and during a capture, in which the event would become part of the
 /// graph.
 std::shared_ptr<void> mark(Device device) {
@@ -78,7 +66,9 @@ void Scope::start(Kind kind, std::string_view name, Name module, Device device) 
     auto open = std::make_unique<Event>(
         Event{.kind = kind, .name = intern(name), .place = current_place, .outer = current_place, .device = device});
     Event& event = *open;
-    event.thread = thread_number();
+    static std::atomic<int> threads{0};
+    thread_local const int thread = threads++;
+    event.thread = thread;
     if (kind == Kind::op) event.place.op = event.name;
     if (kind == Kind::module) event.place.module = event.name;
     if (kind == Kind::backward) {
@@ -106,7 +96,8 @@ void Scope::stop() noexcept {
   nvtxRangePop();
   try {
     if (event.marks[0]) event.marks[1] = mark(event.device);
-    push(std::move(event));
+    const std::lock_guard lock(recorder().mutex);
+    if (active()) recorder().events.push_back(std::move(event));
   } catch (const std::exception&) {
   }
 }

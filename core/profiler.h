@@ -16,6 +16,7 @@
 
 #include "device.h"
 #include "dims.h"
+#include "noncopyable.h"
 
 namespace voxgrad::profiler {
 
@@ -85,7 +86,7 @@ struct Event {
 /// Records the lifetime of this object as an Event, and changes the Place of this thread during this lifetime. Does
 /// nothing if no session records. A name that is expensive to create can be passed as a function that returns the name;
 /// this function is called only while a session records.
-class [[nodiscard]] Scope {
+class [[nodiscard]] Scope : NonCopyable {
  public:
   [[nodiscard]] Scope(Kind kind, std::string_view name, Name module = nullptr, Device device = {}) {
     if (active()) [[unlikely]]
@@ -100,8 +101,6 @@ class [[nodiscard]] Scope {
     if (open_) [[unlikely]]
       stop();
   }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
   /// Returns the event, or null if no session records.
   Event* event() const { return open_; }
 
@@ -159,13 +158,11 @@ struct Row {
 ///   memory traffic, at the rates of the device that explain_conv3d uses.
 /// - In a build with CUDA, all events are also NVTX ranges.
 /// - The second call of a function by autograd::recompute() counts as backward.
-class [[nodiscard]] Session {
+class [[nodiscard]] Session : NonCopyable {
  public:
   [[nodiscard]] Session();
   /// Discards the events if stop() was not called. Does not wait for the device.
   ~Session();
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
 
   /// Ends the recording and waits for all recorded GPUs. A second call does nothing. Throws Error if work on a device
   /// failed, and during the capture of a CUDA graph. If several ranks are threads of one process, stop() also waits for

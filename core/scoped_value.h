@@ -3,13 +3,15 @@
 
 #include <utility>
 
+#include "noncopyable.h"
+
 namespace voxgrad {
 
 /// The value of a thread's setting during the lifetime of this object, unless a newer object overrides the value. For
 /// each setting, the objects of a thread form a linked list that starts with the newest object. The objects may be
 /// destroyed in any order, but only by the thread that created them.
 template <class T>
-class ScopedValue {
+class ScopedValue : NonCopyable {
  public:
   /// Adds the value to the list that starts at `newest`, a thread_local pointer that is null at first.
   ScopedValue(ScopedValue*& newest, T value) : newest_(newest), older_(newest), value_(std::move(value)) {
@@ -20,8 +22,6 @@ class ScopedValue {
     while (*link != this) link = &(*link)->older_;
     *link = older_;
   }
-  ScopedValue(const ScopedValue&) = delete;
-  ScopedValue& operator=(const ScopedValue&) = delete;
 
   const T& value() const { return value_; }
 
@@ -33,12 +33,10 @@ class ScopedValue {
 
 /// Sets a variable to a value. The destructor restores the previous value.
 template <class T>
-class [[nodiscard]] Restore {
+class [[nodiscard]] Restore : NonCopyable {
  public:
   [[nodiscard]] Restore(T& variable, T value) : variable_(variable), previous_(std::exchange(variable, value)) {}
   ~Restore() { variable_ = previous_; }
-  Restore(const Restore&) = delete;
-  Restore& operator=(const Restore&) = delete;
 
  private:
   T& variable_;

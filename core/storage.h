@@ -8,11 +8,12 @@
 #include <utility>
 
 #include "device.h"
+#include "noncopyable.h"
 
 namespace voxgrad {
 
 /// The memory of a tensor on one device, which all views of the tensor share. The destructor frees the memory.
-class Storage {
+class Storage : NonCopyable {
  public:
   /// Allocates uninitialized memory. Throws OutOfMemoryError, and Error if the device does not exist.
   Storage(size_t bytes, Device device) : bytes_(bytes), device_(device) {
@@ -28,8 +29,6 @@ class Storage {
     else if (data_)
       runtime(device_).deallocate(data_, bytes_, device_.index);
   }
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }

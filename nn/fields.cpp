@@ -20,12 +20,6 @@ template <class T>
 using Stored = std::conditional_t<std::is_same_v<T, uint64_t>, int64_t, T>;
 
 template <class T>
-void write_field(Tensor& tensor, T value) {
-  tensor = empty({}, {.dtype = dtype_of<Stored<T>>});
-  *tensor.mutable_data<Stored<T>>() = std::bit_cast<Stored<T>>(value);
-}
-
-template <class T>
 T read_field(const Tensor& tensor) {
   return std::bit_cast<T>(*tensor.to(Device::cpu()).data<Stored<T>>());
 }
@@ -55,8 +49,11 @@ bool set_field(const Fields& fields, std::initializer_list<std::string_view> nam
 
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields) {
   for (const auto& [name, address] : fields) {
-    Tensor& tensor = state[prefix + name];
-    std::visit([&](auto* value) { write_field(tensor, *value); }, address);
+    const auto write = [&]<class T>(const T* value) {
+      const Tensor tensor = state[prefix + name] = empty({}, {.dtype = dtype_of<Stored<T>>});
+      *tensor.mutable_data<Stored<T>>() = std::bit_cast<Stored<T>>(*value);
+    };
+    std::visit(write, address);
   }
 }
 

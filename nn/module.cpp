@@ -7,11 +7,9 @@
 #include <cctype>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <sstream>
-#include <typeinfo>
 #include <unordered_map>
 
 #include "core/autograd.h"
@@ -85,14 +83,6 @@ NamedTensors all_tensors(const Module& module) {
   return all;
 }
 
-/// Returns whether the object has tensors or behaves differently in training.
-bool has_state(const Recorded& part) {
-  if (part.tensor) return part.tensor->defined();
-  const NamedModules below = part.module->named_modules();
-  return !all_tensors(*part.module).empty() ||
-         std::any_of(below.begin(), below.end(), [](const auto& entry) { return entry.second->depends_on_training(); });
-}
-
 void print(std::ostream& out, const Module& module, const std::string& indent) {
   const std::string line = detail::summary(module);
   out << line.substr(0, line.size() - 1);
@@ -141,7 +131,11 @@ void detail::check_listed(const Module& module, const Bytes& object, std::initia
   }
   // Objects without state, such as ReLU, need not be listed. Remove these objects first, because visiting all members
   // below is expensive.
-  std::erase_if(unlisted, [](const Recorded& part) { return !has_state(part); });
+  std::erase_if(unlisted, [](const Recorded& part) {
+    if (part.tensor) return !part.tensor->defined();
+    const auto depends = [](const auto& entry) { return entry.second->depends_on_training(); };
+    return all_tensors(*part.module).empty() && std::ranges::none_of(part.module->named_modules(), depends);
+  });
   if (unlisted.empty()) return;
   std::set<const void*> known{nullptr};  // all modules and tensor bodies in `members` and below
   for (const Member& member : members) {
@@ -258,8 +252,6 @@ NamedTensors Module::named_tensors(bool buffers) const {
   return found;
 }
 
-NamedTensors Module::named_parameters() const { return named_tensors(false); }
-NamedTensors Module::named_buffers() const { return named_tensors(true); }
 Tensors Module::parameters() const { return without_repetition(named_parameters()); }
 Tensors Module::buffers() const { return without_repetition(named_buffers()); }
 
@@ -302,10 +294,6 @@ LoadReport Module::load_state_dict(const TensorMap& state, bool strict) {
   return report;
 }
 
-void Module::train(bool on) {
-  for (const auto& [name, module] : named_modules()) module->training_ = on;
-}
-
 void Module::convert(const detail::Conversion& conversion) const {
   for (const auto& [name, tensor] : all_tensors(*this)) detail::convert(name, tensor, conversion);
 }
@@ -323,19 +311,6 @@ void Module::to(DType dtype) {
 void Module::to(MemoryFormat format) {
   convert([format](const Tensor& t) { return t.dim() == 4 || t.dim() == 5 ? t.contiguous(format) : t; });
   for (const auto& [name, module] : named_modules()) module->memory_format_ = format;
-}
-
-void Module::zero_grad() const {
-  for (const auto& [name, tensor] : named_parameters()) tensor.set_grad({});
-}
-
-void Module::requires_grad_(bool value) const {
-  for (const auto& [name, tensor] : named_parameters()) tensor.requires_grad_(value);
-}
-
-void Module::apply(const std::function<void(Module&)>& function) {
-  for (Module* child : children()) child->apply(function);
-  function(*this);
 }
 
 }  // namespace voxgrad::nn

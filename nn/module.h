@@ -117,9 +117,9 @@ class Module {
   Tensors buffers() const;
   /// Returns the parameters with their names, such as "up.weight" or "blocks.0.norm.bias". A shared parameter appears
   /// under each of its names.
-  NamedTensors named_parameters() const;
+  NamedTensors named_parameters() const { return named_tensors(false); }
   /// Returns the buffers with their names.
-  NamedTensors named_buffers() const;
+  NamedTensors named_buffers() const { return named_tensors(true); }
   /// Returns the direct children.
   std::vector<Module*> children() const;
   /// Returns the direct children with their names.
@@ -141,7 +141,9 @@ class Module {
 
   /// Sets training mode (the default) or evaluation mode, in this module and in all modules below it. The mode affects
   /// layers such as Dropout and BatchNorm.
-  void train(bool on = true);
+  void train(bool on = true) {
+    for (const auto& [name, module] : named_modules()) module->training_ = on;
+  }
   /// Sets evaluation mode: train(false).
   void eval() { train(false); }
   bool is_training() const { return training_; }
@@ -166,11 +168,18 @@ class Module {
   /// averages is converted in their next step.
   void to(MemoryFormat format);
   /// Drops the gradients of all parameters.
-  void zero_grad() const;
+  void zero_grad() const {
+    for (const auto& [name, tensor] : named_parameters()) tensor.set_grad({});
+  }
   /// Sets requires_grad of all parameters. false freezes the parameters.
-  void requires_grad_(bool value = true) const;
+  void requires_grad_(bool value = true) const {
+    for (const auto& [name, tensor] : named_parameters()) tensor.requires_grad_(value);
+  }
   /// Calls `function` on this module and on all modules below it. Children precede their parents.
-  void apply(const std::function<void(Module&)>& function);
+  void apply(const std::function<void(Module&)>& function) {
+    for (const auto& [name, child] : named_children()) child->apply(function);
+    function(*this);
+  }
 
  protected:
   /// Returns x in the format of the last call of to(MemoryFormat). Returns x itself if to(MemoryFormat) was not called,

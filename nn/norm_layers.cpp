@@ -2,7 +2,6 @@
 #include "nn/norm_layers.h"
 
 #include <array>
-#include <cmath>
 
 #include "core/autograd.h"
 #include "ops/create.h"
@@ -35,17 +34,6 @@ Tensor ChannelNorm::forward(const Tensor& x) const {
   return y;
 }
 
-std::string ChannelNorm::extra_repr() const {
-  return concat(channels_, ", eps=", eps_, weight.defined() ? "" : ", affine=false");
-}
-
-GroupNorm::GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options)
-    : ChannelNorm({"GroupNorm", "...", 2, kMaxRank}, num_channels, options.eps, options.affine),
-      num_groups_(num_groups) {
-  check(num_groups > 0 && num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
-        " must be positive and divide num_channels = ", num_channels);
-}
-
 template <int N>
 BatchNorm<N>::BatchNorm(int64_t num_features, const Options& options)
     : ChannelNorm(std::array<Form, 3>{{{"BatchNorm1d", "L) or (N, C", 2, 3},
@@ -59,12 +47,6 @@ BatchNorm<N>::BatchNorm(int64_t num_features, const Options& options)
   running_mean = zeros({num_features});
   running_var = ones({num_features});
   num_batches_tracked = zeros({}, {.dtype = i64});
-}
-
-template <int N>
-std::string BatchNorm<N>::extra_repr() const {
-  return concat(channels_, ", eps=", eps_, ", momentum=", momentum_ ? concat(*momentum_) : "none",
-                weight.defined() ? "" : ", affine=false", running_mean.defined() ? "" : ", track_running_stats=false");
 }
 
 template <int N>
@@ -111,10 +93,6 @@ LayerNorm::LayerNorm(const Shape& normalized_shape, const LayerNormOptions& opti
   if (!options.elementwise_affine) return;
   weight = ones(normalized_shape, {.requires_grad = true});
   if (options.bias) bias = zeros(normalized_shape, {.requires_grad = true});
-}
-
-Tensor LayerNorm::forward(const Tensor& x) const {
-  return layer_norm(x, normalized_shape_, weight, bias, options_.eps);
 }
 
 RMSNorm::RMSNorm(const Shape& normalized_shape, const RMSNormOptions& options)

@@ -16,7 +16,9 @@ namespace voxgrad::nn {
 class ChannelNorm : public Layer {
  public:
   Tensor forward(const Tensor& x) const override;
-  std::string extra_repr() const override;
+  std::string extra_repr() const override {
+    return concat(channels_, ", eps=", eps_, weight.defined() ? "" : ", affine=false");
+  }
   /// Returns whether forward() takes inputs with these numbers of channels and axes.
   bool accepts(int64_t channels, int64_t axes) const {
     return channels == channels_ && axes >= form_.min_axes && axes <= form_.max_axes;
@@ -56,7 +58,12 @@ struct GroupNormOptions {
 /// constructor throws Error if num_groups does not divide num_channels.
 class GroupNorm : public ChannelNorm {
  public:
-  GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options = {});
+  GroupNorm(int64_t num_groups, int64_t num_channels, const GroupNormOptions& options = {})
+      : ChannelNorm({"GroupNorm", "...", 2, kMaxRank}, num_channels, options.eps, options.affine),
+        num_groups_(num_groups) {
+    check(num_groups > 0 && num_channels % num_groups == 0, "GroupNorm", "num_groups = ", num_groups,
+          " must be positive and divide num_channels = ", num_channels);
+  }
   std::string extra_repr() const override { return concat(num_groups_, ", ", ChannelNorm::extra_repr()); }
   NormArguments arguments() const override { return {NormKind::group, weight, bias, eps_, num_groups_}; }
 
@@ -97,7 +104,11 @@ class BatchNorm : public ChannelNorm {
     bool track_running_stats = true;       ///< keeps running statistics for evaluation
   };
   explicit BatchNorm(int64_t num_features, const Options& options = {});
-  std::string extra_repr() const override;
+  std::string extra_repr() const override {
+    return concat(channels_, ", eps=", eps_, ", momentum=", momentum_ ? concat(*momentum_) : "none",
+                  weight.defined() ? "" : ", affine=false",
+                  running_mean.defined() ? "" : ", track_running_stats=false");
+  }
   NormArguments arguments() const override;
   /// Increments num_batches_tracked in training.
   void count_batch() const override;
@@ -162,7 +173,9 @@ class LayerNorm : public Layer {
   explicit LayerNorm(const Shape& normalized_shape, const LayerNormOptions& options = {});
   /// Normalizes over the last axis.
   explicit LayerNorm(int64_t size, const LayerNormOptions& options = {}) : LayerNorm(Shape{size}, options) {}
-  Tensor forward(const Tensor& x) const override;
+  Tensor forward(const Tensor& x) const override {
+    return layer_norm(x, normalized_shape_, weight, bias, options_.eps);
+  }
 
   std::string extra_repr() const override {
     return concat(normalized_shape_, ", eps=", options_.eps,

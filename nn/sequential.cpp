@@ -98,11 +98,6 @@ Tensor run_fused(const Modules& module, size_t& i, const Tensor& x) {
 
 }  // namespace
 
-Module& Sequential::operator[](size_t index) const {
-  check(index < size(), "Sequential", "module index ", index, " is out of range: size() is ", size());
-  return *steps_[index].module;
-}
-
 Tensor Sequential::forward(const Tensor& x) const {
   const auto module = [&](size_t i) { return i < size() ? steps_[i].module.get() : nullptr; };
   Tensor result = x;
@@ -116,12 +111,6 @@ Tensor Sequential::forward(const Tensor& x) const {
     }
   }
   return result;
-}
-
-Members Sequential::members() {
-  Members list;
-  for (const Step& step : steps_) list.push_back({std::to_string(list.size()), {}, false, step.module.get()});
-  return list;
 }
 
 }  // namespace voxgrad::nn

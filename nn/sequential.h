@@ -44,9 +44,16 @@ class Sequential : public Layer {
   /// Returns the number of modules.
   size_t size() const { return steps_.size(); }
   /// Returns the module at `index`. Throws Error if index >= size().
-  Module& operator[](size_t index) const;
+  Module& operator[](size_t index) const {
+    check(index < size(), "Sequential", "module index ", index, " is out of range: size() is ", size());
+    return *steps_[index].module;
+  }
   Tensor forward(const Tensor& x) const override;
-  Members members() override;
+  Members members() override {
+    Members list;
+    for (const Step& step : steps_) list.push_back({std::to_string(list.size()), {}, false, step.module.get()});
+    return list;
+  }
 
  private:
   /// A module and a function that calls its forward().

@@ -17,15 +17,13 @@ namespace voxgrad {
 /// Tags are paths such as "loss/train", and `step` is the position on the horizontal axis. If a record cannot be
 /// written, for example because the disk is full, the functions throw Error and the file keeps its previous records.
 /// Not thread-safe.
-class SummaryWriter {
+class SummaryWriter : NonCopyable {
  public:
   /// Creates the folder if necessary, and the file events.out.tfevents.SECONDS.PROCESS.NUMBER in it. `purge_step`
   /// is for resumed runs: TensorBoard hides records of earlier files whose step is at least `purge_step`. Throws Error
   /// if the folder or the file cannot be created.
   explicit SummaryWriter(const std::filesystem::path& log_dir, std::optional<int64_t> purge_step = {});
   ~SummaryWriter();
-  SummaryWriter(const SummaryWriter&) = delete;
-  SummaryWriter& operator=(const SummaryWriter&) = delete;
 
   /// Adds a number, stored as f32. NaN and infinities are allowed.
   void add_scalar(const std::string& tag, double value, int64_t step = 0);

@@ -1,8 +1,6 @@
 // Implements the U-Nets of nnU-Net v2.
 #include "nn/unet.h"
 
-#include <cmath>
-
 #include "core/autograd.h"
 #include "nn/init.h"
 #include "nn/layers.h"
@@ -145,13 +143,6 @@ void UNet::initialize() {
   }
 }
 
-Triple UNet::total_stride() const {
-  Triple total = 1;
-  for (const Stage& stage : options_.stages)
-    for (int axis = 0; axis < 3; ++axis) total[axis] *= stage.stride[axis];
-  return total;
-}
-
 Tensor UNet::run(std::function<Tensor(Tensors)> stage, Tensors inputs) const {
   if (!options_.recompute || !grad_enabled()) return stage(std::move(inputs));
   return autograd::recompute([f = std::move(stage)](const Tensors& in) { return Tensors{f(in)}; }, inputs)[0];
@@ -188,11 +179,6 @@ Tensors UNet::decode(const Tensor& x, bool all) const {
     if (all || features.size() == 1) logits.insert(logits.begin(), level.head->forward(features.back()));
   }
   return logits;
-}
-
-std::string UNet::extra_repr() const {
-  return concat(options_.in_channels, ", ", options_.num_classes, ", stages=", options_.stages.size(),
-                options_.residual ? ", residual=true" : "", options_.recompute ? ", recompute=true" : "");
 }
 
 Members UNet::members() {

@@ -69,9 +69,17 @@ class UNet : public Layer {
   Tensors levels(const Tensor& x) const { return decode(x, true); }
 
   /// Returns the product of all strides along D, H and W.
-  Triple total_stride() const;
+  Triple total_stride() const {
+    Triple total = 1;
+    for (const Stage& stage : options_.stages)
+      for (int axis = 0; axis < 3; ++axis) total[axis] *= stage.stride[axis];
+    return total;
+  }
   const Options& options() const { return options_; }
-  std::string extra_repr() const override;
+  std::string extra_repr() const override {
+    return concat(options_.in_channels, ", ", options_.num_classes, ", stages=", options_.stages.size(),
+                  options_.residual ? ", residual=true" : "", options_.recompute ? ", recompute=true" : "");
+  }
   Members members() override;
 
  private:

@@ -1,9 +1,6 @@
 // Implements the wrappers WeightNorm and SpectralNorm.
 #include "nn/weight_norm.h"
 
-#include <cmath>
-
-#include "core/autograd.h"
 #include "ops/detail/halves.h"
 #include "ops/elementwise.h"
 #include "ops/linalg.h"

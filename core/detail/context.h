@@ -22,7 +22,7 @@ struct Context {
 };
 
 /// Sets `context` on this thread during its lifetime.
-class [[nodiscard]] ContextGuard {
+class [[nodiscard]] ContextGuard : NonCopyable {
  public:
   [[nodiscard]] explicit ContextGuard(const Context& context)
       : autocast_(context.autocast_dtype.value_or(f32), context.autocast_dtype.has_value()),
@@ -34,8 +34,6 @@ class [[nodiscard]] ContextGuard {
   ~ContextGuard() {
     if (previous_) default_generator().set_state(*previous_);
   }
-  ContextGuard(const ContextGuard&) = delete;
-  ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
   autocast autocast_;

@@ -34,6 +34,12 @@ VG_HOST_DEVICE inline Philox4 philox(uint64_t seed, uint64_t counter, uint64_t s
   return {{c0, c1, c2, c3}};
 }
 
+/// Hashes (seed, epoch, index): returns a seed for sample `index` of an epoch, or for the order of an epoch.
+inline uint64_t derived_seed(uint64_t seed, int64_t epoch, int64_t index) {
+  const Philox4 r = philox(seed, static_cast<uint64_t>(index), static_cast<uint64_t>(epoch));
+  return static_cast<uint64_t>(r.v[0]) << 32 | r.v[1];
+}
+
 /// Returns a uniform number in [0, 1) with 24 random bits.
 VG_HOST_DEVICE inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 /// Returns a uniform number in [0, 1) with 53 random bits.

@@ -7,21 +7,21 @@
 #include <filesystem>
 #include <string_view>
 
+#include "../noncopyable.h"
+
 namespace voxgrad {
 
 /// A temporary file ".<name>.voxgrad-<number>.tmp" beside `path` that commit() renames to `path`. Without commit(),
 /// `path` does not change, and the destructor removes the temporary file. If a process is killed, its temporary file
 /// remains until the next AtomicFile of the same path removes the file. Temporary files of running writers are never
 /// removed.
-class AtomicFile {
+class AtomicFile : NonCopyable {
  public:
   /// Creates the temporary file in the directory of `path`. Follows symbolic links. `op` is the prefix of error
   /// messages. Throws Error if the directory does not exist or is not writable, or if `path` is a directory, a device
   /// or a file that may not be written.
   AtomicFile(const std::filesystem::path& path, const char* op);
   ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
 
   /// Writes at the current position. Throws Error if the disk is full or fails.
   void write(const void* data, size_t bytes);

@@ -61,11 +61,6 @@ std::string InputFile::other_format() const {
   return {};
 }
 
-void InputFile::read(void* to, size_t bytes) {
-  read_at(position_, to, bytes);
-  position_ += static_cast<int64_t>(bytes);
-}
-
 void InputFile::read_at(int64_t position, void* to, size_t bytes) const {
   auto* next = static_cast<char*>(to);
   while (bytes > 0) {

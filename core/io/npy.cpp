@@ -158,19 +158,15 @@ struct OpenNpy {
 /// run(first element in the array, first element in the part, count) for each run. If the part is the
 /// whole array, the array may also be a scalar or empty.
 template <class Run>
-void for_each_run(Shape shape, Dims start, Shape size, Run run) {
+void for_each_run(const Shape& shape, const Dims& start, const Shape& size, Run run) {
   if (shape.empty()) return run(0, 0, 1);
-  while (shape.size() > 1 && size.back() == shape.back()) {  // merge a complete axis with the axis before it
-    for (Dims* dims : {&start, &size, &shape}) {
-      (*dims)[dims->size() - 2] *= shape.back();
-      if (dims != &shape) dims->erase(dims->size() - 1);
-    }
-    shape.erase(shape.size() - 1);
-  }
+  int64_t axis = shape.size() - 1;  // the outermost axis within a run: the part contains all later axes completely
+  int64_t count = size[axis];
+  for (; axis > 0 && size[axis] == shape[axis]; --axis) count *= size[axis - 1];
   const Strides strides = contiguous_strides(shape);
-  for (int64_t part = 0, count = size.back(), total = numel(size); part < total; part += count) {
-    int64_t first = start.back(), rest = part / count;
-    for (int64_t i = shape.size() - 2; i >= 0; rest /= size[i--]) first += (start[i] + rest % size[i]) * strides[i];
+  for (int64_t part = 0, total = numel(size); part < total; part += count) {
+    int64_t first = start[axis] * strides[axis], rest = part / count;
+    for (int64_t i = axis - 1; i >= 0; rest /= size[i--]) first += (start[i] + rest % size[i]) * strides[i];
     run(first, part, count);
   }
 }

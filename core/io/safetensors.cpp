@@ -20,7 +20,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors elements 
 constexpr int64_t kMaxHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8;
 constexpr const char* kMetadataKey = "__metadata__";
-
 constexpr const char* kChecksumKey = "voxgrad.crc32";
 
 constexpr std::pair<const char*, DType> kDTypes[] = {{"F32", f32}, {"F64", f64}, {"BF16", bf16}, {"F16", f16},
@@ -152,15 +151,12 @@ Header parse_header(const InputFile& file, const std::string& text) {
 
 /// Throws unless the ranges of the tensors match their shapes and cover `bytes` bytes without gaps or overlaps.
 void check_layout(const InputFile& file, const std::map<std::string, Entry>& entries, int64_t bytes) {
-  std::vector<const std::pair<const std::string, Entry>*> order;
-  for (const auto& item : entries) order.push_back(&item);
-  std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) {
-    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
-  });
+  std::multimap<std::pair<int64_t, int64_t>, std::string> names;  // by range, in the order of the data
+  for (const auto& [name, entry] : entries) names.emplace(std::pair(entry.begin, entry.end), name);
   int64_t position = 0;
-  for (const auto* item : order) {
-    const auto& [dtype, shape, begin, end] = item->second;
-    const std::string what = tensor_named(item->first);
+  for (const auto& [key, name] : names) {
+    const auto& [dtype, shape, begin, end] = entries.at(name);
+    const std::string what = tensor_named(name);
     const std::string range = concat("data_offsets [", begin, ", ", end, ']');
     file.check(begin <= end && end <= bytes, what, range, " do not lie within the data, which has ", in_bytes(bytes));
     const int64_t expected = claimed_bytes(file, what, shape, format_name(dtype), 8 * item_size(dtype));

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <stop_token>
 #include <system_error>
 #include <thread>
@@ -14,9 +12,9 @@
 #include <vector>
 
 #include "core/autograd.h"
+#include "core/detail/philox.h"
 #include "core/thread_pool.h"
 #include "cuda/cuda.h"
-#include "nn/data/detail/seed.h"
 #include "ops/create.h"
 #include "ops/shape.h"
 
@@ -44,7 +42,7 @@ Tensor stack_samples(const Tensors& tensors, const char* name) {
 /// the loop over the loader, takes the batches from the slots in order. At most slots_.size() batches are claimed and
 /// not yet taken, so each claimed batch has its own slot. A worker can therefore deliver a batch or an exception
 /// without allocating memory.
-class Loader::Epoch {
+class Loader::Epoch : NonCopyable {
  public:
   Epoch(const Loader& loader, Sampler::Order order)
       : dataset_(loader.dataset_),
@@ -67,8 +65,6 @@ class Loader::Epoch {
   ~Epoch() {  // stops all workers before the first one is joined
     for (std::jthread& worker : workers_) worker.request_stop();
   }
-  Epoch(const Epoch&) = delete;
-  Epoch& operator=(const Epoch&) = delete;
 
   int64_t number() const { return number_; }
   bool finished() const { return taken_ == batches_; }
@@ -196,8 +192,6 @@ int64_t Loader::size() const {
   return options_.drop_last ? samples / options_.batch_size
                             : samples / options_.batch_size + (samples % options_.batch_size != 0);
 }
-
-int64_t Loader::epoch() const { return position_.epoch; }
 
 void Loader::set_epoch(int64_t epoch) {
   check(epoch >= 0 && epoch <= kMaxEpoch, kOp, "the epoch must lie in [0, 2^62], got ", epoch);

@@ -38,18 +38,16 @@ struct LoaderOptions {
 /// different random numbers and, if `shuffle` is true, in a different order. If a worker throws, or if the sampler
 /// returns an index outside of the dataset, the loop throws the exception at that batch, which then counts as loaded.
 /// Leaving a loop early stops the workers. Only one loop may run at a time.
-class Loader : public nn::Stateful {
+class Loader : public nn::Stateful, NonCopyable {
  public:
   /// Keeps a reference to `dataset`. Throws Error for invalid options.
   explicit Loader(const Dataset& dataset, const LoaderOptions& options = {});
   explicit Loader(const Dataset&& dataset, const LoaderOptions& options = {}) = delete;
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   /// Returns the number of batches per epoch.
   int64_t size() const;
   /// Returns the number of the epoch that is running or was left early, otherwise the number of the next epoch.
-  int64_t epoch() const;
+  int64_t epoch() const { return position_.epoch; }
   /// Makes the next loop start epoch number `epoch`. Throws Error unless `epoch` lies in [0, 2^62].
   void set_epoch(int64_t epoch);
 

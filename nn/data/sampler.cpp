@@ -1,30 +1,20 @@
 // Implements the samplers.
 #include "nn/data/sampler.h"
 
-#include "core/error.h"
-#include "nn/data/detail/seed.h"
+#include "core/detail/philox.h"
 #include "ops/create.h"
 
 namespace voxgrad::data {
+namespace {
 
-SequentialSampler::SequentialSampler(int64_t size) : size_(size) {
-  check(size >= 0, "SequentialSampler", "size must not be negative, got ", size);
-}
+constexpr int64_t kOrderStream = -1;  // the seed of an epoch's order has this index, which no sample has
 
-Sampler::Order SequentialSampler::order(int64_t) const {
-  return [](int64_t position) { return position; };
-}
-
-RandomSampler::RandomSampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
-  check(size >= 0, "RandomSampler", "size must not be negative, got ", size);
-}
+}  // namespace
 
 Sampler::Order RandomSampler::order(int64_t epoch) const {
   Generator random(derived_seed(seed_, epoch, kOrderStream));
   return [order = randperm(size_, &random)](int64_t position) { return order.data<int64_t>()[position]; };
 }
-
-std::string RandomSampler::name() const { return concat("RandomSampler(seed ", seed_, ")"); }
 
 DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, const DistributedSamplerOptions& options)
     : sampler_(std::move(sampler)), options_(options) {
@@ -39,25 +29,11 @@ DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, c
         " samples cannot be filled to batch_size ", options.batch_size, ", because the count would exceed 2^63 - 1");
 }
 
-int64_t DistributedSampler::size() const {
-  const int64_t all = sampler_->size(), batch = options_.batch_size;
-  return (all / batch + (!options_.drop_last && all % batch != 0)) * local_batch();
-}
-
 Sampler::Order DistributedSampler::order(int64_t epoch) const {
   const int64_t local = local_batch(), batch = options_.batch_size, start = options_.rank * local;
   return [=, all = sampler_->order(epoch), count = sampler_->size()](int64_t position) {
     return all((position / local * batch + start + position % local) % count);
   };
-}
-
-std::string DistributedSampler::name() const {
-  return concat("DistributedSampler(", sampler_->name(), ", batch ", options_.batch_size, ")");
-}
-
-void DistributedSampler::check_batch_size(int64_t batch_size) const {
-  check(batch_size == local_batch(), "DistributedSampler", "the loader's batch_size must be ", options_.batch_size,
-        " / num_replicas = ", local_batch(), ", got ", batch_size);
 }
 
 }  // namespace voxgrad::data

@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "../../core/error.h"
+
 namespace voxgrad::data {
 
 /// Base class of samplers. A sampler defines the order of the samples of each epoch. The order must depend only on the
@@ -36,9 +38,13 @@ class Sampler {
 class SequentialSampler : public Sampler {
  public:
   /// Throws Error if `size` is negative.
-  explicit SequentialSampler(int64_t size);
+  explicit SequentialSampler(int64_t size) : size_(size) {
+    check(size >= 0, "SequentialSampler", "size must not be negative, got ", size);
+  }
   int64_t size() const override { return size_; }
-  Order order(int64_t epoch) const override;
+  Order order(int64_t) const override {
+    return [](int64_t position) { return position; };
+  }
   std::string name() const override { return "SequentialSampler"; }
 
  private:
@@ -50,11 +56,13 @@ class SequentialSampler : public Sampler {
 class RandomSampler : public Sampler {
  public:
   /// Throws Error if `size` is negative.
-  explicit RandomSampler(int64_t size, uint64_t seed = 0);
+  explicit RandomSampler(int64_t size, uint64_t seed = 0) : size_(size), seed_(seed) {
+    check(size >= 0, "RandomSampler", "size must not be negative, got ", size);
+  }
   int64_t size() const override { return size_; }
   /// Throws OutOfMemoryError if there is not enough memory for the permutation.
   Order order(int64_t epoch) const override;
-  std::string name() const override;
+  std::string name() const override { return concat("RandomSampler(seed ", seed_, ")"); }
 
  private:
   int64_t size_;
@@ -79,11 +87,19 @@ class DistributedSampler : public Sampler {
   /// Also throws if rank lies outside [0, num_replicas), if batch_size is not a positive multiple of num_replicas, or
   /// if the number of samples plus batch_size exceeds 2^63 - 1.
   DistributedSampler(std::shared_ptr<const Sampler> sampler, const DistributedSamplerOptions& options);
-  int64_t size() const override;
+  int64_t size() const override {
+    const int64_t all = sampler_->size(), batch = options_.batch_size;
+    return (all / batch + (!options_.drop_last && all % batch != 0)) * local_batch();
+  }
   Order order(int64_t epoch) const override;
-  std::string name() const override;
+  std::string name() const override {
+    return concat("DistributedSampler(", sampler_->name(), ", batch ", options_.batch_size, ")");
+  }
   int num_replicas() const override { return options_.num_replicas; }
-  void check_batch_size(int64_t batch_size) const override;
+  void check_batch_size(int64_t batch_size) const override {
+    check(batch_size == local_batch(), "DistributedSampler", "the loader's batch_size must be ", options_.batch_size,
+          " / num_replicas = ", local_batch(), ", got ", batch_size);
+  }
 
  private:
   int64_t local_batch() const { return options_.batch_size / options_.num_replicas; }

@@ -57,14 +57,12 @@ void check_same(Communicator& group, const std::string& own) {
 }  // namespace
 
 /// The buckets of gradients, and the hooks that fill them.
-class DataParallel::Reducer {
+class DataParallel::Reducer : NonCopyable {
  public:
   Reducer(const Module& module, Communicator& group, const DataParallelOptions& options);
   ~Reducer() {
     for (const HookHandle& hook : hooks_) hook.remove();
   }
-  Reducer(const Reducer&) = delete;
-  Reducer& operator=(const Reducer&) = delete;
 
   const std::shared_ptr<int> no_sync_guards = std::make_shared<int>(0);  // number of existing NoSync objects
 

@@ -41,7 +41,7 @@ struct DataParallelOptions {
 /// graph. The ranks do not exchange the reached parameters of a captured pass: a parameter counts as reached if this
 /// rank reaches it, or if any rank reached it in the last pass before the capture. Buffers are not averaged, so the
 /// running statistics of BatchNorm differ between the ranks.
-class DataParallel {
+class DataParallel : NonCopyable {
  public:
   /// Copies the parameters and buffers of rank 0 to all ranks. From then on, backward passes average the gradients of
   /// the parameters that require grad at the time of construction. Keeps references to the tensors and to
@@ -51,8 +51,6 @@ class DataParallel {
   explicit DataParallel(const Module& module, distributed::Communicator& communicator,
                         const DataParallelOptions& options = {});
   ~DataParallel();
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
 
   /// A guard for gradient accumulation. While the guard exists, backward passes accumulate gradients on each rank
   /// without communication. The first pass afterwards averages the accumulated gradients over the ranks:
@@ -61,11 +59,9 @@ class DataParallel {
   ///       const auto guard = parallel.no_sync();
   ///       loss.backward();
   ///     }
-  class [[nodiscard]] NoSync {
+  class [[nodiscard]] NoSync : NonCopyable {
    public:
     ~NoSync() { --*guards_; }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
 
    private:
     friend class DataParallel;

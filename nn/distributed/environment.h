@@ -12,9 +12,9 @@ struct Environment {
   int rank = 0;
   int world_size = 1;  ///< number of processes
   int local_rank = 0;  ///< rank among the processes of this machine
-  std::string master_addr;
+  std::string master_addr{};
   int master_port = 0;
-  std::string token;  ///< the secret that all processes share; empty if VOXGRAD_TOKEN is not set
+  std::string token{};  ///< the secret that all processes share; empty if VOXGRAD_TOKEN is not set
 };
 
 /// Reads the environment variables. Returns nullopt if none of RANK, WORLD_SIZE and LOCAL_RANK is set, as under mpirun

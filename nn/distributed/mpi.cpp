@@ -59,9 +59,9 @@ int rank_in(MPI_Comm comm) {
   return rank;
 }
 
-int size_of(MPI_Comm comm) {
+int world_size() {
   int size = 1;
-  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
   return size;
 }
 
@@ -96,7 +96,7 @@ struct Operation {
 
 class MpiCommunicator : public Communicator {
  public:
-  MpiCommunicator() : Communicator(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD), rank_on_machine(), Device::cpu()) {
+  MpiCommunicator() : Communicator(rank_in(MPI_COMM_WORLD), world_size(), rank_on_machine(), Device::cpu()) {
     for (MPI_Comm* comm : {&comm_, &calls_}) check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
     using enum ReduceOp;
     const auto make = [](MPI_User_function* function) {
@@ -228,6 +228,7 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
                 .tensors = c.tensors(),
                 .requests = std::vector(std::max<size_t>(1, c.sends.size() + c.receives.size()), MPI_REQUEST_NULL)});
   operations_.push_back(operation);
+  const auto started = [&](int code) { check_mpi(code, c.name, &failure_); };
   const Call own = c.call(rank());
   operation->own_call.signature = own.signature;
   own.description.copy(operation->own_call.text.data(), operation->own_call.text.size() - 1);
@@ -236,9 +237,8 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   for (int other = 0; other < size(); ++other) {
     if (other == rank()) continue;
     const auto add = [&](auto function, FixedCall& one) {
-      check_mpi(
-          function(&one, sizeof one, MPI_BYTE, other, 0, calls_, &operation->comparison.emplace_back(MPI_REQUEST_NULL)),
-          c.name, &failure_);
+      started(function(&one, sizeof one, MPI_BYTE, other, 0, calls_,
+                       &operation->comparison.emplace_back(MPI_REQUEST_NULL)));
     };
     add(MPI_Irecv, operation->calls[static_cast<size_t>(other)]);
     add(MPI_Isend, operation->own_call);
@@ -247,26 +247,22 @@ std::unique_ptr<Work> MpiCommunicator::start(const Collective& c) {
   MPI_Request* request = operation->requests.data();
   if (c.kind == send_receive) {
     for (const auto& [t, peer] : c.receives)
-      check_mpi(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name,
-                &failure_);
+      started(MPI_Irecv(t.mutable_raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++));
     for (const auto& [t, peer] : c.sends)
-      check_mpi(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++), c.name,
-                &failure_);
+      started(MPI_Isend(t.raw_data(), count_of(t), moved_type(t.dtype()), peer, 0, comm_, request++));
     return work;
   }
   const void* const in = c.in.raw_data();
   void* const out = c.out.mutable_raw_data();
   const int count = count_of(c.in);
   const MPI_Datatype moved = moved_type(c.in.dtype());
-  int code = MPI_SUCCESS;
   if (c.kind == all_reduce)
-    code = MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced_type(c.in.dtype()), reduction(c.op, c.in.dtype()), comm_,
-                          request);
+    started(MPI_Iallreduce(MPI_IN_PLACE, out, count, reduced_type(c.in.dtype()), reduction(c.op, c.in.dtype()), comm_,
+                           request));
   else if (c.kind == broadcast)
-    code = MPI_Ibcast(out, count, moved, c.root, comm_, request);
+    started(MPI_Ibcast(out, count, moved, c.root, comm_, request));
   else
-    code = MPI_Iallgather(in, count, moved, out, count, moved, comm_, request);
-  check_mpi(code, c.name, &failure_);
+    started(MPI_Iallgather(in, count, moved, out, count, moved, comm_, request));
   return work;
 }
 
@@ -309,7 +305,7 @@ Communicator& mpi_world() {
   // With this error handler, MPI returns error codes instead of aborting, and check_mpi() throws. Copies of the
   // communicator inherit the handler.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  check_launch(rank_in(MPI_COMM_WORLD), size_of(MPI_COMM_WORLD));
+  check_launch(rank_in(MPI_COMM_WORLD), world_size());
   world = new MpiCommunicator;
   return *world;
 }

@@ -185,8 +185,6 @@ class NcclCommunicator::NcclWork : public Work {
     } catch (const Error&) {  // the device is lost
     }
   }
-  NcclWork(const NcclWork&) = delete;
-  NcclWork& operator=(const NcclWork&) = delete;
 
   bool test() override { return false; }  // always false under NCCL; see Work::test()
   void wait() override {
@@ -221,35 +219,27 @@ std::unique_ptr<Work> NcclCommunicator::start(const Collective& collective) {
   return std::make_unique<NcclWork>(over, tensors);
 }
 
-/// The address and the token of the rendezvous.
-struct RendezvousAddress {
-  std::string host;
-  int port = 0;
-  std::string token;
-};
-
 /// Connects the ranks. Rank 0 waits at the listener for the other ranks. A single rank needs neither a listener nor an
 /// address.
-std::unique_ptr<Communicator> connect_ranks(int rank, int size, int local_rank,
-                                            const std::optional<Listener>& listener = {},
-                                            const RendezvousAddress& at = {}) {
+std::unique_ptr<Communicator> connect_ranks(const Environment& e, const std::optional<Listener>& listener = {}) {
   std::unique_ptr<Rendezvous> rendezvous;
-  if (rank == 0 && size > 1)
-    rendezvous = std::make_unique<Rendezvous>(*listener, size, new_id(), kRendezvousSeconds);
-  else if (size > 1)
-    rendezvous = std::make_unique<Rendezvous>(rank, size, at.host, at.port, at.token, kRendezvousSeconds);
-  return std::make_unique<NcclCommunicator>(rank, size, local_rank, std::move(rendezvous));
+  if (e.rank == 0 && e.world_size > 1)
+    rendezvous = std::make_unique<Rendezvous>(*listener, e.world_size, new_id(), kRendezvousSeconds);
+  else if (e.world_size > 1)
+    rendezvous =
+        std::make_unique<Rendezvous>(e.rank, e.world_size, e.master_addr, e.master_port, e.token, kRendezvousSeconds);
+  return std::make_unique<NcclCommunicator>(e.rank, e.world_size, e.local_rank, std::move(rendezvous));
 }
 
 /// Connects the ranks that torchrun or a script started.
-std::unique_ptr<Communicator> from_environment(const Environment& e) {
+std::unique_ptr<Communicator> from_environment(Environment e) {
   require_gpu_and_nccl(e.local_rank);
   // The agent of torchrun listens on MASTER_PORT, so the rendezvous uses the next port.
   const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  const int port = e.master_port + (agent && agent == std::string("True") ? 1 : 0);
+  e.master_port += agent && agent == std::string("True") ? 1 : 0;
   std::optional<Listener> listener;
-  if (e.rank == 0 && e.world_size > 1) listener.emplace(e.master_addr, port, e.token);
-  return connect_ranks(e.rank, e.world_size, e.local_rank, listener, {e.master_addr, port, e.token});
+  if (e.rank == 0 && e.world_size > 1) listener.emplace(e.master_addr, e.master_port, e.token);
+  return connect_ranks(e, listener);
 }
 
 /// Connects the ranks that MPI started. Rank 0 broadcasts the address of the rendezvous and a random token by MPI. The
@@ -269,9 +259,9 @@ std::unique_ptr<Communicator> from_mpi() {
   }
   world.broadcast(message, 0);
   std::istringstream words(text);
-  RendezvousAddress at;
-  words >> at.port >> at.token >> at.host;
-  return connect_ranks(world.rank(), world.size(), world.local_rank(), listener, at);
+  Environment e{.rank = world.rank(), .world_size = world.size(), .local_rank = world.local_rank()};
+  words >> e.master_port >> e.token >> e.master_addr;
+  return connect_ranks(e, listener);
 }
 
 bool started_by_mpi() {
@@ -302,7 +292,7 @@ Communicator& nccl_world() {
   else if (started_by_mpi())
     world = from_mpi();
   else
-    world = connect_ranks(0, 1, 0);
+    world = connect_ranks({});
   // If the program does not call nccl_finalize(), leave the group before the static objects of NCCL are destroyed. They
   // are newer than `world`, because NCCL was loaded later, and would be destroyed first.
   [[maybe_unused]] static const int registered = std::atexit([] { world.reset(); });
@@ -321,22 +311,24 @@ int launch(int ranks, const std::function<void(Communicator& world)>& f) {
   require_gpu_and_nccl(0);
   check(ranks > 0 && ranks <= cuda::device_count(), kOp, "the number of ranks must be positive and at most ",
         cuda::device_count(), ", the number of GPUs; got ", ranks);
-  RendezvousAddress at{.host = "127.0.0.1", .token = random_token()};
+  Environment e{.world_size = ranks, .master_addr = "127.0.0.1", .token = random_token()};
   std::optional<Listener> listener;
-  if (ranks > 1) at.port = listener.emplace(at.host, 0, at.token).port();
+  if (ranks > 1) e.master_port = listener.emplace(e.master_addr, 0, e.token).port();
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank, generator = default_generator()]() mutable {
+  for (int rank = 0; rank < ranks; ++rank) {
+    e.rank = e.local_rank = rank;
+    threads.emplace_back([&, e, generator = default_generator()]() mutable {
       const GeneratorGuard guard(generator);
       std::unique_ptr<Communicator> group;
       try {
-        group = connect_ranks(rank, ranks, rank, listener, at);
+        group = connect_ranks(e, listener);
       } catch (const std::exception& error) {
-        print_failure(rank, ranks, error.what());
+        print_failure(e.rank, ranks, error.what());
         std::_Exit(1);
       }
       run_guarded(*group, f);
     });
+  }
   for (std::thread& thread : threads) thread.join();
   return 0;
 }

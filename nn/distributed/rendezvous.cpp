@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -113,7 +112,6 @@ Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& me
               ? "; for ranks on other machines, set MASTER_ADDR to an address of rank 0's network, or VOXGRAD_TOKEN"
               : "");
       send_to_all({FrameKind::refused, 0, why});
-      flush(kFarewellSeconds);
       fail(kOp, why);
     }
     std::vector<Connection*> all = connections();
@@ -138,7 +136,6 @@ Rendezvous::Rendezvous(const Listener& listener, int size, const std::string& me
     while (std::ssize(newcomers) > size_ + 4 * kMaxAccepted) newcomers.pop_front();
   }
   send_to_all({FrameKind::welcome, 0, message_});
-  flush(kFarewellSeconds);
 }
 
 Rendezvous::Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds)
@@ -227,14 +224,11 @@ std::vector<Connection*> Rendezvous::connections() {
   return all;
 }
 
+/// Sends a frame to all peers, and waits until it has been sent, at most kFarewellSeconds.
 void Rendezvous::send_to_all(const Frame& frame) {
   for (Peer& peer : peers_) peer.connection.send(frame);
-}
-
-/// Waits until all frames have been sent, at most for the given time.
-void Rendezvous::flush(double seconds) {
   const auto is_sending = [](const Peer& peer) { return peer.connection.is_sending(); };
-  for (const Deadline end = after(seconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
+  for (const Deadline end = after(kFarewellSeconds); Clock::now() < end && std::ranges::any_of(peers_, is_sending);)
     poll_connections(connections(), {}, end);
 }
 
@@ -322,14 +316,12 @@ void Rendezvous::end_late() {
 void Rendezvous::end(const std::string& what) {
   if (!what.empty()) print_failure(rank_, size_, what);
   send_to_all({FrameKind::end});
-  flush(kFarewellSeconds);
   std::_Exit(1);
 }
 
 void Rendezvous::end_others() {
   stop_watching();
   send_to_all({FrameKind::end});
-  flush(kFarewellSeconds);
 }
 
 /// Leaves the group. Rank 0 first compares the last calls of the other ranks, which arrive before the bye frames of
@@ -347,7 +339,6 @@ Rendezvous::~Rendezvous() {
     compare_calls();
   }
   if (rank_ == 0) send_to_all({FrameKind::bye});
-  flush(kFarewellSeconds);
 }
 
 }  // namespace voxgrad::distributed

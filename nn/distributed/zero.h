@@ -18,7 +18,7 @@ namespace voxgrad::nn {
 ///     optimizer.step();  // every rank has all gradients, so clipping and GradScaler work as without sharding
 ///
 /// The parameters have the same bits as without sharding. A step cannot be captured in a CUDA graph.
-class ZeroRedundancy {
+class ZeroRedundancy : NonCopyable {
  public:
   /// Shards the optimizer, which must have the same parameters and options on all ranks. Keeps references to both
   /// arguments. Throws Error on all ranks if the numbers or sizes of the parameters differ between the ranks, or if the
@@ -26,8 +26,6 @@ class ZeroRedundancy {
   ZeroRedundancy(optim::Optimizer& optimizer, distributed::Communicator& communicator);
   /// After the destruction, steps of the optimizer throw Error.
   ~ZeroRedundancy();
-  ZeroRedundancy(const ZeroRedundancy&) = delete;
-  ZeroRedundancy& operator=(const ZeroRedundancy&) = delete;
 
   /// Gathers the whole state on rank `to`, where it is available until the next step. Call it on all ranks before rank
   /// `to` calls state_dict() or save_checkpoint(); state_dict() throws on the other ranks. The saved state is that of

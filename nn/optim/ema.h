@@ -23,12 +23,10 @@ struct EmaOptions {
 ///
 /// The object keeps handles of the model's tensors. As with an optimizer, create the object after the model has its
 /// final device and dtype. update() may be captured in a CUDA graph. Only one thread may use an object at a time.
-class ExponentialMovingAverage : public nn::Stateful {
+class ExponentialMovingAverage : public nn::Stateful, NonCopyable {
  public:
   /// Starts from the current values of the model. Throws Error for invalid options.
   explicit ExponentialMovingAverage(const nn::Module& model, const EmaOptions& options = {});
-  ExponentialMovingAverage(const ExponentialMovingAverage&) = delete;
-  ExponentialMovingAverage& operator=(const ExponentialMovingAverage&) = delete;
 
   /// Updates the averages with the current values of the model. Call update() after each step of the optimizer.
   void update();
@@ -42,10 +40,8 @@ class ExponentialMovingAverage : public nn::Stateful {
 
   /// While this object exists, the model has the averaged values. The destructor restores the model's own values. If
   /// several Swapped objects of a model exist at once, they must be destroyed in the reverse order of their creation.
-  class [[nodiscard]] Swapped {
+  class [[nodiscard]] Swapped : NonCopyable {
    public:
-    Swapped(const Swapped&) = delete;
-    Swapped& operator=(const Swapped&) = delete;
     ~Swapped();
 
    private:

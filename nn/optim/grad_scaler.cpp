@@ -102,11 +102,6 @@ void GradScaler::update(double new_scale) {
   checked_.clear();
 }
 
-double GradScaler::get_scale() const {
-  if (!options_.enabled) return 1;
-  return scale_.defined() ? scale_.item() : options_.init_scale;
-}
-
 TensorMap GradScaler::state_dict() const {
   if (!options_.enabled) return nn::write_state(kOp, {});
   GradScalerOptions options = options_;

@@ -55,7 +55,10 @@ class GradScaler : public nn::Stateful {
   /// Sets the scale. Throws Error unless `new_scale` lies in [kMinScale, kMaxScale].
   void update(double new_scale);
   /// Returns the scale, or 1 if not enabled. Waits for the device.
-  double get_scale() const;
+  double get_scale() const {
+    if (!options_.enabled) return 1;
+    return scale_.defined() ? scale_.item() : options_.init_scale;
+  }
   bool is_enabled() const { return options_.enabled; }
 
   /// Returns the scale, the factors, the interval, and the number of updates since the scale changed. Waits for the

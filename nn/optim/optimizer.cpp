@@ -1,7 +1,6 @@
 // Implements the base classes of all optimizers.
 #include "nn/optim/optimizer.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
@@ -162,30 +161,6 @@ void Optimizer::step(const GradScaling& scaling) {
     if (replay) return (*optimizer)->perform(updates);
     for (const Update& u : updates) (*optimizer)->update(u);
   });
-}
-
-Tensors Optimizer::gradients() const {
-  Tensors found;
-  for (const Slot& slot : slots_)
-    if (const Tensor grad = slot.param.grad(); grad.defined()) found.push_back(grad);
-  return found;
-}
-
-void Optimizer::zero_grad() const {
-  for (const Slot& slot : slots_) slot.param.set_grad({});
-}
-
-bool Optimizer::has_state(size_t group) const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [&](const Slot& slot) { return slot.group == group && slot.step > 0; });
-}
-
-void Optimizer::set_lr(size_t group, double lr) {
-  change_option(group, {"lr"}, lr);
-  initial_lr_[group].reset();
-}
-void Optimizer::set_lr(double lr) {
-  for (size_t group = 0; group < num_groups(); ++group) set_lr(group, lr);
 }
 
 TensorMap Optimizer::state_dict() const {

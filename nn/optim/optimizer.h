@@ -2,6 +2,7 @@
 // their steps.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <limits>
@@ -72,11 +73,8 @@ struct Update {
 /// The state of a parameter has the memory format and the dtype of the parameter. For bf16 and f16 parameters, the
 /// state is f32 and steps are computed in f32. While a thread uses an optimizer, no other thread may use the optimizer
 /// or its parameters.
-class Optimizer : public nn::Stateful {
+class Optimizer : public nn::Stateful, NonCopyable {
  public:
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
-
   /// Updates every parameter that has a gradient. Other parameters and their state remain unchanged. Throws Error,
   /// before anything is changed, if the shape, dtype or device of a gradient differs from that of the parameter. Also
   /// throws if only the optimizer still holds a handle of a parameter. This happens if the module was destroyed, or if
@@ -87,16 +85,28 @@ class Optimizer : public nn::Stateful {
   /// GradScaler (nn/optim/grad_scaler.h) passes `scaling`; the host does not wait for the values.
   void step(const GradScaling& scaling = {});
   /// Returns the gradients of all parameters that have a gradient.
-  Tensors gradients() const;
+  Tensors gradients() const {
+    Tensors found;
+    for (const Slot& slot : slots_)
+      if (const Tensor grad = slot.param.grad(); grad.defined()) found.push_back(grad);
+    return found;
+  }
   /// Drops the gradients of all parameters.
-  void zero_grad() const;
+  void zero_grad() const {
+    for (const Slot& slot : slots_) slot.param.set_grad({});
+  }
 
   size_t num_groups() const { return group_sizes_.size(); }
   /// Returns the learning rate of a group.
   virtual double lr(size_t group = 0) const = 0;
   /// Sets the learning rate of one group, or of all groups. Throws Error unless `lr` is finite and not negative.
-  void set_lr(size_t group, double lr);
-  void set_lr(double lr);
+  void set_lr(size_t group, double lr) {
+    change_option(group, {"lr"}, lr);
+    initial_lr_[group].reset();
+  }
+  void set_lr(double lr) {
+    for (size_t group = 0; group < num_groups(); ++group) set_lr(group, lr);
+  }
   /// Sets the momentum of a group, or beta1 of an optimizer with betas. Throws Error if the optimizer has neither
   /// option, if the value is invalid, or if the change would add or remove momentum after the first step.
   void set_momentum(size_t group, double momentum) { change_option(group, {"momentum", "beta1"}, momentum); }
@@ -127,7 +137,9 @@ class Optimizer : public nn::Stateful {
 
   const char* name() const { return name_; }
   /// Returns whether a parameter of the group has been updated.
-  bool has_state(size_t group) const;
+  bool has_state(size_t group) const {
+    return std::ranges::any_of(slots_, [&](const Slot& slot) { return slot.group == group && slot.step > 0; });
+  }
 
  private:
   /// A parameter and its state.

@@ -2,8 +2,32 @@
 #include "nn/optim/schedule.h"
 
 namespace voxgrad::optim {
+namespace {
 
-TensorMap Schedule::state_dict() const { return nn::write_state(name_, const_cast<Schedule*>(this)->fields()); }
+/// Returns the value of the one-cycle curve after `steps` steps. `rates` are the first, the middle and the last value
+/// of the curve.
+double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<double, 3>& rates) {
+  check(steps <= o.total_steps, o.kName, "step ", steps, " exceeds total_steps = ", o.total_steps);
+  const auto now = static_cast<double>(steps), total = static_cast<double>(o.total_steps);
+  struct Phase {
+    double end;   // last step of the phase
+    size_t from;  // index of the first value of the phase in `rates`
+    size_t to;    // index of the last value of the phase in `rates`
+  };
+  const double up = o.pct_start * total;
+  const std::vector<Phase> phases = o.three_phase
+                                        ? std::vector<Phase>{{up - 1, 0, 1}, {2 * up - 2, 1, 0}, {total - 1, 0, 2}}
+                                        : std::vector<Phase>{{up - 1, 0, 1}, {total - 1, 1, 2}};
+  double begin = 0;
+  auto phase = phases.begin();
+  for (; phase + 1 != phases.end() && now > phase->end; ++phase) begin = phase->end;
+  const double length = phase->end - begin, done = length > 0 ? std::min(1.0, (now - begin) / length) : 1;
+  const double from = rates[phase->from], to = rates[phase->to];
+  if (o.anneal_strategy == AnnealStrategy::linear) return from + (to - from) * done;
+  return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * done));
+}
+
+}  // namespace
 
 void Schedule::read_state(const TensorMap& state, bool keep) {
   nn::check_class(state, name_, "a");
@@ -32,48 +56,6 @@ void StepSchedule::set_steps(int64_t steps) {
     optimizer().change_option(group, {"lr"}, rates[group]);
   }
   steps_ = steps;
-}
-
-nn::Fields StepSchedule::fields() {
-  nn::Fields list{{"steps", &steps_}};
-  for (size_t group = 0; group < initial_.size(); ++group)
-    list.emplace_back(concat("initial_lr.", group), &initial_[group]);
-  return list;
-}
-
-namespace {
-
-/// Returns the value of the one-cycle curve after `steps` steps. `rates` are the first, the middle and the last value
-/// of the curve.
-double one_cycle(const OneCycleLROptions& o, int64_t steps, const std::array<double, 3>& rates) {
-  check(steps <= o.total_steps, o.kName, "step ", steps, " exceeds total_steps = ", o.total_steps);
-  const auto now = static_cast<double>(steps), total = static_cast<double>(o.total_steps);
-  struct Phase {
-    double end;   // last step of the phase
-    size_t from;  // index of the first value of the phase in `rates`
-    size_t to;    // index of the last value of the phase in `rates`
-  };
-  const double up = o.pct_start * total;
-  const std::vector<Phase> phases = o.three_phase
-                                        ? std::vector<Phase>{{up - 1, 0, 1}, {2 * up - 2, 1, 0}, {total - 1, 0, 2}}
-                                        : std::vector<Phase>{{up - 1, 0, 1}, {total - 1, 1, 2}};
-  double begin = 0;
-  auto phase = phases.begin();
-  for (; phase + 1 != phases.end() && now > phase->end; ++phase) begin = phase->end;
-  const double length = phase->end - begin, done = length > 0 ? std::min(1.0, (now - begin) / length) : 1;
-  const double from = rates[phase->from], to = rates[phase->to];
-  if (o.anneal_strategy == AnnealStrategy::linear) return from + (to - from) * done;
-  return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * done));
-}
-
-}  // namespace
-
-double CosineAnnealingWarmRestartsOptions::lr_at(int64_t steps, double initial) const {
-  // Steps since the last restart, and length of the current period. Both have type double, because a period may exceed
-  // 2^63.
-  double since = static_cast<double>(t_mult == 1 ? steps % t_0 : steps), period = static_cast<double>(t_0);
-  for (; since >= period; period *= static_cast<double>(t_mult)) since -= period;
-  return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * since / period)) / 2;
 }
 
 void OneCycleLROptions::validate() const {
@@ -105,15 +87,6 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<Ste
   for (const auto& schedule : schedules_) check(schedule != nullptr, name(), "a schedule is null");
   set_steps(0);
 }
-
-const StepSchedule& SequentialLR::current(int64_t* steps) const {
-  const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), *steps);
-  if (next != milestones_.begin()) *steps -= *(next - 1);
-  return *schedules_[static_cast<size_t>(next - milestones_.begin())];
-}
-
-double SequentialLR::lr_at(int64_t steps, double initial) const { return current(&steps).lr_at(steps, initial); }
-std::optional<double> SequentialLR::momentum_at(int64_t steps) const { return current(&steps).momentum_at(steps); }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options)
     : Schedule("ReduceLROnPlateau", optimizer),
@@ -153,10 +126,6 @@ void ReduceLROnPlateau::step(double metric) {
   }
   cooldown_left_ = options_.cooldown;
   bad_steps_ = 0;
-}
-
-nn::Fields ReduceLROnPlateau::fields() {
-  return nn::named_fields("best, bad_steps, cooldown_left", best_, bad_steps_, cooldown_left_);
 }
 
 }  // namespace voxgrad::optim

@@ -16,14 +16,11 @@ namespace voxgrad::optim {
 /// Base class of all schedules. A schedule keeps a reference to its optimizer, which must outlive the schedule.
 ///
 /// load_state_dict throws Error if the state is incomplete or comes from another class of schedule.
-class Schedule : public nn::Stateful {
+class Schedule : public nn::Stateful, NonCopyable {
  public:
-  Schedule(const Schedule&) = delete;
-  Schedule& operator=(const Schedule&) = delete;
-
   /// Returns the progress of the schedule. The state contains neither the options of the schedule nor the current
   /// learning rates, which are part of the optimizer's state.
-  TensorMap state_dict() const override;
+  TensorMap state_dict() const override { return nn::write_state(name_, const_cast<Schedule*>(this)->fields()); }
 
  protected:
   Schedule(const char* name, Optimizer& optimizer) : name_(name), optimizer_(optimizer) {}
@@ -58,7 +55,12 @@ class StepSchedule : public Schedule {
   StepSchedule(const char* name, Optimizer& optimizer);
   /// Sets the number of steps, the learning rates and the momentum. Constructors of derived classes call set_steps(0).
   void set_steps(int64_t steps);
-  nn::Fields fields() override;
+  nn::Fields fields() override {
+    nn::Fields list{{"steps", &steps_}};
+    for (size_t group = 0; group < initial_.size(); ++group)
+      list.emplace_back(concat("initial_lr.", group), &initial_[group]);
+    return list;
+  }
 
  private:
   int64_t steps_ = 0;
@@ -175,7 +177,13 @@ struct CosineAnnealingWarmRestartsOptions {
 
   static constexpr const char* kName = "CosineAnnealingWarmRestarts";
   void validate() const { check_options(kName, {{"t_0", t_0, 1}, {"t_mult", t_mult, 1}, {"eta_min", eta_min}}); }
-  double lr_at(int64_t steps, double initial) const;
+  double lr_at(int64_t steps, double initial) const {
+    // Steps since the last restart, and length of the current period. Both have type double, because a period may
+    // exceed 2^63.
+    double since = static_cast<double>(t_mult == 1 ? steps % t_0 : steps), period = static_cast<double>(t_0);
+    for (; since >= period; period *= static_cast<double>(t_mult)) since -= period;
+    return eta_min + (initial - eta_min) * (1 + std::cos(std::numbers::pi * since / period)) / 2;
+  }
 };
 using CosineAnnealingWarmRestarts = ScheduleOf<CosineAnnealingWarmRestartsOptions>;
 
@@ -269,13 +277,17 @@ class SequentialLR : public StepSchedule {
   /// not the number of milestones plus one.
   SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<StepSchedule>> schedules,
                std::vector<int64_t> milestones);
-  double lr_at(int64_t steps, double initial) const override;
-  std::optional<double> momentum_at(int64_t steps) const override;
+  double lr_at(int64_t steps, double initial) const override { return current(&steps).lr_at(steps, initial); }
+  std::optional<double> momentum_at(int64_t steps) const override { return current(&steps).momentum_at(steps); }
 
  private:
   /// On entry, `*steps` is a number of steps of this SequentialLR. Returns the schedule that is active after these
   /// steps, and sets `*steps` to the number of steps since the start of that schedule.
-  const StepSchedule& current(int64_t* steps) const;
+  const StepSchedule& current(int64_t* steps) const {
+    const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), *steps);
+    if (next != milestones_.begin()) *steps -= *(next - 1);
+    return *schedules_[static_cast<size_t>(next - milestones_.begin())];
+  }
 
   std::vector<std::shared_ptr<StepSchedule>> schedules_;
   std::vector<int64_t> milestones_;
@@ -310,7 +322,9 @@ class ReduceLROnPlateau : public Schedule {
   double best() const { return best_; }
 
  protected:
-  nn::Fields fields() override;
+  nn::Fields fields() override {
+    return nn::named_fields("best, bad_steps, cooldown_left", best_, bad_steps_, cooldown_left_);
+  }
 
  private:
   bool is_better(double metric) const;

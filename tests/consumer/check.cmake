@@ -14,7 +14,7 @@ set(voxgrad ${SOURCE}/../..)
 file(REMOVE_RECURSE ${work})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
 file(GLOB_RECURSE private ${work}/prefix/*/checks.h ${work}/prefix/*/input_file.h ${work}/prefix/*/gzip_file.h
-     ${work}/prefix/*/json.h ${work}/prefix/*/seed.h)
+     ${work}/prefix/*/json.h ${work}/prefix/*/philox.h)
 if(private)
   message(FATAL_ERROR "internal headers are installed: ${private}")
 endif()

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "core/autocast.h"
-#include "nn/data/detail/seed.h"
+#include "core/detail/philox.h"
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/shape.h"
@@ -213,7 +213,7 @@ TEST(Augmentation, ElasticDeformationMatchesFormula) {
   params.elastic = 1.5;
   params.seed = 99;
   const AugmentOptions options{.size = Triple(6, 9, 11), .resampled_axes = {true, true, false}, .elastic_spacing = 4};
-  Generator random(data::derived_seed(99, 0, 0));
+  Generator random(derived_seed(99, 0, 0));
   const Tensor normals = randn({3, 5, 6, 6}, {.dtype = f64}, &random);
   const auto displacement = [&](size_t axis, const Point& voxel) {
     if (axis == 2) return 0.0;

@@ -18,21 +18,22 @@ namespace voxgrad {
 std::string in_bytes(int64_t count);
 
 /// A regular file open for reading.
-class InputFile {
+class InputFile : NonCopyable {
  public:
   /// `op` is the prefix of error messages; `max_bytes` is the limit of check_limit(). Throws if `path` does not exist,
   /// is not readable, or is a directory or a device.
   InputFile(const std::filesystem::path& path, const char* op, int64_t max_bytes = INT64_MAX);
   ~InputFile();
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
 
   /// Returns the size of the file in bytes.
   int64_t size() const { return size_; }
   /// Returns the number of bytes after the current position.
   int64_t remaining() const { return size_ - position_; }
   /// Reads `bytes` bytes and advances the position. Throws if the file is shorter.
-  void read(void* to, size_t bytes);
+  void read(void* to, size_t bytes) {
+    read_at(position_, to, bytes);
+    position_ += static_cast<int64_t>(bytes);
+  }
   /// Reads `bytes` bytes at `position`. Several threads may call read_at() at the same time. Throws if the file is
   /// shorter.
   void read_at(int64_t position, void* to, size_t bytes) const;

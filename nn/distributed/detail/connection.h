@@ -1,4 +1,5 @@
-// Non-blocking TCP connections between ranks. Each connection buffers its frames in both directions.
+// Non-blocking TCP connections between ranks, and the sockets on which rank 0 listens. Each connection buffers its
+// frames in both directions.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "../../../core/noncopyable.h"
 
 namespace voxgrad::distributed {
 
@@ -79,6 +82,34 @@ void poll_connections(const std::vector<Connection*>& connections, const std::ve
 /// Connects to one of the addresses of a host before the deadline. If no address accepts the connection, returns a
 /// closed connection and sets `reason`.
 Connection connect_to(const std::string& host, int port, Deadline deadline, std::string& reason);
+
+/// The sockets on which rank 0 waits for the other ranks.
+class Listener : NonCopyable {
+ public:
+  /// Listens on the addresses of `host` that belong to this machine. Listens on all interfaces instead if `token` is
+  /// not empty and other machines could not connect to these addresses. Other machines cannot connect if `host` has no
+  /// address on this machine, or if `host` is a name other than localhost that resolves only to loopback addresses
+  /// (such as Debian's 127.0.1.1). Port 0 selects a free port. Throws Error with the reason if no address can be used.
+  Listener(const std::string& host, int port, std::string token);
+  ~Listener() { close(); }
+
+  int port() const { return port_; }
+  const std::string& token() const { return token_; }
+  const std::vector<int>& handles() const { return handles_; }
+  /// Returns whether only processes of this machine can connect.
+  bool is_loopback_only() const;
+  /// Returns the addresses and the port for messages: "127.0.1.1, port 29500".
+  std::string describe() const;
+
+ private:
+  std::string listen_on(const char* host);
+  void close();
+
+  std::vector<int> handles_;
+  std::vector<std::string> addresses_;
+  int port_;
+  std::string token_;
+};
 
 /// Replaces bytes that are not printable ASCII by escapes such as "\x1b", so that a peer's text can be printed.
 std::string escape(std::string_view text);

@@ -22,36 +22,6 @@
 
 namespace voxgrad::distributed {
 
-/// The sockets on which rank 0 waits for the other ranks.
-class Listener {
- public:
-  /// Listens on the addresses of `host` that belong to this machine. Listens on all interfaces instead if `token` is
-  /// not empty and other machines could not connect to these addresses. Other machines cannot connect if `host` has no
-  /// address on this machine, or if `host` is a name other than localhost that resolves only to loopback addresses
-  /// (such as Debian's 127.0.1.1). Port 0 selects a free port. Throws Error with the reason if no address can be used.
-  Listener(const std::string& host, int port, std::string token);
-  ~Listener();
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
-
-  int port() const { return port_; }
-  const std::string& token() const { return token_; }
-  const std::vector<int>& handles() const { return handles_; }
-  /// Returns whether only processes of this machine can connect.
-  bool is_loopback_only() const;
-  /// Returns the addresses and the port for messages: "127.0.1.1, port 29500".
-  std::string describe() const;
-
- private:
-  std::string listen_on(const char* host);
-  void close();
-
-  std::vector<int> handles_;
-  std::vector<std::string> addresses_;
-  int port_;
-  std::string token_;
-};
-
 /// The state of a rank's collectives.
 struct Progress {
   std::string late{};     ///< "all_reduce within 600 s": a collective that exceeded the timeout; empty if there is none
@@ -61,7 +31,7 @@ struct Progress {
 
 /// TCP connections between rank 0 and each other rank. Collectives do not use these connections. No function blocks for
 /// longer than its time limit, regardless of what the peers send and whether they read.
-class Rendezvous {
+class Rendezvous : NonCopyable {
  public:
   /// Rank 0: waits until all other ranks have joined, and sends `message` to these ranks. Refuses peers without the
   /// token, with a different number of ranks, or with a rank that has already joined; this does not affect the other
@@ -73,8 +43,6 @@ class Rendezvous {
   Rendezvous(int rank, int size, const std::string& host, int port, const std::string& token, double seconds);
   /// Leaves the group. Takes up to two seconds if other ranks do not answer.
   ~Rendezvous();
-  Rendezvous(const Rendezvous&) = delete;
-  Rendezvous& operator=(const Rendezvous&) = delete;
 
   /// Returns the message of rank 0.
   const std::string& message() const { return message_; }
@@ -103,7 +71,6 @@ class Rendezvous {
   std::vector<int> missing() const;
   std::vector<Connection*> connections();
   void send_to_all(const Frame& frame);
-  void flush(double seconds);
   void stop_watching();
   void monitor();
   void receive(Deadline deadline);
