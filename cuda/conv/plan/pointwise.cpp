@@ -7,7 +7,7 @@ namespace voxgrad::cuda {
 namespace {
 
 constexpr double kFmaRate = 0.5 * 128 * kMultiprocessors;  // products that all SMs add per clock
-constexpr int64_t kMaxTiles = 256;  // tiles of a warp of wgrad, so that a float adds at most 2048 voxels
+constexpr int64_t kMaxTiles = 256;          // tiles of a warp of wgrad, so that a float adds at most 2048 voxels
 constexpr int kMaxStaticBytes = 21 * 1024;  // static shared memory, and shared memory of the system
 
 bool is_pointwise(const ConvProblem& p) {
