@@ -163,7 +163,7 @@ using F16 = OneProduct<Float16>;
 /// products of the parts are computed. Tensor cores truncate when they add to an accumulator, and the error would grow
 /// with each addition. Each call therefore sums its products from zero and adds this sum to the accumulator in float32
 /// (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
-/// peak performance", 2022). The other two products of an infinity are NaN and are omitted.
+/// peak performance", 2022). An infinite input gives NaN.
 struct Tf32x3 {
   static constexpr bool kRounds = false;
   using Element = float;
@@ -184,15 +184,17 @@ struct Tf32x3 {
       uint32_t high[4], low[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) split(a[m][i], high[i], low[i]);
+      Accumulator step[kN] = {};
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        Accumulator product = {}, rest = {};
-        multiply_fragments<float>(rest, low, b[n][0], b[n][1]);
-        multiply_fragments<float>(rest, high, b[n][2], b[n][3]);
-        multiply_fragments<float>(product, high, b[n][0], b[n][1]);
+      for (int n = 0; n < kN; ++n) multiply_fragments<float>(step[n], low, b[n][0], b[n][1]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) c[m][n][i] += product[i] + (fabsf(product[i]) < INFINITY ? rest[i] : 0);
-      }
+      for (int n = 0; n < kN; ++n) multiply_fragments<float>(step[n], high, b[n][2], b[n][3]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) multiply_fragments<float>(step[n], high, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[m][n][i] += step[n][i];
     }
   }
   template <int kN>

@@ -68,6 +68,43 @@ __device__ void list_weights(const PointwiseParams& p, int count, uint32_t* to, 
   }
 }
 
+/// Sums of products. float32 is multiplied like in Tf32x3, but the tensor cores add the two small products, `rest`,
+/// over all calls. They are NaN if an input is infinite, and are then omitted.
+template <class Arithmetic, int kM, int kN>
+struct Sums {
+  static constexpr bool kSplit = Arithmetic::kParts > 1;
+  Accumulator sum[kM][kN] = {};
+  Accumulator rest[kSplit ? kM : 1][kSplit ? kN : 1] = {};
+
+  /// Adds the products of staged words.
+  __device__ void multiply(const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
+    if constexpr (kSplit) {
+      uint32_t high[4], low[4], parts[kN][4];
+      Arithmetic::split_words(parts, b);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) Arithmetic::split(a[m][i], high[i], low[i]);
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          Accumulator product = {};
+          multiply_fragments<float>(product, high, parts[n][0], parts[n][1]);
+          multiply_fragments<float>(rest[m][n], low, parts[n][0], parts[n][1]);
+          multiply_fragments<float>(rest[m][n], high, parts[n][2], parts[n][3]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[m][n][i] += product[i];
+        }
+      }
+    } else {
+      Arithmetic::multiply_words(sum, a, b);
+    }
+  }
+  __device__ float total(int m, int n, int i) const {
+    if constexpr (kSplit) return sum[m][n][i] + (fabsf(sum[m][n][i]) < INFINITY ? rest[m][n][i] : 0);
+    return sum[m][n][i];
+  }
+};
+
 /// The ring of a warp, into which each lane copies vectors of the wide tensor that only this lane reads: in each stage,
 /// kChunks vectors of channels of each of kRowsOfLane voxels.
 template <class T, int kChunks>
@@ -103,8 +140,8 @@ struct InputRing {
 };
 
 /// Adds the products of a stage. Word `part` or part + 4 of a fragment is a word of a vector of the lane.
-template <class Arithmetic, int kN8, int kChunks, class Ring>
-__device__ void multiply_stage(Accumulator (&sum)[kM16][kN8], const Ring& ring, int stage, uint32_t weights) {
+template <int kChunks, class Arithmetic, int kN8, class Ring>
+__device__ void multiply_stage(Sums<Arithmetic, kM16, kN8>& sums, const Ring& ring, int stage, uint32_t weights) {
   uint32_t words[kRowsOfLane][kChunks][4];
 #pragma unroll
   for (int i = 0; i < kRowsOfLane * kChunks; ++i)
@@ -121,7 +158,7 @@ __device__ void multiply_stage(Accumulator (&sum)[kM16][kN8], const Ring& ring, 
       for (int i = 0; i < 4 * kM16; ++i) a[i / 4][i % 4] = words[i / 4 * 2 + i % 2][chunk][k + i % 4 / 2];
 #pragma unroll
       for (int i = 0; i < 2 * kN8; ++i) b[i / 2][i % 2] = of_chunk[i / 2][k + i % 2];
-      Arithmetic::multiply_words(sum, a, b);
+      sums.multiply(a, b);
     }
   }
 }
@@ -157,19 +194,19 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_
   }
   __syncthreads();
   for (int stage = 0; first < p.voxels; first += step) {
-    Accumulator sum[kM16][kN8] = {};
+    Sums<Arithmetic, kM16, kN8> sums;
     uint32_t of_stage = shared_address(weights + at.lane);
     for (int chunk = 0; chunk < p.chunks; chunk += kChunks, of_stage += kChunks * kN8 * 512) {
       cp_async_wait<kStages - 2>();
       ring.copy(stage == 0 ? kStages - 1 : stage - 1);
-      multiply_stage<Arithmetic, kN8, kChunks>(sum, ring, stage, of_stage);
+      multiply_stage<kChunks>(sums, ring, stage, of_stage);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     __syncwarp();  // all lanes have stored the previous tile
 #pragma unroll
     for (int i = 0; i < 4 * kM16 * kN8; ++i) {
       const int m = i / (4 * kN8), n = i / 4 % kN8, k = n * 8 + at.part * 2 + i % 2;
-      const float result = max_or_nan(sum[m][n][i % 4] + bias[n][i % 2], p.epilogue.floor);
+      const float result = max_or_nan(sums.total(m, n, i % 4) + bias[n][i % 2], p.epilogue.floor);
       if (k < narrow) staged[(m * 16 + i % 4 / 2 * 8 + at.row) * narrow + k] = convert<T>(result);
     }
     __syncwarp();
@@ -249,10 +286,10 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_wide(const __grid_co
     T* const out = static_cast<T*>(p.out) + first * p.wide;
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
       const int c = (chunk * kLanes + at.part) * kWidth;
-      Accumulator sum[kM16][kBlocks];
+      Sums<Arithmetic, kM16, kBlocks> sums;
 #pragma unroll
       for (int i = 0; i < kM16 * kBlocks * 4; ++i)
-        sum[i / (4 * kBlocks)][i / 4 % kBlocks][i % 4] = bias[c + i / 4 % kBlocks * 2 + i % 2];
+        sums.sum[i / (4 * kBlocks)][i / 4 % kBlocks][i % 4] = bias[c + i / 4 % kBlocks * 2 + i % 2];
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         uint32_t b[kBlocks][2];
@@ -262,14 +299,14 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_wide(const __grid_co
               reinterpret_cast<const uint2*>(weights)[((chunk * kSteps + k) * kBlocks + n) * 32 + at.lane];
           b[n][0] = words.x, b[n][1] = words.y;
         }
-        Arithmetic::multiply_words(sum, a[k], b);
+        sums.multiply(a[k], b);
       }
 #pragma unroll
       for (int v = 0; v < kRowsOfLane; ++v) {
         Vector<T, kWidth> results;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j)
-          results.v[j] = convert<T>(max_or_nan(sum[v / 2][j / 2][v % 2 * 2 + j % 2], p.epilogue.floor));
+          results.v[j] = convert<T>(max_or_nan(sums.total(v / 2, j / 2, v % 2 * 2 + j % 2), p.epilogue.floor));
         const int row = v * kRows + at.row;
         if (row < count && c < p.wide) store_words(out + row * p.wide + c, results);
       }
