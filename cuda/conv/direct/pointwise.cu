@@ -76,15 +76,25 @@ struct Sums {
   Accumulator sum[kM][kN] = {};
   Accumulator rest[kSplit ? kM : 1][kSplit ? kN : 1] = {};
 
+  /// Splits a word like Tf32x3, except that a finite number does not become infinite, and NaN not finite.
+  __device__ static void split(uint32_t bits, uint32_t& high, uint32_t& low) {
+    high = bits;
+    asm("{ .reg .pred rounds; setp.lt.f32 rounds, %1, 0f7f7ff000; @rounds add.u32 %0, %0, 0x1000; }"
+        : "+r"(high)
+        : "f"(fabsf(__uint_as_float(bits))));
+    high &= 0xffffe000;
+    low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));
+  }
   /// Adds the products of staged words.
   __device__ void multiply(const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
     if constexpr (kSplit) {
       uint32_t high[4], low[4], parts[kN][4];
-      Arithmetic::split_words(parts, b);
+#pragma unroll
+      for (int i = 0; i < 2 * kN; ++i) split(b[i / 2][i % 2], parts[i / 2][i % 2], parts[i / 2][i % 2 + 2]);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) Arithmetic::split(a[m][i], high[i], low[i]);
+        for (int i = 0; i < 4; ++i) split(a[m][i], high[i], low[i]);
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
           Accumulator product = {};
@@ -259,7 +269,8 @@ __device__ void load_narrow(uint32_t (&a)[kSteps][kM16][4], const PointwiseParam
 /// Dynamic shared memory: the weights and the bias. The columns of a lane in all blocks of 8 columns of a chunk are the
 /// channels of one vector, so the weights have the order [chunk][k-step][block][lane][word].
 template <class Arithmetic, int kN8>
-__global__ void __launch_bounds__(kThreads, 2) pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
+__global__ void __launch_bounds__(kThreads, pointwise_ctas(false, sizeof(typename Arithmetic::Element), 8 * kN8))
+    pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
   using T = typename Arithmetic::Element;
   constexpr int kWidth = kVectorWidth<T>, kBlocks = kWidth / 2, kSteps = Arithmetic::kElements == 2 ? 1 : kN8;
   constexpr int kPitch = 8 * kSteps + 4;  // words of a voxel in shared memory; avoids bank conflicts
@@ -451,9 +462,10 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwiseP
   with_arithmetic(pointwise_arithmetic(problem), [&]<class Arithmetic>() {
     with_width<1, 2>(divide_up(plan.narrow, 8), [&]<int kN8>() {
       if constexpr (!std::is_same_v<Arithmetic, Tf32>)
-        launch_with_shared(!plan.wide_in               ? pointwise_to_wide<Arithmetic, kN8>
-                           : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
-                                                       : pointwise_to_narrow<Arithmetic, kN8, 2>,
+        launch_with_shared(!plan.wide_in ? pointwise_to_wide < Arithmetic,
+                           Arithmetic::kElements == 2 ? 1 : kN8 >
+                       : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
+                                                   : pointwise_to_narrow<Arithmetic, kN8, 2>,
                            static_cast<unsigned>(plan.blocks), kThreads, plan.shared_bytes, launch.stream, p);
     });
   });

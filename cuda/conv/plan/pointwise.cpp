@@ -32,7 +32,10 @@ void plan_ranges(const ConvProblem& p, PointwisePlan& plan) {
 /// Chooses the chunks of a stage and the grid of fprop and dgrad. At least two CTAs should fit on an SM.
 void plan_grid(const ConvProblem& p, PointwisePlan& plan) {
   const auto item_bytes = static_cast<int>(item_size(p.dtype));
-  const int chunk = kPointwiseLanes * 16 / item_bytes, columns = 8 * divide_up(plan.narrow * item_bytes, 32);
+  const int chunk = kPointwiseLanes * 16 / item_bytes, most = pointwise_ctas(plan.wide_in, item_bytes, plan.narrow);
+  // Words of weights of a wide channel.
+  const int columns =
+      plan.wide_in ? 2 * item_bytes * divide_up(plan.narrow, 8) : 8 * divide_up(plan.narrow * item_bytes, 32);
   const auto bytes = [&](int chunks) {
     const int weights = round_up(plan.wide, chunks * chunk) * (columns + (plan.wide_in ? 0 : 1)) * 4;
     const int ring = kPointwiseStages * 64 * chunks, results = plan.narrow * item_bytes;  // bytes of a voxel
@@ -40,12 +43,14 @@ void plan_grid(const ConvProblem& p, PointwisePlan& plan) {
   };
   const int tile =
       plan.wide_in ? 0 : kPointwiseWarps * kPointwiseVoxels * (columns + 4) * 4;  // in static shared memory
-  const auto resident = [&](int chunks) { return std::min(kMaxSharedBytes / (bytes(chunks) + tile + 1024), 3); };
+  const auto resident = [&](int chunks) {
+    return std::min<int64_t>(p.shared_limit / (bytes(chunks) + tile + 1024), most);
+  };
   const bool fit = resident(2) > 1 && bytes(2) + kMaxStaticBytes <= p.shared_limit;
   plan.chunks_of_stage = plan.wide > chunk && fit ? 2 : 1;
   plan.shared_bytes = bytes(plan.chunks_of_stage);
   plan.blocks = std::min<int64_t>(divide_up(plan.voxels, kPointwiseVoxels * kPointwiseWarps),
-                                  int64_t{p.multiprocessors} * std::max(resident(plan.chunks_of_stage), 1));
+                                  int64_t{p.multiprocessors} * std::max<int64_t>(resident(plan.chunks_of_stage), 1));
 }
 
 }  // namespace

@@ -21,6 +21,10 @@ inline ConvArithmetic pointwise_arithmetic(const ConvProblem& p) {
 inline constexpr int kPointwiseLanes = 4;
 /// Voxels that a warp of fprop and dgrad computes at a time, warps of a CTA, and stages of the ring of a warp.
 inline constexpr int kPointwiseVoxels = 32, kPointwiseWarps = 8, kPointwiseStages = 3;
+/// Returns the CTAs per SM for which the registers of fprop and dgrad suffice.
+constexpr int pointwise_ctas(bool wide_in, int64_t item_bytes, int narrow) {
+  return wide_in || narrow * item_bytes > 32 ? 2 : 3;
+}
 /// Warps of a CTA of wgrad.
 inline constexpr int kPointwiseWgradWarps = 16;
 /// Returns the voxels that a warp of wgrad computes at a time.
