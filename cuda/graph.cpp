@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <set>
+#include <typeindex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -88,18 +89,23 @@ class GraphRecording final : public Capture {
   /// Returns whether the numbers of the next replay are being written.
   bool refreshing() const { return refreshing_; }
   /// Returns memory for the numbers (such as the learning rate) that the next kernel of an optimizer step reads.
-  ReplayNumbers numbers(size_t bytes) {
+  ReplayNumbers numbers(size_t bytes, const std::type_info& type) {
     if (!refreshing_ && !stepping_) return {};
     if (!refreshing_) {
       const StreamGuard guard(numbers_stream_);
-      numbers_.push_back(std::make_unique<Storage>(bytes, device()));
+      numbers_.push_back({std::make_unique<Storage>(bytes, device()), type});
     }
-    check(next_number_ < numbers_.size() && numbers_[next_number_]->bytes() == bytes, kOp,
+    check(next_number_ < numbers_.size() && numbers_[next_number_].type == type, kOp,
           "an optimizer step differs from the captured step; capture the graph again");
-    return {numbers_[next_number_++]->data(), refreshing_};
+    return {numbers_[next_number_++].memory->data(), refreshing_};
   }
 
  private:
+  struct Numbers {
+    std::unique_ptr<Storage> memory;
+    std::type_index type;
+  };
+
   cudaStream_t handle() const { return static_cast<cudaStream_t>(stream_.handle()); }
 
   cudaGraph_t capture(const std::function<void()>& function) {
@@ -145,7 +151,7 @@ class GraphRecording final : public Capture {
   std::unordered_map<std::shared_ptr<Storage>, bool> used_;
   std::set<std::weak_ptr<Storage>, std::owner_less<>> own_;  ///< memory of the graph that its kernels write
   std::vector<std::function<void(bool)>> steps_;             ///< the captured optimizer steps
-  std::vector<std::unique_ptr<Storage>> numbers_;            ///< memory for the numbers of these steps, in kernel order
+  std::vector<Numbers> numbers_;                             ///< the numbers of these steps, in kernel order
   size_t next_number_ = 0;                                   ///< index in numbers_ of the memory for the next kernel
   int64_t replays_ = 0;
   bool stepping_ = false;    ///< an optimizer step is being captured
@@ -166,9 +172,9 @@ void refuse_in_capture(const char* op, int device, const char* why) {
         " while a CUDA graph is being captured");
 }
 
-ReplayNumbers replay_numbers(size_t bytes) {
+ReplayNumbers replay_numbers(size_t bytes, const std::type_info& type) {
   GraphRecording* recording = current_recording();
-  return recording ? recording->numbers(bytes) : ReplayNumbers{};
+  return recording ? recording->numbers(bytes, type) : ReplayNumbers{};
 }
 
 CUDAGraph::CUDAGraph(int device) : device_(device) { cuda_runtime().require(device); }

@@ -106,7 +106,7 @@ __global__ void store_kernel(Number number, Number* live) {
 /// queues a write of the number and sets `*refreshed`.
 template <class Number>
 const Number* live_number(const Launch& launch, const Number& number, bool* refreshed) {
-  const ReplayNumbers numbers = replay_numbers(sizeof(Number));
+  const ReplayNumbers numbers = replay_numbers(sizeof(Number), typeid(Number));
   auto* live = static_cast<Number*>(numbers.data);
   if (numbers.refresh) store_kernel<<<1, 1, 0, launch.stream>>>(number, live);
   *refreshed = numbers.refresh;

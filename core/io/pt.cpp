@@ -2,7 +2,6 @@
 #include "core/io/pt.h"
 
 #include <bit>
-#include <functional>
 #include <map>
 #include <mutex>
 
@@ -81,20 +80,21 @@ struct PtFile {
   /// Returns the nodes of all tensors below `root` by dotted names.
   std::map<std::string, uint32_t> find_tensors(uint32_t root) const {
     struct Level {
-      const PickledNode& container;
-      size_t child;  ///< index of the child that the search visits
+      uint32_t node;
+      size_t next;  ///< index of the next child
     };
     std::map<std::string, uint32_t> tensors;
     std::vector<Level> levels;
-    std::vector<bool> is_open(graph.nodes.size());  // by node: whether the search is inside this container
+    std::vector<bool> is_open(graph.nodes.size());  // whether a node is in `levels`
     size_t name_bytes = 0;
     int64_t visited = 0;
     const auto add = [&](uint32_t tensor) {
       std::string name;
       for (const Level& level : levels) {
-        std::string key = std::to_string(level.child);
-        if (level.container.kind == Kind::dict) {
-          const uint32_t index = level.container.children[level.child - 1];
+        const PickledNode& parent = graph.nodes[level.node];
+        std::string key = std::to_string(level.next - 1);
+        if (parent.kind == Kind::dict) {
+          const uint32_t index = parent.children[level.next - 2];
           const PickledNode& node = graph.nodes[index];
           file.check(node.kind == Kind::text || node.kind == Kind::integer, "a dict that contains tensors below ",
                      in_quotes(name), " has a key that is ", graph.describe(index), ", not a text or integer");
@@ -108,23 +108,28 @@ struct PtFile {
       file.check(tensors.emplace(name, tensor).second, "two tensors have the name ", in_quotes(name));
       file.check(tensors.size() <= kMaxPickledTensors, "more than ", kMaxPickledTensors, " tensors");
     };
-    const std::function<void(uint32_t)> visit = [&](uint32_t index) {
-      const PickledNode& node = graph.nodes[index];
-      const bool is_dict = node.kind == Kind::dict;
-      if (node.kind == Kind::tensor) add(index);
-      if ((!is_dict && node.kind != Kind::list && node.kind != Kind::tuple) || is_open[index]) return;
+    const auto visit = [&](uint32_t node) {
+      const Kind kind = graph.nodes[node].kind;
+      if (kind == Kind::tensor) add(node);
+      if ((kind != Kind::list && kind != Kind::tuple && kind != Kind::dict) || is_open[node]) return;
       file.check(levels.size() < kMaxLevels, "containers have more than ", kMaxLevels, " levels");
-      is_open[index] = true;
-      for (size_t i = is_dict ? 1 : 0; i < node.children.size(); i += is_dict ? 2 : 1) {
-        file.check(++visited <= kMaxVisited, "the containers have more than ", kMaxVisited,
-                   " values; shared containers count repeatedly");
-        levels.push_back({node, i});
-        visit(node.children[i]);
-        levels.pop_back();
-      }
-      is_open[index] = false;
+      is_open[node] = true;
+      levels.push_back({node, 0});
     };
     visit(root);
+    while (!levels.empty()) {
+      Level& level = levels.back();
+      const PickledNode& parent = graph.nodes[level.node];
+      if (level.next >= parent.children.size()) {
+        is_open[level.node] = false;
+        levels.pop_back();
+        continue;
+      }
+      file.check(++visited <= kMaxVisited, "the containers have more than ", kMaxVisited,
+                 " values; shared containers count repeatedly");
+      level.next += parent.kind == Kind::dict ? 2 : 1;
+      visit(parent.children[level.next - 1]);
+    }
     return tensors;
   }
 

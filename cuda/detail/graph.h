@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <typeinfo>
 
 namespace voxgrad::cuda {
 
@@ -18,7 +19,8 @@ struct ReplayNumbers {
   void* data = nullptr;  ///< null if no optimizer step is captured; the numbers are then kernel arguments
   bool refresh = false;  ///< true before a replay: the caller must write `data` and launch nothing else
 };
-/// Returns `bytes` bytes of memory for the numbers of the next kernel of a captured optimizer step.
-ReplayNumbers replay_numbers(size_t bytes);
+/// Returns memory for the numbers of the next kernel of a captured optimizer step. They have `bytes` bytes and are of
+/// type `type`. Throws Error if the captured kernel reads numbers of another type.
+ReplayNumbers replay_numbers(size_t bytes, const std::type_info& type);
 
 }  // namespace voxgrad::cuda
