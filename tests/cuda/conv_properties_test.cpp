@@ -109,7 +109,7 @@ TEST_F(CudaConv, SupportsConcurrentLaunchesFromTwoThreads) {
 }
 
 /// With stride 2 and kernel size 2, planes 2i and 2i + 1 of the large tensor depend only on plane i of the small
-/// tensor, so a few planes can be checked separately.
+/// tensor, so a few planes can be checked separately, perhaps with other kernels.
 TEST_F(CudaConv, SupportsMoreThan2To31Elements) {
   NoGradGuard no_grad;
   const int64_t small = 646;  // (2 * 646)^3 > 2^31
@@ -122,8 +122,8 @@ TEST_F(CudaConv, SupportsMoreThan2To31Elements) {
     const Tensor down = conv3d(up, w, {}, {.stride = 2});
     for (const int64_t plane : {int64_t{0}, small / 2, small - 1}) {
       const Tensor part = conv_transpose3d(x.narrow(2, plane, 1), w, {}, {.stride = 2});
-      EXPECT_EQ(difference(up.narrow(2, 2 * plane, 2), part), 0) << "conv_transpose3d, plane " << plane;
-      EXPECT_EQ(difference(down.narrow(2, plane, 1), conv3d(part, w, {}, {.stride = 2})), 0)
+      EXPECT_LE(difference(up.narrow(2, 2 * plane, 2), part), 1e-6) << "conv_transpose3d, plane " << plane;
+      EXPECT_LE(difference(down.narrow(2, plane, 1), conv3d(part, w, {}, {.stride = 2})), 1e-5)
           << "conv3d, plane " << plane;
     }
     up.fill_(1);
