@@ -83,6 +83,7 @@ PAGES = {
                                                    ("ops/cpu_capability.h", "Instructions of the CPU kernels"),
                                                    ("core/storage.h", "Storage"),
                                                    ("core/view.h", "View"), ("core/scoped_value.h", "Guards"),
+                                                   ("core/noncopyable.h", "Objects that cannot be copied"),
                                                    ("core/capture.h", "Capture of CUDA graphs")]),
     ],
 }
