@@ -2,7 +2,6 @@
 // that need a GPU throw Error.
 #include "core/device.h"
 #include "core/error.h"
-#include "cuda/conv/plan/problem.h"
 #include "cuda/cuda.h"
 #include "cuda/detail/kernels.h"
 #include "ops/detail/kernels.h"
@@ -93,10 +92,6 @@ CUDAGraph::~CUDAGraph() = default;
 void CUDAGraph::capture(const std::function<void()>&) {}
 void CUDAGraph::replay() {}
 void CUDAGraph::reset() {}
-
-// The planner of the convolutions plans for an H200.
-ConvGpu conv_gpu(int) { return {}; }
-void describe_device(ConvProblem&, int) {}
 
 }  // namespace cuda
 }  // namespace voxgrad

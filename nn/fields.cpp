@@ -49,8 +49,9 @@ bool set_field(const Fields& fields, std::initializer_list<std::string_view> nam
 
 void write_fields(TensorMap& state, const std::string& prefix, const Fields& fields) {
   for (const auto& [name, address] : fields) {
+    Tensor& tensor = state[prefix + name];
     const auto write = [&]<class T>(const T* value) {
-      const Tensor tensor = state[prefix + name] = empty({}, {.dtype = dtype_of<Stored<T>>});
+      tensor = empty({}, {.dtype = dtype_of<Stored<T>>});
       *tensor.mutable_data<Stored<T>>() = std::bit_cast<Stored<T>>(*value);
     };
     std::visit(write, address);
