@@ -267,7 +267,7 @@ class Convolution {
           for (int64_t n = first, next = n; n < end; n = next) {
             next = std::min<int64_t>(n + voxels.family->max_rows, end);
             voxels.family->products[next - n - 1](
-                {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums});
+                {b + n, family.columns, a + voxels.first, layout_.channel, task.segments, unit.channels, sums, width});
             if (out_step == 1)
               store_vectors(unit, {n, next}, {sums, 1, width}, voxels.count, out + voxels.first);
             else
@@ -284,7 +284,8 @@ class Convolution {
         __builtin_prefetch(out + n * p_.out.channel_stride + m * out_step, 1);
         __builtin_prefetch(out + n * p_.out.channel_stride + (m + now - 1) * out_step, 1);
       }
-      const TileProduct<T> product{a + m, layout_.channel, b, family.columns, task.segments, unit.channels, sums};
+      const TileProduct<T> product{a + m,         layout_.channel, b,    family.columns,
+                                   task.segments, unit.channels,   sums, family.columns};
       multiply_inside(family, product, now, q[2] + m, *phase[2]);
       store(unit, {0, unit.block.count}, {sums, family.columns, 1}, now, out + m * out_step, out_step);
     }
@@ -304,13 +305,13 @@ class Convolution {
     auto is_inside = [&](const ConvTap& tap) { return inside(tap).end - inside(tap).begin == rows; };
     if (static_cast<int64_t>(each) * product.depth < kMinDepth || std::ranges::all_of(along_w.taps, is_inside))
       return family.products[rows - 1](product);
-    std::fill_n(product.c, rows * family.columns, T(0));
+    std::fill_n(product.c, rows * product.c_step, T(0));
     for (size_t k = 0; k < along_w.taps.size(); ++k) {
       const ConvRange range = inside(along_w.taps[k]);
       if (range.begin == range.end) continue;
       family.products[range.end - range.begin - 1]({product.a + range.begin, product.a_step, product.b, product.b_step,
                                                     product.segments.subspan(k * each, each), product.depth,
-                                                    product.c + range.begin * family.columns, true});
+                                                    product.c + range.begin * product.c_step, product.c_step, true});
     }
   }
 

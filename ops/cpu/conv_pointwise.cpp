@@ -44,11 +44,11 @@ void pack_weights(const ConvProblem<T>& p, int64_t rows, T* to) {
   }
 }
 
-/// Stores the sums of one output channel. NaN remains NaN.
+/// Adds the bias to the sums of one output channel and applies ReLU. NaN remains NaN.
 template <class T>
-void store_row(const ConvProblem<T>& p, int64_t channel, const T* sums, int64_t count, T* y) {
+void finish_row(const ConvProblem<T>& p, int64_t channel, int64_t count, T* y) {
   const T bias = p.bias ? p.bias[channel * p.bias_stride] : T(0);
-  for (int64_t j = 0; j < count; ++j) y[j] = p.relu && sums[j] + bias < 0 ? T(0) : sums[j] + bias;
+  for (int64_t j = 0; j < count; ++j) y[j] = p.relu && y[j] + bias < 0 ? T(0) : y[j] + bias;
 }
 
 /// Number of voxels per piece. A piece consists of consecutive voxels of a sample.
@@ -111,45 +111,44 @@ void add_products(const ChannelProduct<T>& product, int64_t columns) {
 
 }  // namespace
 
-// A task computes a piece: consecutive voxels of a sample and a group. The task packs the input channels of the piece,
-// so that the channels stay in the second-level cache, and computes a few output channels at a time. With few output
-// channels, the task reads each input only once and therefore does not pack the channels. The size of the pieces does
-// not change the order of any sum.
+// A task computes a block of output channels for a piece: consecutive voxels of a sample and a group. Register tiles
+// read the input channels in place and store their sums directly. The tasks of a piece also prefetch the input channels
+// of the next piece into the second-level cache, so that loading overlaps with the products.
 template <class T>
 void multiply_pointwise(const ConvProblem<T>& p) {
-  constexpr int64_t kPackedBytes = 1 << 18, kMaxPiece = 1536, kUnit = 2 * kVectorBytes / sizeof(T);
+  constexpr int64_t kPieceBytes = 1 << 18, kMaxPiece = 512, kUnit = kPointwiseUnit<T>;
   const TileFamily<T>& tiles = *column_blocks<T>(kUnit).front().family;  // has kUnit columns
   const int64_t voxels = p.out.size[2], outputs = p.out_channels(), inputs = p.in_channels();
-  const int64_t fitting = kPackedBytes / static_cast<int64_t>(sizeof(T)) / std::max<int64_t>(inputs, 1);
-  const int64_t parallel = voxels * p.out.batch * p.groups / (4 * num_threads());  // pieces for all threads
-  const int64_t piece = std::clamp(std::min(fitting, parallel), kUnit, kMaxPiece) / kUnit * kUnit;
+  const int64_t fitting = kPieceBytes / static_cast<int64_t>(sizeof(T)) / std::max<int64_t>(inputs, 1);
+  const int64_t piece = even_piece(divide_up(voxels, kUnit), std::clamp(fitting, kUnit, kMaxPiece) / kUnit) * kUnit;
   const int64_t pieces = divide_up(voxels, piece), rows = even_piece(outputs, int64_t{tiles.max_rows});
-  const int64_t pitch = piece + kUnit / 2;  // not a power of two, so that channels use different sets of the cache
+  const int64_t blocks = divide_up(outputs, rows), x_step = p.in.channel_stride, y_step = p.out.channel_stride;
   const Workspace<T> weights(p.groups * outputs * inputs);
   pack_weights(p, rows, weights.data());
   const std::array<TileSegment, 1> whole{};
-  parallel_for(p.out.batch * p.groups * pieces, grain_of(piece * inputs * outputs), [&](int64_t begin, int64_t end) {
-    const Workspace<T> packed(inputs * pitch);
+  parallel_for(p.out.batch * p.groups * pieces * blocks, grain_of(piece * inputs * rows), [&](int64_t i, int64_t end) {
     alignas(kTileAlignment) T sums[kMaxTileRows * kMaxTileWidth / sizeof(T)];
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i % pieces * piece, count = std::min(piece, voxels - first);
-      const int64_t group = i / pieces % p.groups, n = i / pieces / p.groups;
-      const T* x = p.in.at(n, group * inputs) + first;
-      int64_t x_stride = p.in.channel_stride;
-      if (count < piece || outputs > rows) {
-        copy_piece(packed.data(), pitch, x, x_stride, inputs, count, pitch);
-        x = packed.data();
-        x_stride = pitch;
+    for (; i < end; ++i) {
+      const int64_t o = i % blocks * rows, now = std::min(rows, outputs - o), first = i / blocks % pieces * piece;
+      const int64_t group = i / blocks / pieces % p.groups, n = i / blocks / pieces / p.groups;
+      const int64_t count = std::min(piece, voxels - first), channel = group * outputs + o;
+      const T* const x = p.in.at(n, group * inputs) + first;
+      T* const y = p.out.at(n, channel) + first;
+      TileProduct<T> product{weights.data() + channel * inputs, now, x, x_step, whole, inputs, y, y_step};
+      for (int64_t j = 0; j < count; j += kUnit) {
+        for (int64_t c = o * inputs / outputs; c < (o + now) * inputs / outputs; ++c)
+          for (int64_t k = 0; k < kUnit; k += kTileAlignment / static_cast<int64_t>(sizeof(T)))
+            __builtin_prefetch(x + c * x_step + j + piece + k, 0, 2);
+        // The last tile of a sample ends at the last voxel. Only columns that no other tile computes are stored.
+        const int64_t before = std::max<int64_t>(0, j + kUnit - count);
+        product.b = x + j - before;
+        product.c = before == 0 ? y + j : sums;
+        product.c_step = before == 0 ? y_step : kUnit;
+        tiles.products[now - 1](product);
+        for (int64_t r = 0; before > 0 && r < now; ++r)
+          std::copy(sums + r * kUnit + before, sums + (r + 1) * kUnit, y + r * y_step + j);
       }
-      for (int64_t o = 0; o < outputs; o += rows) {
-        const int64_t now = std::min(rows, outputs - o), channel = group * outputs + o;
-        for (int64_t j = 0; j < count; j += kUnit) {
-          tiles.products[now - 1]({weights.data() + channel * inputs, now, x + j, x_stride, whole, inputs, sums});
-          for (int64_t r = 0; r < now; ++r)
-            store_row(p, channel + r, sums + r * kUnit, std::min(kUnit, count - j),
-                      p.out.at(n, channel + r) + first + j);
-        }
-      }
+      for (int64_t r = 0; (p.bias || p.relu) && r < now; ++r) finish_row(p, channel + r, count, y + r * y_step);
     }
   });
 }

@@ -157,12 +157,17 @@ void depthwise_weight_gradient(const View& w, const View& x, const View& y, cons
 /// equally spaced. Returns whether the axes are merged.
 bool merge_voxels(View& x, View& y, const View& w, const ConvGeometry& geometry);
 
+/// Voxels per register tile of multiply_pointwise().
+template <class T>
+inline constexpr int64_t kPointwiseUnit = 2 * kVectorBytes / sizeof(T);
+
 /// Returns whether multiply_pointwise() supports a pointwise convolution with merged axes, and is fast: contiguous
-/// voxels, enough voxels for all threads, and weights that fit in the workspace.
+/// voxels that nearly fill the register tiles, and weights that fit in the workspace.
 template <class T>
 bool has_many_voxels(const ConvProblem<T>& p) {
-  constexpr int64_t kMinVoxels = 1024, kMaxWeights = 1 << 22;
-  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && p.out.size[2] >= kMinVoxels &&
+  constexpr int64_t kMaxWeights = 1 << 22;
+  const int64_t voxels = p.out.size[2], padding = round_up(voxels, kPointwiseUnit<T>) - voxels;
+  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && padding <= voxels / 8 &&
          p.groups * p.out_channels() * p.in_channels() <= kMaxWeights;
 }
 

@@ -20,7 +20,8 @@ void tile_product(const TileProduct<T>& product) {
   using Vector = typename VectorOf<T, bytes>::Type;
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sums[rows * vectors] = {};
-  if (product.adds) unrolled<rows * vectors>([&](auto i) { std::memcpy(&sums[i], product.c + i * lanes, bytes); });
+  const auto address = [&](int i) { return product.c + i / vectors * product.c_step + i % vectors * lanes; };
+  if (product.adds) unrolled<rows * vectors>([&](auto i) { std::memcpy(&sums[i], address(i), bytes); });
   for (const TileSegment& segment : product.segments) {
     const T* a = product.a + segment.a;
     const T* b = product.b + segment.b;
@@ -33,7 +34,7 @@ void tile_product(const TileProduct<T>& product) {
       });
     }
   }
-  unrolled<rows * vectors>([&](auto i) { std::memcpy(product.c + i * lanes, &sums[i], bytes); });
+  unrolled<rows * vectors>([&](auto i) { std::memcpy(address(i), &sums[i], bytes); });
 }
 
 template <class T, int bytes, int vectors>

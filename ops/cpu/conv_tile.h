@@ -20,7 +20,7 @@ struct TileSegment {
 };
 
 /// c(m, n) = sum over segments and over k in [0, depth) of a[segment.a + k * a_step + m] * b[segment.b + k * b_step +
-/// n]. c is row-major and has the columns of the tile.
+/// n]. c(m, n) is at c[m * c_step + n] and has the columns of the tile.
 template <class T>
 struct TileProduct {
   const T* a = nullptr;
@@ -30,6 +30,7 @@ struct TileProduct {
   std::span<const TileSegment> segments;
   int64_t depth = 0;
   T* c = nullptr;
+  int64_t c_step = 0;
   bool adds = false;  ///< adds to c instead of setting c
 };
 

@@ -209,7 +209,7 @@ class WeightGradient {
       if (depth == 0 || segments.empty()) continue;
       columns.family->products[rows.count - 1]({rows_data + rows_->elements(it.rows), rows.width,
                                                 columns_data + columns_->elements(it.columns), columns.width, segments,
-                                                depth, products});
+                                                depth, products, columns.width});
       for (int64_t j = 0; j < rows.count * columns.width; ++j) sums[j] += products[j];
     }
   }
