@@ -32,16 +32,32 @@ void copy_piece(T* to, int64_t pitch, const T* from, int64_t stride, int64_t cha
     std::fill(std::copy_n(from + c * stride, count, to + c * pitch), to + c * pitch + padded, T(0));
 }
 
-/// Packs the weights for multiply_pointwise(): (group, block of `rows` outputs, input, output of the block).
+/// Packs the weights for multiply_pointwise(): (group, block of `rows` outputs, input, output of the block). Transposes
+/// squares of n weights if the weights of an output are contiguous. The last square of outputs overlaps the previous
+/// one.
 template <class T>
 void pack_weights(const ConvProblem<T>& p, int64_t rows, T* to) {
-  const int64_t outputs = p.out_channels(), inputs = p.in_channels();
-  for (int64_t i = 0; i < p.groups * outputs; ++i) {
-    const int64_t group = i / outputs, o = i % outputs, first = o / rows * rows, step = std::min(rows, outputs - first);
-    const T* const from = p.weight + group * p.weight_group_stride + o * p.weight_out_stride;
-    T* const block = to + (group * outputs + first) * inputs;
-    for (int64_t c = 0; c < inputs; ++c) block[c * step + o - first] = from[c * p.weight_in_stride];
-  }
+  constexpr int64_t kInputs = 64;  // inputs per task, so that the rows of the weight stay in the cache
+  constexpr int n = kColumnUnit<T>;
+  const int64_t outputs = p.out_channels(), inputs = p.in_channels(), out_stride = p.weight_out_stride;
+  const int64_t blocks = divide_up(outputs, rows), parts = divide_up(inputs, kInputs);
+  parallel_for(p.groups * parts * blocks, grain_of(rows * kInputs), [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) {
+      const int64_t group = i / blocks / parts, first = i % blocks * rows, step = std::min(rows, outputs - first);
+      const T* const from = p.weight + group * p.weight_group_stride + first * out_stride;
+      T* const block = to + (group * outputs + first) * inputs;
+      int64_t c = i / blocks % parts * kInputs;
+      const int64_t last = std::min(inputs, c + kInputs);
+      for (; p.weight_in_stride == 1 && step >= n && c + n <= last; c += n)
+        for (int64_t o = 0; o < step; o += n) {
+          const int64_t at = std::min(o, step - n);
+          transpose<T, n>([&](int k) { return from + (at + k) * out_stride + c; },
+                          [&](int k) { return block + (c + k) * step + at; });
+        }
+      for (; c < last; ++c)
+        for (int64_t o = 0; o < step; ++o) block[c * step + o] = from[o * out_stride + c * p.weight_in_stride];
+    }
+  });
 }
 
 /// Adds the bias to the sums of one output channel and applies ReLU. NaN remains NaN.
