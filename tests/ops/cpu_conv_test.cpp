@@ -362,14 +362,15 @@ TEST_F(CpuConv, HandlesManyTiles) {
     ConvCheck<float>(c, Layout::contiguous, 4).expect_exact(Layout::contiguous);
 }
 
-// Pointwise convolutions with at least 1024 voxels have their own kernel. In the first case, the voxels are divided
-// into several pieces, the last of which is shorter. The second case has a single piece and few channels. The third
-// case has groups.
+// Pointwise convolutions whose voxels nearly fill the register tiles have their own kernel. In the first case, the
+// voxels are divided into several pieces, the last of which is shorter. The second case has a single piece and few
+// channels. The third case has groups. The last case has few voxels; its last tile overlaps the previous one.
 TEST_F(CpuConv, HandlesPointwiseKernelsOnManyVoxels) {
   for (int threads : {1, 3}) {
     set_num_threads(threads);
-    for (const Case& c : {convolution(2, 37, 29, {11, 13, 15}, 1), convolution(1, 5, 3, {8, 8, 16}, 1),
-                          convolution(2, 6, 60, {9, 16, 17}, 1, {.groups = 3})}) {
+    for (const Case& c :
+         {convolution(2, 37, 29, {11, 13, 15}, 1), convolution(1, 5, 3, {8, 8, 16}, 1),
+          convolution(2, 6, 60, {9, 16, 17}, 1, {.groups = 3}), convolution(2, 130, 31, {5, 5, 5}, 1)}) {
       ConvCheck<float>(c, Layout::contiguous, 12).expect_exact(Layout::contiguous);
       ConvCheck<double>(c, Layout::contiguous, 13).expect_exact(Layout::contiguous);
       ConvCheck<float>(c, Layout::channels_last, 14).expect_exact(Layout::channels_last);
@@ -399,7 +400,7 @@ TEST_F(CpuConv, HandlesLongKernels) {
 }
 
 // The second case has few voxels. Blocks of channels therefore run in parallel, unless there are more threads than
-// blocks. The third case is pointwise; the size of its pieces of voxels depends on the number of threads.
+// blocks. The third case is pointwise.
 TEST_F(CpuConv, IsBitwiseIndependentOfThreadCount) {
   for (const Case& c :
        {transposed(2, 300, 20, {3, 6, 9}, 3, {.stride = 2, .padding = 1}, 1),
