@@ -150,20 +150,20 @@ class ConvCheck {
     scatter();
   }
 
-  /// Runs the three kernels with and without bias. Expects exact results, because sums of such small integers are
-  /// exact.
+  /// Runs the three kernels without bias, with bias, and with bias and ReLU. Expects exact results, because sums of
+  /// such small integers are exact.
   void expect_exact(Layout layout) {
     const Kernels& table = cpu_kernels();
-    for (bool with_bias : {false, true}) {
+    for (const auto& [with_bias, relu] : {std::pair(false, false), std::pair(true, false), std::pair(true, true)}) {
       const View by = bias_view(bias_y_), bx = bias_view(bias_x_);
       Block<T> y(shape_y(), layout);
       y.poison();
-      table.conv_forward(y.view, x_.view, w_.view, with_bias ? &by : nullptr, c_.geometry);
-      expect_equal("conv_forward", y, expected_y_, with_bias ? &bias_y_ : nullptr);
+      table.conv_forward(y.view, x_.view, w_.view, {with_bias ? &by : nullptr, relu}, c_.geometry);
+      expect_equal("conv_forward", y, expected_y_, with_bias ? &bias_y_ : nullptr, relu);
       Block<T> x(shape_x(), layout);
       x.poison();
-      table.conv_backward_data(x.view, y_.view, w_.view, with_bias ? &bx : nullptr, c_.geometry);
-      expect_equal("conv_backward_data", x, expected_x_, with_bias ? &bias_x_ : nullptr);
+      table.conv_backward_data(x.view, y_.view, w_.view, {with_bias ? &bx : nullptr, relu}, c_.geometry);
+      expect_equal("conv_backward_data", x, expected_x_, with_bias ? &bias_x_ : nullptr, relu);
     }
     Block<T> w(shape_w(), layout);
     w.poison();
@@ -216,15 +216,17 @@ class ConvCheck {
     });
   }
 
-  void expect_equal(const char* what, Block<T>& actual, Block<double>& expected, const std::vector<T>* bias) {
+  void expect_equal(const char* what, Block<T>& actual, Block<double>& sums, const std::vector<T>* bias,
+                    bool relu = false) {
     int64_t wrong = 0;
     actual.each([&](const std::array<int64_t, 5>& i, T& value) {
-      const double shift = bias ? (*bias)[static_cast<size_t>(2 * i[1])] : 0;
-      if (value == expected.at(i) + shift) return;
+      const double sum = sums.at(i) + (bias ? (*bias)[static_cast<size_t>(2 * i[1])] : 0);
+      const double expected = relu ? std::max(sum, 0.0) : sum;
+      if (value == expected) return;
       if (wrong++ == 0)
-        ADD_FAILURE() << what << (bias ? " with bias" : "") << ": " << value << " at [" << i[0] << ", " << i[1] << ", "
-                      << i[2] << ", " << i[3] << ", " << i[4] << "] instead of " << expected.at(i) + shift << " (" << c_
-                      << ")";
+        ADD_FAILURE() << what << (bias ? " with bias" : "") << (relu ? " and ReLU" : "") << ": " << value << " at ["
+                      << i[0] << ", " << i[1] << ", " << i[2] << ", " << i[3] << ", " << i[4] << "] instead of "
+                      << expected << " (" << c_ << ")";
     });
     EXPECT_EQ(wrong, 0) << what;
     EXPECT_TRUE(actual.guards_intact()) << what << " wrote outside its output (" << c_ << ")";
