@@ -56,35 +56,6 @@ __device__ uint32_t round_pair(float first, float second, float floor) {
   return pair;
 }
 
-/// Transposes a 4 x 4 matrix that four neighboring lanes hold: element i of lane j becomes element j of lane i.
-__device__ inline void transpose_quad(uint32_t (&v)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const int other = 3 - bit;  // 2 or 1
-    const bool upper = lane & bit;
-    const uint32_t first = __shfl_xor_sync(0xffffffff, upper ? v[0] : v[bit], bit);
-    const uint32_t second = __shfl_xor_sync(0xffffffff, upper ? v[other] : v[3], bit);
-    v[0] = upper ? first : v[0];
-    v[bit] = upper ? v[bit] : first;
-    v[other] = upper ? second : v[other];
-    v[3] = upper ? v[3] : second;
-  }
-}
-
-/// Exchanges pairs of floats between two neighboring lanes. Each lane has a pair of two vectors of four elements: the
-/// even lane the first halves, the odd lane the second halves. Afterwards, the even lane has the first vector and the
-/// odd lane the second one.
-__device__ inline void exchange_pairs(float (&v)[4]) {
-  const bool odd = threadIdx.x % 2;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float other = __shfl_xor_sync(0xffffffff, odd ? v[i] : v[i + 2], 1);
-    v[i] = odd ? other : v[i];
-    v[i + 2] = odd ? v[i + 2] : other;
-  }
-}
-
 /// Returns the nearest TF32 value (ties away from zero) as the bits of a float. Tensor cores would truncate the value.
 __device__ inline uint32_t round_tf32(float value) {
   uint32_t bits;

@@ -7,6 +7,7 @@
 // input at such a tap gives NaN instead of infinity.
 #include "cuda/conv/common/arithmetic.cuh"
 #include "cuda/conv/common/epilogue.h"
+#include "cuda/conv/common/store_vectors.cuh"
 #include "cuda/conv/direct/few_inputs.cuh"
 
 namespace voxgrad::cuda {
@@ -68,38 +69,31 @@ __device__ void list_weights(const FewInputsFpropParams& p, int first_channel, u
   }
 }
 
+/// Rounds max(sum, floor), for store_vectors().
+template <class T>
+struct Floor {
+  float floor;
+  __device__ float operator()(float sum, int, int) const { return max_or_nan(sum, floor); }
+  __device__ uint32_t pair(float first, float second, int) const { return round_pair<T>(first, second, floor); }
+};
+
 /// Stores the results of a warp.
 template <class T, int kM16, int kN8>
 __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile& tile, uint32_t voxels,
                               const Accumulator (&sum)[kM16][kN8], int first_channel) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4,
-            t = static_cast<int>(threadIdx.x) % 4;
+  const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
   T* const out = static_cast<T*>(p.out) + tile.first_voxel(p.in) * p.channels + first_channel;
 #pragma unroll
-  for (int i = 0; i < 2 * kM16; ++i) {
-    const FewInputsVoxel voxel = load_voxel(voxels, (warp * kM16 * 2 + i) * 8 + g);
-    const bool exists = voxel.lies_in(tile);
-    T* const to = out + int64_t{voxel.number} * p.channels;
+  for (int m = 0; m < kM16; ++m) {
+    T* to[2];
+    bool exists[2];
 #pragma unroll
-    for (int n = 0; n < kN8; n += 4) {
-      if constexpr (sizeof(T) == 4) {
-#pragma unroll
-        for (int j = n; j < n + 4; ++j) {
-          const float(&both)[4] = sum[i / 2][j];
-          if (exists && first_channel + j * 8 + 2 * t < p.channels)
-            *reinterpret_cast<float2*>(to + j * 8 + 2 * t) = {max_or_nan(both[i % 2 * 2], p.epilogue.floor),
-                                                              max_or_nan(both[i % 2 * 2 + 1], p.epilogue.floor)};
-        }
-      } else {
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          words[j] = round_pair<T>(sum[i / 2][n + j][i % 2 * 2], sum[i / 2][n + j][i % 2 * 2 + 1], p.epilogue.floor);
-        transpose_quad(words);  // 8 neighboring channels for each lane
-        if (exists && first_channel + (n + t) * 8 < p.channels)
-          *reinterpret_cast<uint4*>(to + (n + t) * 8) = {words[0], words[1], words[2], words[3]};
-      }
+    for (int r = 0; r < 2; ++r) {
+      const FewInputsVoxel voxel = load_voxel(voxels, ((warp * kM16 + m) * 2 + r) * 8 + g);
+      to[r] = out + int64_t{voxel.number} * p.channels;
+      exists[r] = voxel.lies_in(tile);
     }
+    store_vectors<kN8>(to, exists, sum[m], Floor<T>{p.epilogue.floor}, p.channels - first_channel);
   }
 }
 

@@ -2,7 +2,7 @@
 // as vectors of a voxel's channels, as single elements at any strides, or as float partial sums (split-K).
 #pragma once
 
-#include "cuda/conv/common/mma.cuh"
+#include "cuda/conv/common/store_vectors.cuh"
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 #include "cuda/conv/sm90/fprop_dgrad/scheduler.cuh"
 #include "cuda/conv/sm90/wgmma.cuh"
@@ -84,42 +84,6 @@ struct Finish {
   }
 };
 
-/// Stores the first `columns` columns of the row that begins at to[offset] to contiguous memory, as vectors. Four
-/// neighboring lanes hold a row. `half` selects row g or row g + 8 of the warp's m64 tile.
-template <int half, int kN8, class T, int kSums, class F>
-__device__ void store_vectors(T* to, uint32_t offset, const Accumulator (&sum)[kSums], const F& finish, int columns,
-                              bool exists) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-  constexpr int kBlocks = sizeof(T) == 2 ? 4 : 2, kVectors = kN8 / kBlocks * kBlocks;  // blocks of 8 columns
-  if constexpr (sizeof(T) == 2) {
-#pragma unroll
-    for (int n = 0; n < kVectors; n += 4) {
-      uint32_t v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = finish.pair(sum[n + i][2 * half], sum[n + i][2 * half + 1], n + i);
-      transpose_quad(v);
-      if (exists && (n + lane) * 8 < columns)
-        *reinterpret_cast<uint4*>(to + lane * 8 + offset + n * 8) = {v[0], v[1], v[2], v[3]};
-    }
-  } else {
-    const int first = lane % 2 * 8 + lane / 2 * 4;
-#pragma unroll
-    for (int n = 0; n < kVectors; n += 2) {
-      float v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = finish(sum[n + i / 2][2 * half + i % 2], n + i / 2, i % 2);
-      exchange_pairs(v);
-      if (exists && n * 8 + first < columns) store_values<4>(to + first + offset + n * 8, v);
-    }
-  }
-  const int left = exists ? columns - lane * 2 : 0;
-#pragma unroll
-  for (int n = kVectors; n < kN8; ++n) {
-    const float pair[2] = {finish(sum[n][2 * half], n, 0), finish(sum[n][2 * half + 1], n, 1)};
-    if (n * 8 < left) store_values<2>(to + lane * 2 + offset + n * 8, pair);
-  }
-}
-
 /// Stores the columns of a row one by one, `stride` elements apart. If channels are not innermost, 8 lanes store 8
 /// voxels of a channel.
 template <int half, int kN8, class T, int kSums, class F>
@@ -187,25 +151,26 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
     if (p.partial) store_zeros<Tile>(places, partial, rows_apart, columns);
     return;
   }
-  const auto each_row = [&](const auto& store_row) {
+  const auto each_tile = [&](const auto& store_rows) {
 #pragma unroll
     for (int tile = 0; tile < Tile::kTiles; ++tile) {
-      uint32_t offset;
-      const bool exists = places.find(tile * rows_apart, offset);
-      store_row.template operator()<0>(offset, sum[tile], exists);
-      const bool other_exists = places.find(tile * rows_apart + 8, offset);
-      store_row.template operator()<1>(offset, sum[tile], other_exists);
+      uint32_t offset[2];
+      bool exists[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) exists[r] = places.find(tile * rows_apart + 8 * r, offset[r]);
+      store_rows(offset, exists, sum[tile]);
     }
   };
   const auto store_vector_rows = [&](auto* to, const auto& finish) {
-    each_row([&]<int half>(uint32_t offset, const auto& row, bool exists) {
-      store_vectors<half, Tile::kN8>(to, offset, row, finish, columns, exists);
+    each_tile([&](const auto& offset, const auto& exists, const auto& row_sums) {
+      store_vectors<Tile::kN8>({to + offset[0], to + offset[1]}, exists, row_sums, finish, columns);
     });
   };
   const auto store = [&](auto* to, const auto& finish) {
     if (p.vectors) return store_vector_rows(to, finish);
-    each_row([&]<int half>(uint32_t offset, const auto& row, bool exists) {
-      store_columns<half, Tile::kN8>(to + offset, row, finish, columns, exists, p.channel_stride);
+    each_tile([&](const auto& offset, const auto& exists, const auto& row_sums) {
+      store_columns<0, Tile::kN8>(to + offset[0], row_sums, finish, columns, exists[0], p.channel_stride);
+      store_columns<1, Tile::kN8>(to + offset[1], row_sums, finish, columns, exists[1], p.channel_stride);
     });
   };
   T* const out = static_cast<T*>(p.out) + channel * p.channel_stride + places.corner;
