@@ -11,22 +11,30 @@
 namespace voxgrad::cuda {
 namespace {
 
-// Constants of the cost model. Rates are in bytes per clock, and times are in clocks.
-constexpr double kFromL2 = 32;          // rate at which an SM reads from L2
-constexpr double kToShared = 50;        // rate at which an SM receives boxes, including those that the other CTA copies
-constexpr double kCluster = 1.1;        // slowdown of CTAs that wait for each other
-constexpr double kClusterStart = 4000;  // additional time of clusters
-constexpr double kToMemory = 32;        // rate at which an SM writes results
-constexpr double kUnit = 1000;          // time per work unit
-constexpr double kReduction = 4000;     // time of a second kernel
-constexpr double kMemory = 2500;        // rate at which all SMs together transfer data from and to memory
+// Constants of the cost model, fitted to 9,600 times of 820 passes with different tiles, measured on an H200. Rates are
+// in bytes per clock, and times are in clocks.
+constexpr double kInputs = 37.6;        // rate at which an SM reads inputs from L2
+constexpr double kWeights = 88;         // rate at which an SM reads weights from L2
+constexpr double kCluster = 1.12;       // slowdown of CTAs that wait for each other
+constexpr double kToMemory = 14.3;      // rate at which an SM writes results
+constexpr double kUnit = 3200;          // time per work unit
+constexpr double kBox = 18;             // time per box
+constexpr double kTap = 52;             // time per tap and box, because the products of a tap begin with a delay
+constexpr double kStage = 213;          // time per stage of weights
+constexpr double kShared = 0.24;        // part of the last three times in which no cooperative warpgroup multiplies
+constexpr double kNarrow = 22.6;        // time of a product with few columns, in which A limits the rate
+constexpr double kNarrowOfThree = 16;   // kNarrow for three products
+constexpr double kAloneOfThree = 1.28;  // three products: slowdown of a single m64 tile, whose products wait
+constexpr double kReduction = 8000;     // time of a second kernel
+constexpr double kMemory = 3200;        // rate at which all SMs together transfer data from and to memory
 constexpr double kInFlight = 30720;     // bytes that an SM must request at a time to keep memory busy
-constexpr double kLatency = 2000;       // time from the request of a box to its arrival
-constexpr double kWait = 1500;          // time per unit whose boxes cannot be loaded during the previous unit
+constexpr double kShortRows = 2.0;      // slowdown of memory if the rows of boxes have less than 128 bytes
+constexpr double kAtom = 720;           // additional bytes per tile and voxel if tiles share 64 bytes of results
+constexpr double kLatency = 2040;       // time from the request of a box to its arrival
+constexpr double kFirst = 0.09;         // part of the time of a unit's boxes that does not overlap with products
 constexpr double kSingle = 0.5;         // time per result if results are not stored as vectors
 constexpr double kStrided = 3;          // slowdown of stores with a distance between elements
-constexpr double kFewBoxes = 0.8;       // the model counts omitted boxes if less than this part of all boxes remains
-constexpr double kAlone = 1.3;          // slowdown of a warpgroup that is alone on its SM
+constexpr double kFewBoxes = 0.8;       // omitted boxes count if less than this part of all boxes remains
 
 // Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
 // rows between the lines of results.
@@ -172,8 +180,11 @@ class Search {
   }
   /// Returns the clocks of the products of a CTA tile with one tap.
   static double tap_clocks(const FpropDgradPlan& plan) {
-    const double b = plan.cta.product_columns(), product = std::max(b / 2, 16 + b / 4);  // m64 product, 32 bytes of K
-    return plan.row_bytes / 32.0 * plan.chunks * plan.m_tiles() * product;
+    const bool three = plan.products == 3;
+    const double b = plan.cta.product_columns(), narrow = three ? kNarrowOfThree : kNarrow;
+    const double product = std::max(b / 2, narrow + b / 4);  // m64 product, 32 bytes of K
+    return plan.row_bytes / 32.0 * plan.chunks * plan.m_tiles() * product *
+           (three && plan.cta.row_tiles == 1 ? kAloneOfThree : 1);
   }
 
   /// Returns the part of the boxes, if each tap along the depth has its own box, that do not lie outside of the inputs.
@@ -317,39 +328,38 @@ class Search {
   /// Returns the time in clocks according to the cost model.
   double cycles(const FpropDgradPlan& plan) {
     const int phases = plan.merged ? plan.phases : 1;
-    const double read = plan.omits_boxes() ? inside(plan) : 1;
+    // In few rounds, some SM computes only tiles whose boxes all lie inside.
+    const double rounds = rounds_of(plan), read = plan.omits_boxes() && rounds > 2 ? inside(plan) : 1;
     const double taps = read * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
     const double b = plan.cta.product_columns(), multiplies = taps * tap_clocks(plan);
     const double loads = plan.resident ? plan.resident_chunks() : read * k_loads(plan) * phases * plan.chunks;
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
-    const double load = std::max((inputs + streamed / plan.cluster) / kFromL2, (inputs + streamed) / kToShared);
+    const double load = inputs / kInputs + streamed / plan.cluster / kWeights;
     const double results = 64.0 * plan.m_tiles() * n * phases;
-    const double stages = taps * plan.chunks / plan.stage_taps * 60;
-    const bool waits = plan.resident && plan.input_stages < 2 * plan.resident_chunks();  // for the boxes of each unit
+    const double stages = taps * plan.chunks * (kTap + kStage / plan.stage_taps) + loads * kBox;
     // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
     const bool vectors = plan.splits > 1 || has_vectors_;
     const double bytes = plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype));
     const double epilogue = results * (vectors ? bytes / kToMemory : kSingle) + kUnit * phases;
-    const double rounds = rounds_of(plan);
     // A stage is free again when its box has arrived and has been multiplied.
     const double latency = plan.resident ? 0 : (kLatency * loads + multiplies) / plan.input_stages;
-    const double mainloop = std::max({multiplies, load, stages, latency}) / plan.splits;
-    // A warpgroup that is alone on its SM does not keep the tensor cores busy.
-    const bool alone = !plan.cooperative && plan.cta.slide == 1 && rounds * phases <= 1;
-    const double both = plan.cooperative
-                            ? mainloop + epilogue
-                            : std::max(mainloop * (alone ? kAlone : 1), (multiplies / plan.splits + epilogue) / 2);
-    const double unit = both + (waits ? kWait : 0) + load / plan.splits / 10;
+    const double products =
+        plan.cooperative ? std::max(multiplies, multiplies / 2 + stages) + kShared * stages : multiplies + stages;
+    const double mainloop = std::max({products, load, latency}) / plan.splits;
+    const double both =
+        plan.cooperative ? mainloop + epilogue : std::max(mainloop, (products / plan.splits + epilogue) / 2);
+    const double unit = both + load / plan.splits * kFirst;
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
     double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
-    if (plan.kept) all += weights / kFromL2;
+    if (plan.kept) all += weights / kWeights;
     const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory *
-                          std::max(kInFlight / (plan.input_stages * plan.input_bytes()), 1.0);
-    all = std::max(all, memory + all / 8);
+                          std::max(kInFlight / (plan.input_stages * plan.input_bytes()), 1.0) *
+                          (plan.row_bytes < 128 ? kShortRows : 1);
+    all = std::max(all, memory + all / 12);  // the other times decide between plans that memory limits
     // N-major weights must be copied unless the tile supports them.
     if (p_.pass == ConvPass::dgrad && is_half(p_.dtype) && !may_be_n_major(plan.cta.columns)) all += kReduction;
-    if (plan.cluster > 1) all = all * kCluster + kClusterStart;
+    if (plan.cluster > 1) all *= kCluster;
     if (plan.splits > 1) all += kReduction + static_cast<double>(workspace_bytes(p_, plan)) / kMemory;
     return all;
   }
@@ -370,7 +380,14 @@ class Search {
   /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,
   /// two tiles write a part of this sector, and memory reads the sector before each write.
   double pieces(const FpropDgradPlan& plan) const {
-    if (p_.out_channels_last) return 1;
+    if (p_.out_channels_last) {
+      const int64_t item = static_cast<int64_t>(item_size(p_.dtype)), piece = plan.cta.columns * item;
+      if (p_.out_channels <= plan.cta.columns || (piece % 64 == 0 && p_.out_channels * p_.groups * item % 64 == 0))
+        return 1;
+      const double results =
+          static_cast<double>(p_.out_channels * p_.groups * item * p_.out_size[0] * p_.out_size[1] * p_.out_size[2]);
+      return 1 + kAtom / static_cast<double>(piece) * results / static_cast<double>(sample_bytes(p_));
+    }
     if (plan.axis[2].out_step > 1) return kStrided;
     if (plan.tile[3] >= plan.axis[2].count) return 1;
     const int64_t sector = 32 / static_cast<int64_t>(item_size(p_.dtype)), piece = plan.tile[3] * plan.axis[2].out_step;
