@@ -162,12 +162,13 @@ template <class T>
 inline constexpr int64_t kPointwiseUnit = 2 * kVectorBytes / sizeof(T);
 
 /// Returns whether multiply_pointwise() supports a pointwise convolution with merged axes, and is fast: contiguous
-/// voxels that nearly fill the register tiles, and weights that fit in the workspace and are used for enough voxels.
+/// voxels that nearly fill one or more register tiles, and weights that fit in the workspace and are used for enough
+/// voxels.
 template <class T>
 bool has_many_voxels(const ConvProblem<T>& p) {
   constexpr int64_t kMaxWeights = 1 << 22, kMaxWeightsPerVoxel = 2048;
   const int64_t voxels = p.out.size[2], padding = round_up(voxels, kPointwiseUnit<T>) - voxels;
-  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && padding <= voxels / 8 &&
+  return p.out.stride[2] == 1 && p.in.stride[2] == 1 && voxels >= kPointwiseUnit<T> && padding <= voxels / 8 &&
          p.groups * p.out_channels() * p.in_channels() <=
              std::min(kMaxWeights, kMaxWeightsPerVoxel * voxels * p.out.batch);
 }

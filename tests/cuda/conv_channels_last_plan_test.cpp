@@ -180,7 +180,10 @@ TEST(ConvChannelsLastPlan, PredictsHighUtilizationOfNnUNetLayers) {
     const auto plan = plan_fprop_dgrad(p);
     ASSERT_TRUE(plan);
     const double products = 27.0 * static_cast<double>(2 * size * size * size * channels * channels);
-    EXPECT_GT(products / 2048 / 132 / plan->cycles, channels < 128 ? 0.55 : 0.75) << channels << " channels";
+    EXPECT_GT(products / 2048 / 132 / plan->cycles, channels == 32   ? 0.55
+                                                    : channels == 64 ? 0.6
+                                                                     : 0.75)
+        << channels << " channels";
   }
 }
 

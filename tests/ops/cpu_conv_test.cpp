@@ -1,15 +1,20 @@
 // Tests the CPU kernels of convolutions. The expected results come from a loop in double over all products in the
 // definition of a convolution.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "ops/conv.h"
+#include "ops/create.h"
 #include "ops/detail/conv_geometry.h"
 #include "ops/detail/kernels.h"
 
@@ -368,7 +373,7 @@ TEST_F(CpuConv, HandlesManyTiles) {
 // Pointwise convolutions whose voxels nearly fill the register tiles have their own kernel. In the first case, the
 // voxels are divided into several pieces, the last of which is shorter. The second case has a single piece and few
 // channels. The third case has groups. The last case has few voxels; its last tile overlaps the previous one.
-TEST_F(CpuConv, HandlesPointwiseKernelsOnManyVoxels) {
+TEST_F(CpuConv, HandlesPointwiseKernels) {
   for (int threads : {1, 3}) {
     set_num_threads(threads);
     for (const Case& c :
@@ -379,6 +384,28 @@ TEST_F(CpuConv, HandlesPointwiseKernelsOnManyVoxels) {
       ConvCheck<float>(c, Layout::channels_last, 14).expect_exact(Layout::channels_last);
     }
   }
+}
+
+// Register tiles read whole vectors. Some of these volumes have fewer voxels than a tile. The input begins or ends at
+// the edge of a page, next to memory that cannot be read.
+TEST_F(CpuConv, ReadsNothingOutsideOfTheInput) {
+  const int64_t page = sysconf(_SC_PAGESIZE), pages = 18;
+  auto* const memory = static_cast<char*>(
+      mmap(nullptr, static_cast<size_t>(pages * page), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(memory, MAP_FAILED);
+  char *const begin = memory + page, *const end = memory + (pages - 1) * page;
+  ASSERT_EQ(mprotect(begin, static_cast<size_t>(end - begin), PROT_READ | PROT_WRITE), 0);
+  for (const Shape& size : {Shape{1, 5, 6}, Shape{1, 3, 5}, Shape{1, 1, 31}, Shape{5, 5, 5}, Shape{4, 4, 8}}) {
+    const Shape shape{1, 8, size[0], size[1], size[2]};
+    const int64_t bytes = 8 * size[0] * size[1] * size[2] * int64_t{sizeof(float)};
+    const Tensor w = randn({8, 8, 1, 1, 1}), x = randn(shape), expected = conv3d(x, w);
+    for (char* const at : {begin, end - bytes}) {
+      std::memcpy(at, x.data<float>(), static_cast<size_t>(bytes));
+      const Tensor y = conv3d(from_blob(at, shape, {f32}, {}), w);
+      EXPECT_EQ(std::memcmp(y.data<float>(), expected.data<float>(), static_cast<size_t>(bytes)), 0) << size;
+    }
+  }
+  munmap(memory, static_cast<size_t>(pages * page));
 }
 
 // With more weights than inputs, blocks of channels run in parallel, and each block packs its own weights. In the

@@ -1,8 +1,6 @@
 // Stores the accumulators of tensor core products to channels-last tensors, whose channels are contiguous.
 #pragma once
 
-#include <algorithm>
-
 #include "core/detail/divide.h"
 #include "cuda/conv/common/mma.cuh"
 
@@ -60,7 +58,7 @@ template <int kN8, class T, int kSums, class F>
 __device__ void store_vectors(T* const (&to)[2], const bool (&exists)[2], const Accumulator (&sum)[kSums],
                               const F& finish, int columns) {
   constexpr bool kHalves = sizeof(T) == 2;
-  constexpr int kLanes = kHalves ? 4 : 2, kSteps = divide_up(2 * kN8, kLanes), kAtOnce = 4;
+  constexpr int kLanes = kHalves ? 4 : 2, kSteps = divide_up(2 * kN8, kLanes), kAtOnce = kSteps < 4 ? kSteps : 4;
   const int lane = static_cast<int>(threadIdx.x) % 4, block = lane % kLanes;
   T* row[2];    // the lane's vector of step 0
   int left[2];  // columns from its first element to the end of the row
@@ -84,7 +82,10 @@ __device__ void store_vectors(T* const (&to)[2], const bool (&exists)[2], const 
 #pragma unroll
             for (int k = 0; k < 2; ++k) v[j][2 * i + k] = __float_as_uint(finish(sum[n][2 * r + k], n, k));
         }
-    kHalves ? transpose_quads(v) : exchange_pairs(v);
+    if constexpr (kHalves)
+      transpose_quads(v);
+    else
+      exchange_pairs(v);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int step = (first + j) * kLanes;

@@ -19,22 +19,22 @@ constexpr double kCluster = 1.12;       // slowdown of CTAs that wait for each o
 constexpr double kToMemory = 14.3;      // rate at which an SM writes results
 constexpr double kUnit = 3200;          // time per work unit
 constexpr double kBox = 18;             // time per box
-constexpr double kTap = 52;             // time per tap and box, because the products of a tap begin with a delay
+constexpr double kTap = 52;             // time per tap and chunk, because the products of a tap begin with a delay
 constexpr double kStage = 213;          // time per stage of weights
-constexpr double kShared = 0.24;        // part of the last three times in which no cooperative warpgroup multiplies
-constexpr double kNarrow = 22.6;        // time of a product with few columns, in which A limits the rate
+constexpr double kShared = 0.24;        // part of kBox, kTap and kStage in which no cooperative warpgroup multiplies
+constexpr double kNarrow = 22.6;        // part of the time of a product that does not depend on the columns
 constexpr double kNarrowOfThree = 16;   // kNarrow for three products
 constexpr double kAloneOfThree = 1.28;  // three products: slowdown of a single m64 tile, whose products wait
 constexpr double kReduction = 8000;     // time of a second kernel
 constexpr double kMemory = 3200;        // rate at which all SMs together transfer data from and to memory
 constexpr double kInFlight = 30720;     // bytes that an SM must request at a time to keep memory busy
 constexpr double kShortRows = 2.0;      // slowdown of memory if the rows of boxes have less than 128 bytes
-constexpr double kAtom = 720;           // additional bytes per tile and voxel if tiles share 64 bytes of results
-constexpr double kLatency = 2040;       // time from the request of a box to its arrival
-constexpr double kFirst = 0.09;         // part of the time of a unit's boxes that does not overlap with products
-constexpr double kSingle = 0.5;         // time per result if results are not stored as vectors
-constexpr double kStrided = 3;          // slowdown of stores with a distance between elements
-constexpr double kFewBoxes = 0.8;       // omitted boxes count if less than this part of all boxes remains
+constexpr double kAtom = 720;      // additional bytes per tile and voxel if tiles share 64 bytes of results (fitted)
+constexpr double kLatency = 2040;  // time from the request of a box to its arrival
+constexpr double kFirst = 0.09;    // part of the time of a unit's boxes that does not overlap with products
+constexpr double kSingle = 0.5;    // time per result if results are not stored as vectors
+constexpr double kStrided = 3;     // slowdown of stores with a distance between elements
+constexpr double kFewBoxes = 0.8;  // omitted boxes count if less than this part of all boxes remains
 
 // Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
 // rows between the lines of results.
@@ -377,13 +377,14 @@ class Search {
     return std::max(longest, static_cast<double>(ctas) / kMultiprocessors + 0.5);
   }
 
-  /// Returns how often each byte of the results is transferred. If a line of a tile ends within a sector of 32 bytes,
-  /// two tiles write a part of this sector, and memory reads the sector before each write.
+  /// Returns how often each byte of the results is transferred. Two tiles may write parts of the same 64 bytes of a
+  /// channels-last result, which memory then reads before a write. If the width is contiguous and a line of a tile ends
+  /// within a sector of 32 bytes, this applies to the sector.
   double pieces(const FpropDgradPlan& plan) const {
     if (p_.out_channels_last) {
       const int64_t item = static_cast<int64_t>(item_size(p_.dtype)), piece = plan.cta.columns * item;
-      if (p_.out_channels <= plan.cta.columns || (piece % 64 == 0 && p_.out_channels * p_.groups * item % 64 == 0))
-        return 1;
+      const bool whole = p_.groups == 1 && p_.out_channels <= plan.cta.columns;
+      if (whole || (piece % 64 == 0 && p_.out_channels * item % 64 == 0)) return 1;
       const double results =
           static_cast<double>(p_.out_channels * p_.groups * item * p_.out_size[0] * p_.out_size[1] * p_.out_size[2]);
       return 1 + kAtom / static_cast<double>(piece) * results / static_cast<double>(sample_bytes(p_));

@@ -6,7 +6,6 @@
 #include "cuda/conv/plan/sm90_fprop_dgrad.h"
 #include "cuda/conv/sm90/fprop_dgrad/scheduler.cuh"
 #include "cuda/conv/sm90/wgmma.cuh"
-#include "cuda/vector.cuh"
 
 namespace voxgrad::cuda::implicit_gemm {
 

@@ -7,6 +7,7 @@
 #include "cuda/conv/dispatch.h"
 #include "cuda/conv/sm90/fprop_dgrad/epilogue.cuh"
 #include "cuda/detail/kernels.h"
+#include "cuda/vector.cuh"
 #include "ops/detail/halves.h"
 
 namespace voxgrad::cuda {
