@@ -397,13 +397,17 @@ TEST_F(CpuConv, ReadsNothingOutsideOfTheInput) {
   ASSERT_EQ(mprotect(begin, static_cast<size_t>(end - begin), PROT_READ | PROT_WRITE), 0);
   for (const Shape& size : {Shape{1, 5, 6}, Shape{1, 3, 5}, Shape{1, 1, 31}, Shape{5, 5, 5}, Shape{4, 4, 8}}) {
     const Shape shape{1, 8, size[0], size[1], size[2]};
-    const int64_t bytes = 8 * size[0] * size[1] * size[2] * int64_t{sizeof(float)};
-    const Tensor w = randn({8, 8, 1, 1, 1}), x = randn(shape), expected = conv3d(x, w);
-    for (char* const at : {begin, end - bytes}) {
-      std::memcpy(at, x.data<float>(), static_cast<size_t>(bytes));
-      const Tensor y = conv3d(from_blob(at, shape, {f32}, {}), w);
-      EXPECT_EQ(std::memcmp(y.data<float>(), expected.data<float>(), static_cast<size_t>(bytes)), 0) << size;
-    }
+    const auto check = [&]<class T>(DType dtype, T) {
+      const int64_t bytes = 8 * size[0] * size[1] * size[2] * int64_t{sizeof(T)};
+      const Tensor w = randn({8, 8, 1, 1, 1}, {dtype}), x = randn(shape, {dtype}), expected = conv3d(x, w);
+      for (char* const at : {begin, end - bytes}) {
+        std::memcpy(at, x.data<T>(), static_cast<size_t>(bytes));
+        const Tensor y = conv3d(from_blob(at, shape, {dtype}, {}), w);
+        EXPECT_EQ(std::memcmp(y.data<T>(), expected.data<T>(), static_cast<size_t>(bytes)), 0) << size << dtype;
+      }
+    };
+    check(f32, float{});
+    check(f64, double{});
   }
   munmap(memory, static_cast<size_t>(pages * page));
 }
