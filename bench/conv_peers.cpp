@@ -1,16 +1,19 @@
-// A C interface to voxgrad's convolution kernels (for compare_gpu.py) and to a model (for compare_model.py). These
-// scripts time voxgrad and PyTorch alternately in one process on the same buffers. Work is queued on CUDA's default
-// stream.
+// A C interface to voxgrad's convolution kernels (for compare_gpu.py and conv_plans.py) and to a model (for
+// compare_model.py). compare_*.py time voxgrad and PyTorch alternately in one process on the same buffers. Work is
+// queued on CUDA's default stream.
+#include <array>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bench/run_caught.h"
 #include "core/autograd.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/precision.h"
-#include "cuda/conv/plan/problem.h"
+#include "cuda/conv/plan/choose.h"
 #include "nn/conv_layers.h"
 #include "nn/layers.h"
 #include "nn/norm_layers.h"
@@ -33,6 +36,17 @@ View view_of(void* data, DType dtype, const int64_t* size, bool channels_last) {
     stride *= size[axis];
   }
   return view;
+}
+
+ConvGeometry geometry_of(const int64_t* stride, const int64_t* padding, const int64_t* dilation, int64_t groups) {
+  ConvGeometry geometry;
+  geometry.groups = groups;
+  for (int a = 0; a < 3; ++a) {
+    geometry.stride[a] = stride[a];
+    geometry.padding[a] = padding[a];
+    geometry.dilation[a] = dilation[a];
+  }
+  return geometry;
 }
 
 constexpr Device kDevice = Device::cuda();
@@ -76,6 +90,36 @@ Model& get_model() {
   return *model;
 }
 
+/// Returns the overrides that voxgrad_conv_plans() compares: each rewrite that copies tensors, each family, and each
+/// compiled tile of the families with wgmma.
+std::vector<cuda::ConvChoice> conv_choices(const cuda::ConvProblem& problem) {
+  using enum cuda::ConvKernel;
+  std::vector<cuda::ConvChoice> choices{{.copies = 1}, {.copies = 2}};
+  for (const auto kernel :
+       {mma_sync, multistage_wgrad, small_channel, few_inputs, few_outputs, pointwise, depthwise, fprop_dgrad, wgrad})
+    choices.push_back({.kernel = kernel});
+  for (const int8_t cluster : {1, 2})
+    for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
+      for (const int8_t k_blocks : {1, 2, 4})
+        for (const int8_t pairs : {1, 2})
+          choices.push_back({.kernel = fprop_dgrad,
+                             .slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
+                             .k_blocks = k_blocks,
+                             .m_tiles = static_cast<int8_t>(tile.row_tiles),
+                             .pairs = pairs,
+                             .cluster = cluster,
+                             .width = static_cast<int16_t>(tile.columns)});
+  for (const int8_t cluster : {1, 2})
+    for (const cuda::WgradTile& tile : cuda::wgrad_tiles(cuda::arithmetic_of(problem)))
+      choices.push_back({.kernel = wgrad,
+                         .slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
+                         .k_blocks = static_cast<int8_t>(tile.chunk),
+                         .m_tiles = static_cast<int8_t>(tile.m_tiles),
+                         .cluster = cluster,
+                         .width = static_cast<int16_t>(tile.columns)});
+  return choices;
+}
+
 Shape shape_of(const int64_t* size) { return {size[0], size[1], size[2], size[3], size[4]}; }
 
 }  // namespace
@@ -110,13 +154,7 @@ const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int chan
   return run_caught([&] {
     set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
     const auto type = static_cast<DType>(dtype);
-    ConvGeometry geometry;
-    geometry.groups = groups;
-    for (int a = 0; a < 3; ++a) {
-      geometry.stride[a] = stride[a];
-      geometry.padding[a] = padding[a];
-      geometry.dilation[a] = dilation[a];
-    }
+    const ConvGeometry geometry = geometry_of(stride, padding, dilation, groups);
     const View xs = view_of(x, type, x_size, channels_last), ys = view_of(y, type, y_size, channels_last),
                ws = view_of(w, type, w_size, channels_last);
     // A transposed convolution from x to y runs the kernels of the convolution from y to x.
@@ -132,6 +170,47 @@ const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int chan
     transposed ? kernel.conv_forward(dxs, ys, ws, nullptr, geometry)
                : kernel.conv_backward_data(dxs, ys, ws, nullptr, geometry);
     kernel.conv_backward_weight(dws, from, to, geometry);
+  });
+}
+
+/// Calls `add` with the planner's choice for a pass (0, 1 or 2) of a convolution, and then with each different plan
+/// that an override can select: the nine arguments of voxgrad_force_conv(), the clocks that the cost model estimates,
+/// and a description. For the other arguments and the result, see voxgrad_conv().
+const char* voxgrad_conv_plans(int transposed, int pass, int dtype, int high, int channels_last, const int64_t* x_size,
+                               const int64_t* w_size, const int64_t* y_size, const int64_t* stride,
+                               const int64_t* padding, const int64_t* dilation, int64_t groups,
+                               void (*add)(const int* choice, double clocks, const char* description)) {
+  return run_caught([&] {
+    set_float32_precision(high ? Float32Precision::high : Float32Precision::highest);
+    const auto type = static_cast<DType>(dtype);
+    const View xs = view_of(nullptr, type, x_size, channels_last), ys = view_of(nullptr, type, y_size, channels_last),
+               ws = view_of(nullptr, type, w_size, channels_last);
+    const View &from = transposed ? ys : xs, &to = transposed ? xs : ys;
+    const bool dgrad = pass == (transposed ? 0 : 1);
+    const ConvPass kind = pass == 2 ? ConvPass::wgrad : dgrad ? ConvPass::dgrad : ConvPass::fprop;
+    auto problem = cuda::conv_problem(kind, dgrad ? to : from, dgrad ? from : to, ws,
+                                      geometry_of(stride, padding, dilation, groups));
+    const auto add_plan = [&](const cuda::ConvChoice& choice, const std::string& description) {
+      const std::array<int, 9> members{static_cast<int>(choice.kernel),
+                                       choice.unsplit,
+                                       choice.k_blocks,
+                                       choice.m_tiles,
+                                       choice.pairs,
+                                       choice.width,
+                                       choice.slide,
+                                       choice.cluster,
+                                       choice.copies};
+      add(members.data(), cuda::choose(problem)->cycles, description.c_str());
+    };
+    add_plan({}, cuda::explain(problem).plan);
+    std::set<std::string> known;
+    for (const cuda::ConvChoice& choice : conv_choices(problem)) {
+      problem.choice = choice;
+      const auto plan = cuda::choose(problem);
+      // If no plan conforms to an override, choose() ignores it.
+      if (plan->problem.choice.kernel != choice.kernel || (choice.copies > 0 && !plan->copies)) continue;
+      if (const auto [text, is_new] = known.insert(cuda::explain(problem).plan); is_new) add_plan(choice, *text);
+    }
   });
 }
 

@@ -116,10 +116,10 @@ std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, ",
                 copied_bytes(p) > 0 ? "channels-last copies" : "channels-last", ": CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
-                describe_halo(plan.halo), ", k-blocks of ", plan.chunk_channels, " channels, ", plan.phases,
-                plan.phases == 1 ? " phase, " : " phases, ", plan.units * plan.cluster, " work units, ",
-                plan.cluster > 1 ? "weights shared by two CTAs, " : "", "split-K ", plan.splits, ", workspace ",
-                in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
+                plan.cooperative ? "shared by two warpgroups, " : "", describe_halo(plan.halo), ", k-blocks of ",
+                plan.chunk_channels, " channels, ", plan.phases, plan.phases == 1 ? " phase, " : " phases, ",
+                plan.units * plan.cluster, " work units, ", plan.cluster > 1 ? "weights shared by two CTAs, " : "",
+                "split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
 }
 
 std::string describe(const ConvProblem& p, const WgradPlan& plan) {

@@ -15,11 +15,14 @@ namespace {
 constexpr double kFromL2 = 45;            // rate at which an SM reads from L2
 constexpr double kUnit = 1500;            // time per work unit
 constexpr double kStage = 150;            // time per stage
+constexpr double kLatency = 3000;         // time from the request of a stage until it is loaded
 constexpr double kToMemory = 16;          // rate at which an SM writes sums or results
 constexpr double kToShared = 64;          // rate at which an SM reads or writes sums in its shared memory
 constexpr double kFromCluster = 32;       // rate at which an SM reads sums of two CTAs
 constexpr double kCluster = 1000;         // time of the barriers of a cluster
 constexpr double kReduction = 4000;       // time of the second kernel
+constexpr double kCopy = 9500;            // time to launch the copy of an operand
+constexpr double kMemory = 0.9;           // time of a copy / time to transfer its bytes
 constexpr double kReductionBytes = 1500;  // rate at which all SMs together transfer partial sums
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
@@ -234,7 +237,9 @@ class Search {
       const double bytes =
           static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
       times.first_load = bytes / kFromL2;
-      const double of_set = std::max(multiplies, times.first_load) + kStage;
+      // A stage is loaded again after its products, while the products of the other stages are computed.
+      const double latency = (kLatency + multiplies) / plan.stages;
+      const double of_set = std::max({multiplies, times.first_load, latency}) + kStage;
       times.mean += of_set / static_cast<double>(plan.sets.size());
       times.longest = std::max(times.longest, of_set);
     }
@@ -262,26 +267,33 @@ class Search {
   std::optional<WgradPlan> best_;
 };
 
-/// Returns the bytes of the copies of the operands of one sample (operand.h).
-int64_t copied_bytes_of_sample(const ConvProblem& p) {
-  const bool halves = is_half(p.dtype);
-  const auto copied = [&](int64_t channels, bool readable) -> int64_t {  // bytes per voxel
-    if (halves && readable && (p.groups == 1 || channels % 8 == 0)) return 0;
-    const int64_t pitch = p.groups > 1 ? divide_up(channels, 8) * 8 : channels;
-    return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8);
-  };
-  int64_t in = copied(p.in_channels, p.in_channels_last && p.in_aligned),
-          out = copied(p.out_channels, p.out_channels_last && p.out_aligned);
+/// Returns the bytes of a voxel of the copy of an operand (operand.h) with `channels` channels per group, or 0 if the
+/// operand needs no copy.
+int64_t copied_bytes_of_voxel(const ConvProblem& p, int64_t channels, bool readable) {
+  if (is_half(p.dtype) && readable && (p.groups == 1 || channels % 8 == 0)) return 0;
+  const int64_t pitch = p.groups > 1 ? divide_up(channels, 8) * 8 : channels;
+  return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8);
+}
+
+struct Copies {
+  int operands;
+  int64_t bytes;  ///< of one sample
+};
+/// Returns the copies of the operands.
+Copies copies_of(const ConvProblem& p) {
+  int64_t in = copied_bytes_of_voxel(p, p.in_channels, p.in_channels_last && p.in_aligned),
+          out = copied_bytes_of_voxel(p, p.out_channels, p.out_channels_last && p.out_aligned);
+  const int operands = (in > 0) + (out > 0);
   for (int a = 0; a < 3; ++a) {
     in *= std::max<int64_t>(read_size(p, a), 1);
     out *= p.out_size[a];
   }
-  return in + out;
+  return {operands, in + out};
 }
 
 /// Returns the number of samples whose operands may be copied at a time.
 int64_t samples_at_once(const ConvProblem& p) {
-  int64_t samples = samples_to_copy(p, copied_bytes_of_sample(p));
+  int64_t samples = samples_to_copy(p, copies_of(p).bytes);
   // The low parts follow the last sample of a launch, and a tile must not contain both parts. All launches therefore
   // have the same number of samples.
   while (parts(p) > 1 && p.batch % samples != 0) --samples;
@@ -333,9 +345,11 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   auto best = Search(at_once, axes, at_once.batch == p.batch).best();
   if (!best) return std::nullopt;
   // The copies of floats read their source twice: to find the scale, and to apply it.
-  const double copied = static_cast<double>(p.batch * copied_bytes_of_sample(p)),
+  const Copies copies = copies_of(p);
+  const double copied = static_cast<double>(p.batch * copies.bytes),
                read = is_half(p.dtype) ? copied : 4.0 / parts(p) * copied;
-  best->cycles = best->cycles * static_cast<double>(divide_up(p.batch, best->samples)) + memory_cycles(copied + read);
+  best->cycles = best->cycles * static_cast<double>(divide_up(p.batch, best->samples)) +
+                 kMemory * memory_cycles(copied + read) + kCopy * copies.operands;
   return best;
 }
 
