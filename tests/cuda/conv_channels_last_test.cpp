@@ -1,6 +1,14 @@
 // Tests the implicit GEMM of channels-last tensors (cuda/conv/sm90) against the CPU: every compiled tile, strides,
 // dilations, split-K, groups, any number of channels, infinities and NaN. docs/conv-kernels.md defines the terms.
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
+#include <chrono>
+#include <csignal>
+#include <string_view>
+#include <thread>
 
 #include "cuda/conv/plan/choose.h"
 #include "cuda/conv/plan/instances.h"
@@ -164,6 +172,45 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
     EXPECT_GT(instance.launches, before[i]) << "never launched: " << instance.width << " columns, " << instance.rows
                                             << " row tiles, blocks " << instance.blocks;
   }
+}
+
+class CudaConvProcesses : public OnGpu {};
+constexpr const char* kProcess = "CudaConvProcesses.DISABLED_Process";
+
+/// A process of the next test. Most stride phases of the data gradient are GEMMs with a single tap.
+TEST_F(CudaConvProcesses, DISABLED_Process) {
+  using Clock = std::chrono::steady_clock;
+  Random random(kFirstSeed);
+  Operands operands(kProblems[1], DType::bf16, random);
+  const ScopedSetting setting(Float32Precision::highest, {.k_blocks = 4, .m_tiles = 4, .pairs = 1, .width = 64});
+  for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::seconds(6);) operands.run(Device::cuda());
+  operands.check();
+}
+
+/// The GPU interrupts the kernels of one process to run those of another. Warps of a warpgroup may then continue at
+/// different times, and must still see each round of their barriers.
+TEST_F(CudaConvProcesses, DoNotBlockEachOther) {
+  std::string program = "/proc/self/exe", filter = concat("--gtest_filter=", kProcess),
+              disabled = "--gtest_also_run_disabled_tests", brief = "--gtest_brief=1";
+  char* const arguments[] = {program.data(), filter.data(), disabled.data(), brief.data(), nullptr};
+  std::vector<char*> variables;  // without the shard of this process
+  for (char** variable = environ; *variable; ++variable)
+    if (!std::string_view(*variable).starts_with("GTEST_")) variables.push_back(*variable);
+  variables.push_back(nullptr);
+  std::vector<pid_t> running(3);
+  for (pid_t& process : running)
+    ASSERT_EQ(posix_spawn(&process, program.c_str(), nullptr, nullptr, arguments, variables.data()), 0);
+  for (int seconds = 0; seconds < 90 && !running.empty(); ++seconds) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::erase_if(running, [](pid_t process) {
+      int status = 0;
+      const bool ended = waitpid(process, &status, WNOHANG) == process;
+      EXPECT_EQ(status, 0);
+      return ended;
+    });
+  }
+  EXPECT_TRUE(running.empty()) << running.size() << " of 3 processes did not end within 90 seconds";
+  for (const pid_t process : running) kill(process, SIGKILL), waitpid(process, nullptr, 0);
 }
 
 /// The kernel adds the sums of one or two splits in shared memory. The CTAs of the last problem are in more than two

@@ -133,7 +133,7 @@ struct Mainloop {
   Pipeline weights;
   int base[kTiles];     // first rows of the warpgroup's m64 tiles, in units of 16 bytes
   int held = 0;         // stages of the resident boxes of the current unit
-  const uint32_t turn;  // barrier that completes a round when the last products of a GEMM have been issued
+  const uint32_t turn;  // barrier that completes a round when all warps have issued the last products of a GEMM
   int gemm = 0;
   const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
@@ -173,7 +173,7 @@ struct Mainloop {
   /// k-block.
   __device__ bool multiply(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     if constexpr (Tile::kThree) return multiply_exactly(unit, phase, sum);
-    const bool releases = leads();
+    const bool leader = is_leader(), releases = first_warp && leader;
     bool fresh = !Tile::kSlides;
     if (p.kept_taps > 0) weights.restart(phase.first_stage);
     // The products of the previous tap read these stages until the products of the next tap have begun.
@@ -185,7 +185,8 @@ struct Mainloop {
     };
     Pipeline input = inputs;
     // A wait on a barrier identifies a round only by its parity. This wait for the other warpgroup ensures that the
-    // stages of this GEMM cannot be two rounds behind (docs/conv-kernels.md).
+    // stages of this GEMM cannot be two rounds behind (docs/conv-kernels.md). Each warp arrives at `turn`, so that its
+    // next round cannot end before each warp has seen the end of this round.
     if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
     ++gemm;
     KBlocks k(p, unit);
@@ -213,7 +214,7 @@ struct Mainloop {
       if (!p.resident) last_inputs = input.stage();
       input.next();
     }
-    if (releases && !p.cooperative) arrive(turn);  // the last products have been issued
+    if (leader && !p.cooperative) arrive(turn);  // this warp has issued the last products
     warpgroup_wait<0>();
     release_last();
     if (!p.resident) inputs = input;
@@ -331,7 +332,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
     prefetch_tensor(p.weight);
     inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
     weights.init((p.cooperative ? Tile::kConsumers : 1) * p.cluster);
-    init_barrier(turn, 1);
+    init_barrier(turn, 4);  // the warps of a warpgroup
   }
   fence_barrier_init();
   rows.list(p);
