@@ -40,7 +40,7 @@ struct Candidate {
 
 constexpr Cost kFewInputs{1, 1.3, 12000}, kFewInputsWgrad{1.25, 1.6, 30000}, kFewOutputs{1.4, 1.3, 6000},
     kDepthwise{0.5, 1.3, 23000}, kDepthwiseWgrad{0.55, 1.45, 17500}, kPointwise{2.1, 1.1, 15000},
-    kPointwiseWgrad{2, 1, 15000}, kSmallChannel{0.85, 1.8, 12000}, kSmallChannelWgrad{0.52, 1.4, 29000},
+    kPointwiseWgrad{2, 1, 15000}, kSmallChannel{0.85, 1.8, 12000}, kSmallChannelWgrad{0.56, 1.4, 18000},
     kMultistage{0.9, 1.05, 9500}, kWgmma{0.9, 0.48, 14000}, kWidth{0.8, 0.48, 12500}, kMerged{1, 0.48, 17000},
     kWgmmaWgrad{1.1, 1.25, 7500}, kWidthWgrad{1.2, 1.25, 7500}, kMergedWgrad{1.2, 1.25, 15000},
     kMmaSync{2.4, 4.9, 30000}, kMmaSyncWgrad{2.4, 5.4, 48000};
