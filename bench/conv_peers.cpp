@@ -202,6 +202,7 @@ const char* voxgrad_conv_plans(int transposed, int pass, int dtype, int high, in
                                        choice.copies};
       add(members.data(), cuda::choose(problem)->cycles, description.c_str());
     };
+    problem.choice = {};
     add_plan({}, cuda::explain(problem).plan);
     std::set<std::string> known;
     for (const cuda::ConvChoice& choice : conv_choices(problem)) {

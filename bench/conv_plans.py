@@ -9,15 +9,15 @@ LIBRARY is the built libconv_peers.so. For each pass of each problem (forward, d
 program times the planner's choice and each other plan that an override can select: the best plan of each kernel family
 and, unless --families is given, each compiled tile of the families with wgmma. A time is the minimum over --rounds
 rounds. In each round, all plans of a pass run one after another for about --ms milliseconds each, on changing copies of
-the buffers, which together do not fit into the L2 cache. Plans that took twice as long as another plan run in the first
-round only. Host time is not excluded: times below about 25 microseconds may be the time of a launch.
+the buffers, which together do not fit into the L2 cache. Plans that took more than twice as long as the fastest one run
+in the first round only. Host time is not excluded: times below about 25 microseconds may be the time of a launch.
 
 The program prints, for each mode and pass, the geometric mean of (time of the planner's choice / time of the fastest
 plan), then the choices with the largest ratios. For each kernel family, it prints how many choices use the family and
 how much longer these passes would take without it. Passes shorter than --min-us microseconds are omitted.
 
---times reads times that --json wrote before, instead of measuring. LIBRARY may then have other planners, and no GPU is
-needed. Choices whose time is not in the file are counted.
+--times reads times that --json wrote before, instead of measuring. The options that select problems then have no effect.
+LIBRARY may have other planners, and no GPU is needed. Choices whose time is not in the file are counted.
 """
 
 import argparse
@@ -85,18 +85,27 @@ def time_plans(library, calls, plans, options):
     """Returns the microseconds of each plan. `calls` are functions that run the pass on different buffers."""
     from compare_gpu import timed
 
-    times, number = [math.inf] * len(plans), [0] * len(plans)
+    times, number, at = [math.inf] * len(plans), [0] * len(plans), 0
+
+    def run(count):
+        nonlocal at
+        for _ in range(count):
+            calls[at]()
+            at = (at + 1) % len(calls)
+
     for _ in range(options.rounds):
-        slow = 2 * min(times)
-        for i, (choice, _, _) in enumerate(plans):
+        slow = 2 * min(times, default=0)
+        for i, (choice, _, text) in enumerate(plans):
             if slow < times[i] < math.inf:
                 continue
             library.voxgrad_force_conv(*choice)
-            if not number[i]:
-                calls[0]()
-                number[i] = max(2, min(64, math.ceil(options.ms / max(timed(calls[0]), 1e-3))))
-            run = lambda: [calls[n % len(calls)]() for n in range(number[i])]
-            times[i] = min(times[i], timed(run) / number[i] * 1e3)
+            try:
+                if not number[i]:
+                    run(1)
+                    number[i] = max(2, min(64, math.ceil(options.ms / max(timed(lambda: run(1)), 1e-3))))
+                times[i] = min(times[i], timed(lambda: run(number[i])) / number[i] * 1e3)
+            except RuntimeError as error:
+                print(f"{text}: {error}", file=sys.stderr)
     library.voxgrad_force_conv(*[0] * 9)
     return times
 
@@ -120,9 +129,8 @@ def measure(library, shapes, options):
             times = time_plans(library.library, calls, plans, options)
             rows.append({"shape": shape.describe(), "mode": mode, "layout": options.layout, "pass": part,
                          "choices": [plan[0] for plan in plans], "plans": [plan[2] for plan in plans], "us": times})
-            of_chosen = [us for us, plan in zip(times, plans) if plan[2] == chosen]
-            print(mode, shape.describe(), part, *map("{:.1f}".format, [*of_chosen, min(times)]), file=sys.stderr,
-                  flush=True)
+            shown = [us for us, plan in zip(times, plans) if plan[2] == chosen] + [min(times, default=math.inf)]
+            print(mode, shape.describe(), part, *map("{:.1f}".format, shown), file=sys.stderr, flush=True)
         del case, calls, x, w, g, result
         torch.cuda.empty_cache()
     return rows
@@ -141,7 +149,7 @@ def report(rows, options):
     ratios, without = {}, {}
     for row in rows:
         best = min(row["us"])
-        if best < options.min_us:
+        if not options.min_us <= best < math.inf:
             continue
         ratio = row["chosen_us"] / best
         ratios.setdefault((row["mode"], row["pass"]), []).append((ratio, row))

@@ -23,7 +23,7 @@ FamilyPlan try_plan(const ConvProblem& p) {
 /// Converts the clocks of a family's own model to measured clocks:
 /// max(model * clocks of the model, memory * clocks of memory that transfers the operands once) + start.
 /// The constants were fitted to 6,700 measurements of 2,589 passes on an H200, so that the planner selects the family
-/// that is fastest there. Those of fprop_dgrad were reduced when its model was fitted again.
+/// that is fastest there. Those of fprop_dgrad, wgrad and the weight gradient of small_channel were fitted again later.
 struct Cost {
   double model;
   double memory;

@@ -116,7 +116,8 @@ std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, ",
                 copied_bytes(p) > 0 ? "channels-last copies" : "channels-last", ": CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
-                plan.cooperative ? "shared by two warpgroups, " : "", describe_halo(plan.halo), ", k-blocks of ",
+                plan.cooperative ? "shared by two warpgroups, " : "", plan.cta.slide > 1 ? "sliding, " : "",
+                plan.kept ? "weights in shared memory, " : "", describe_halo(plan.halo), ", k-blocks of ",
                 plan.chunk_channels, " channels, ", plan.phases, plan.phases == 1 ? " phase, " : " phases, ",
                 plan.units * plan.cluster, " work units, ", plan.cluster > 1 ? "weights shared by two CTAs, " : "",
                 "split-K ", plan.splits, ", workspace ", in_mib(workspace_bytes(p, plan) + copied_bytes(p)));
@@ -127,10 +128,11 @@ std::string describe(const ConvProblem& p, const WgradPlan& plan) {
                          : three_products(p)   ? "3x scaled f16"
                                                : "scaled f16";
   return concat("tensor cores, ", products, " by wgmma, channels-last: ", plan.sets.size(), " sets of taps x ",
-                plan.chunks * plan.cta.chunk, " by ", plan.cta.columns, " channels, CTA tile of ", plan.tile[0], " x ",
-                plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " voxels, ", plan.units,
-                " work units, split-K ", plan.splits, plan.direct && plan.splits > 1 ? " in a cluster" : "",
-                ", workspace ", in_mib(workspace_bytes(p, plan)));
+                plan.chunks * plan.cta.chunk, " by ", plan.cta.columns, " channels, ",
+                plan.cta.slide > 1 ? "sliding " : "", "CTA tile of ", plan.tile[0], " x ", plan.tile[1], " x ",
+                plan.tile[2], " x ", plan.tile[3], " voxels, ", plan.units, " work units, split-K ", plan.splits,
+                plan.direct && plan.splits > 1 ? " in a cluster" : "", ", workspace ",
+                in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, std::monostate) {

@@ -22,7 +22,7 @@ constexpr double kFromCluster = 32;       // rate at which an SM reads sums of t
 constexpr double kCluster = 1000;         // time of the barriers of a cluster
 constexpr double kReduction = 4000;       // time of the second kernel
 constexpr double kCopy = 9500;            // time to launch the copy of an operand
-constexpr double kMemory = 0.9;           // time of a copy / time to transfer its bytes
+constexpr double kMemory = 0.9;           // time of a copy / memory_cycles(); L2 often holds what is read again
 constexpr double kReductionBytes = 1500;  // rate at which all SMs together transfer partial sums
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
@@ -275,8 +275,9 @@ int64_t copied_bytes_of_voxel(const ConvProblem& p, int64_t channels, bool reada
   return parts(p) * 2 * (divide_up(p.groups * pitch, 8) * 8);
 }
 
+/// The copies that a launch makes.
 struct Copies {
-  int operands;
+  int operands;   ///< number of operands that are copied
   int64_t bytes;  ///< of one sample
 };
 /// Returns the copies of the operands.
@@ -348,8 +349,8 @@ std::optional<WgradPlan> plan_wgrad(const ConvProblem& p) {
   const Copies copies = copies_of(p);
   const double copied = static_cast<double>(p.batch * copies.bytes),
                read = is_half(p.dtype) ? copied : 4.0 / parts(p) * copied;
-  best->cycles = best->cycles * static_cast<double>(divide_up(p.batch, best->samples)) +
-                 kMemory * memory_cycles(copied + read) + kCopy * copies.operands;
+  const double launches = static_cast<double>(divide_up(p.batch, best->samples));
+  best->cycles = launches * (best->cycles + kCopy * copies.operands) + kMemory * memory_cycles(copied + read);
   return best;
 }
 

@@ -131,15 +131,24 @@ struct Mainloop {
   const uint32_t weight_stages;
   Pipeline inputs;
   Pipeline weights;
-  int base[kTiles];     // first rows of the warpgroup's m64 tiles, in units of 16 bytes
-  int held = 0;         // stages of the resident boxes of the current unit
-  const uint32_t turn;  // barrier that completes a round when all warps have issued the last products of a GEMM
+  int base[kTiles];  // first rows of the warpgroup's m64 tiles, in units of 16 bytes
+  int held = 0;      // stages of the resident boxes of the current unit
+  // Barriers of ping-pong. `turn` completes a round when all warps of the other warpgroup have issued the last products
+  // of a GEMM, and `others_turn` when those of this warpgroup have.
+  const uint32_t turn;
+  const uint32_t others_turn;
   int gemm = 0;
   const bool first_warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4) == 0;
 
   __device__ Mainloop(const Params& params, uint32_t input_at, uint32_t weight_at, const Pipeline& input,
                       const Pipeline& weight, uint32_t turns, int warpgroup)
-      : p(params), input_stages(input_at), weight_stages(weight_at), inputs(input), weights(weight), turn(turns) {
+      : p(params),
+        input_stages(input_at),
+        weight_stages(weight_at),
+        inputs(input),
+        weights(weight),
+        turn(turns + 8 * warpgroup),
+        others_turn(turns + 8 * (1 - warpgroup)) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
       base[i] =
@@ -185,9 +194,8 @@ struct Mainloop {
     };
     Pipeline input = inputs;
     // A wait on a barrier identifies a round only by its parity. This wait for the other warpgroup ensures that the
-    // stages of this GEMM cannot be two rounds behind (docs/conv-kernels.md). Each warp arrives at `turn`, so that its
-    // next round cannot end before each warp has seen the end of this round.
-    if (gemm > 0 && !p.cooperative) wait_barrier(turn, gemm - 1);
+    // stages of this GEMM cannot be two rounds behind (docs/conv-kernels.md).
+    if (gemm > 0 && !p.cooperative) wait_barrier(turn, (gemm - 1) / 2);
     ++gemm;
     KBlocks k(p, unit);
     for (; k.left > 0; k.next()) {
@@ -214,7 +222,7 @@ struct Mainloop {
       if (!p.resident) last_inputs = input.stage();
       input.next();
     }
-    if (leader && !p.cooperative) arrive(turn);  // this warp has issued the last products
+    if (leader && !p.cooperative) arrive(others_turn);  // this warp has issued the last products
     warpgroup_wait<0>();
     release_last();
     if (!p.resident) inputs = input;
@@ -318,7 +326,7 @@ template <FpropDgradKernelTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barriers[2 * 2 * kMaxFpropDgradStages + 1];
+  __shared__ uint64_t barriers[2 * 2 * kMaxFpropDgradStages + 2];
   __shared__ ResultRows<Tile> rows;
   static_assert(1024 + sizeof(barriers) + sizeof(rows) <= kFpropDgradStaticBytes);
   const uint32_t input_stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
@@ -326,13 +334,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const uint32_t barrier = warp_uniform(shared_address(barriers));
   const Pipeline inputs(barrier, p.input_stages);
   const Pipeline weights(barrier + kMaxFpropDgradStages * Pipeline::kBarrierBytes, p.weight_stages);
-  const uint32_t turn = barrier + 2 * kMaxFpropDgradStages * Pipeline::kBarrierBytes;
+  const uint32_t turns = barrier + 2 * kMaxFpropDgradStages * Pipeline::kBarrierBytes;
   if (threadIdx.x == 0) {
     prefetch_tensor(p.input);
     prefetch_tensor(p.weight);
     inputs.init(p.resident || p.cooperative ? Tile::kConsumers : 1);
     weights.init((p.cooperative ? Tile::kConsumers : 1) * p.cluster);
-    init_barrier(turn, 4);  // the warps of a warpgroup
+    for (int i = 0; i < Tile::kConsumers; ++i) init_barrier(turns + 8 * i, 4);  // the warps of the other warpgroup
   }
   fence_barrier_init();
   rows.list(p);
@@ -340,7 +348,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turn, warpgroup);
+    Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turns, warpgroup);
     typename Tile::Sums kept_sum;
     if constexpr (Tile::kSlides) mainloop.slide(kept_sum, true);
     for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
