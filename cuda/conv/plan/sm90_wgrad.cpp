@@ -236,10 +236,11 @@ class Search {
       const double multiplies = plan.rows() / 16 * product * std::max(m_tiles, 2 * (plan.cta.m_tiles - 1));
       const double bytes =
           static_cast<double>(set.size()) * plan.box_rows() * plan.chunk_bytes() + plan.y_rows() * 2.0 * n;
-      times.first_load = bytes / kFromL2;
+      const double load = bytes / kFromL2;
+      times.first_load = std::max(times.first_load, load);
       // A stage is loaded again after its products, while the products of the other stages are computed.
       const double latency = (kLatency + multiplies) / plan.stages;
-      const double of_set = std::max({multiplies, times.first_load, latency}) + kStage;
+      const double of_set = std::max({multiplies, load, latency}) + kStage;
       times.mean += of_set / static_cast<double>(plan.sets.size());
       times.longest = std::max(times.longest, of_set);
     }
