@@ -175,14 +175,15 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   }
 }
 
-/// Computes problems with many GEMMs of a single tap for some seconds: 1x1x1 convolutions, and stride phases.
-void compute_single_taps() {
+/// Computes problems with GEMMs that have one tap or none for some seconds: 1x1x1 convolutions, and stride phases that
+/// are divided into more parts (split-K) than they have taps.
+void compute_few_taps() {
   using Clock = std::chrono::steady_clock;
-  const Problem problems[] = {{1, 64, 64, {16, 64, 64}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}}, kProblems[1]};
+  const Problem problems[] = {{1, 64, 64, {32, 64, 64}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}}, kProblems[1]};
   Random random(kFirstSeed);
   std::vector<Operands> operands;
   for (const Problem& problem : problems) operands.emplace_back(problem, DType::bf16, random);
-  const ScopedSetting setting(Float32Precision::highest, {.k_blocks = 4, .m_tiles = 2, .pairs = 1, .width = 64});
+  const ScopedSetting setting(Float32Precision::highest, {.k_blocks = 4, .m_tiles = 4, .pairs = 1, .width = 64});
   for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::seconds(6);)
     for (const Operands& each : operands) each.run(Device::cuda());
   for (Operands& each : operands) each.check();
@@ -194,7 +195,7 @@ class CudaConvProcesses : public OnGpu {};
 /// different times, and must still see each round of their barriers. The test runs itself in three processes.
 TEST_F(CudaConvProcesses, DoNotBlockEachOther) {
   constexpr const char* kVariable = "VOXGRAD_TEST_PROCESS";
-  if (std::getenv(kVariable)) return compute_single_taps();
+  if (std::getenv(kVariable)) return compute_few_taps();
   std::string program = "/proc/self/exe", filter = "--gtest_filter=CudaConvProcesses.DoNotBlockEachOther",
               variable = concat(kVariable, "=1");
   char* const arguments[] = {program.data(), filter.data(), nullptr};
