@@ -70,13 +70,7 @@ def parse():
     parser.add_argument("library", help="path of libconv_peers.so")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["high", "highest", "bf16"],
                         help="high (TF32), highest (float32), bf16, f16 (default: high highest bf16)")
-    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="peers",
-                        help="problems of bench/conv_shapes.py; race: random problems (default: peers)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
-    parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
-    parser.add_argument("--shapes", nargs="+", metavar="NAME",
-                        help="problems to run, by their names or in the form of the tables: 'C 2x256>256 16 k3 p1' "
-                        "(default: all of --set)")
+    conv_shapes.add_options(parser, "peers")
     parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of voxgrad's tensors")
     parser.add_argument("--runs", type=int, default=15, help="maximum number of runs for each median, at least 3")
     parser.add_argument("--ms", type=float, default=40, help="milliseconds of GPU time for each median")
@@ -89,15 +83,7 @@ def parse():
     parser.add_argument("--markdown", metavar="FILE", help="write the tables to this file")
     parser.add_argument("--list", action="store_true", help="print the problems without running them")
     options = parser.parse_args()
-    shapes = conv_shapes.race(options.seed, options.count) if options.set == "race" else conv_shapes.SETS[options.set]
-    known = {name: shape for each in (*conv_shapes.SETS.values(), shapes) for name, shape in each.items()}
-    for name in options.shapes or ():
-        if name not in known:
-            try:
-                known[name] = conv_shapes.Shape.parse(name)
-            except ValueError as error:
-                parser.error(f"--shapes: {error}, which is not one of {', '.join(known)} either")
-    options.shapes = {name: known[name] for name in options.shapes or shapes}
+    options.shapes = conv_shapes.selected(parser, options)
     return options
 
 

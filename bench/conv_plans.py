@@ -17,7 +17,7 @@ plan), then the choices with the largest ratios. For each kernel family, it prin
 how much longer these passes would take without it. Passes shorter than --min-us microseconds are omitted.
 
 --times reads times that --json wrote before, instead of measuring. The options that select problems then have no effect.
-LIBRARY may have other planners, and no GPU is needed. Choices whose time is not in the file are counted.
+LIBRARY may have other planners, and no GPU is needed. Choices without a time are counted.
 """
 
 import argparse
@@ -41,12 +41,7 @@ def parse():
     parser.add_argument("library", help="path of libconv_peers.so")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["bf16", "high"],
                         help="bf16, f16, high (TF32), highest (float32) (default: bf16 high)")
-    parser.add_argument("--set", choices=[*conv_shapes.SETS, "race"], default="families",
-                        help="problems of bench/conv_shapes.py; race: random problems (default: families)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
-    parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE",
-                        help="problems such as 'C 2x256>256 16 k3 p1' instead of --set")
+    conv_shapes.add_options(parser, "families")
     parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="memory format of the tensors")
     parser.add_argument("--passes", nargs="+", choices=PARTS, default=PARTS, help="passes to time (default: all)")
     parser.add_argument("--families", action="store_true", help="time one plan of each family")
@@ -56,7 +51,9 @@ def parse():
     parser.add_argument("--worst", type=int, default=20, help="number of choices to print")
     parser.add_argument("--json", metavar="FILE", help="write all times to this file")
     parser.add_argument("--times", metavar="FILE", help="read times from this file instead of measuring")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.shapes = conv_shapes.selected(parser, options)
+    return options
 
 
 class Library:
@@ -110,14 +107,16 @@ def time_plans(library, calls, plans, options):
     return times
 
 
-def measure(library, shapes, options):
-    """Times the plans of all passes. Returns rows with the plans and times of a pass."""
+def measure(library, options, rows):
+    """Times the plans of all passes. Appends a row for each pass: its plans, their estimated clocks, and their times."""
     import torch
 
     import compare_gpu
 
-    voxgrad, rows = compare_gpu.Voxgrad(options.library, {}), []
-    for mode, shape in ((mode, shape) for mode in options.modes for shape in shapes):
+    if not torch.cuda.is_available():
+        sys.exit("conv_plans: PyTorch finds no GPU; only --times works without one")
+    voxgrad = compare_gpu.Voxgrad(options.library, {})
+    for mode, shape in ((mode, shape) for mode in options.modes for shape in options.shapes.values()):
         case = compare_gpu.Case(shape, getattr(torch, compare_gpu.MODES[mode][0]))
         case.buffers = {options.layout: case.buffers[options.layout]}
         for part in options.passes:
@@ -128,12 +127,12 @@ def measure(library, shapes, options):
             plans = [plan for plan in plans if not options.families or plan[0][5] == 0]
             times = time_plans(library.library, calls, plans, options)
             rows.append({"shape": shape.describe(), "mode": mode, "layout": options.layout, "pass": part,
-                         "choices": [plan[0] for plan in plans], "plans": [plan[2] for plan in plans], "us": times})
+                         "choices": [plan[0] for plan in plans], "clocks": [plan[1] for plan in plans],
+                         "plans": [plan[2] for plan in plans], "us": times})
             shown = [us for us, plan in zip(times, plans) if plan[2] == chosen] + [min(times, default=math.inf)]
             print(mode, shape.describe(), part, *map("{:.1f}".format, shown), file=sys.stderr, flush=True)
         del case, calls, x, w, g, result
         torch.cuda.empty_cache()
-    return rows
 
 
 def family(choice):
@@ -172,24 +171,25 @@ def report(rows, options):
 
 
 def main(options):
-    library = Library(options.library)
+    library, rows = Library(options.library), []
     if options.times:
-        with open(options.times) as file:
-            rows = json.load(file)
+        try:
+            with open(options.times, encoding="utf-8") as file:
+                rows = json.load(file)
+        except (OSError, ValueError) as error:
+            sys.exit(f"conv_plans: --times: {options.times}: {error}")
     else:
-        shapes = list((conv_shapes.race(options.seed, options.count) if options.set == "race"
-                       else conv_shapes.SETS[options.set]).values())
-        if options.shapes:
-            shapes = list(map(conv_shapes.Shape.parse, options.shapes))
-        rows = measure(library, shapes, options)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file)
+        try:
+            measure(library, options, rows)
+        finally:  # an aborted run keeps its times
+            if options.json:
+                with open(options.json, "w", encoding="utf-8") as file:
+                    json.dump(rows, file)
     missing = []
     for row in rows:
         chosen = library.plans(conv_shapes.Shape.parse(row["shape"]), row["mode"], row["layout"], row["pass"])[0]
-        if chosen in row["plans"]:
-            i = row["plans"].index(chosen)
+        i = row["plans"].index(chosen) if chosen in row["plans"] else None
+        if i is not None and row["us"][i] < math.inf:
             row.update(chosen=chosen, chosen_us=row["us"][i], chosen_family=family(row["choices"][i]))
         else:
             missing.append(row)

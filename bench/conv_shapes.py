@@ -1,4 +1,4 @@
-"""Problems for compare_gpu.py: 3-D convolutions and transposed convolutions."""
+"""Problems for compare_gpu.py and conv_plans.py: 3-D convolutions and transposed convolutions."""
 
 import math
 import random
@@ -329,3 +329,27 @@ def race(seed, count):
 
 SETS = {"peers": PEERS, "beyond": BEYOND, "sweep": SWEEP, "nnunet": nnunet(), "mednext": mednext(),
         "families": families(), "slow": slow()}
+
+
+def add_options(parser, default):
+    """Adds the options that select problems. `default` is the default of --set."""
+    parser.add_argument("--set", choices=[*SETS, "race"], default=default,
+                        help=f"problems of bench/conv_shapes.py; race: random problems (default: {default})")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random problems of --set race")
+    parser.add_argument("--count", type=int, default=60, help="number of problems of --set race")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME",
+                        help="problems to run, by their names or in the form of the tables: 'C 2x256>256 16 k3 p1' "
+                        "(default: all of --set)")
+
+
+def selected(parser, options):
+    """Returns the problems that the options of add_options() select, by name. Calls parser.error() for other names."""
+    shapes = race(options.seed, options.count) if options.set == "race" else SETS[options.set]
+    known = {name: shape for each in (*SETS.values(), shapes) for name, shape in each.items()}
+    for name in options.shapes or ():
+        if name not in known:
+            try:
+                known[name] = Shape.parse(name)
+            except ValueError as error:
+                parser.error(f"--shapes: {error}, which is not one of {', '.join(known)} either")
+    return {name: known[name] for name in options.shapes or shapes}

@@ -22,7 +22,7 @@ constexpr double kFromCluster = 32;       // rate at which an SM reads sums of t
 constexpr double kCluster = 1000;         // time of the barriers of a cluster
 constexpr double kReduction = 4000;       // time of the second kernel
 constexpr double kCopy = 9500;            // time to launch the copy of an operand
-constexpr double kMemory = 0.9;           // time of a copy / memory_cycles(); L2 often holds what is read again
+constexpr double kMemory = 0.9;           // time of a copy / memory_cycles() of its bytes (fitted)
 constexpr double kReductionBytes = 1500;  // rate at which all SMs together transfer partial sums
 
 constexpr WgradTile kTiles[] = {{64, 64, 5}, {64, 64, 3}, {64, 32, 7}, {32, 64, 5}, {32, 32, 7}, {32, 32, 3, 3}};
