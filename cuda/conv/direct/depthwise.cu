@@ -5,12 +5,11 @@
 // that the plane is read once. After the last input plane of an output plane, the warp stores the output plane. TMA
 // copies the input planes to shared memory and fills positions outside of the volume with zeros.
 #include "cuda/conv/direct/depthwise.cuh"
-#include "cuda/detail/kernels.h"
 
 namespace voxgrad::cuda {
 namespace {
 
-constexpr int kPatch = kDepthwisePatch, kChannels = kDepthwiseChannels;
+constexpr int kPatch = kDepthwisePatch, kChannels = kDepthwiseChannels, kWeightPitch = kDepthwiseWeightPitch;
 
 /// The geometry of fprop, a Form of the kernel below: output q reads input q * S + k - padding at tap k. Along the
 /// depth, S input planes complete one output plane.
@@ -66,17 +65,6 @@ struct Scatter {
   static constexpr int input_of(int q, int k) { return (q + center + k) % 2 == 0 ? (q + center - k) / 2 + reach : -1; }
 };
 
-/// Copies the weights of the CTA's channels to shared memory, as [tap][channel].
-template <int K>
-__device__ void load_weights(const DepthwiseParams& p, int channel, float* weights) {
-  constexpr int kTaps = K * K * K;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int c = min(channel + lane, p.channels - 1);  // results of further channels are not stored
-#pragma unroll 16
-  for (int tap = static_cast<int>(threadIdx.x) / 32; tap < kTaps; tap += static_cast<int>(blockDim.x) / 32)
-    weights[tap * kChannels + lane] = p.weights[int64_t{p.flipped ? kTaps - 1 - tap : tap} * p.channels + c];
-}
-
 /// The accumulators of one lane: a patch of each output plane that is not complete.
 template <class T, class Form>
 struct PatchSums {
@@ -94,7 +82,7 @@ struct PatchSums {
       if (plane < 0 || (!kAll && (plane < first || plane > last))) continue;
 #pragma unroll
       for (int kx = 0; kx < K; ++kx) {
-        const float w = weights[(kd * K * K + kx) * kChannels];
+        const float w = weights[(kd * K * K + kx) * kWeightPitch];
 #pragma unroll
         for (int y = 0; y < kPatch; ++y) {
           const int from = Form::input_of(y, ky) - row;
@@ -126,7 +114,7 @@ struct PatchSums {
 #pragma unroll
             for (int i = 0; i < kWindow; ++i)
               x[y][i] = convert<float>(in[(Form::input_of(top, ky) + y) * pitch + i * kChannels]);
-          add_row<kPhase, kAll>(x, weights + ky * K * kChannels, parity, Form::input_of(top, parity), first, last);
+          add_row<kPhase, kAll>(x, weights + ky * K * kWeightPitch, parity, Form::input_of(top, parity), first, last);
         }
       }
     } else if constexpr (Form::transposed) {
@@ -136,7 +124,7 @@ struct PatchSums {
 #pragma unroll
         for (int i = 0; i < kWindow; ++i) x[y][i] = convert<float>(in[y * pitch + i * kChannels]);
 #pragma unroll
-      for (int ky = 0; ky < K; ++ky) add_row<kPhase, kAll>(x, weights + ky * K * kChannels, ky, 0, first, last);
+      for (int ky = 0; ky < K; ++ky) add_row<kPhase, kAll>(x, weights + ky * K * kWeightPitch, ky, 0, first, last);
     } else {
       constexpr int kUnroll = K == 3 ? K : 1;  // the body of larger kernels fills the instruction cache
 #pragma unroll kUnroll
@@ -147,7 +135,7 @@ struct PatchSums {
         for (int y = 0; y < kRows; y += Form::stride)
 #pragma unroll
           for (int i = 0; i < kWindow; ++i) x[y][i] = convert<float>(in[(y + ky) * pitch + i * kChannels]);
-        add_row<kPhase, kAll>(x, weights + ky * K * kChannels, 0, 0, first, last);
+        add_row<kPhase, kAll>(x, weights + ky * K * kWeightPitch, 0, 0, first, last);
       }
     }
   }
@@ -198,15 +186,15 @@ struct DepthStep {
 template <class T, class Form>
 struct DepthwiseShared {
   unsigned char* stages;   ///< ring of input planes
-  float* weights;          ///< [tap][channel]
   unsigned char* outputs;  ///< output planes of two steps
+  float* weights;          ///< [tap][kWeightPitch channels]
   int stage_bytes;
   int output_bytes;
 
   __device__ DepthwiseShared(const DepthwiseParams& p, unsigned char* memory)
       : stages(depthwise_shared(memory)),
-        weights(reinterpret_cast<float*>(stages + p.tiles.stages * p.tiles.stage_bytes)),
-        outputs(reinterpret_cast<unsigned char*>(weights + Form::kernel * Form::kernel * Form::kernel * kChannels)),
+        outputs(stages + p.tiles.stages * p.tiles.stage_bytes),
+        weights(reinterpret_cast<float*>(outputs + 2 * Form::done * p.output_bytes)),
         stage_bytes(p.tiles.stage_bytes),
         output_bytes(p.output_bytes) {}
   __device__ const T* input(int stage) const { return reinterpret_cast<const T*>(stages + stage * stage_bytes); }
@@ -333,7 +321,7 @@ __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::cta
                      {}};
   for (int a = 0; a < 3; ++a) copies.first_in[a] = Form::first_input(tile.begin[a], p.padding[a]);
   if (threadIdx.x == 0) copies.start();
-  load_weights<Form::kernel>(p, tile.channel, shared.weights);
+  load_depthwise_weights<T, Form::kernel, kChannels, kWeightPitch, 1>(p, tile.channel, shared.weights);
   __syncthreads();
 
   PatchMainloop<T, Form> mainloop(p, shared, copies);
@@ -356,27 +344,24 @@ __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::cta
 void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwisePlan& plan, const Launch& launch) {
   if (call.pass == ConvPass::wgrad) return depthwise_wgrad(call, problem, plan, launch);
   const View& w = call.w;
-  const bool flipped = call.pass == ConvPass::dgrad && !plan.transposed;
-  const Workspace weights(launch, static_cast<size_t>(workspace_bytes(problem, plan)));
-  View packed = w;
-  packed.data = weights.as<void>();
-  packed.dtype = DType::f32;
-  lay_out(packed, {0, 1, 4, 3, 2});
-  kernel::copy(packed, w);
+  const bool flipped = call.pass == ConvPass::dgrad && !plan.transposed;  // the taps in reverse order
   DepthwiseParams p{.in = depthwise_map(call.in, plan.box, plan, call.op),
                     .out = depthwise_map(call.out, plan.tile, plan, call.op),
                     .tiles = plan,
-                    .weights = weights.as<float>(),
-                    .flipped = flipped,
                     .epilogue = EpilogueParams(call.epilogue),
                     .in_depth = static_cast<int>(call.in.size[2]),
                     .out_depth = static_cast<int>(call.out.size[2]),
                     .channels = static_cast<int>(w.size[0])};
   p.output_bytes = depthwise_box_bytes(plan.tile, plan.channels, w.dtype);
+  int64_t first_tap = 0;
+  p.weight_stride[0] = w.stride[0];
   for (int a = 0; a < 3; ++a) {
     const int padding = static_cast<int>(call.geometry.padding[a]);
     p.padding[a] = flipped ? plan.kernel - 1 - padding : padding;
+    p.weight_stride[a + 1] = flipped ? -w.stride[a + 2] : w.stride[a + 2];
+    if (flipped) first_tap += (plan.kernel - 1) * w.stride[a + 2];
   }
+  p.weights = w.as<char>() + first_tap * item_size(w.dtype);
   if (plan.tensor_cores) return depthwise_mma(call, plan, p, launch);
   with_depthwise_kernel(w.dtype, plan, [&]<class T, int K, int S>() {
     const auto start = [&](auto* function) {

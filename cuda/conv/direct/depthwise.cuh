@@ -50,8 +50,8 @@ struct DepthwiseParams {
   CUtensorMap in;
   CUtensorMap out;
   DepthwiseShape tiles;
-  const float* weights;  ///< [tap][channel]
-  bool flipped;          ///< dgrad with stride 1: the taps in reverse order
+  const void* weights = nullptr;  ///< of the first tap of channel 0
+  int64_t weight_stride[4] = {};  ///< elements, along channels, depth, height and width
   EpilogueParams epilogue;
   int in_depth;
   int out_depth;
@@ -74,6 +74,21 @@ struct DepthwiseWgradParams {
   int y_bytes = 0;
   int y_stage_bytes = 0;  ///< y_bytes, rounded up for TMA
 };
+
+/// Copies the weights of `kCount` channels to shared memory as float32. The taps of a channel are kTapPitch floats
+/// apart, and the channels are kChannelPitch floats apart.
+template <class T, int K, int kCount, int kTapPitch, int kChannelPitch>
+__device__ void load_depthwise_weights(const DepthwiseParams& p, int first_channel, float* weights) {
+  constexpr int kTaps = K * K * K;
+#pragma unroll 8
+  for (int i = static_cast<int>(threadIdx.x); i < kTaps * kCount; i += static_cast<int>(blockDim.x)) {
+    const int channel = i / kTaps, tap = i % kTaps;
+    const int from = min(first_channel + channel, p.channels - 1);  // results of further channels are not stored
+    weights[tap * kTapPitch + channel * kChannelPitch] = static_cast<float>(
+        static_cast<const T*>(p.weights)[from * p.weight_stride[0] + tap / (K * K) * p.weight_stride[1] +
+                                         tap / K % K * p.weight_stride[2] + tap % K * p.weight_stride[3]]);
+  }
+}
 
 /// Computes fprop or dgrad of a plan for tensor cores (depthwise_mma.cu).
 void depthwise_mma(const ConvCall& call, const DepthwisePlan& plan, const DepthwiseParams& p, const Launch& launch);

@@ -129,17 +129,6 @@ struct BandedSums {
   }
 };
 
-/// Copies the weights of the CTA's channels to shared memory, as [channel][tap].
-template <int K>
-__device__ void load_weights(const DepthwiseParams& p, int first_channel, float* weights) {
-  constexpr int kTaps = K * K * K;
-  for (int i = static_cast<int>(threadIdx.x); i < kTaps * kWarps; i += kThreads) {
-    const int tap = i / kWarps, channel = i % kWarps;
-    weights[channel * kTaps + tap] =
-        p.weights[int64_t{p.flipped ? kTaps - 1 - tap : tap} * p.channels + first_channel + channel];
-  }
-}
-
 /// The planes of a CTA tile. Input plane number 0 is the first one; planes before the volume are skipped. Step s also
 /// transposes the results that plane s - 4 completed.
 template <int K>
@@ -208,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) depthwise_mma(const __grid_consta
   const FpropSteps<K> steps(p, shared, warp);
   const int planes = steps.planes, channel = steps.tile.channel;
   if (threadIdx.x == 0) steps.start([&](int number) { steps.load(number); });
-  load_weights<K>(p, channel, shared.weights);
+  load_depthwise_weights<T, K, kWarps, 1, K * K * K>(p, channel, shared.weights);
   __syncthreads();
 
   const float bias = p.epilogue.bias_of<T>(channel + warp);

@@ -49,7 +49,7 @@ int shared_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
     return round_up(depthwise_box_bytes(box, plan.channels, p.dtype), kDepthwiseAlignment);
   };
   const int planes = plan.stages * stage_bytes(plan.box), tile = stage_bytes(plan.tile);
-  const int taps = plan.kernel * plan.kernel * plan.kernel * kDepthwiseChannels * static_cast<int>(sizeof(float));
+  const int taps = plan.kernel * plan.kernel * plan.kernel * kDepthwiseWeightPitch * static_cast<int>(sizeof(float));
   const int outputs = plan.transposed ? 4 : 2;  // output planes of two steps
   if (p.pass != ConvPass::wgrad) return planes + taps + outputs * tile + kDepthwiseAlignment;
   const int y_planes = depthwise_y_stages(plan.kernel, plan.stride, plan.stages) * tile;
@@ -171,8 +171,7 @@ std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
 
 int64_t workspace_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
   const int64_t taps = int64_t{plan.kernel} * plan.kernel * plan.kernel;
-  const int64_t copies = p.pass == ConvPass::wgrad ? plan.ctas / plan.channel_blocks : 1;
-  return copies * taps * p.groups * static_cast<int64_t>(sizeof(float));
+  return plan.ctas / plan.channel_blocks * taps * p.groups * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace voxgrad::cuda
