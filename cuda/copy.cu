@@ -24,6 +24,7 @@ struct Constant {
 /// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T>
 __global__ void __launch_bounds__(kBlock) arange_kernel(T* out, int64_t count, double start, double step) {
+  wait_for_previous_kernels();
   for (int64_t i = thread_index(); i < count; i += thread_count()) out[i] = convert<T>(arange_value(start, step, i));
 }
 
@@ -60,8 +61,8 @@ void arange(const View& out, double start, double step) {
   if (count == 0) return;
   dispatch_cuda(Numbers(), out.dtype, "arange", [&]<class T>() {
     const Launch launch(out);
-    arange_kernel<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>(), count, start, step);
-    check_launch("arange");
+    launch_kernel("arange", arange_kernel<T>, grid_size(count), kBlock, 0, launch.stream, out.as<T>(), count, start,
+                  step);
   });
 }
 

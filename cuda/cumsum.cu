@@ -24,6 +24,7 @@ struct ScanProblem {
 template <class T, class Out, class Sum>
 __global__ void __launch_bounds__(kBlock)
     scan_lines(const __grid_constant__ ScanProblem problem, Out* __restrict__ out, const T* __restrict__ in) {
+  wait_for_previous_kernels();
   __shared__ Sum shared[kBlock];
   const bool whole_line = problem.threads == 1;
   const int64_t share = divide_up(problem.length, problem.threads);
@@ -72,9 +73,9 @@ void cumsum(const View& out, const View& in, int axis, bool reverse) {
     constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
     using Out = std::conditional_t<floating, T, int64_t>;
     using Sum = std::conditional_t<floating, double, uint64_t>;
-    scan_lines<T, Out, Sum><<<grid_size(problem.count, kBlock / problem.threads), kBlock, 0, launch.stream>>>(
-        problem, out.as<Out>() + start * out.stride[axis], in.as<const T>() + start * in.stride[axis]);
-    check_launch("cumsum");
+    launch_kernel("cumsum", scan_lines<T, Out, Sum>, grid_size(problem.count, kBlock / problem.threads), kBlock, 0,
+                  launch.stream, problem, out.as<Out>() + start * out.stride[axis],
+                  in.as<const T>() + start * in.stride[axis]);
   });
 }
 

@@ -32,6 +32,7 @@ View hold_axis(const View& view, const View& like, int axis) {
 template <class T>
 __global__ void __launch_bounds__(kBlock) gather_elements(T* out, const T* in, const int64_t* index, int64_t stride,
                                                           IndexCheck inside, uint32_t count, Offsets<3> offsets) {
+  wait_for_previous_kernels();
   constexpr bool floating = std::is_floating_point_v<compute_t<T>>;
   const T missing = convert<T>(floating ? std::numeric_limits<double>::quiet_NaN() : 0);
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
@@ -49,6 +50,7 @@ template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_lines(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
                   int64_t index_stride, IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
+  wait_for_previous_kernels();
   for (uint32_t line = blockIdx.x * kBlock + threadIdx.x; line < lines; line += gridDim.x * kBlock) {
     int64_t at[3];
     offsets.at(line, at);
@@ -66,6 +68,7 @@ template <class T>
 __global__ void __launch_bounds__(kBlock)
     scatter_elements(compute_t<T>* out, const T* in, const int64_t* index, Axis out_axis, Axis in_axis,
                      int64_t index_stride, IndexCheck inside, uint32_t lines, Offsets<3> offsets) {
+  wait_for_previous_kernels();
   const int64_t count = lines * out_axis.size;
   for (int64_t e = thread_index(); e < count; e += thread_count()) {
     const auto line = static_cast<uint32_t>(e / out_axis.size);
@@ -101,10 +104,9 @@ void scatter_typed(const char* op, const View& out, const View& in, const View& 
     const bool few = lines < kFewLines;
     const auto kernel = few ? scatter_elements<T> : scatter_lines<T>;
     const unsigned grid = grid_size(few ? lines * out_axis.size : lines);
-    kernel<<<grid, kBlock, 0, launch.stream>>>(out.as<compute_t<T>>() + base[0], in.as<const T>() + base[1],
-                                               index.as<const int64_t>() + base[2], out_axis, in_axis,
-                                               index.stride[axis], inside, lines, Offsets<3>(part));
-    check_launch(op);
+    launch_kernel(op, kernel, grid, kBlock, 0, launch.stream, out.as<compute_t<T>>() + base[0],
+                  in.as<const T>() + base[1], index.as<const int64_t>() + base[2], out_axis, in_axis,
+                  index.stride[axis], inside, lines, Offsets<3>(part));
   });
 }
 
@@ -118,10 +120,9 @@ void gather(const char* op, const View& out, const View& in, const View& index, 
   dispatch_cuda(Anything(), out.dtype, op, [&]<class T>() {
     for_each_part(nest, [&](const Nest<3>& part, const std::array<int64_t, 3>& base) {
       const auto count = static_cast<uint32_t>(part.numel());
-      gather_elements<<<grid_size(count), kBlock, 0, launch.stream>>>(out.as<T>() + base[0], in.as<const T>() + base[1],
-                                                                      index.as<const int64_t>() + base[2],
-                                                                      in.stride[axis], inside, count, Offsets<3>(part));
-      check_launch(op);
+      launch_kernel(op, gather_elements<T>, grid_size(count), kBlock, 0, launch.stream, out.as<T>() + base[0],
+                    in.as<const T>() + base[1], index.as<const int64_t>() + base[2], in.stride[axis], inside, count,
+                    Offsets<3>(part));
     });
   });
 }

@@ -42,6 +42,7 @@ __device__ void gelu_and_gradient(compute_t<T> x, compute_t<T> dy, compute_t<T>&
 /// thread.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 2) gelu_backward_kernel(const __grid_constant__ GeluProblem p) {
+  wait_for_previous_kernels();
   constexpr int kWidth = kVectorWidth<T>, kUnroll = 4;
   using Sums = Vector<double, kWidth>;
   __shared__ Sums shared[kBlock];
@@ -94,6 +95,7 @@ __global__ void __launch_bounds__(kBlock, 2) gelu_backward_kernel(const __grid_c
 /// kBlock sums.
 template <class T>
 __global__ void __launch_bounds__(kBlock) add_ranges(const double* partial, int64_t ranges, T* sums, int64_t stride) {
+  wait_for_previous_kernels();
   __shared__ double shared[kBlock];
   double sum = 0;
   for (int64_t range = threadIdx.x; range < ranges; range += kBlock) sum += partial[range * gridDim.x + blockIdx.x];
@@ -129,11 +131,10 @@ void backward(const View& y, const View& dx, const View& sums, const View& dy, c
   const int64_t used = divide_up(p.rows, p.range);
   const Workspace partial(launch, static_cast<size_t>(used * channels) * sizeof(double));
   p.partial = partial.as<double>();
-  gelu_backward_kernel<T><<<static_cast<unsigned>(used * p.tiles), kBlock, 0, launch.stream>>>(p);
-  check_launch("gelu_backward");
-  add_ranges<T>
-      <<<static_cast<unsigned>(channels), kBlock, 0, launch.stream>>>(p.partial, used, sums.as<T>(), sums.stride[0]);
-  check_launch("gelu_backward");
+  launch_kernel("gelu_backward", gelu_backward_kernel<T>, static_cast<unsigned>(used * p.tiles), kBlock, 0,
+                launch.stream, p);
+  launch_kernel("gelu_backward", add_ranges<T>, static_cast<unsigned>(channels), kBlock, 0, launch.stream, p.partial,
+                used, sums.as<T>(), sums.stride[0]);
 }
 
 }  // namespace

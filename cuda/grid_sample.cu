@@ -54,7 +54,6 @@ void for_each_item_set(const GridProblem& p, const F& f) {
   for_each_part(make_nest<4>(views), [&](const Nest<4>& part, const std::array<int64_t, 4>& base) {
     const auto count = static_cast<uint32_t>(part.numel());
     f(grid_size(count), GridItems{count, base, Offsets<4>(part)});
-    check_launch("grid_sample");
   });
 }
 
@@ -75,6 +74,7 @@ __device__ void each_item(const GridProblem& p, const GridItems& items, const F&
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     grid_sample_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
+  wait_for_previous_kernels();
   using C = compute_t<T>;
   each_item<C>(p, items, [&](const int64_t(&at)[4], const GridCorners<C>& corners) {
     for (int64_t c = 0; c < p.channels; c += width) {
@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kBlock)
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     grid_gradient_kernel(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items) {
+  wait_for_previous_kernels();
   using C = compute_t<T>;
   each_item<C>(p, items, [&](const int64_t(&at)[4], const GridCorners<C>& corners) {
     corners.gradient(static_cast<C*>(p.dgrid.data) + at[3], p.x, static_cast<const T*>(p.x.data) + at[1],
@@ -133,6 +134,7 @@ struct Units {
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock)
     add_gradients(const __grid_constant__ GridProblem p, const __grid_constant__ GridItems items, Units<T> units) {
+  wait_for_previous_kernels();
   using C = compute_t<T>;
   const int exponent = units.exponent();
   each_item<C>(p, items, [&](const int64_t(&at)[4], const GridCorners<C>& corners) {
@@ -183,7 +185,7 @@ void input_gradient(const Launch& launch, const View& dx, const View& dy, const 
   const GridProblem problem{dy, sums, grid, grid, options, vectors ? width : channels_of_item(dx.size[1])};
   const auto run = vectors ? add_gradients<T, width> : add_gradients<T, 1>;
   for_each_item_set(problem, [&](unsigned blocks, const GridItems& items) {
-    run<<<blocks, kBlock, 0, launch.stream>>>(problem, items, units);
+    launch_kernel("grid_sample", run, blocks, kBlock, 0, launch.stream, problem, items, units);
   });
   map<T, int64_t>("grid_sample_backward", units, dx, sums);
 }
@@ -201,7 +203,7 @@ void grid_sample(const View& y, const View& x, const View& grid, const GridSampl
     const GridProblem problem{y, x, grid, grid, options, vectors ? width : channels_of_item(x.size[1])};
     const auto run = vectors ? grid_sample_kernel<T, width> : grid_sample_kernel<T, 1>;
     for_each_item_set(problem, [&](unsigned blocks, const GridItems& items) {
-      run<<<blocks, kBlock, 0, launch.stream>>>(problem, items);
+      launch_kernel("grid_sample", run, blocks, kBlock, 0, launch.stream, problem, items);
     });
   });
 }
@@ -214,7 +216,7 @@ void grid_sample_backward(const View* dx, const View* dgrid, const View& dy, con
     if (!dgrid || dgrid->numel() == 0) return;
     const GridProblem problem{dy, x, grid, *dgrid, options, x.size[1]};
     for_each_item_set(problem, [&](unsigned blocks, const GridItems& items) {
-      grid_gradient_kernel<T><<<blocks, kBlock, 0, launch.stream>>>(problem, items);
+      launch_kernel("grid_sample", grid_gradient_kernel<T>, blocks, kBlock, 0, launch.stream, problem, items);
     });
   });
 }

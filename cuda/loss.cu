@@ -19,6 +19,7 @@ template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     sums_kernel(const __grid_constant__ View x, const __grid_constant__ View target, IndexCheck inside,
                 ClassSums options, int64_t range, int64_t ranges, double* partial) {
+  wait_for_previous_kernels();
   using C = compute_t<T>;
   __shared__ double shared[kBlock];
   const int classes = static_cast<int>(x.size[1]);
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(kBlock)
     gradient_kernel(const __grid_constant__ View dx, const __grid_constant__ View x,
                     const __grid_constant__ View target, IndexCheck inside, ClassSums options,
                     const compute_t<T>* __restrict__ grad, int64_t grad_step) {
+  wait_for_previous_kernels();
   for (int64_t i = thread_index(); i < x.size[0] * x.size[2]; i += thread_count()) {
     const int64_t n = quotient(i, x.size[2]), l = i - n * x.size[2], label = class_at(target, n, l);
     ClassVoxel<compute_t<T>, kClasses> voxel{static_cast<int>(x.size[1]), {}};
@@ -74,9 +76,8 @@ void class_sums(const char* op, const View& sums, const View& x, const View& tar
   if (blocks > 0)
     dispatch_cuda(Floats(), x.dtype, op, [&]<class T>() {
       with_classes(x.size[1], [&]<int kClasses>() {
-        sums_kernel<T, kClasses><<<grid_size(blocks, 1), kBlock, 0, launch.stream>>>(
-            x, target, IndexCheck(x.size[1], op, launch), options, range, ranges, partial.as<double>());
-        check_launch(op);
+        launch_kernel(op, sums_kernel<T, kClasses>, grid_size(blocks, 1), kBlock, 0, launch.stream, x, target,
+                      IndexCheck(x.size[1], op, launch), options, range, ranges, partial.as<double>());
       });
     });
   reduce(ReduceOp::sum, sums_of_parts(sums, sums.data, 1), sums_of_parts(sums, partial.as<void>(), rows));
@@ -89,10 +90,9 @@ void class_sums_backward(const View& dx, const View& grad, const View& x, const 
   const Launch launch(x);
   dispatch_cuda(Floats(), x.dtype, kOp, [&]<class T>() {
     with_classes(x.size[1], [&]<int kClasses>() {
-      gradient_kernel<T, kClasses><<<grid_size(x.size[0] * x.size[2]), kBlock, 0, launch.stream>>>(
-          dx, x, target, IndexCheck(x.size[1], kOp, launch), options, grad.as<const compute_t<T>>(),
-          grad.size[0] == 1 ? 0 : x.size[1] * kClassSums);
-      check_launch(kOp);
+      launch_kernel(kOp, gradient_kernel<T, kClasses>, grid_size(x.size[0] * x.size[2]), kBlock, 0, launch.stream, dx,
+                    x, target, IndexCheck(x.size[1], kOp, launch), options, grad.as<const compute_t<T>>(),
+                    grad.size[0] == 1 ? 0 : x.size[1] * kClassSums);
     });
   });
 }

@@ -32,7 +32,7 @@ template <class... Parameters>
 void launch(const char* op, const void* kernel, int64_t threads, cudaStream_t stream, const void* f,
             Parameters... parameters) {
   void* arguments[] = {const_cast<void*>(f), &parameters...};
-  check_cuda(cudaLaunchKernel(kernel, grid_size(threads), kBlock, arguments, 0, stream), op);
+  launch_kernel(op, kernel, grid_size(threads), kBlock, 0, stream, arguments);
 }
 
 }  // namespace

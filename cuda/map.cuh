@@ -53,6 +53,7 @@ __device__ void map_vector(const F& f, const Pointers<sizeof...(In)>& p, int64_t
 template <class F, class Out, class... In>
 __global__ void __launch_bounds__(kBlock)
     map_contiguous(F f, Pointers<sizeof...(In)> p, int64_t count, int64_t head, int64_t vectors) {
+  wait_for_previous_kernels();
   constexpr int width = kVectorWidth<Out, In...>;
   constexpr std::index_sequence_for<In...> inputs;
   const int64_t step = thread_count();
@@ -75,6 +76,7 @@ __device__ void map_at(const F& f, const Pointers<sizeof...(In)>& p, const int64
 template <class F, class Out, class... In>
 __global__ void __launch_bounds__(kBlock)
     map_strided(F f, Pointers<sizeof...(In)> p, uint32_t count, Offsets<sizeof...(In) + 1> offsets) {
+  wait_for_previous_kernels();
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
     int64_t offset[sizeof...(In) + 1];
     offsets.at(i, offset);
@@ -125,6 +127,7 @@ __device__ PackedVector<T, width> load_slot(const T* row, bool one_element, int 
 template <class F, class T, size_t N>
 __global__ void __launch_bounds__(kBlock)
     map_rows(F f, Pointers<N> p, uint32_t count, const __grid_constant__ Rows<N + 1> rows) {
+  wait_for_previous_kernels();
   constexpr int width = kVectorWidth<T>;
   for (uint32_t i = blockIdx.x * kBlock + threadIdx.x; i < count; i += gridDim.x * kBlock) {
     uint32_t row = i;

@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kBlock)
     statistics_kernel(const __grid_constant__ Groups shape, const BlockLayout layout,
                       const __grid_constant__ Deviations<T, Before> deviations, const RangeSums sums,
                       double2* statistics, double eps) {
+  wait_for_previous_kernels();
   __shared__ alignas(16) Moments shared[kBlock];
   const auto moments_of = [&](int64_t line, const double2& own, int64_t positions) -> Moments {
     const int64_t n = quotient(line, shape.channels);
@@ -153,9 +154,8 @@ void forward(const View& y, const View& statistics, const View& x, const View* g
   const Deviations<T, decltype(activations.before)> deviations{x, activations.before};
   const RangeSums sums = apply_formula<T>(kOp, deviations, launch, &memory, nullptr, x);
   const BlockLayout layout = layout_of_sums(shape.group_lines() * sums.ranges);
-  statistics_kernel<<<grid_size(shape.count(), layout.columns), kBlock, 0, launch.stream>>>(
-      shape, layout, deviations, sums, statistics.as<double2>(), eps);
-  check_launch(kOp);
+  launch_kernel(kOp, statistics_kernel<T, decltype(activations.before)>, grid_size(shape.count(), layout.columns),
+                kBlock, 0, launch.stream, shape, layout, deviations, sums, statistics.as<double2>(), eps);
   if (join) (*join)();
   apply_norm<T>(kOp, y, x, statistics, gamma, beta, residual, activations, launch);
 }
@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(kBlock)
     track_kernel(PerChannel running_mean, PerChannel running_var, const double2* statistics, int64_t channels,
                  double eps, double count, const double* counts, int64_t counts_stride, int64_t ranks,
                  double momentum) {
+  wait_for_previous_kernels();
   for (int64_t rank = 0; rank < ranks; ++rank) count += counts[rank * counts_stride];
   if (count <= 1) return;  // the unbiased variance is undefined
   for (int64_t c = thread_index(); c < channels; c += thread_count()) {
@@ -195,12 +196,11 @@ void track_statistics(const View* running_mean, const View* running_var, const V
   // half, because PerChannel supports f32, the compute type, in addition to the half.
   dispatch_cuda(Floats(), item_size(mean.dtype) == 2 || !running_var ? mean.dtype : var.dtype, "track_statistics",
                 [&]<class T>() {
-                  track_kernel<T><<<grid_size(statistics.size[1]), kBlock, 0, launch.stream>>>(
-                      mean, var, statistics.as<const double2>(), statistics.size[1], eps, counts ? 0.0 : count,
-                      counts ? counts->as<const double>() : nullptr, counts ? counts->stride[0] : 0,
-                      counts ? counts->size[0] : 0, momentum);
+                  launch_kernel("track_statistics", track_kernel<T>, grid_size(statistics.size[1]), kBlock, 0,
+                                launch.stream, mean, var, statistics.as<const double2>(), statistics.size[1], eps,
+                                counts ? 0.0 : count, counts ? counts->as<const double>() : nullptr,
+                                counts ? counts->stride[0] : 0, counts ? counts->size[0] : 0, momentum);
                 });
-  check_launch("track_statistics");
 }
 
 void group_norm(const View& y, const View& statistics, const View& x, const View* gamma, const View* beta,

@@ -328,6 +328,7 @@ template <class T, Form form, class Formula>
 __global__ void __launch_bounds__(kBlock, form == Form::columns && (sizeof(T) == 2 || Formula::kTraits.heavy) ? 2 : 3)
     channels_kernel(const __grid_constant__ Tiling tiling, const __grid_constant__ Formula formula,
                     const __grid_constant__ Volumes<Formula::kTraits.inputs> volumes, double2* partial) {
+  wait_for_previous_kernels();
   using Thread = Lane<T, form, Formula>;
   constexpr int kChannels = Thread::kChannels;
   union Shared {
@@ -379,9 +380,8 @@ RangeSums apply_formula(const char* op, const Formula& formula, const Launch& la
     if (form != Form::scalar)
       kernel =
           form == Form::columns ? channels_kernel<T, Form::columns, Formula> : channels_kernel<T, Form::rows, Formula>;
-  kernel<<<grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream>>>(tiling, formula,
-                                                                      {{first, in...}, out ? *out : View()}, sums);
-  check_launch(op);
+  launch_kernel(op, kernel, grid_size(tiling.blocks(), 1), kBlock, 0, launch.stream, tiling, formula,
+                {{first, in...}, out ? *out : View()}, sums);
   return {sums, lines, tiling.ranges, tiling.range, tiling.length};
 }
 

@@ -35,6 +35,7 @@ template <class T>
 __global__ void __launch_bounds__(kBlock)
     sum_gradients_kernel(const __grid_constant__ Groups shape, const BlockLayout layout, const RangeSums sums,
                          const double2* statistics, PerChannel gamma, const __grid_constant__ SummedGradients to) {
+  wait_for_previous_kernels();
   __shared__ double2 shared[kBlock];
   const int64_t groups = to.groups(shape), all = groups + to.channels(shape);
   for (int64_t tile = blockIdx.x; tile * layout.columns < all; tile += gridDim.x) {
@@ -72,9 +73,8 @@ void sum_gradients(const char* op, const Groups& shape, const RangeSums& sums, c
   if (all == 0) return;
   const int64_t lines = std::max(to.group_means ? shape.group_lines() : 0, shape.samples);
   const BlockLayout layout = layout_of_sums(lines * sums.ranges);
-  sum_gradients_kernel<T>
-      <<<grid_size(all, layout.columns), kBlock, 0, launch.stream>>>(shape, layout, sums, statistics, gamma, to);
-  check_launch(op);
+  launch_kernel(op, sum_gradients_kernel<T>, grid_size(all, layout.columns), kBlock, 0, launch.stream, shape, layout,
+                sums, statistics, gamma, to);
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ __device__ void update_vector(const Update& update, C unscale, T* param, const T
 template <class Update, class T, int kStates>
 __global__ void __launch_bounds__(kBlock)
     step_kernel(Update given, const Update* live, StepGate gate, const __grid_constant__ Table<T, kStates> table) {
+  wait_for_previous_kernels();
   if (gate.found_inf && *gate.found_inf) return;
   const Update update = live ? *live : given;
   const auto unscale = static_cast<compute_t<T>>(inverse_scale(gate.scale));
@@ -99,16 +100,17 @@ __global__ void __launch_bounds__(kBlock)
 /// Stores a kernel argument to GPU memory. Launch: one thread.
 template <class Number>
 __global__ void store_kernel(Number number, Number* live) {
+  wait_for_previous_kernels();
   *live = number;
 }
 
 /// Returns the GPU memory from which a captured kernel reads `number`, or null outside of a capture. Before a replay,
 /// queues a write of the number and sets `*refreshed`.
 template <class Number>
-const Number* live_number(const Launch& launch, const Number& number, bool* refreshed) {
+const Number* live_number(const char* op, const Launch& launch, const Number& number, bool* refreshed) {
   const ReplayNumbers numbers = replay_numbers(sizeof(Number), typeid(Number));
   auto* live = static_cast<Number*>(numbers.data);
-  if (numbers.refresh) store_kernel<<<1, 1, 0, launch.stream>>>(number, live);
+  if (numbers.refresh) launch_kernel(op, store_kernel<Number>, 1, 1, 0, launch.stream, number, live);
   *refreshed = numbers.refresh;
   return live;
 }
@@ -117,6 +119,7 @@ const Number* live_number(const Launch& launch, const Number& number, bool* refr
 /// reduced by *skipped, the number of skipped steps. Launch: one thread.
 template <class Step, class Update>
 __global__ void count_kernel(Step given, const Step* live, const int64_t* skipped, Update* update) {
+  wait_for_previous_kernels();
   Step step = live ? *live : given;
   step.step -= *skipped;
   *update = Update{step};
@@ -143,8 +146,7 @@ void launch_all(const char* op, const Launch& launch, std::span<const StepViews>
       params.size(), [&](size_t i) { return params[i]; },
       [&](const Table<T, kStates>& table) {
         const unsigned grid = grid_size(table.first_piece[table.params], 1);
-        step_kernel<Update, T, kStates><<<grid, kBlock, 0, launch.stream>>>(update, live, gate, table);
-        check_launch(op);
+        launch_kernel(op, step_kernel<Update, T, kStates>, grid, kBlock, 0, launch.stream, update, live, gate, table);
       });
 }
 
@@ -157,15 +159,15 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
   bool refreshed = false;
   if constexpr (requires { step.step; })
     if (gate.skipped) {
-      const Step* live = live_number(launch, step, &refreshed);
-      if (refreshed) return check_launch(op);
+      const Step* live = live_number(op, launch, step, &refreshed);
+      if (refreshed) return;
       const Workspace counted(launch, sizeof(Update));
-      count_kernel<<<1, 1, 0, launch.stream>>>(step, live, gate.skipped, counted.as<Update>());
-      check_launch(op);
+      launch_kernel(op, count_kernel<Step, Update>, 1, 1, 0, launch.stream, step, live, gate.skipped,
+                    counted.as<Update>());
       return launch_all<T, kStates>(op, launch, params, update, counted.as<const Update>(), gate);
     }
-  const Update* live = live_number(launch, update, &refreshed);
-  if (refreshed) return check_launch(op);
+  const Update* live = live_number(op, launch, update, &refreshed);
+  if (refreshed) return;
   launch_all<T, kStates>(op, launch, params, update, live, gate);
 }
 
@@ -173,6 +175,7 @@ void step_all(const char* op, std::span<const StepViews> params, const Step& ste
 /// threads per CTA. Static shared memory: kBlock doubles.
 template <class T>
 __global__ void __launch_bounds__(kBlock) squares_kernel(const __grid_constant__ Table<T, 0> table, double* partial) {
+  wait_for_previous_kernels();
   __shared__ double shared[kBlock];
   const int64_t piece = blockIdx.x;
   const int i = table.param_of(piece);
@@ -216,8 +219,8 @@ void sum_of_squares(const View& out, std::span<const View> list) {
         },
         [&](const Table<T, 0>& table) {
           const int64_t table_pieces = table.first_piece[table.params];
-          squares_kernel<T><<<static_cast<unsigned>(table_pieces), kBlock, 0, launch.stream>>>(table, sums);
-          check_launch(kOp);
+          launch_kernel(kOp, squares_kernel<T>, static_cast<unsigned>(table_pieces), kBlock, 0, launch.stream, table,
+                        sums);
           sums += table_pieces;
         });
   });

@@ -28,6 +28,7 @@ int axis_to_split(const PoolViews& views) {
 template <class T, class Index, int width, bool pairs>
 __global__ void __launch_bounds__(kBlock, width == 1 ? 3 : 2)
     max_pool_kernel(const __grid_constant__ PoolProblem p, uint32_t count) {
+  wait_for_previous_kernels();
   using C = compute_t<T>;
   using Number = std::conditional_t<std::is_same_v<Index, NoIndex>, int32_t, Index>;
   // Negative positions wrap around, so that one comparison checks both ends of the input.
@@ -105,6 +106,7 @@ struct WindowRange {
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_constant__ PoolProblem p,
                                                                    const __grid_constant__ View whole, uint32_t count) {
+  wait_for_previous_kernels();
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < count; number += gridDim.x * kBlock) {
     int64_t at[5];
     p.locate(number, width, at);
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_backward_kernel(const __grid_
 /// Calls f<width>(problem, number of items) for every part of the output. Items are vectors of channels if all views
 /// have aligned vectors of channels, otherwise single elements.
 template <class T, class F>
-void run_pool(const char* op, const PoolViews& views, const F& f) {
+void run_pool(const PoolViews& views, const F& f) {
   constexpr int width = kVectorWidth<T>;
   for_each_part(views, axis_to_split, [&](const PoolViews& part) {
     const auto elements = static_cast<uint32_t>(part.out.numel());
@@ -144,7 +146,6 @@ void run_pool(const char* op, const PoolViews& views, const F& f) {
       f.template operator()<width>(PoolProblem(part, width), elements / width);
     else
       f.template operator()<1>(PoolProblem(part, 1), elements);
-    check_launch(op);
   });
 }
 
@@ -156,9 +157,9 @@ void max_pool_with(const View& y, const View* indices, const View& x, const Pool
   if (launch_pairs<T, Index>(views, stream)) return;
   const Triple& size = geometry.kernel_size;
   const bool pairs = size[0] == 2 && size[1] == 2 && size[2] == 2;
-  run_pool<T>("max_pool", views, [&]<int width>(const PoolProblem& problem, uint32_t count) {
+  run_pool<T>(views, [&]<int width>(const PoolProblem& problem, uint32_t count) {
     const auto kernel = pairs ? max_pool_kernel<T, Index, width, true> : max_pool_kernel<T, Index, width, false>;
-    kernel<<<grid_size(count), kBlock, 0, stream>>>(problem, count);
+    launch_kernel("max_pool", kernel, grid_size(count), kBlock, 0, stream, problem, count);
   });
 }
 
@@ -183,8 +184,9 @@ void max_pool_backward(const View& dx, const View& dy, const View& indices, cons
     dispatch_cuda(Indices(), indices.dtype, "max_pool_backward", [&]<class Index>() {
       const PoolViews views{dx, dy, indices, geometry, false};
       if (launch_cells<T, Index>(views, launch.stream)) return;
-      run_pool<T>("max_pool_backward", views, [&]<int width>(const PoolProblem& problem, uint32_t count) {
-        max_pool_backward_kernel<T, Index, width><<<grid_size(count), kBlock, 0, launch.stream>>>(problem, dx, count);
+      run_pool<T>(views, [&]<int width>(const PoolProblem& problem, uint32_t count) {
+        launch_kernel("max_pool_backward", max_pool_backward_kernel<T, Index, width>, grid_size(count), kBlock, 0,
+                      launch.stream, problem, dx, count);
       });
     });
   });

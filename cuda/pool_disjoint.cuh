@@ -26,6 +26,7 @@ inline __device__ int offset_in(const View& view, const int64_t (&at)[5]) {
 /// one thread per item, `count` in all, in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__ PoolProblem p, uint32_t count) {
+  wait_for_previous_kernels();
   constexpr int run = kRun<width>;
   const PoolGeometry& g = p.geometry;
   const int plane = static_cast<int>(g.kernel_size.values[0] - 1) * static_cast<int>(p.in.stride[2]);
@@ -71,6 +72,7 @@ __global__ void __launch_bounds__(kBlock) max_pool_pairs(const __grid_constant__
 template <class T, class Index, int width, int axis>
 __global__ void __launch_bounds__(kBlock)
     max_pool_backward_cells(const __grid_constant__ PoolProblem p, uint32_t count) {
+  wait_for_previous_kernels();
   constexpr int step = axis == 4 ? 2 : 1, write = width * step, run = kRun<width>;
   const auto stride = [&](int i) { return static_cast<int>(p.geometry.stride.values[i]); };
   const auto begin = [&](int i, int64_t o) {
@@ -151,8 +153,7 @@ bool launch_pairs(const PoolViews& v, cudaStream_t stream) {
     PoolProblem p(v, width, 4);
     p.size[3] = Divisor(divide_up(v.out.size[3], kRun<width>));
     const auto count = static_cast<uint32_t>(v.out.numel() / v.out.size[3] / width * p.size[3].value());
-    max_pool_pairs<T, Index, width><<<grid_size(count), kBlock, 0, stream>>>(p, count);
-    check_launch("max_pool");
+    launch_kernel("max_pool", max_pool_pairs<T, Index, width>, grid_size(count), kBlock, 0, stream, p, count);
   });
 }
 
@@ -176,9 +177,8 @@ bool launch_cells(const PoolViews& v, cudaStream_t stream) {
     }
     int64_t count = v.out.size[0];
     for (int i = 1; i < 5; ++i) count *= p.size[i].value();
-    max_pool_backward_cells<T, Index, width, axis>
-        <<<grid_size(count), kBlock, 0, stream>>>(p, static_cast<uint32_t>(count));
-    check_launch("max_pool_backward");
+    launch_kernel("max_pool_backward", max_pool_backward_cells<T, Index, width, axis>, grid_size(count), kBlock, 0,
+                  stream, p, static_cast<uint32_t>(count));
   };
   constexpr int width = kVectorWidth<T>;
   if (has_vectors(v.out, 1, width) && has_vectors(v.in, 1, width) && has_vectors(v.indices, 1, width))

@@ -14,6 +14,7 @@ namespace {
 /// in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, bool normal>
 __global__ void __launch_bounds__(kBlock) draw(T* out, int64_t count, GeneratorState state) {
+  wait_for_previous_kernels();
   constexpr int lanes = kUniformsPerCounter<T>;
   for (int64_t i = thread_index(); i * lanes < count; i += thread_count()) {
     const uint64_t counter = state.offset + static_cast<uint64_t>(i);
@@ -36,8 +37,8 @@ void draw_all(const char* op, const View& out, GeneratorState state) {
     refuse_in_capture(op, out.device, "random numbers, which replays would repeat, cannot be drawn");
     const Launch launch(out);
     constexpr int64_t lanes = kUniformsPerCounter<T>;
-    draw<T, normal><<<grid_size(divide_up(count, lanes)), kBlock, 0, launch.stream>>>(out.as<T>(), count, state);
-    check_launch(op);
+    launch_kernel(op, draw<T, normal>, grid_size(divide_up(count, lanes)), kBlock, 0, launch.stream, out.as<T>(), count,
+                  state);
   });
 }
 

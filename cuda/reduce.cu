@@ -203,6 +203,7 @@ __device__ In neutral_element(bool largest) {
 template <class Operation, class In, class Accumulator, class Out>
 __global__ void __launch_bounds__(kBlock, 4)
     reduce_rows(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
+  wait_for_previous_kernels();
   __shared__ Accumulator shared[kBlock];
   const BlockLayout layout = problem.layout;
   const int64_t run_length = problem.reduced.size[0];
@@ -236,6 +237,7 @@ __global__ void __launch_bounds__(kBlock, 4)
 template <class Operation, class In, class Accumulator, class Out, int width>
 __global__ void __launch_bounds__(kBlock, width > 1 ? 2 : 3)
     reduce_strided(const __grid_constant__ ReduceProblem problem, int64_t output_tiles) {
+  wait_for_previous_kernels();
   using Values = Vector<Accumulator, width>;
   __shared__ Values shared[kBlock];
   const BlockLayout layout = problem.layout;
@@ -393,14 +395,12 @@ void reduce_as(const View& out, const View& in, bool mean, bool largest, const L
   const Workspace partial(launch,
                           cut ? static_cast<size_t>(problem.ranges * problem.outputs) * sizeof(Accumulator) : 0);
   if (cut) problem.partial = partial.as<Accumulator>();
-  kernel<<<grid_size(tiles * problem.ranges, 1), kBlock, 0, launch.stream>>>(problem, tiles);
-  check_launch("reduce");
+  launch_kernel("reduce", kernel, grid_size(tiles * problem.ranges, 1), kBlock, 0, launch.stream, problem, tiles);
   if (!cut) return;
   const ReduceProblem join = join_problem(problem);
   const int64_t join_tiles = join.output_tiles(1);
-  reduce_strided<Operation, Accumulator, Accumulator, Out, 1>
-      <<<grid_size(join_tiles, 1), kBlock, 0, launch.stream>>>(join, join_tiles);
-  check_launch("reduce");
+  launch_kernel("reduce", reduce_strided<Operation, Accumulator, Accumulator, Out, 1>, grid_size(join_tiles, 1), kBlock,
+                0, launch.stream, join, join_tiles);
 }
 
 }  // namespace

@@ -99,6 +99,7 @@ struct ResampleProblem {
 /// grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class C>
 __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ ResampleProblem<C> p) {
+  wait_for_previous_kernels();
   for (const AxisTerms<C>& to : p.terms) {
     const AxisMap& m = to.from;
     for (int64_t o = thread_index(); o < to.size; o += thread_count()) {
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kBlock) write_terms(const __grid_constant__ Re
 /// thread per run in a 1-D grid-stride loop, kBlock threads per CTA. No shared memory.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) resample_runs(const __grid_constant__ ResampleProblem<compute_t<T>> p) {
+  wait_for_previous_kernels();
   using C = compute_t<T>;
   for (uint32_t item = blockIdx.x * kBlock + threadIdx.x; item < p.items; item += gridDim.x * kBlock) {
     uint32_t number = item;
@@ -199,7 +201,7 @@ void launch_runs(const ResampleCall& call, ResampleProblem<compute_t<T>> p, cuda
   p.runs = Divisor(runs);
   p.items = static_cast<uint32_t>(items / size[4] * runs);
   const auto kernel = vectors ? resample_runs<T, width> : resample_runs<T, 1>;
-  kernel<<<grid_size(p.items), kBlock, 0, stream>>>(p);
+  launch_kernel("resample", kernel, grid_size(p.items), kBlock, 0, stream, p);
 }
 
 /// Writes the tables of terms for one part of the result and launches its kernel.
@@ -222,12 +224,11 @@ void resample_part(const Launch& launch, const ResampleCall& call) {
     term += call.term_count(i);
     count += call.out.size[i + 2];
   }
-  write_terms<C><<<grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock, 0, launch.stream>>>(p);
-  check_launch("resample");
+  launch_kernel("resample", write_terms<C>, grid_size(*std::max_element(call.out.size + 2, call.out.size + 5)), kBlock,
+                0, launch.stream, p);
   p.depth = Divisor(call.out.size[2]);
   p.height = Divisor(call.out.size[3]);
   launch_runs<T>(call, p, launch.stream);
-  check_launch("resample");
 }
 
 }  // namespace

@@ -181,6 +181,7 @@ struct ByTwoRun {
 /// kBlock threads per CTA. No shared memory.
 template <class T, bool up, bool linear, int channels, int columns>
 __global__ void __launch_bounds__(kBlock, 2) by_two_kernel(const __grid_constant__ ByTwoProblem p) {
+  wait_for_previous_kernels();
   using Run = ByTwoRun<T, up, linear, channels, columns>;
   constexpr int fresh = Run::fresh, made = Run::made, lead = Run::lead, batch = Run::batch, slab = Run::slab;
   for (uint32_t number = blockIdx.x * kBlock + threadIdx.x; number < p.items; number += gridDim.x * kBlock) {
@@ -232,8 +233,7 @@ void launch_by_two(const View& out, const View& in, ByTwoProblem p, cudaStream_t
   runs = divide_up(p.steps, p.length);
   p.runs = Divisor(runs);
   p.items = static_cast<uint32_t>(lines * runs);
-  by_two_kernel<T, up, linear, channels, columns><<<grid_size(p.items), kBlock, 0, stream>>>(p);
-  check_launch("resample");
+  launch_kernel("resample", by_two_kernel<T, up, linear, channels, columns>, grid_size(p.items), kBlock, 0, stream, p);
 }
 
 /// The kind of the map along one axis.

@@ -192,18 +192,6 @@ void wait_for(int index) {
 bool is_available() { return device_count() > 0; }
 int device_count() { return devices().count; }
 
-void allow_shared(const void* kernel, int bytes) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, int> allowed;
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "shared memory");
-  const std::lock_guard lock(mutex);
-  int& max_bytes = allowed[{device, kernel}];
-  if (bytes <= max_bytes) return;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
-  max_bytes = bytes;
-}
-
 namespace {
 std::array<std::atomic<IndexError*>, kMaxDevices> reports{};
 std::atomic<IndexError*>& report_of(int device) { return reports[static_cast<size_t>(device)]; }

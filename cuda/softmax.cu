@@ -157,6 +157,7 @@ struct SoftmaxSlice {
 template <class T, int width, bool along, int held>
 __global__ void __launch_bounds__(kBlock, sizeof(T) > 4 ? 2 : 3)
     softmax_kernel(const __grid_constant__ SoftmaxProblem problem) {
+  wait_for_previous_kernels();
   using Slice = SoftmaxSlice<T, width, along, held>;
   using Maximum = typename Slice::Maximum;
   using Sum = typename Slice::Sum;
@@ -227,8 +228,7 @@ void launch_softmax(SoftmaxProblem problem, bool rows_adjacent, const Launch& la
     kernel = kernel_that_holds<T, width, along>(divide_up(vectors, reducers));
   }
   const int64_t columns = int64_t{problem.layout.columns} * (along ? 1 : width);
-  kernel<<<grid_size(divide_up(problem.count, columns), 1), kBlock, 0, launch.stream>>>(problem);
-  check_launch("softmax");
+  launch_kernel("softmax", kernel, grid_size(divide_up(problem.count, columns), 1), kBlock, 0, launch.stream, problem);
 }
 
 }  // namespace

@@ -174,6 +174,7 @@ using SharedElement = std::conditional_t<sizeof(To) < sizeof(From), To, From>;
 /// CTA per tile in a 1-D grid-stride loop, with 64 to kBlock threads. Dynamic shared memory: one tile of SharedElement.
 template <class To, class From, class Map>
 __global__ void __launch_bounds__(kBlock, 3) transpose_kernel(const __grid_constant__ Transpose p, Map map) {
+  wait_for_previous_kernels();
   using Shared = SharedElement<To, From>;
   extern __shared__ uint4 memory[];
   const SharedTile<Shared, kVectorWidth<To>> tile{reinterpret_cast<Shared*>(memory), p.pitch, p.skew};
@@ -265,9 +266,9 @@ void launch_transpose(To* out, const From* in, const Nest<2>& nest, int axis, co
   p.pitch = static_cast<uint32_t>(vectors ? round_up(tile[1], width) : tile[1] | 1);
   p.skew = vectors ? width : 0;
   const int64_t shared = item * (tile[0] * p.pitch + tile[0] / kVectorWidth<To> * p.skew);
-  const auto threads = static_cast<unsigned>(std::clamp<int64_t>(round_up(tile[0] * tile[1] / 8, 32), 64, kBlock));
-  transpose_kernel<To, From><<<grid_size(tiles, 1), threads, static_cast<size_t>(shared), stream>>>(p, map);
-  check_launch("copy");
+  const auto threads = static_cast<int>(std::clamp<int64_t>(round_up(tile[0] * tile[1] / 8, 32), 64, kBlock));
+  launch_kernel("copy", transpose_kernel<To, From, Map>, grid_size(tiles, 1), threads, static_cast<int>(shared), stream,
+                p, map);
 }
 
 /// Copies `in` to `out`, converted to To. `nest` is the nest of (out, in), and `axis` is its transposed_axis(). `map`

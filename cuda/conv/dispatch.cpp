@@ -59,13 +59,4 @@ void describe_device(ConvProblem& problem, int device) {
   problem.wgmma = has_wgmma(device);
 }
 
-bool has_wgmma(int device) {
-#ifdef VOXGRAD_SM90A
-  return attribute(device, cudaDevAttrComputeCapabilityMajor) == 9;
-#else
-  static_cast<void>(device);
-  return false;
-#endif
-}
-
 }  // namespace voxgrad::cuda

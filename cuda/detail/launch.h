@@ -21,11 +21,6 @@ namespace voxgrad::cuda {
 /// error, so that the next check does not report it again.
 void check_cuda(cudaError_t status, const char* what, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
-/// Throws Error if the kernel launch before this call failed.
-inline void check_launch(const char* op, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  check_cuda(cudaGetLastError(), op, file, line);
-}
-
 /// Upper bound of the number of GPUs; further GPUs are ignored.
 inline constexpr int kMaxDevices = 64;
 
@@ -89,40 +84,39 @@ inline unsigned grid_size(int64_t count, int per_block = kBlock) {
   return static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, per_block), 1, kMaxGrid));
 }
 
-/// Raises the dynamic shared memory limit of `kernel` on the current device to at least `bytes`. Never lowers the
-/// limit, so that threads that launch the same kernel do not interfere.
-void allow_shared(const void* kernel, int bytes);
-
 /// Calls dispatch() of core/dtype.h, with "CUDA" as the name of the device in error messages.
 template <class... Ts, class F>
 void dispatch_cuda(Types<Ts...> types, DType dtype, const char* op, F&& f) {
   dispatch(types, dtype, op, "CUDA", std::forward<F>(f));
 }
 
+/// Launches a kernel with pointers to its arguments. `shared_bytes` of dynamic shared memory may exceed 48 KiB. With
+/// sm_90a, the kernel may start before the results of earlier kernels of the stream can be read (programmatic dependent
+/// launch), so it must call wait_for_previous_kernels(). Throws Error "<op>: ..." if the launch fails.
+void launch_kernel(const char* op, const void* kernel, dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
+                   void** arguments, unsigned cluster = 1);
+
 #ifdef __CUDACC__
-/// Launches a kernel in clusters of `cluster` CTAs, with `shared_bytes` of dynamic shared memory, which may exceed
-/// 48 KiB.
-template <class... Params>
-void launch_in_clusters(unsigned cluster, void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
-                        cudaStream_t stream, const std::type_identity_t<Params>&... arguments) {
-  allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1;
-  static_cast<void>(cudaLaunchKernelEx(&config, kernel, arguments...));  // check_launch() reports errors
+/// Waits until all earlier kernels of the stream have ended and their results can be read. Every kernel must call this
+/// function before it accesses memory that another kernel accesses.
+__device__ inline void wait_for_previous_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
-/// Launches a kernel without clusters, with `shared_bytes` of dynamic shared memory, which may exceed 48 KiB.
+
+/// Launches a kernel in clusters of `cluster` CTAs.
 template <class... Params>
-void launch_with_shared(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
-                        const std::type_identity_t<Params>&... arguments) {
-  launch_in_clusters(1, kernel, grid, threads, shared_bytes, stream, arguments...);
+void launch_in_clusters(const char* op, unsigned cluster, void (*kernel)(Params...), dim3 grid, int threads,
+                        int shared_bytes, cudaStream_t stream, const std::type_identity_t<Params>&... arguments) {
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  launch_kernel(op, reinterpret_cast<const void*>(kernel), grid, threads, shared_bytes, stream, pointers, cluster);
+}
+/// Launches a kernel without clusters.
+template <class... Params>
+void launch_kernel(const char* op, void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
+                   cudaStream_t stream, const std::type_identity_t<Params>&... arguments) {
+  launch_in_clusters(op, 1, kernel, grid, threads, shared_bytes, stream, arguments...);
 }
 
 /// Checks indices in a kernel and reports those that are out of range. `op` is a string literal in host memory.

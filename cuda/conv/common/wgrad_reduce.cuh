@@ -22,6 +22,7 @@ inline constexpr int64_t kNoWeight = INT64_MIN;
 /// 1-D grid-stride loop over groups of kSumColumns elements. Static shared memory: one double per thread.
 template <class T, class Target>
 __global__ void __launch_bounds__(kSumColumns* kSumSlices) wgrad_reduce(const __grid_constant__ Target p) {
+  wait_for_previous_kernels();
   __shared__ double sums[kSumSlices][kSumColumns];
   const int lane = static_cast<int>(threadIdx.x) % kSumColumns, slice = static_cast<int>(threadIdx.x) / kSumColumns;
   for (int64_t first = int64_t{blockIdx.x} * kSumColumns; first < p.elements;
@@ -73,8 +74,8 @@ struct StridedWeights {
 
 template <class T, class Target>
 void reduce_ranges(const Target& target, cudaStream_t stream) {
-  wgrad_reduce<T><<<grid_size(target.elements, kSumColumns), kSumColumns * kSumSlices, 0, stream>>>(target);
-  check_launch("conv weight gradient: sum");
+  launch_kernel("conv weight gradient: sum", wgrad_reduce<T, Target>, grid_size(target.elements, kSumColumns),
+                kSumColumns * kSumSlices, 0, stream, target);
 }
 
 }  // namespace voxgrad::cuda

@@ -29,6 +29,7 @@ constexpr int kMaxTapsOfBlock = 343;  // their sums fit into 48 KiB of shared me
 /// per CTA in a 1-D grid. Static shared memory: four floats per thread.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_constant__ Params p) {
+  wait_for_previous_kernels();
   __shared__ float of_slice[kWarps][4][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   const int slice = warp % p.slices, at_once = kWarps / p.slices;
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kLanes* kWarps) reduce_in_order(const __grid_c
 /// shared memory: the sums of a CTA. Static shared memory: one float per thread.
 template <class T>
 __global__ void __launch_bounds__(kLanes* kWarps) reduce_reordered(const __grid_constant__ Params p) {
+  wait_for_previous_kernels();
   extern __shared__ float sums[];  // [channel][tap], with an odd pitch to avoid bank conflicts
   __shared__ float of_slice[kWarps][kLanes];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
@@ -119,10 +121,10 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   if (is_dense(w, {1, 4, 3, 2, 0}) && sums.in_channels % 4 == 0 && is_tma_tensor(w)) {
     const int64_t of_block = 4 * kLanes * (kWarps / p.slices);
     dispatch_cuda(kTypes, w.dtype, "conv", [&]<class T>() {
-      reduce_in_order<T>
-          <<<static_cast<unsigned>(divide_up(sums.split_stride, of_block)), kLanes * kWarps, 0, stream>>>(p);
+      launch_kernel("conv weight gradient: sum of splits", reduce_in_order<T>,
+                    static_cast<unsigned>(divide_up(sums.split_stride, of_block)), kLanes * kWarps, 0, stream, p);
     });
-    return check_launch("conv weight gradient: sum of splits");
+    return;
   }
   const int channel_tiles = divide_up(sums.in_channels, kLanes);
   const int64_t enough = 4 * kMultiprocessors / std::max<int64_t>(w.size[0] * channel_tiles, 1);
@@ -131,10 +133,11 @@ void reduce_wgrad_splits(const View& w, const WgradSplits& sums, cudaStream_t st
   p.channel_tiles = Divisor(channel_tiles);
   p.tap_tiles = Divisor(divide_up(p.taps, p.taps_of_block));
   const unsigned blocks = static_cast<unsigned>(w.size[0] * channel_tiles * p.tap_tiles.value());
-  const size_t shared = sizeof(float) * kLanes * static_cast<size_t>(p.taps_of_block | 1);
-  dispatch_cuda(kTypes, w.dtype, "conv",
-                [&]<class T>() { reduce_reordered<T><<<blocks, kLanes * kWarps, shared, stream>>>(p); });
-  check_launch("conv weight gradient: sum of splits");
+  const int shared = static_cast<int>(sizeof(float)) * kLanes * (p.taps_of_block | 1);
+  dispatch_cuda(kTypes, w.dtype, "conv", [&]<class T>() {
+    launch_kernel("conv weight gradient: sum of splits", reduce_reordered<T>, blocks, kLanes * kWarps, shared, stream,
+                  p);
+  });
 }
 
 }  // namespace voxgrad::cuda

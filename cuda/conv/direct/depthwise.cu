@@ -306,6 +306,7 @@ struct PatchMainloop {
 template <class T, class Form>
 __global__ void __launch_bounds__(Occupancy<Form>::threads, Occupancy<Form>::ctas)
     depthwise(const __grid_constant__ DepthwiseParams p) {
+  wait_for_previous_kernels();
   if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   __shared__ uint64_t barriers[kMaxDepthwiseStages];
@@ -365,13 +366,12 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const DepthwiseP
   if (plan.tensor_cores) return depthwise_mma(call, plan, p, launch);
   with_depthwise_kernel(w.dtype, plan, [&]<class T, int K, int S>() {
     const auto start = [&](auto* function) {
-      launch_with_shared(function, static_cast<unsigned>(plan.ctas), 32 * plan.patches[0] * plan.patches[1],
-                         plan.shared_bytes, launch.stream, p);
+      launch_kernel(call.op, function, static_cast<unsigned>(plan.ctas), 32 * plan.patches[0] * plan.patches[1],
+                    plan.shared_bytes, launch.stream, p);
     };
     if (!plan.transposed) return start(depthwise<T, Gather<K, S>>);
     if constexpr (S > 1) start(depthwise<T, Scatter<K>>);
   });
-  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

@@ -144,6 +144,7 @@ struct WgradSteps : Steps {
 /// per channel. Dynamic shared memory: DepthwiseMmaShared.
 template <class T, int K>
 __global__ void __launch_bounds__(kThreads, 1) depthwise_mma_wgrad(const __grid_constant__ DepthwiseWgradParams p) {
+  wait_for_previous_kernels();
   if (!VOXGRAD_HAS_WGMMA) return;
   extern __shared__ unsigned char dynamic_shared[];
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
@@ -176,11 +177,10 @@ void depthwise_mma_wgrad(const ConvCall& call, const DepthwisePlan& plan, const 
                          const Launch& launch) {
   dispatch_cuda(Types<BFloat16, Float16>(), call.out.dtype, call.op, [&]<class T>() {
     with_width<3, 5>(plan.kernel, [&]<int K>() {
-      launch_with_shared(depthwise_mma_wgrad<T, K>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes,
-                         launch.stream, p);
+      launch_kernel(call.op, depthwise_mma_wgrad<T, K>, static_cast<unsigned>(plan.ctas), kThreads, plan.shared_bytes,
+                    launch.stream, p);
     });
   });
-  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

@@ -94,6 +94,7 @@ __device__ void store_sums(const DepthwiseWgradParams& p, const DepthwiseTile& t
 template <class T, int K, int S>
 __global__ void __launch_bounds__(WgradKernel<T, K, S>::threads, 1)
     depthwise_wgrad(const __grid_constant__ DepthwiseWgradParams p) {
+  wait_for_previous_kernels();
   if (!VOXGRAD_HAS_WGMMA) return;
   using Kernel = WgradKernel<T, K, S>;
   extern __shared__ unsigned char dynamic_shared[];
@@ -168,9 +169,8 @@ void depthwise_wgrad(const ConvCall& call, const ConvProblem& problem, const Dep
     if (plan.tensor_cores)
       depthwise_mma_wgrad(call, plan, p, launch);
     else
-      launch_with_shared(depthwise_wgrad<T, K, S>, static_cast<unsigned>(plan.ctas),
-                         32 * K * plan.patches[0] * plan.patches[1], plan.shared_bytes, launch.stream, p);
-    check_launch(call.op);
+      launch_kernel(call.op, depthwise_wgrad<T, K, S>, static_cast<unsigned>(plan.ctas),
+                    32 * K * plan.patches[0] * plan.patches[1], plan.shared_bytes, launch.stream, p);
     reduce_ranges<T>(sum, launch.stream);
   });
 }

@@ -102,6 +102,7 @@ __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile
 template <class Arithmetic, int kM16, int kN8>
 __global__ void __launch_bounds__(kFewInputsThreads, 2)
     few_inputs_fprop(const __grid_constant__ FewInputsFpropParams p) {
+  wait_for_previous_kernels();
   using T = typename Arithmetic::Element;
   constexpr int kVoxels = kFewInputsWarps * 16 * kM16;
   extern __shared__ uint4 dynamic_shared[];
@@ -174,11 +175,10 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FewInputsP
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1)
       with_width<32, 64>(plan.channels, [&]<int kChannels>() {
-        launch_with_shared(few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>, grid,
-                           kFewInputsThreads, plan.shared_bytes, launch.stream, p);
+        launch_kernel(call.op, few_inputs_fprop<Arithmetic, few_inputs_m16(kChannels), kChannels / 8>, grid,
+                      kFewInputsThreads, plan.shared_bytes, launch.stream, p);
       });
   });
-  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

@@ -91,6 +91,7 @@ __device__ void store_sums(const FewInputsWgradParams& p, const Accumulator (&su
 template <class Arithmetic, int kM16, int kN8>
 __global__ void __launch_bounds__(kFewInputsThreads, 2)
     few_inputs_wgrad_kernel(const __grid_constant__ FewInputsWgradParams p) {
+  wait_for_previous_kernels();
   using T = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kStep = 8 * kElements;  // voxels of a k-step
   constexpr int kPitch = 16 * kM16 * static_cast<int>(sizeof(T)) + 8 * static_cast<int>(sizeof(T));
@@ -151,7 +152,7 @@ void few_inputs_wgrad(const ConvCall& call, const ConvProblem& problem, const Fe
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1) {
       const auto start = [&](auto* kernel) {
-        launch_with_shared(kernel, grid, kFewInputsThreads, plan.shared_bytes, launch.stream, p);
+        launch_kernel(call.op, kernel, grid, kFewInputsThreads, plan.shared_bytes, launch.stream, p);
       };
       if (plan.channels == 64)
         start(few_inputs_wgrad_kernel<Arithmetic, 4, 4>);
@@ -159,7 +160,6 @@ void few_inputs_wgrad(const ConvCall& call, const ConvProblem& problem, const Fe
         start(few_inputs_wgrad_kernel<Arithmetic, 2, 8>);
       else
         start(few_inputs_wgrad_kernel<Arithmetic, 2, 4>);
-      check_launch(call.op);
       reduce_ranges<typename Arithmetic::Element>(sum, launch.stream);
     }
   });

@@ -126,6 +126,7 @@ __device__ void fence_operand(Accumulator (&sum)[kM64][kN8]) {
 template <class Arithmetic, int kInstance>
 __global__ void __launch_bounds__(kFewOutputsInstances[kInstance].threads(), 1)
     few_outputs_dgrad(const __grid_constant__ FewOutputsParams p) {
+  wait_for_previous_kernels();
 #if VOXGRAD_HAS_WGMMA
   using T = typename Arithmetic::Element;
   constexpr FewOutputsInstance kOf = kFewOutputsInstances[kInstance];
@@ -236,11 +237,10 @@ void run_plan(const ConvCall& call, const ConvProblem& original, const FewOutput
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     if constexpr (Arithmetic::kParts == 1)
       with_width<0, 1, 2, 3, 4, 5, 6, 7>(plan.instance, [&]<int kInstance>() {
-        launch_with_shared(few_outputs_dgrad<Arithmetic, kInstance>, grid, kFewOutputsInstances[kInstance].threads(),
-                           plan.shared_bytes, launch.stream, p);
+        launch_kernel(call.op, few_outputs_dgrad<Arithmetic, kInstance>, grid,
+                      kFewOutputsInstances[kInstance].threads(), plan.shared_bytes, launch.stream, p);
       });
   });
-  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

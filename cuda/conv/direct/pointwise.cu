@@ -178,6 +178,7 @@ __device__ void multiply_stage(Sums<Arithmetic, kM16, kN8>& sums, const Ring& ri
 /// [chunk][block of 8 channels][lane][word], and a tile of results for each warp.
 template <class Arithmetic, int kN8, int kChunks>
 __global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_constant__ PointwiseParams p) {
+  wait_for_previous_kernels();
   using T = typename Arithmetic::Element;
   constexpr int kWidth = kVectorWidth<T>, kRing = kStages * kRowsOfLane * kChunks * 32;
   extern __shared__ uint4 dynamic_shared[];
@@ -271,6 +272,7 @@ __device__ void load_narrow(uint32_t (&a)[kSteps][kM16][4], const PointwiseParam
 template <class Arithmetic, int kN8>
 __global__ void __launch_bounds__(kThreads, pointwise_ctas(false, sizeof(typename Arithmetic::Element), 8 * kN8))
     pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
+  wait_for_previous_kernels();
   using T = typename Arithmetic::Element;
   constexpr int kWidth = kVectorWidth<T>, kBlocks = kWidth / 2, kSteps = Arithmetic::kElements == 2 ? 1 : kN8;
   constexpr int kPitch = 8 * kSteps + 4;  // words of a voxel in shared memory; avoids bank conflicts
@@ -357,6 +359,7 @@ __device__ void stage_narrow(const T* from, int voxels, float* to) {
 /// wide channels.
 template <class T, int kNarrow>
 __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid_constant__ PointwiseWgradParams p) {
+  wait_for_previous_kernels();
   constexpr int kWidth = kVectorWidth<T>, kColumns = kLanes * kWidth;
   constexpr int kTile = pointwise_wgrad_voxels(kNarrow), kStaged = kTile * round_up(kNarrow, 4);
   static_assert(kNarrow * kColumns <= kStaged);
@@ -434,8 +437,7 @@ void run_wgrad(const ConvCall& call, const ConvProblem& problem, const Pointwise
   const StridedWeights sum(w, p.partial, plan.blocks, {wide_axis, 1 - wide_axis, 2, 3, 4});
   const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.grid_rows));
   with_channels(w.dtype, plan.narrow, [&]<class T, int kNarrow>() {
-    pointwise_wgrad<T, kNarrow><<<grid, kWgradThreads, 0, launch.stream>>>(p);
-    check_launch(call.op);
+    launch_kernel(call.op, pointwise_wgrad<T, kNarrow>, grid, kWgradThreads, 0, launch.stream, p);
     reduce_ranges<T>(sum, launch.stream);
   });
 }
@@ -462,14 +464,13 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwiseP
   with_arithmetic(pointwise_arithmetic(problem), [&]<class Arithmetic>() {
     with_width<1, 2>(divide_up(plan.narrow, 8), [&]<int kN8>() {
       if constexpr (!std::is_same_v<Arithmetic, Tf32>)
-        launch_with_shared(!plan.wide_in ? pointwise_to_wide < Arithmetic,
-                           Arithmetic::kElements == 2 ? 1 : kN8 >
-                       : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
-                                                   : pointwise_to_narrow<Arithmetic, kN8, 2>,
-                           static_cast<unsigned>(plan.blocks), kThreads, plan.shared_bytes, launch.stream, p);
+        launch_kernel(call.op, !plan.wide_in ? pointwise_to_wide < Arithmetic,
+                      Arithmetic::kElements == 2 ? 1 : kN8 >
+                  : plan.chunks_of_stage == 1 ? pointwise_to_narrow<Arithmetic, kN8, 1>
+                                              : pointwise_to_narrow<Arithmetic, kN8, 2>,
+                      static_cast<unsigned>(plan.blocks), kThreads, plan.shared_bytes, launch.stream, p);
     });
   });
-  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

@@ -155,6 +155,7 @@ __device__ void store_results(const FpropDgradParams<T>& problem, const CtaTile&
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     simt_fprop_dgrad_kernel(const __grid_constant__ FpropDgradParams<T> problem) {
+  wait_for_previous_kernels();
   __shared__ TileMemory<Tile> memory;
   __shared__ CtaTile tile;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
@@ -215,7 +216,7 @@ void launch_tile(FpropDgradParams<T> problem, bool innermost, cudaStream_t strea
   problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
   problem.tiles = problem.groups * phases * problem.voxel_tiles * problem.channel_tiles;
   const auto kernel = innermost ? simt_fprop_dgrad_kernel<Tile, true> : simt_fprop_dgrad_kernel<Tile, false>;
-  kernel<<<grid_size(problem.tiles, 1), kTileThreads, 0, stream>>>(problem);
+  launch_kernel("conv", kernel, grid_size(problem.tiles, 1), kTileThreads, 0, stream, problem);
 }
 
 ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeometry& geometry, int axis,
@@ -274,7 +275,6 @@ void run(const ConvCall& call, cudaStream_t stream) {
 
 void simt_fprop_dgrad(const ConvCall& call, const Launch& launch) {
   dispatch(WideFloats(), call.out.dtype, call.op, "CUDA", [&]<class T>() { run<T>(call, launch.stream); });
-  check_launch(call.op);
 }
 
 }  // namespace voxgrad::cuda

@@ -43,6 +43,7 @@ struct WgradParams {
 template <class Tile, bool kChannelsInnermost, class T = typename Tile::T>
 __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
     simt_wgrad_kernel(const __grid_constant__ WgradParams<T> problem) {
+  wait_for_previous_kernels();
   __shared__ TileMemory<Tile> memory;
   __shared__ Voxel first;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
@@ -144,8 +145,7 @@ void launch_tile(WgradParams<T> problem, const View& w, bool innermost, const La
   problem.partial = partial.as<T>();
   if (problem.tiles > 0) {
     const auto kernel = innermost ? simt_wgrad_kernel<Tile, true> : simt_wgrad_kernel<Tile, false>;
-    kernel<<<grid_size(problem.tiles, 1), kTileThreads, 0, launch.stream>>>(problem);
-    check_launch("conv weight gradient");
+    launch_kernel("conv weight gradient", kernel, grid_size(problem.tiles, 1), kTileThreads, 0, launch.stream, problem);
   }
   sum_ranges(w, problem, ranges, innermost);
 }

@@ -91,6 +91,7 @@ struct UnpackedWeights {
 template <class Arithmetic>
 __global__ void pack_weights_kernel(const __grid_constant__ MmaSyncParams p, const __grid_constant__ UnpackedWeights w,
                                     uint32_t* packed, int64_t fragments) {
+  wait_for_previous_kernels();
   using Element = typename Arithmetic::Element;
   constexpr int kElements = Arithmetic::kElements, kParts = Arithmetic::kParts;
   for (int64_t i = thread_index(); i < fragments; i += thread_count()) {
@@ -137,9 +138,9 @@ void pack_weights(const View& w, const MmaSyncParams& p, const ConvProblem& prob
                                 .tap_stride = {w.stride[2], w.stride[3], w.stride[4]}};
   const int64_t fragments = problem.groups * p.column_tiles * p.k_blocks * p.class_begin[p.classes] * p.columns * 4;
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    pack_weights_kernel<Arithmetic><<<grid_size(fragments), kBlock, 0, stream>>>(p, weights, packed, fragments);
+    launch_kernel("conv: packing of weights", pack_weights_kernel<Arithmetic>, grid_size(fragments), kBlock, 0, stream,
+                  p, weights, packed, fragments);
   });
-  check_launch("conv: packing of weights");
 }
 
 }  // namespace
@@ -155,7 +156,6 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncPla
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     launch_fprop_dgrad_mma_sync<Arithmetic>(p, plan.columns, blocks, launch.stream);
   });
-  check_launch("conv");
 }
 
 }  // namespace voxgrad::cuda

@@ -213,6 +213,7 @@ concept FpropDgradMmaSyncTile =
 template <FpropDgradMmaSyncTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_mma_sync(const __grid_constant__ MmaSyncParams p) {
+  wait_for_previous_kernels();
   extern __shared__ uint4 dynamic_shared[];
   const MmaSyncShared<Tile> shared(p, dynamic_shared);
   TileCoord place = tile_coord(p, blockIdx.x);

@@ -219,6 +219,7 @@ concept MultistageWgradKernelTile = KernelTile<Cta> && StageProducer<Producer<Ct
 template <MultistageWgradKernelTile Cta>
 __global__ void __launch_bounds__(Cta::kThreads, Cta::kCtas)
     multistage_wgrad(const __grid_constant__ MultistageWgradParams p) {
+  wait_for_previous_kernels();
   extern __shared__ uint4 dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedStorage<Cta>*>(dynamic_shared);
   const CtaCoord<Cta> tile(p);
@@ -253,7 +254,7 @@ void launch_tile(const MultistageWgradParams& p, ConvArithmetic arithmetic, cons
                  unsigned blocks, cudaStream_t stream) {
   const auto launch = [&]<class Cta>() {
     ++multistage_instance<Cta>.launches;
-    launch_with_shared(multistage_wgrad<Cta>, blocks, Cta::kThreads, plan.shared_bytes(), stream, p);
+    launch_kernel("conv weight gradient", multistage_wgrad<Cta>, blocks, Cta::kThreads, plan.shared_bytes(), stream, p);
   };
   if (arithmetic == ConvArithmetic::tf32x3) return launch.operator()<MultistageWgradCta<Tf32x3, 64, 64>>();
   if (plan.cta.rows == 128) return launch.operator()<MultistageWgradCta<Tf32, 128, 128>>();
@@ -293,7 +294,6 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const Multistage
   p.voxels_of_range = plan.voxels_of_range;
   const int64_t blocks = int64_t{plan.row_tiles} * plan.column_tiles * problem.groups * plan.ranges;
   launch_tile(p, arithmetic_of(problem), plan, static_cast<unsigned>(blocks), launch.stream);
-  check_launch("conv weight gradient");
   reduce_wgrad_splits(call.w,
                       {.partial = p.partial,
                        .split_stride = problem.groups * problem.out_channels * taps * problem.in_channels,

@@ -97,7 +97,6 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const MmaSyncWgr
   const int64_t blocks = plan.ranges * p.groups * p.row_tiles * p.column_tiles;
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
     launch_wgrad_mma_sync<Arithmetic>(p, plan.rows, blocks, plan.stages * plan.shared_bytes, launch.stream);
-    check_launch("conv weight gradient");
     reduce_ranges<typename Arithmetic::Element>(sum, launch.stream);
   });
 }

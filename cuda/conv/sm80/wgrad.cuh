@@ -292,6 +292,7 @@ concept WgradMmaSyncTile = KernelTile<Tile> && StageProducer<WgradProducer<Tile>
 /// one or two stages, each with a k-tile of y and its halo of x.
 template <WgradMmaSyncTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) wgrad_mma_sync(const __grid_constant__ MmaSyncWgradParams p) {
+  wait_for_previous_kernels();
   extern __shared__ uint4 dynamic_shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, t = lane % 4;

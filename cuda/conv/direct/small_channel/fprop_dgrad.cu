@@ -86,7 +86,6 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChann
     };
     plan.row_tiles == 1 ? with_columns.template operator()<1>() : with_columns.template operator()<2>();
   });
-  check_launch("conv");
 }
 
 }  // namespace voxgrad::cuda

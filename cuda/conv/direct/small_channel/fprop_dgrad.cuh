@@ -202,6 +202,7 @@ __device__ void consume_planes(const SmallChannelParams& p, const SlidingTileCoo
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fprop_dgrad_small_channel(const __grid_constant__ SmallChannelParams p) {
+  wait_for_previous_kernels();
 #if VOXGRAD_HAS_WGMMA
   using Element = typename Tile::Element;
   extern __shared__ uint4 dynamic_shared[];
@@ -253,8 +254,8 @@ template <class Tile>
 void launch_fprop_dgrad_small_channel(const SmallChannelParams& p, int64_t blocks, int shared_bytes,
                                       cudaStream_t stream) {
   ++small_channel_instance<Tile, ConvPass::fprop>.launches;
-  launch_with_shared(fprop_dgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes,
-                     stream, p);
+  launch_kernel("conv", fprop_dgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes,
+                stream, p);
 }
 
 }  // namespace voxgrad::cuda

@@ -92,7 +92,6 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const SmallChann
                                                                                          launch.stream);
     };
     plan.columns == 8 ? queue.template operator()<1>() : queue.template operator()<2>();
-    check_launch("conv weight gradient");
     reduce_ranges<Element>(sum, launch.stream);
   });
 }

@@ -147,6 +147,7 @@ __device__ void write_sums(const SmallChannelWgradParams& p, const SlidingTileCo
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     wgrad_small_channel(const __grid_constant__ SmallChannelWgradParams p) {
+  wait_for_previous_kernels();
 #if VOXGRAD_HAS_WGMMA
   using Element = typename Tile::Element;
   constexpr bool kRounds = Tile::Arithmetic::kRounds && sizeof(Element) == 4;
@@ -194,7 +195,8 @@ template <class Tile>
 void launch_wgrad_small_channel(const SmallChannelWgradParams& p, int64_t blocks, int shared_bytes,
                                 cudaStream_t stream) {
   ++small_channel_instance<Tile, ConvPass::wgrad>.launches;
-  launch_with_shared(wgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads, shared_bytes, stream, p);
+  launch_kernel("conv weight gradient", wgrad_small_channel<Tile>, static_cast<unsigned>(blocks), Tile::kThreads,
+                shared_bytes, stream, p);
 }
 
 }  // namespace voxgrad::cuda

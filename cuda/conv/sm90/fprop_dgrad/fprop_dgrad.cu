@@ -19,6 +19,7 @@ using namespace implicit_gemm;
 /// instruction if the channels are innermost.
 template <class T, int width>
 __global__ void __launch_bounds__(kBlock) reduce_splits(const __grid_constant__ ReduceParams p) {
+  wait_for_previous_kernels();
   const int64_t vectors = p.channels / width, count = p.voxels * vectors;
   for (int64_t i = thread_index(); i < count; i += thread_count()) {
     const int64_t voxel = p.voxels_first ? i % p.voxels : i / vectors;
@@ -244,9 +245,8 @@ void reduce(const View& out, const ConvEpilogue& epilogue, const Params& p, cons
     using T = typename Arithmetic::Element;
     const bool vectors = r.channels % 4 == 0 && (r.voxels_first || is_tma_tensor(out));
     const auto kernel = vectors ? reduce_splits<T, 4> : reduce_splits<T, 1>;
-    kernel<<<grid_size(stride / (vectors ? 4 : 1)), kBlock, 0, stream>>>(r);
+    launch_kernel("conv: sum of splits", kernel, grid_size(stride / (vectors ? 4 : 1)), kBlock, 0, stream, r);
   });
-  check_launch("conv: sum of splits");
 }
 
 }  // namespace
@@ -268,9 +268,8 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const FpropDgrad
   const int ctas = plan.cluster *
                    static_cast<int>(std::min<int64_t>(plan.units, std::max(problem.multiprocessors / plan.cluster, 1)));
   with_arithmetic(arithmetic_of(problem), [&]<class Arithmetic>() {
-    launch_kernel<Arithmetic>(p, plan.cta, n_major, ctas, shared, launch.stream);
+    launch_tile<Arithmetic>(p, plan.cta, n_major, ctas, shared, launch.stream);
   });
-  check_launch("conv");
   if (plan.splits > 1) reduce(out, call.epilogue, p, problem, launch.stream);
 }
 

@@ -22,6 +22,7 @@
 #include "cuda/conv/sm90/fprop_dgrad/epilogue.cuh"
 #include "cuda/conv/sm90/fprop_dgrad/pipeline.cuh"
 #include "cuda/conv/sm90/fprop_dgrad/scheduler.cuh"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda::implicit_gemm {
 
@@ -345,6 +346,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   fence_barrier_init();
   rows.list(p);
   p.cluster > 1 ? cluster_sync() : __syncthreads();
+  wait_for_previous_kernels();
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));

@@ -103,7 +103,7 @@ struct ReduceParams {
 
 /// Launches the kernel of a tile. `n_major` states that the output channels of the weights are contiguous.
 template <class Arithmetic>
-void launch_kernel(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas, int shared_bytes,
-                   cudaStream_t stream);
+void launch_tile(const Params& p, const FpropDgradTile& tile, bool n_major, int ctas, int shared_bytes,
+                 cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_gemm

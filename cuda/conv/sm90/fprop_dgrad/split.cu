@@ -20,6 +20,7 @@ __device__ void split(float x, float& high, float& low) {
 /// is the number of elements of `high`; the low parts follow them.
 __global__ void __launch_bounds__(kBlock)
     split_rows(const float* from, int64_t from_row, float* high, int64_t elements, int64_t vectors) {
+  wait_for_previous_kernels();
   for (int64_t i = thread_index(); i < elements / 4; i += thread_count()) {
     const int64_t row = i / vectors;
     float x[4], parts[2][4];
@@ -51,10 +52,9 @@ View split_copy(const View& view, const std::array<int, 5>& axes, std::optional<
   high.data = memory->as<void>();
   const int64_t from_row = row_stride(view, axes);
   if (from_row == 0) kernel::copy(high, view);
-  split_rows<<<grid_size(elements / 4), kBlock, 0, launch.stream>>>(from_row > 0 ? view.as<float>() : high.as<float>(),
-                                                                    from_row > 0 ? from_row : row, high.as<float>(),
-                                                                    elements, row / 4);
-  check_launch("conv: high and low parts");
+  launch_kernel("conv: high and low parts", split_rows, grid_size(elements / 4), kBlock, 0, launch.stream,
+                from_row > 0 ? view.as<float>() : high.as<float>(), from_row > 0 ? from_row : row, high.as<float>(),
+                elements, row / 4);
   high.size[axes[4]] *= 2;
   return high;
 }

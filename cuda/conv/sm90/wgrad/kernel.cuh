@@ -21,6 +21,7 @@
 
 #include "cuda/conv/sm90/fprop_dgrad/pipeline.cuh"
 #include "cuda/conv/sm90/wgrad/epilogue.cuh"
+#include "cuda/detail/launch.h"
 
 namespace voxgrad::cuda::implicit_wgrad {
 
@@ -208,6 +209,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) wgrad_kernel(const __grid_c
   }
   fence_barrier_init();
   __syncthreads();
+  wait_for_previous_kernels();
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));

@@ -57,6 +57,7 @@ __device__ void keep_finite(uint32_t& most, float x) {
 template <int width>
 __global__ void __launch_bounds__(kBlock) find_maxima_kernel(const __grid_constant__ Voxels p, int64_t channel_stride,
                                                              Divisor of_block, Divisor tiles, uint32_t* maxima) {
+  wait_for_previous_kernels();
   __shared__ uint32_t largest[kBlock * width];
   int block = static_cast<int>(blockIdx.x), row = static_cast<int>(threadIdx.x);
   const int first = tiles.take_digit(block) * of_block.value() * width, column = of_block.take_digit(row) * width;
@@ -124,6 +125,7 @@ template <int width>
 __global__ void __launch_bounds__(kBlock)
     scale_to_halves(const __grid_constant__ Voxels p, int64_t channel_stride, const uint32_t* maxima, Divisor of_group,
                     int pitch, int64_t voxel_pitch, Float16* high, Float16* low) {
+  wait_for_previous_kernels();
   const int vectors = p.channels / width;
   for (int64_t i = thread_index(); i < int64_t{p.count} * vectors; i += thread_count()) {
     const int voxel = static_cast<int>(i / vectors), channel = static_cast<int>(i - int64_t{voxel} * vectors) * width;
@@ -151,6 +153,7 @@ struct SlicedOperand {
 /// The CTAs of a cluster divide the voxels, exchange their maxima, and read the voxels a second time.
 __global__ void __launch_bounds__(kSliceBlock)
     scale_slices(const __grid_constant__ SlicedOperand x, const __grid_constant__ SlicedOperand y) {
+  wait_for_previous_kernels();
 #if VOXGRAD_HAS_WGMMA
   constexpr int kVector = 4, kLanes = kSlice / kVector, kStep = kCluster * kSliceBlock / kLanes;
   __shared__ uint32_t largest[kSlice];
@@ -212,9 +215,8 @@ void Operand::find_maxima() const {
   const int64_t blocks = divide_up(voxels.count, int64_t{16} * (kBlock / of_block.value()));
   const int64_t most = std::max<int64_t>(8 * kMultiprocessors / tiles.value(), 1);
   const auto kernel = vectors ? find_maxima_kernel<4> : find_maxima_kernel<1>;
-  kernel<<<static_cast<unsigned>(std::min(blocks, most) * tiles.value()), kBlock, 0, launch_.stream>>>(
-      voxels, view.stride[1], of_block, tiles, maxima_);
-  check_launch(kOp);
+  launch_kernel(kOp, kernel, static_cast<unsigned>(std::min(blocks, most) * tiles.value()), kBlock, 0, launch_.stream,
+                voxels, view.stride[1], of_block, tiles, maxima_);
 }
 
 bool Operand::as_it_lies() const {
@@ -290,9 +292,9 @@ void Operand::scale(const View& copy, const View& view) const {
   Float16* const low = parts_ > 1 ? high + voxels.count * pitch : nullptr;
   const bool vectors = of_group % 8 == 0 && is_tma_tensor(view);
   const auto kernel = vectors ? scale_to_halves<8> : scale_to_halves<1>;
-  kernel<<<grid_size(int64_t{voxels.count} * voxels.channels / (vectors ? 8 : 1)), kBlock, 0, launch_.stream>>>(
-      voxels, view.stride[1], maxima_, Divisor(static_cast<int>(of_group)), channel_pitch_, pitch, high, low);
-  check_launch(kOp);
+  launch_kernel(kOp, kernel, grid_size(int64_t{voxels.count} * voxels.channels / (vectors ? 8 : 1)), kBlock, 0,
+                launch_.stream, voxels, view.stride[1], maxima_, Divisor(static_cast<int>(of_group)), channel_pitch_,
+                pitch, high, low);
 }
 
 Scales::Scales(Operand& x, Operand& y, const Launch& launch) {
@@ -323,9 +325,8 @@ Scales::Scales(Operand& x, Operand& y, const Launch& launch) {
                          pitch};
   };
   const SlicedOperand of_x = describe_slices(x), of_y = describe_slices(y);
-  launch_in_clusters(kCluster, scale_slices, static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices)), kSliceBlock,
-                     0, launch.stream, of_x, of_y);
-  check_launch(kOp);
+  launch_in_clusters(kOp, kCluster, scale_slices, static_cast<unsigned>(kCluster * (of_x.slices + of_y.slices)),
+                     kSliceBlock, 0, launch.stream, of_x, of_y);
 }
 
 }  // namespace voxgrad::cuda::implicit_wgrad

@@ -90,7 +90,6 @@ static_assert(kMaxWgradBoxes <= UINT16_MAX && kMaxWgradTaps <= MTile::kNone && k
 
 /// Launches the kernel of a CTA tile in clusters of `cluster` CTAs. F16 also computes float32 in one product.
 template <class Arithmetic>
-void launch_kernel(const Params& p, const WgradTile& tile, int ctas, int cluster, int shared_bytes,
-                   cudaStream_t stream);
+void launch_tile(const Params& p, const WgradTile& tile, int ctas, int cluster, int shared_bytes, cudaStream_t stream);
 
 }  // namespace voxgrad::cuda::implicit_wgrad

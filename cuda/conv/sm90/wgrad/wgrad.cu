@@ -149,9 +149,7 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
     p.cluster = Divisor(plan.splits);
   }
   const int shared = 1024 + plan.shared_bytes(), cluster = p.cluster.value();
-  const auto run = parts == 2               ? launch_kernel<Tf32x3>
-                   : w.dtype == DType::bf16 ? launch_kernel<Bf16>
-                                            : launch_kernel<F16>;
+  const auto run = parts == 2 ? launch_tile<Tf32x3> : w.dtype == DType::bf16 ? launch_tile<Bf16> : launch_tile<F16>;
   int splits = 0;
   for (int64_t first = 0; first < problem.batch; first += plan.samples) {
     const int64_t count = std::min(plan.samples, problem.batch - first);
@@ -159,7 +157,6 @@ void run_plan(const ConvCall& call, const ConvProblem& problem, const WgradPlan&
     const int more = set_samples(p, in, out, static_cast<int>(count), problem, plan);
     run(p, plan.cta, plan.direct ? p.units : std::min(p.units, problem.multiprocessors), cluster, shared,
         launch.stream);
-    check_launch("conv weight gradient");
     p.partial += more * p.split_stride;
     splits += more;
   }
