@@ -23,7 +23,7 @@ struct ScanProblem {
 /// shared memory: kBlock sums.
 template <class T, class Out, class Sum>
 __global__ void __launch_bounds__(kBlock)
-    scan_lines(const __grid_constant__ ScanProblem problem, Out* __restrict__ out, const T* __restrict__ in) {
+    scan_lines(const __grid_constant__ ScanProblem problem, Out* out, const T* in) {
   wait_for_previous_kernels();
   __shared__ Sum shared[kBlock];
   const bool whole_line = problem.threads == 1;

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kBlock)
 template <class T, int kClasses>
 __global__ void __launch_bounds__(kBlock)
     gradient_kernel(const __grid_constant__ View dx, const __grid_constant__ View x,
-                    const __grid_constant__ View target, IndexCheck inside, ClassSums options,
-                    const compute_t<T>* __restrict__ grad, int64_t grad_step) {
+                    const __grid_constant__ View target, IndexCheck inside, ClassSums options, const compute_t<T>* grad,
+                    int64_t grad_step) {
   wait_for_previous_kernels();
   for (int64_t i = thread_index(); i < x.size[0] * x.size[2]; i += thread_count()) {
     const int64_t n = quotient(i, x.size[2]), l = i - n * x.size[2], label = class_at(target, n, l);

@@ -170,6 +170,7 @@ std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& p) {
 }
 
 int64_t workspace_bytes(const ConvProblem& p, const DepthwisePlan& plan) {
+  if (p.pass != ConvPass::wgrad) return 0;
   const int64_t taps = int64_t{plan.kernel} * plan.kernel * plan.kernel;
   return plan.ctas / plan.channel_blocks * taps * p.groups * static_cast<int64_t>(sizeof(float));
 }

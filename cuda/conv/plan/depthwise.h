@@ -79,7 +79,7 @@ struct DepthwisePlan : DepthwiseShape {
 /// kernel of 3^3, 5^3 or 7^3, the stride 1 or 2 along all axes, and no dilation. For dgrad with stride 2, each padding
 /// must have the same parity as kernel / 2 (rounded down).
 std::optional<DepthwisePlan> plan_depthwise(const ConvProblem& problem);
-/// Returns the bytes of the partial sums of wgrad.
+/// Returns the bytes of the partial sums of wgrad; 0 for the other passes.
 int64_t workspace_bytes(const ConvProblem& problem, const DepthwisePlan& plan);
 /// Returns the planes of y in shared memory of wgrad. A plane stays until the last tap along the depth has read it.
 constexpr int depthwise_y_stages(int kernel, int stride, int stages) {

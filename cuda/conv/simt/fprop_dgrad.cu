@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
 }
 
 template <class Tile, class T = typename Tile::T>
-void launch_tile(FpropDgradParams<T> problem, bool innermost, cudaStream_t stream) {
+void launch_tile(const char* op, FpropDgradParams<T> problem, bool innermost, cudaStream_t stream) {
   int64_t voxels = problem.batch, phases = 1;
   for (const ConvAxis& axis : problem.axis) {
     voxels *= axis.max_count;
@@ -216,7 +216,7 @@ void launch_tile(FpropDgradParams<T> problem, bool innermost, cudaStream_t strea
   problem.channel_tiles = (problem.out_channels + Tile::kN - 1) / Tile::kN;
   problem.tiles = problem.groups * phases * problem.voxel_tiles * problem.channel_tiles;
   const auto kernel = innermost ? simt_fprop_dgrad_kernel<Tile, true> : simt_fprop_dgrad_kernel<Tile, false>;
-  launch_kernel("conv", kernel, grid_size(problem.tiles, 1), kTileThreads, 0, stream, problem);
+  launch_kernel(op, kernel, grid_size(problem.tiles, 1), kTileThreads, 0, stream, problem);
 }
 
 ConvAxis conv_axis(const View& in, const View& out, const View& w, const ConvGeometry& geometry, int axis,
@@ -265,10 +265,10 @@ void run(const ConvCall& call, cudaStream_t stream) {
 
   const bool innermost = channels_innermost(in);
   if constexpr (sizeof(T) == 4) {  // fewer output channels select a narrower tile
-    if (group_outputs > 32) return launch_tile<TileShape<T, 4, 8, 8>>(problem, innermost, stream);  // 128 x 64
-    if (group_outputs <= 8) return launch_tile<TileShape<T, 1, 8, 1>>(problem, innermost, stream);  // 256 x 8
+    if (group_outputs > 32) return launch_tile<TileShape<T, 4, 8, 8>>(call.op, problem, innermost, stream);  // 128 x 64
+    if (group_outputs <= 8) return launch_tile<TileShape<T, 1, 8, 1>>(call.op, problem, innermost, stream);  // 256 x 8
   }
-  launch_tile<TileShape<T, 4, 4, 8>>(problem, innermost, stream);  // 128 x 32
+  launch_tile<TileShape<T, 4, 4, 8>>(call.op, problem, innermost, stream);  // 128 x 32
 }
 
 }  // namespace
