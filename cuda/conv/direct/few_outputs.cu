@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(kFewOutputsInstances[kInstance].threads(), 1)
       store_plane<T, kThreads, kOf.pitch()>(p, tile, results, q * kStep + s - p.padding[0], products + s * kPlaneBytes);
   };
   Accumulator sum[kM64][kDepth * kN8] = {};
-  const int end = tile.first[0] + tile.count[0];
-  int first_tap = 0;  // the tap of the first set of sums
+  int first_tap = 0, end = tile.first[0] + tile.count[0];  // first_tap: the tap of the first set of sums
 #pragma unroll 1
   for (int q = tile.first[0] - p.reach[0]; q < end; ++q) {
     const uint64_t of_plane = advance_slab(operand, first_tap * kOf.columns);

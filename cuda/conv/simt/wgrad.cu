@@ -48,9 +48,8 @@ __global__ void __launch_bounds__(kTileThreads, Tile::kBlocks)
   __shared__ Voxel first;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
     const int column0 = static_cast<int>(index % problem.column_tiles) * Tile::kM;
-    int64_t rest = index / problem.column_tiles;
-    const int channel0 = static_cast<int>(rest % problem.channel_tiles) * Tile::kN;
-    rest /= problem.channel_tiles;
+    const int64_t outer = index / problem.column_tiles, rest = outer / problem.channel_tiles;
+    const int channel0 = static_cast<int>(outer % problem.channel_tiles) * Tile::kN;
     const int64_t group = rest % problem.groups, begin = rest / problem.groups * problem.range;
     __syncthreads();
     if (threadIdx.x == 0) first = voxel_at(begin, problem.y_size);
