@@ -179,6 +179,7 @@ class CudaConvProcesses : public OnGpu {};
 /// The GPU interrupts the kernels of one process to run those of another. Warps of a warpgroup may then continue at
 /// different times, and must still see each round of their barriers.
 TEST_F(CudaConvProcesses, DoNotBlockEachOther) {
+  if (!cuda::has_wgmma(0)) GTEST_SKIP() << "the GPU has no wgmma";
   std::string program = "/proc/self/exe", filter = "--gtest_filter=CudaConvChannelsLast.IsExactWithEveryTile/bf16",
               brief = "--gtest_brief=1";
   char* const arguments[] = {program.data(), filter.data(), brief.data(), nullptr};

@@ -121,6 +121,14 @@ TEST(ConvDepthwisePlan, BoundsTheSumsOfTensorCores) {
   EXPECT_LE(plan_depthwise(planned(ConvPass::wgrad, 5, 1, bf16, 1024, {2000, 128, 128}))->chunk, 512);
 }
 
+TEST(ConvDepthwisePlan, OnlyWeightGradientsNeedAWorkspace) {
+  for (const ConvPass pass : kPasses)
+    for (const DType dtype : {f32, bf16}) {
+      const ConvProblem p = planned(pass, 5, 1, dtype);
+      EXPECT_EQ(workspace_bytes(p, *plan_depthwise(p)) > 0, pass == ConvPass::wgrad);
+    }
+}
+
 TEST(ConvDepthwisePlan, OrderOfSumsDoesNotDependOnTheGpu) {
   for (const int64_t kernel : {3, 5, 7}) {
     ConvProblem p = planned(ConvPass::wgrad, kernel, 1, bf16, 64, {16});

@@ -59,6 +59,8 @@ MUTATIONS = {  # name: (file, text that occurs once in the file, its replacement
                                                "const bool all ="),
     "depthwise_reads_a_plane_early": ("cuda/conv/direct/depthwise.cu", "8 * state.stage, state.round);",
                                       "8 * state.stage, state.round + 1);"),
+    "depthwise_keeps_the_order_of_taps": ("cuda/conv/direct/depthwise.cu", "flipped ? -w.stride[a + 2]",
+                                          "flipped ? w.stride[a + 2]"),
     "depthwise_mma_shifts_a_band": ("cuda/conv/direct/depthwise_mma.cu", "+ j - lane / 4 % 4;",
                                     "+ j - lane / 4 % 4 + i;"),
     "depthwise_mma_forgets_infinities": ("cuda/conv/direct/depthwise_mma.cuh", "return sum & 0x7fff7fff;",
