@@ -55,7 +55,7 @@ TORCH = {"torch": "contiguous", "torch_cl": "channels_last"}  # name of a PyTorc
 FLOAT64_FLOP = 2e10  # larger problems are checked in float32
 FLOAT32_ERROR = 1e-5  # maximum error of the float32 reference
 # The members of voxgrad::cuda::ConvChoice, and the values of ConvKernel.
-PLAN = ("kernel", "unsplit", "k_blocks", "m_tiles", "pairs", "width", "slide", "cluster", "copies")
+PLAN = ("kernel", "unsplit", "k_blocks", "m_tiles", "pairs", "width", "slide", "cluster", "copies", "columns")
 KERNELS = ("any", "plain", "mma_sync", "multistage_wgrad", "small_channel", "few_inputs", "few_outputs", "pointwise",
            "depthwise", "fprop_dgrad", "wgrad")
 LAYOUTS = {"contiguous": "contiguous_format", "channels_last": "channels_last_3d"}  # PyTorch's names

@@ -99,16 +99,19 @@ std::vector<cuda::ConvChoice> conv_choices(const cuda::ConvProblem& problem) {
        {mma_sync, multistage_wgrad, small_channel, few_inputs, few_outputs, pointwise, depthwise, fprop_dgrad, wgrad})
     choices.push_back({.kernel = kernel});
   for (const int8_t cluster : {1, 2})
-    for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
-      for (const int8_t k_blocks : {1, 2, 4})
-        for (const int8_t pairs : {1, 2})
-          choices.push_back({.kernel = fprop_dgrad,
-                             .slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
-                             .k_blocks = k_blocks,
-                             .m_tiles = static_cast<int8_t>(tile.row_tiles),
-                             .pairs = pairs,
-                             .cluster = cluster,
-                             .width = static_cast<int16_t>(tile.columns)});
+    for (const auto& [copies, columns] : {std::pair<uint8_t, uint8_t>{0, 1}, {0, 2}, {3, 1}})
+      for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
+        for (const int8_t k_blocks : {1, 2, 4})
+          for (const int8_t pairs : {1, 2})
+            choices.push_back({.kernel = fprop_dgrad,
+                               .copies = copies,
+                               .slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),
+                               .columns = columns,
+                               .k_blocks = k_blocks,
+                               .m_tiles = static_cast<int8_t>(tile.row_tiles),
+                               .pairs = pairs,
+                               .cluster = cluster,
+                               .width = static_cast<int16_t>(tile.columns)});
   for (const int8_t cluster : {1, 2})
     for (const cuda::WgradTile& tile : cuda::wgrad_tiles(cuda::arithmetic_of(problem)))
       choices.push_back({.kernel = wgrad,
@@ -128,11 +131,12 @@ extern "C" {
 
 /// Overrides the planner's choices for all later convolutions. The arguments are the members of cuda::ConvChoice.
 void voxgrad_force_conv(int kernel, int unsplit, int k_blocks, int m_tiles, int pairs, int width, int slide,
-                        int cluster, int copies) {
+                        int cluster, int copies, int columns) {
   cuda::force_conv_choice({.kernel = static_cast<cuda::ConvKernel>(kernel),
                            .copies = static_cast<uint8_t>(copies & 3),
                            .unsplit = unsplit != 0,
                            .slide = static_cast<uint8_t>(slide & 3),
+                           .columns = static_cast<uint8_t>(columns & 3),
                            .k_blocks = static_cast<int8_t>(k_blocks),
                            .m_tiles = static_cast<int8_t>(m_tiles),
                            .pairs = static_cast<int8_t>(pairs),
@@ -174,7 +178,7 @@ const char* voxgrad_conv(int transposed, int pass, int dtype, int high, int chan
 }
 
 /// Calls `add` with the planner's choice for a pass (0, 1 or 2) of a convolution, and then with each different plan
-/// that an override can select: the nine arguments of voxgrad_force_conv(), the clocks that the cost model estimates,
+/// that an override can select: the arguments of voxgrad_force_conv(), the clocks that the cost model estimates,
 /// and a description. For the other arguments and the result, see voxgrad_conv().
 const char* voxgrad_conv_plans(int transposed, int pass, int dtype, int high, int channels_last, const int64_t* x_size,
                                const int64_t* w_size, const int64_t* y_size, const int64_t* stride,
@@ -191,15 +195,16 @@ const char* voxgrad_conv_plans(int transposed, int pass, int dtype, int high, in
     auto problem = cuda::conv_problem(kind, dgrad ? to : from, dgrad ? from : to, ws,
                                       geometry_of(stride, padding, dilation, groups));
     const auto add_plan = [&](const cuda::ConvChoice& choice, const std::string& description) {
-      const std::array<int, 9> members{static_cast<int>(choice.kernel),
-                                       choice.unsplit,
-                                       choice.k_blocks,
-                                       choice.m_tiles,
-                                       choice.pairs,
-                                       choice.width,
-                                       choice.slide,
-                                       choice.cluster,
-                                       choice.copies};
+      const std::array<int, 10> members{static_cast<int>(choice.kernel),
+                                        choice.unsplit,
+                                        choice.k_blocks,
+                                        choice.m_tiles,
+                                        choice.pairs,
+                                        choice.width,
+                                        choice.slide,
+                                        choice.cluster,
+                                        choice.copies,
+                                        choice.columns};
       add(members.data(), cuda::choose(problem)->cycles, description.c_str());
     };
     problem.choice = {};
@@ -209,7 +214,8 @@ const char* voxgrad_conv_plans(int transposed, int pass, int dtype, int high, in
       problem.choice = choice;
       const auto plan = cuda::choose(problem);
       // If no plan conforms to an override, choose() ignores it.
-      if (plan->problem.choice.kernel != choice.kernel || (choice.copies > 0 && !plan->copies)) continue;
+      if (plan->problem.choice.kernel != choice.kernel || ((choice.copies == 1 || choice.copies == 2) && !plan->copies))
+        continue;
       if (const auto [text, is_new] = known.insert(cuda::explain(problem).plan); is_new) add_plan(choice, *text);
     }
   });

@@ -32,6 +32,7 @@ import conv_shapes
 MODES = {"high": (0, 1), "highest": (0, 0), "bf16": (2, 0), "f16": (3, 0)}  # dtype, TF32, for the C interface
 PARTS = ("forward", "data", "weight")
 LAYOUTS = ("contiguous", "channels_last")
+OVERRIDES = 10  # arguments of voxgrad_force_conv()
 FAMILIES = ("any", "plain", "mma_sync", "multistage_wgrad", "small_channel", "few_inputs", "few_outputs", "pointwise",
             "depthwise", "fprop_dgrad", "wgrad")  # the values of voxgrad::cuda::ConvKernel
 
@@ -65,7 +66,8 @@ class Library:
         """Returns the description of the planner's choice, and all plans as (override, clocks, description)."""
         plans = []
         callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int), ctypes.c_double, ctypes.c_char_p)
-        add = callback(lambda choice, clocks, text: plans.append((choice[:9], clocks, text.decode().split("; on ")[0])))
+        add = callback(lambda choice, clocks, text: plans.append((choice[:OVERRIDES], clocks,
+                                                           text.decode().split("; on ")[0])))
         longs = lambda v: (ctypes.c_int64 * len(v))(*v)
         error = self.library.voxgrad_conv_plans(
             int(shape.transposed), PARTS.index(part), *MODES[mode], LAYOUTS.index(layout),
@@ -103,7 +105,7 @@ def time_plans(library, calls, plans, options):
                 times[i] = min(times[i], timed(lambda: run(number[i])) / number[i] * 1e3)
             except RuntimeError as error:
                 print(f"{text}: {error}", file=sys.stderr)
-    library.voxgrad_force_conv(*[0] * 9)
+    library.voxgrad_force_conv(*[0] * OVERRIDES)
     return times
 
 
@@ -137,7 +139,7 @@ def measure(library, options, rows):
 
 def family(choice):
     """Returns the family of kernels of an override."""
-    return "copies" if choice[8] else FAMILIES[choice[0]]
+    return "copies" if choice[8] in (1, 2) else FAMILIES[choice[0]]
 
 
 def geometric_mean(values):

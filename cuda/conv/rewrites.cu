@@ -53,6 +53,9 @@ RewrittenCall::RewrittenCall(const ConvCall& original, const ConvPlan& plan, con
     case ConvRewrite::width_as_channels:
       view_width_as_channels(plan.problem, launch);
       break;
+    case ConvRewrite::phases_as_channels:
+      view_phases_as_channels(plan.problem, launch);
+      break;
     case ConvRewrite::merged_groups:
       merge_groups(plan.merged_groups, launch);
       break;
@@ -99,6 +102,37 @@ void RewrittenCall::view_width_as_channels(const ConvProblem& problem, const Lau
   geometry.stride[2] = geometry.dilation[2] = 1;
   geometry.padding[2] = 0;
   if (dgrad) repeat_bias({.rank = 2, .size = {taps, channels}, .stride = {channels, 1}}, launch);
+}
+
+void RewrittenCall::view_phases_as_channels(const ConvProblem& problem, const Launch& launch) {
+  View &w = call_.w, &out = call_.out;
+  const View original = w;
+  const int64_t phases = call_.geometry.stride[2], channels = out.size[1], taps = problem.kernel[2];
+  out.size[1] *= phases;
+  out.size[4] /= phases;
+  out.stride[4] *= phases;
+  out.stride[1] = 1;
+  w.size[1] *= phases;
+  w.size[4] = taps;
+  const int inner = w.dtype == DType::f32 ? 0 : 1;  // contiguous axis; TF32 needs K
+  allocate(w, {inner, 4, 3, 2, 1 - inner}, copy_, launch);
+  kernel::fill(w, 0);
+  for (int64_t phase = 0; phase < phases; ++phase) {
+    const int64_t first =
+        phase + call_.geometry.padding[2] - phases * problem.geometry.padding[2];  // original of tap 0
+    const int64_t begin = first < 0 ? divide_up(-first, phases) : 0;
+    View from = original, to = w;
+    to.size[1] = channels;
+    to.size[4] = from.size[4] =
+        std::min(divide_up(std::max<int64_t>(original.size[4] - first, 0), phases), taps) - begin;
+    if (to.size[4] <= 0) continue;
+    from.data = from.as<char>() + (first + begin * phases) * original.stride[4] * item_size(w.dtype);
+    from.stride[4] *= phases;
+    to.data = to.as<char>() + (phase * channels * w.stride[1] + begin * w.stride[4]) * item_size(w.dtype);
+    kernel::copy(to, from);
+  }
+  call_.geometry = problem.geometry;
+  repeat_bias({.rank = 2, .size = {phases, channels}, .stride = {channels, 1}}, launch);
 }
 
 void RewrittenCall::repeat_bias(View to, const Launch& launch) {

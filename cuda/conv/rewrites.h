@@ -21,6 +21,7 @@ class RewrittenCall {
 
  private:
   void view_width_as_channels(const ConvProblem& problem, const Launch& launch);
+  void view_phases_as_channels(const ConvProblem& problem, const Launch& launch);
   void merge_groups(int64_t count, const Launch& launch);
   void copy_patches(const Launch& launch);
   void copy_to_channels_last(const Launch& launch);

@@ -96,6 +96,9 @@ const Problem kProblems[] = {
     {2, 128, 64, {5, 6, 7}, {2, 2, 2}, {{2, 2, 2}, {0, 0, 0}, {1, 1, 1}, 1}},
     {1, 24, 48, {8, 8, 8}, {4, 4, 4}, {{2, 2, 2}, {1, 1, 1}, {1, 1, 1}, 1}},
     {1, 40, 24, {7, 9, 20}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
+    {2, 96, 184, {9, 12, 20}, {1, 1, 1}, {{1, 1, 1}, {0, 0, 0}, {1, 1, 1}, 1}},
+    {2, 136, 16, {5, 6, 16}, {1, 1, 3}, {{1, 1, 2}, {0, 0, 1}, {1, 1, 1}, 1}},   // two phases of several tiles of
+                                                                                 // columns
     {1, 64, 64, {9, 12, 14}, {3, 3, 3}, {{1, 1, 1}, {2, 2, 2}, {2, 2, 2}, 1}},   // dilated
     {1, 64, 64, {6, 7, 8}, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 2}},     // groups
     {1, 16, 16, {11, 10, 12}, {2, 3, 2}, {{3, 2, 4}, {1, 0, 1}, {1, 1, 1}, 1}},  // phases without taps
@@ -122,7 +125,7 @@ const Problem kProblems[] = {
 
 TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
   const Mode& mode = GetParam();
-  std::vector<cuda::ConvChoice> choices{{}, {.copies = 2}, {.unsplit = true}};
+  std::vector<cuda::ConvChoice> choices{{}, {.copies = 2}, {.copies = 3}, {.unsplit = true}};
   for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
     for (const int8_t row : {1, 2, 4})
       for (const int8_t warpgroups : {1, 2})  // per tile
@@ -132,11 +135,16 @@ TEST_P(CudaConvChannelsLast, IsExactWithEveryTile) {
                            .pairs = warpgroups,
                            .width = static_cast<int16_t>(tile.columns)});
   for (const auto& [tile, halves, tf32, tf32x3] : cuda::kFpropDgradTiles)
-    for (const int8_t warpgroups : {1, 2})
+    for (const int8_t warpgroups : {1, 2}) {
       choices.push_back({.m_tiles = static_cast<int8_t>(tile.row_tiles),
                          .pairs = warpgroups,
                          .cluster = 2,
                          .width = static_cast<int16_t>(tile.columns)});
+      choices.push_back({.columns = 2,
+                         .m_tiles = static_cast<int8_t>(tile.row_tiles),
+                         .pairs = warpgroups,
+                         .width = static_cast<int16_t>(tile.columns)});
+    }
   for (const cuda::WgradTile& tile : cuda::wgrad_tiles(mode.arithmetic()))
     for (const int8_t cluster : {1, 2})
       choices.push_back({.slide = static_cast<uint8_t>(tile.slide > 1 ? 2 : 1),

@@ -159,6 +159,45 @@ TEST(ConvPlan, TreatsStridedWidthAsChannels) {
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(plan->family));
 }
 
+TEST(ConvPlan, TreatsPhasesAsChannels) {
+  ConvProblem p = plain_problem(ConvPass::dgrad, bf16);
+  p.geometry.stride = {2};
+  p.in_channels = 64;
+  p.out_channels = 32;
+  p.in_size = {64};
+  p.out_size = {128};
+  p.out_stride = {128 * 128 * 32, 128 * 32, 32};
+  p.in_channels_last = p.out_channels_last = true;
+  const auto plan = choose(p);
+  EXPECT_EQ(plan->rewrite, ConvRewrite::phases_as_channels);
+  EXPECT_EQ(plan->problem.out_channels, 64);
+  EXPECT_EQ(plan->problem.out_size[2], 64);
+  EXPECT_EQ(plan->problem.out_stride[2], 64);
+  struct Width {
+    int64_t kernel, stride, padding, new_kernel, new_padding;
+  };
+  for (const Width& width : {Width{3, 2, 1, 2, 1},
+                             {3, 2, 0, 2, 0},
+                             {4, 2, 1, 3, 1},
+                             {5, 3, 0, 2, 0},
+                             {1, 2, 0, 1, 0},
+                             {5, 2, 2, 3, 1},
+                             {5, 2, 4, 3, 2}}) {
+    SCOPED_TRACE(concat("kernel ", width.kernel, ", stride ", width.stride, ", padding ", width.padding));
+    p.kernel[2] = width.kernel;
+    p.geometry.stride[2] = width.stride;
+    p.geometry.padding[2] = width.padding;
+    p.out_size[2] = 60;
+    const auto rewritten = rewritten_problems(ConvRewrite::phases_as_channels, p);
+    ASSERT_EQ(rewritten.size(), 1U);
+    EXPECT_EQ(rewritten[0].problem.kernel[2], width.new_kernel);
+    EXPECT_EQ(rewritten[0].problem.geometry.padding[2], width.new_padding);
+    EXPECT_EQ(rewritten[0].problem.geometry.stride[2], 1);
+    p.out_size[2] = 61;
+    EXPECT_TRUE(rewritten_problems(ConvRewrite::phases_as_channels, p).empty());
+  }
+}
+
 TEST(ConvPlan, MergesGroupsWithFewChannels) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   p.groups = 32;

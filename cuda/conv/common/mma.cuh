@@ -216,6 +216,20 @@ __device__ inline void store_shared(uint32_t address, const uint32_t (&word)[4])
                : "memory");
 }
 
+/// Stores four matrices of 8 x 8 halves, of which each lane holds a pair in the layout of C. Lane 8 * i + r has the
+/// address of row r of matrix i, which has 16 bytes.
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&word)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]),
+               "r"(word[1]), "r"(word[2]), "r"(word[3])
+               : "memory");
+#else
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) store_shared(__shfl_sync(0xffffffff, address, 8 * i + lane / 4) + lane % 4 * 4, word[i]);
+#endif
+}
+
 /// Loads four 8 x 8 matrices of halves, transposed.
 __device__ inline void load_transposed(uint32_t (&v)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

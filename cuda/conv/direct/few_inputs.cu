@@ -80,7 +80,7 @@ struct Floor {
 /// Stores the results of a warp.
 template <class T, int kM16, int kN8>
 __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile& tile, uint32_t voxels,
-                              const Accumulator (&sum)[kM16][kN8], int first_channel) {
+                              const Accumulator (&sum)[kM16][kN8], int first_channel, uint32_t staged) {
   const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
   T* const out = static_cast<T*>(p.out) + tile.first_voxel(p.in) * p.channels + first_channel;
 #pragma unroll
@@ -93,7 +93,8 @@ __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile
       to[r] = out + int64_t{voxel.number} * p.channels;
       exists[r] = voxel.lies_in(tile);
     }
-    store_vectors<kN8>(to, exists, sum[m], Floor<T>{p.epilogue.floor}, p.channels - first_channel);
+    store_vectors<kN8>(staged + warp * kStagedBytes, to, exists, sum[m], Floor<T>{p.epilogue.floor},
+                       p.channels - first_channel);
   }
 }
 
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t voxels = shared_address(dynamic_shared), weights = voxels + kVoxels * kFewInputsVoxelBytes;
   const uint32_t biases = weights + p.steps * kN8 * 256, offsets = biases + kN8 * 32;
-  const uint32_t rows = offsets + p.steps * 32, box = rows + p.in.rows * kFewInputsRowBytes;
+  const uint32_t rows = offsets + p.steps * 32, box = (rows + p.in.rows * kFewInputsRowBytes + 127) & ~127u;
   const int first_channel = static_cast<int>(blockIdx.y) * 8 * kN8;
   list_box(p.in, voxels, kVoxels, rows);
   list_weights<Arithmetic, kN8>(p, first_channel, offsets, weights);
@@ -150,7 +151,8 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
         for (int i = 0; i < 4; ++i) a[m][i] = load_shared(at[2 * m + i % 2] + offset[i / 2]);
       Arithmetic::multiply_words(sum, a, b);
     }
-    store_results<T>(p, tile, voxels, sum, first_channel);
+    if (sizeof(T) == 2) __syncthreads();  // all warps have read the box, through which the results pass
+    store_results<T>(p, tile, voxels, sum, first_channel, box);
   }
 }
 

@@ -55,6 +55,7 @@ constexpr Candidate kFpropDgrad[] = {
     {ConvRewrite::none, ConvKernel::small_channel, try_plan<plan_small_channel_fprop_dgrad>, kSmallChannel},
     {ConvRewrite::none, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kWgmma},
     {ConvRewrite::width_as_channels, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kWidth},
+    {ConvRewrite::phases_as_channels, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kWgmma},  // dgrad only
     {ConvRewrite::merged_groups, ConvKernel::fprop_dgrad, try_plan<plan_fprop_dgrad>, kMerged},
     {ConvRewrite::none, ConvKernel::mma_sync, try_plan<plan_mma_sync_fprop_dgrad>, kMmaSync},
 };
@@ -71,10 +72,13 @@ constexpr Candidate kWgrad[] = {
     {ConvRewrite::none, ConvKernel::mma_sync, try_plan<plan_mma_sync_wgrad>, kMmaSyncWgrad},
 };
 
-/// Returns whether the overrides of a problem allow a family. Without a family, overrides concern the tiles of sm90/.
-bool is_allowed(const ConvChoice& choice, ConvKernel kernel) {
-  if (choice.copies > 0) return false;
-  if (choice.kernel != ConvKernel::any) return kernel == choice.kernel;
+/// Returns whether the overrides of a problem allow a candidate. Without a family, overrides concern the tiles of
+/// sm90/.
+bool is_allowed(const ConvChoice& choice, const Candidate& candidate) {
+  const ConvKernel kernel = candidate.kernel;
+  if (choice.kernel != ConvKernel::any && kernel != choice.kernel) return false;
+  if (choice.copies > 0) return choice.copies == 3 && candidate.rewrite == ConvRewrite::phases_as_channels;
+  if (choice.kernel != ConvKernel::any) return true;
   return choice == ConvChoice{} || kernel == ConvKernel::fprop_dgrad || kernel == ConvKernel::wgrad;
 }
 
@@ -148,7 +152,7 @@ ConvPlan best_plan(const ConvProblem& p) {
   };
   const bool wgrad = p.pass == ConvPass::wgrad;
   for (const Candidate& candidate : wgrad ? std::span<const Candidate>(kWgrad) : kFpropDgrad)
-    if (is_allowed(p.choice, candidate.kernel)) consider(plan_candidate(candidate, p));
+    if (is_allowed(p.choice, candidate)) consider(plan_candidate(candidate, p));
   if (p.choice == ConvChoice{} || p.choice.copies == 1)
     consider(plan_copies<best_plan>(ConvRewrite::patches_as_channels, p));
   if (p.choice == ConvChoice{} || p.choice.copies == 2)

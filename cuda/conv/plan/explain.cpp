@@ -116,6 +116,7 @@ std::string describe(const ConvProblem& p, const FpropDgradPlan& plan) {
   return concat("tensor cores, ", name(arithmetic_of(p)), " by wgmma, ",
                 copied_bytes(p) > 0 ? "channels-last copies" : "channels-last", ": CTA tile of ", plan.tile[0], " x ",
                 plan.tile[1], " x ", plan.tile[2], " x ", plan.tile[3], " results x ", plan.cta.columns, " channels, ",
+                plan.unit_columns > 1 ? concat(plan.unit_columns, " such tiles in a work unit, ") : "",
                 plan.cooperative ? "shared by two warpgroups, " : "", plan.cta.slide > 1 ? "sliding, " : "",
                 plan.kept ? "weights in shared memory, " : "", describe_halo(plan.halo), ", k-blocks of ",
                 plan.chunk_channels, " channels, ", plan.phases, plan.phases == 1 ? " phase, " : " phases, ",
@@ -147,6 +148,8 @@ std::string describe(const ConvPlan& plan) {
       break;
     case ConvRewrite::width_as_channels:
       return "taps along the width as channels, " + text;
+    case ConvRewrite::phases_as_channels:
+      return "phases along the width as channels, " + text;
     case ConvRewrite::merged_groups:
       return concat(plan.merged_groups, " groups as one, ", text);
     case ConvRewrite::patches_as_channels:

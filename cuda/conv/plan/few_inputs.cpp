@@ -75,6 +75,9 @@ bool complete(const ConvProblem& p, FewInputsPlan& plan) {
     sums = plan.sets * plan.channels * (plan.columns + 8) * 4;
   } else {
     bytes += plan.steps * (32 + plan.channels * 8 * 4) + plan.channels * 4;
+    // The box begins at a multiple of 128 bytes. The results of halves pass through its memory.
+    bytes += 128;
+    if (size == 2) bytes += std::max(kFewInputsWarps * kStagedBytes - plan.rows * plan.box[2] * 4, 0);
   }
   plan.shared_bytes = std::max(bytes + voxels * kFewInputsVoxelBytes, sums);
   if (plan.shared_bytes > p.shared_limit) return false;

@@ -15,6 +15,8 @@ inline constexpr int kMaxBox = 256;
 inline constexpr int kMaxStep = 8;
 /// Work units of a persistent kernel: the index of a unit plus the number of CTAs stays below 2^31.
 inline constexpr int64_t kMaxUnits = int64_t{1} << 30;
+/// Bytes of shared memory through which a warp stores halves (common/store_vectors.cuh).
+inline constexpr int kStagedBytes = 2048;
 /// Phases of an axis (axis_phases.h).
 inline constexpr int kMaxAxisPhases = 8;
 
@@ -35,16 +37,17 @@ inline constexpr int kMmaSyncKTilePitch = kMmaSyncKTileWords + 4;
 /// Wgrad: blocks of 8 columns of a CTA tile with this number of rows.
 constexpr int mma_sync_wgrad_columns(int rows, bool three) { return 4 * (rows > 32 || three ? 7 : 14); }
 
-// sm90/fprop_dgrad: taps, phases, and stages of each ring. The kernel stores a position in a CTA tile as seven bits
-// per axis.
+// sm90/fprop_dgrad: taps, phases, and stages of each ring, and of the weights of several tiles of output channels that
+// stay in shared memory. The kernel stores a position in a CTA tile as seven bits per axis.
 inline constexpr int kMaxFpropDgradTaps = 512;
 inline constexpr int kMaxFpropDgradPhases = 64;
 inline constexpr int kMaxFpropDgradStages = 8;
+inline constexpr int kMaxFpropDgradWeightStages = 16;
 inline constexpr int kMaxFpropDgradSide = 127;
 /// M64 tiles of a CTA tile.
 inline constexpr int kMaxFpropDgradTiles = 8;
-/// Bytes of shared memory for barriers, the list of rows and alignment.
-inline constexpr int kFpropDgradStaticBytes = 8 * 1024;
+/// Bytes of shared memory for barriers, the list of rows, results, and alignment.
+constexpr int fprop_dgrad_static_bytes(bool halves) { return 6 * 1024 + (halves ? 8 : 1) * kStagedBytes; }
 
 // sm90/wgrad: taps, sets of taps, boxes of all sets, and stages.
 inline constexpr int kMaxWgradTaps = 343;

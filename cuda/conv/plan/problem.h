@@ -37,9 +37,11 @@ enum class ConvKernel : uint8_t {
 /// size, because Clang would otherwise call a library for std::atomic<ConvChoice>.
 struct alignas(8) ConvChoice {
   ConvKernel kernel = ConvKernel::any;  ///< use this family for the problems that it supports
-  uint8_t copies : 2 = 0;    ///< use a rewrite, if it applies: 1: patches_as_channels; 2: channels_last_copies
+  uint8_t copies : 2 = 0;    ///< use a rewrite, if it applies: 1: patches_as_channels; 2: channels_last_copies;
+                             ///< 3: phases_as_channels
   bool unsplit : 1 = false;  ///< fprop_dgrad: no split-K
   uint8_t slide : 2 = 0;     ///< 1: no tiles that slide along depth; 2: only such tiles
+  uint8_t columns : 2 = 0;   ///< fprop_dgrad: 1: one tile along the output channels per work unit; 2: all such tiles
   int8_t k_blocks = 0;       ///< fprop_dgrad: bytes of a row / 32; wgrad: channels of a row
   int8_t m_tiles = 0;        ///< m64 tiles of a warpgroup; multistage_wgrad: rows of a tile / 64
   int8_t pairs = 0;          ///< fprop_dgrad: 1: the warpgroups compute tiles in turn; 2: they share a tile

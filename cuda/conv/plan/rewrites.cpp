@@ -10,8 +10,9 @@
 namespace voxgrad::cuda {
 namespace {
 
-constexpr double kCopyKernel = 4000;  // clocks of a kernel that copies a small tensor
-constexpr double kTransposed = 3;     // transfers per byte of a copy in another layout
+constexpr double kCopyKernel = 4000;        // clocks of a kernel that copies a small tensor
+constexpr double kTransposed = 3;           // transfers per byte of a copy in another layout
+constexpr int64_t kMaxPhaseChannels = 128;  // more channels make no difference to products and stores
 
 /// Returns whether the kernel is as wide as its stride. The taps of neighboring results are then neighboring voxels and
 /// do not overlap.
@@ -48,6 +49,27 @@ ConvProblem with_width_as_channels(ConvProblem p) {
   if (dgrad) p.out_stride[2] *= p.kernel[2];
   p.kernel[2] = p.geometry.stride[2] = p.geometry.dilation[2] = 1;
   p.geometry.padding[2] = 0;
+  return p;
+}
+
+bool suits_phases_as_channels(const ConvProblem& p) {
+  const int64_t stride = p.geometry.stride[2], padding = p.geometry.padding[2];
+  return p.pass == ConvPass::dgrad && stride > 1 && padding < p.kernel[2] && p.geometry.dilation[2] == 1 &&
+         p.groups == 1 && p.dtype != DType::f64 && p.out_channels_last && p.out_stride[2] == p.out_channels &&
+         p.out_size[2] % stride == 0 && p.out_channels > 1 && p.out_channels * stride <= kMaxPhaseChannels &&
+         !has_width_of_stride(p);
+}
+
+ConvProblem with_phases_as_channels(ConvProblem p) {
+  int64_t &stride = p.geometry.stride[2], &padding = p.geometry.padding[2];
+  // Result q of phase r reads input q + j with tap r + padding - stride * j.
+  const int64_t last = (stride - 1 + padding) / stride;
+  p.kernel[2] = last + (p.kernel[2] - 1 - padding) / stride + 1;
+  padding = last;
+  p.out_channels *= stride;
+  p.out_stride[2] *= stride;
+  p.out_size[2] /= stride;
+  stride = 1;
   return p;
 }
 
@@ -154,9 +176,10 @@ std::vector<RewrittenProblem> with_channels_last_copies(const ConvProblem& probl
     cycles += kCopyKernel + memory_cycles(kTransposed * static_cast<double>(copy));
     return view;
   };
-  if (!p.in_channels_last) set_in_layout(p, copied(p.groups * p.in_channels, p.in_size));
-  if (!p.out_channels_last) set_out_layout(p, copied(p.groups * p.out_channels, p.out_size));
-  if (bytes == 0 || bytes > kMaxCopied || p.dtype == DType::f64 || !p.wgmma) return {};
+  if (p.in_channels_last && p.out_channels_last) return {};
+  if (!p.in_channels_last || !p.in_aligned) set_in_layout(p, copied(p.groups * p.in_channels, p.in_size));
+  if (!p.out_channels_last || !p.out_aligned) set_out_layout(p, copied(p.groups * p.out_channels, p.out_size));
+  if (bytes > kMaxCopied || p.dtype == DType::f64 || !p.wgmma) return {};
   return {{ConvRewrite::channels_last_copies, p, 1, cycles}};
 }
 
@@ -194,6 +217,10 @@ std::vector<RewrittenProblem> rewritten_problems(ConvRewrite rewrite, const Conv
     case ConvRewrite::merged_groups:
       // Without a merge, an infinity in a channel of a depthwise convolution does not reach other channels.
       if (p.groups > 1 && is_channels_last(p) && !plan_depthwise(p)) return with_merged_groups(p);
+      return {};
+    case ConvRewrite::phases_as_channels:
+      if (suits_phases_as_channels(p))
+        return {{rewrite, with_phases_as_channels(p), 1, static_cast<double>(1 + p.geometry.stride[2]) * kCopyKernel}};
       return {};
     case ConvRewrite::patches_as_channels:
       if (suits_patches_as_channels(p)) return {{rewrite, with_patches_as_channels(p), 1, patch_copy_cycles(p)}};

@@ -17,6 +17,13 @@ enum class ConvRewrite : uint8_t {
   /// channel, taps may overlap. They become channels of an overlapping view of a padded copy, because the K dimension
   /// of the tensor cores would otherwise be mostly padding.
   width_as_channels,
+  /// In a data gradient with a stride along the width, neighboring results of different phases (axis_phases.h) become
+  /// channels of one voxel. This makes fewer and larger products, and longer stores.
+  ///
+  /// The stride along the width becomes 1. The weights are copied: tap t has, for phase r, the original tap
+  /// r + padding + stride * (t - new padding), or zeros if it does not exist. An infinity or NaN causes NaN in all
+  /// phases of the results that it reaches.
+  phases_as_channels,
   /// Several groups of few channels become one group, because a product of the tensor cores has at least 16 channels.
   ///
   /// The weights of all groups form one larger weight tensor. Its elements are zero where the input channel and the

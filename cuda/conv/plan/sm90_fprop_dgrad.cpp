@@ -28,6 +28,7 @@ constexpr double kAloneOfThree = 1.28;  // three products: slowdown of a single 
 constexpr double kReduction = 8000;     // time of a second kernel
 constexpr double kMemory = 3200;        // rate at which all SMs together transfer data from and to memory
 constexpr double kInFlight = 30720;     // bytes that an SM must request at a time to keep memory busy
+constexpr int kAhead = 49152;           // bytes that an SM should request at a time if each GEMM has a single box
 constexpr double kShortRows = 2.0;      // slowdown of memory if the rows of boxes have less than 128 bytes
 constexpr double kAtom = 720;      // additional bytes per tile and voxel if tiles share 64 bytes of results (fitted)
 constexpr double kLatency = 2040;  // time from the request of a box to its arrival
@@ -35,6 +36,11 @@ constexpr double kFirst = 0.09;    // part of the time of a unit's boxes that do
 constexpr double kSingle = 0.5;    // time per result if results are not stored as vectors
 constexpr double kStrided = 3;     // slowdown of stores with a distance between elements
 constexpr double kFewBoxes = 0.8;  // omitted boxes count if less than this part of all boxes remains
+
+/// Columns of the widest tile.
+constexpr int kMaxColumns = std::ranges::max(kFpropDgradTiles, {}, [](const CompiledFpropDgradTile& compiled) {
+                              return compiled.tile.columns;
+                            }).tile.columns;
 
 // Candidates for the axes (depth, height, width) whose taps share a box. A box without the halo of the width has no
 // rows between the lines of results.
@@ -137,15 +143,29 @@ class Search {
            depth.max_span == taps;
   }
 
+  /// Returns whether all taps of all phases can read the same box.
+  static bool shares_boxes(const FpropDgradPlan& plan) {
+    for (int a = 0; a < 3; ++a) {
+      const AxisPhases& axis = plan.axis[a];
+      if (plan.phases > 1 ? !plan.halo[a] : !(plan.halo[a] ? axis.phases == 1 : axis.kernel == 1)) return false;
+    }
+    return true;
+  }
+
+  /// Tries plans in which each box is loaded once for all phases, and for all phases and all output channels. The
+  /// latter is slower than a tile with all output channels.
+  void try_resident(FpropDgradPlan plan) {
+    if (!shares_boxes(plan) || plan.resident_chunks() > kMaxFpropDgradStages) return;
+    plan.resident = true;
+    for (AxisPhases& axis : plan.axis) merge_halos(axis);
+    if (plan.phases > 1) try_tiles(plan);
+    plan.unit_columns = divide_up(static_cast<int>(p_.out_channels), plan.cta.columns);
+    if (p_.out_channels > kMaxColumns) try_tiles(plan);
+  }
+
   void try_tiles(FpropDgradPlan& plan) {
     const int rows = 64 * plan.m_tiles();
-    if (!plan.resident && plan.phases > 1 && plan.halo[0] && plan.halo[2] &&
-        plan.resident_chunks() <= kMaxFpropDgradStages) {
-      FpropDgradPlan resident = plan;
-      resident.resident = true;
-      for (AxisPhases& axis : resident.axis) merge_halos(axis);
-      try_tiles(resident);
-    }
+    if (!plan.resident) try_resident(plan);
     for (const int w : sides(plan.axis[2].count, rows))
       for (const int h : sides(plan.axis[1].count, rows / w))
         for (const int d : sides(plan.axis[0].count, plan.cta.slide > 1 ? 1 : rows / (w * h))) {
@@ -208,18 +228,20 @@ class Search {
   }
 
   void try_tile(FpropDgradPlan& plan) {
+    if (p_.choice.columns > 0 && (p_.choice.columns == 2) != (plan.unit_columns > 1)) return;
     if (best_ && least_cycles(plan) * (1 - 1e-9) >= best_->cycles) return;
     plan.box[0] = plan.tile[0];
     for (int a = 0; a < 3; ++a) {
       plan.box[a + 1] = plan.tile[a + 1] + (plan.halo[a] ? plan.axis[a].max_span - 1 : 0);
       if ((plan.box[a + 1] - 1) * plan.axis[a].in_step + 1 > kMaxBox) return;
     }
-    if (plan.box_rows() * plan.row_bytes > (p_.shared_limit - kFpropDgradStaticBytes) / 2) return;
+    if (plan.box_rows() * plan.row_bytes > room_ / 2) return;
     const auto covered = best_cover(plan.tile, plan.box, plan.m_tiles());
     if (!covered) return;
     plan.group_pitch = covered->pitch;
     std::copy(covered->base.begin(), covered->base.end(), plan.base);
     for (const bool kept : {true, false}) {
+      if (!kept && plan.unit_columns > 1) continue;  // L2 would limit the kernel
       plan.kept = kept;
       if (choose_stages(plan, *covered)) plan.cta.slide > 1 ? choose_run(plan) : choose_cluster(plan);
     }
@@ -254,22 +276,31 @@ class Search {
     plan.stage_taps =
         std::min(plan.kept ? kMaxFpropDgradTaps : most_stage_taps(plan.cta.product_columns()), most_box_taps(plan));
     const int weight = plan.weight_bytes(), input = plan.input_bytes();
-    const int room = p_.shared_limit - kFpropDgradStaticBytes;
     plan.weight_stages = plan.kept
                              ? weight_stages(plan)
-                             : std::min(by_tap && !plan.resident ? room / (input + weight) : 4, kMaxFpropDgradStages);
-    if (plan.weight_stages > kMaxFpropDgradStages) return false;
-    const int most = plan.resident        ? std::min(2 * plan.resident_chunks(), kMaxFpropDgradStages)
-                     : by_tap             ? (plan.kept ? kMaxFpropDgradStages : plan.weight_stages)
+                             : std::min(by_tap && !plan.resident ? room_ / (input + weight) : 4, kMaxFpropDgradStages);
+    if (plan.weight_stages > (plan.unit_columns > 1 ? kMaxFpropDgradWeightStages : kMaxFpropDgradStages)) return false;
+    const int most = plan.resident ? std::min(2 * plan.resident_chunks(), kMaxFpropDgradStages)
+                     : by_tap      ? std::min(plan.kept ? kMaxFpropDgradStages : plan.weight_stages, most_boxes(plan))
                      : plan.cta.slide > 1 ? 6
                                           : 3;
-    plan.input_stages = std::min((room - plan.all_weight_bytes()) / input, most);
-    if (plan.input_stages < (plan.resident ? plan.resident_chunks() : plan.cta.slide > 1 ? 3 : 2)) return false;
+    plan.input_stages = std::min((room_ - plan.all_weight_bytes()) / input, most);
+    const int least = plan.resident ? plan.resident_chunks() : plan.cta.slide > 1 ? 3 : 2;
+    if (plan.input_stages < least) return false;
+    // Boxes for all output channels stay so long that boxes of the next work unit must arrive meanwhile.
+    if (plan.unit_columns > 1 && (plan.input_stages - least) * input < kInFlight) return false;
     if (!plan.kept) {
       if (plan.weight_stages < 2) return false;
-      plan.weight_stages = std::min((room - plan.input_stages * input) / weight, kMaxFpropDgradStages);
+      plan.weight_stages = std::min((room_ - plan.input_stages * input) / weight, kMaxFpropDgradStages);
     }
     return end * plan.row_bytes <= input + plan.all_weight_bytes();
+  }
+  /// Returns the largest useful number of boxes in shared memory if each tap has its own box. If a GEMM has a single
+  /// box, memory limits the kernel, and boxes of later GEMMs would only delay the stores of results.
+  int most_boxes(const FpropDgradPlan& plan) const {
+    if (plan.chunks * taps_ > 1) return kMaxFpropDgradStages;
+    const int voxel = static_cast<int>(p_.in_channels * item_size(p_.dtype));
+    return std::clamp(divide_up(kAhead, plan.box_rows() * voxel), 2, kMaxFpropDgradStages);
   }
   /// Returns the number of boxes that all phases load for a chunk of channels.
   static int all_loads(const FpropDgradPlan& plan) {
@@ -278,11 +309,11 @@ class Search {
       loads *= plan.halo[a] ? plan.axis[a].phases : plan.axis[a].kernel;
     return loads;
   }
-  /// Returns the number of stages that all weights need. Returns more than kMaxFpropDgradStages if the weights
+  /// Returns the number of stages that all weights need. Returns more than kMaxFpropDgradWeightStages if the weights
   /// differ between work units.
   int weight_stages(const FpropDgradPlan& plan) const {
-    if (p_.groups > 1 || p_.out_channels > plan.cta.columns) return kMaxFpropDgradStages + 1;
-    return plan.chunks * all_loads(plan);
+    if (p_.groups > 1 || p_.out_channels > plan.unit_columns * plan.cta.columns) return kMaxFpropDgradWeightStages + 1;
+    return plan.unit_columns * plan.chunks * all_loads(plan);
   }
 
   /// Chooses whether two CTAs share weights.
@@ -300,7 +331,8 @@ class Search {
   void choose_units(FpropDgradPlan& plan) {
     int64_t tiles = divide_up(p_.batch, plan.tile[0]);
     for (int a = 0; a < 3; ++a) tiles *= divide_up(plan.axis[a].count, a == 0 ? plan.unit_depth() : plan.tile[a + 1]);
-    tiles = divide_up(tiles, plan.cluster) * p_.groups * divide_up(p_.out_channels, plan.cta.columns);
+    tiles =
+        divide_up(tiles, plan.cluster) * p_.groups * divide_up(p_.out_channels, plan.unit_columns * plan.cta.columns);
     const int64_t clusters = kMultiprocessors / plan.cluster;
     for (const bool merged : {false, true}) {
       if (merged ? plan.phases == 1 : plan.phases > 1 && (plan.resident || tiles >= 4 * clusters)) continue;
@@ -327,31 +359,32 @@ class Search {
 
   /// Returns the time in clocks according to the cost model.
   double cycles(const FpropDgradPlan& plan) {
-    const int phases = plan.merged ? plan.phases : 1;
+    const int gemms = (plan.merged ? plan.phases : 1) * plan.unit_columns;  // of a work unit
     // In few rounds, some SM computes only tiles whose boxes all lie inside.
     const double rounds = rounds_of(plan), read = plan.omits_boxes() && rounds > 2 ? inside(plan) : 1;
-    const double taps = read * taps_ / plan.cta.slide / plan.phases * phases, n = plan.cta.columns;
+    const double taps = read * taps_ / plan.cta.slide / plan.phases * gemms, n = plan.cta.columns;
     const double b = plan.cta.product_columns(), multiplies = taps * tap_clocks(plan);
-    const double loads = plan.resident ? plan.resident_chunks() : read * k_loads(plan) * phases * plan.chunks;
+    const double loads = plan.resident ? plan.resident_chunks() : read * k_loads(plan) * gemms * plan.chunks;
     const double weights = taps * b * plan.chunks * plan.row_bytes;
     const double inputs = loads * plan.box_rows() * plan.row_bytes, streamed = plan.kept ? 0 : weights;
     const double load = inputs / kInputs + streamed / plan.cluster / kWeights;
-    const double results = 64.0 * plan.m_tiles() * n * phases;
+    const double results = 64.0 * plan.m_tiles() * n * gemms;
     const double stages = taps * plan.chunks * (kTap + kStage / plan.stage_taps) + loads * kBox;
     // Without cooperation, one warpgroup runs its epilogue while the other multiplies.
     const bool vectors = plan.splits > 1 || has_vectors_;
     const double bytes = plan.splits > 1 ? 4.0 : static_cast<double>(item_size(p_.dtype));
-    const double epilogue = results * (vectors ? bytes / kToMemory : kSingle) + kUnit * phases;
-    // A stage is free again when its box has arrived and has been multiplied.
+    const double epilogue = results * (vectors ? bytes / kToMemory : kSingle) + kUnit * gemms;
+    // A stage is free again when its box has arrived and has been multiplied. Resident boxes stay longer.
     const double latency = plan.resident ? 0 : (kLatency * loads + multiplies) / plan.input_stages;
+    const double late = plan.resident ? std::max(2 * loads - plan.input_stages, 0.0) / loads : 0;  // part of the boxes
     const double products =
         plan.cooperative ? std::max(multiplies, multiplies / 2 + stages) + kShared * stages : multiplies + stages;
     const double mainloop = std::max({products, load, latency}) / plan.splits;
     const double both =
         plan.cooperative ? mainloop + epilogue : std::max(mainloop, (products / plan.splits + epilogue) / 2);
-    const double unit = both + load / plan.splits * kFirst;
+    const double unit = both + load / plan.splits * kFirst + (late > 0 ? kLatency + load * late : 0);
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
-    double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / phases);
+    double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / gemms);
     if (plan.kept) all += weights / kWeights;
     const double memory = static_cast<double>(p_.batch * sample_bytes(p_)) * pieces(plan) / kMemory *
                           std::max(kInFlight / (plan.input_stages * plan.input_bytes()), 1.0) *
@@ -383,7 +416,7 @@ class Search {
   double pieces(const FpropDgradPlan& plan) const {
     if (p_.out_channels_last) {
       const int64_t item = static_cast<int64_t>(item_size(p_.dtype)), piece = plan.cta.columns * item;
-      const bool whole = p_.groups == 1 && p_.out_channels <= plan.cta.columns;
+      const bool whole = p_.groups == 1 && p_.out_channels <= plan.unit_columns * plan.cta.columns;
       if (whole || (piece % 64 == 0 && p_.out_channels * item % 64 == 0)) return 1;
       const double results =
           static_cast<double>(p_.out_channels * p_.groups * item * p_.out_size[0] * p_.out_size[1] * p_.out_size[2]);
@@ -401,6 +434,7 @@ class Search {
   int taps_;
   double inside_[kMaxFpropDgradSide + 1] = {};  // of inside(), for each depth of a tile
   bool complete_ = true;                        // each result has a tap
+  const int room_ = static_cast<int>(p_.shared_limit) - fprop_dgrad_static_bytes(is_half(p_.dtype));  // for the rings
   const bool has_vectors_ = p_.out_channels_last && p_.out_aligned && p_.out_channels * item_size(p_.dtype) % 16 == 0;
   std::optional<FpropDgradPlan> best_;
 };

@@ -62,10 +62,11 @@ struct FpropDgradShape {
   int group_pitch = 0;                 ///< rows of the box from one group of 8 rows of an m64 tile to the next
   int base[kMaxFpropDgradTiles] = {};  ///< first row of each m64 tile in the box
   int phases = 1;
-  bool resident = false;  ///< all phases of a CTA tile read the same boxes, one per chunk, which are loaded once
+  bool resident = false;  ///< all GEMMs of a work unit read the same boxes, one per chunk, which are loaded once
   bool merged = false;    ///< a work unit consists of all phases of its CTA tile, which are computed one after another
   bool cooperative = false;  ///< both warpgroups share each CTA tile, with alternating m64 tiles; otherwise they
                              ///< compute GEMMs in turn (ping-pong)
+  int unit_columns = 1;      ///< tiles along the output channels in a work unit: 1, or all of them if `resident`
   int cluster = 1;  ///< CTAs of a cluster (1 or 2): they share the weights and compute different tiles of voxels
   int run = 0;      ///< sliding: planes of results of a warpgroup in a work unit
   int splits = 1;
@@ -87,14 +88,15 @@ struct FpropDgradPlan : FpropDgradShape {
 
   /// Returns the m64 tiles of a CTA tile.
   int m_tiles() const { return cta.row_tiles * (cooperative ? 2 : 1); }
-  /// Returns the chunks whose boxes stay in shared memory for all phases. Two of three products read the same boxes.
+  /// Returns the chunks whose boxes stay in shared memory for all GEMMs of a unit. Two of three products read the same
+  /// boxes.
   int resident_chunks() const { return products == 3 ? chunks / 3 * 2 : chunks; }
   int box_rows() const { return box[0] * box[1] * box[2] * box[3]; }
   /// Returns the bytes of a stage of weights.
   int weight_bytes() const { return stage_taps * cta.product_columns() * row_bytes; }
   int all_weight_bytes() const {
     const int taps = axis[0].kernel * axis[1].kernel * axis[2].kernel;
-    return kept ? chunks * taps * cta.columns * row_bytes : weight_stages * weight_bytes();
+    return kept ? chunks * taps * unit_columns * cta.columns * row_bytes : weight_stages * weight_bytes();
   }
   /// Returns whether the kernel omits boxes that lie outside of the inputs along the depth. All boxes of a tap along
   /// the depth must then follow each other. CTAs of a cluster must load the same weights.

@@ -138,7 +138,7 @@ __device__ void store_zeros(const ResultPlaces& places, float* partial, int rows
 /// Stores the results of a work unit. The four warps of a warpgroup must call it.
 template <class Tile>
 __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
-                              int warpgroup, typename Tile::Sums& sum, bool empty) {
+                              int warpgroup, uint32_t staged, typename Tile::Sums& sum, bool empty) {
   using T = typename Tile::Element;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
   const int in_group = unit.column * Tile::kN, columns = p.out_channels - in_group;
@@ -162,7 +162,7 @@ __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase
   };
   const auto store_vector_rows = [&](auto* to, const auto& finish) {
     each_tile([&](const auto& offset, const auto& exists, const auto& row_sums) {
-      store_vectors<Tile::kN8>({to + offset[0], to + offset[1]}, exists, row_sums, finish, columns);
+      store_vectors<Tile::kN8>(staged, {to + offset[0], to + offset[1]}, exists, row_sums, finish, columns);
     });
   };
   const auto store = [&](auto* to, const auto& finish) {

@@ -131,7 +131,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.in_channels = static_cast<int>(problem.in_channels);
   p.out_channels = static_cast<int>(problem.out_channels);
   p.units = static_cast<int>(plan.units);
-  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns));
+  p.columns = Divisor(divide_up(p.out_channels, plan.cta.columns * plan.unit_columns));
   p.split = Divisor(plan.splits);
   p.phase_units = Divisor(plan.units / (plan.merged ? 1 : plan.phases));
   const int64_t count[] = {problem.batch, plan.axis[0].count, plan.axis[1].count, plan.axis[2].count};
@@ -154,6 +154,7 @@ Params make_params(const View& out, const View& in, const ConvEpilogue& epilogue
   p.box_depth = (plan.box[1] - 1) * p.in_step[0] + 1;
   p.box_rows = plan.box_rows();
   p.kept_taps = plan.kept ? p.taps / plan.cta.slide : 0;
+  p.kept_stages = plan.kept ? plan.weight_stages / plan.unit_columns : 0;
   p.input_bytes = plan.input_bytes();
   list_taps(p, plan, transposed);
   p.input = describe_voxels(in, plan.chunk_channels, plan.box, p.in_step, "conv");

@@ -70,8 +70,10 @@ __device__ void produce_inputs(const Params& p, uint32_t stages, Pipeline pipeli
 
 /// Returns the offset in bytes, from the first stage of weights, of a tap's weights for the current chunk.
 template <class Tile>
-__device__ int stage_of_weights(const Params& p, const KBlocks& k, int tap, const Pipeline& pipeline) {
-  return (p.kept_taps > 0 ? k.chunk * p.kept_taps + tap : pipeline.stage() * p.stage_taps) * Tile::kWeightBytes;
+__device__ int stage_of_weights(const Params& p, const WorkUnit& unit, const KBlocks& k, int tap,
+                                const Pipeline& pipeline) {
+  return (p.kept_taps > 0 ? (unit.column * p.chunks + k.chunk) * p.kept_taps + tap : pipeline.stage() * p.stage_taps) *
+         Tile::kWeightBytes;
 }
 
 /// Loads the weights, several taps per stage. One thread runs this function.
@@ -89,7 +91,7 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
         const int taps = min(box.taps - begin, p.stage_taps);
         pipeline.acquire();
         pipeline.commit(taps * tap_bytes);
-        uint32_t to = stages + stage_of_weights<Tile>(p, block, box.first_tap + begin, pipeline);
+        uint32_t to = stages + stage_of_weights<Tile>(p, unit, block, box.first_tap + begin, pipeline);
         for (int i = 0; i < taps; ++i, ++turn) {
           int tap = p.tap[box.first_tap + begin + i].weight + (from.low_weight ? p.taps : 0);
           for (int block = 0; block < Tile::kSlide; ++block, tap += p.slide_step)
@@ -108,10 +110,11 @@ __device__ void produce_weights(const Params& p, uint32_t stages, Pipeline pipel
   };
   if (p.kept_taps == 0) return for_each_gemm<Tile::kSlide>(p, load);
   WorkUnit unit(p, 0);
-  for (int phase = 0; phase < p.phases; ++phase) {
-    unit.select_boxes(p, p.phase_of[phase]);
-    load(unit, p.phase_of[phase], false);
-  }
+  for (; unit.column < p.unit_columns; ++unit.column)
+    for (int phase = 0; phase < p.phases; ++phase) {
+      unit.select_boxes(p, p.phase_of[phase]);
+      load(unit, p.phase_of[phase], false);
+    }
 }
 
 /// Returns the wgmma descriptor of an operand whose rows have `swizzle` bytes. `groups_apart` is the distance in bytes
@@ -156,7 +159,7 @@ struct Mainloop {
           warp_uniform(max(p.base[p.cooperative ? i * Tile::kConsumers + warpgroup : i], 0) * Tile::kRowBytes / 16);
   }
 
-  /// Releases the resident boxes of the previous unit. The boxes of the next unit then remain for all phases of this
+  /// Releases the resident boxes of the previous unit. The boxes of the next unit then remain for all GEMMs of this
   /// unit.
   __device__ void next_resident() {
     for (; held > 0; --held) {
@@ -185,7 +188,7 @@ struct Mainloop {
     if constexpr (Tile::kThree) return multiply_exactly(unit, phase, sum);
     const bool leader = is_leader(), releases = first_warp && leader;
     bool fresh = !Tile::kSlides;
-    if (p.kept_taps > 0) weights.restart(phase.first_stage);
+    if (p.kept_taps > 0) weights.restart(unit.column * p.kept_stages + phase.first_stage);
     // The products of the previous tap read these stages until the products of the next tap have begun.
     int last_weights = -1, last_inputs = -1;
     const auto release_last = [&] {
@@ -207,7 +210,7 @@ struct Mainloop {
       for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
         const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
-        const uint32_t b = weight_stages + stage_of_weights<Tile>(p, k, box.first_tap + begin, weights);
+        const uint32_t b = weight_stages + stage_of_weights<Tile>(p, unit, k, box.first_tap + begin, weights);
         int i = 0;
         do {
           const int shift = p.tap[box.first_tap + begin + i].shift * Tile::kRowBytes / 16;
@@ -235,7 +238,7 @@ struct Mainloop {
   __device__ bool multiply_exactly(const WorkUnit& unit, const Phase& phase, typename Tile::Sums& sum) {
     const bool releases = leads();
     Pipeline input = inputs;
-    if (p.kept_taps > 0) weights.restart(phase.first_stage);
+    if (p.kept_taps > 0) weights.restart(unit.column * p.kept_stages + phase.first_stage);
     each(sum, [](float& x, int, int, int) { x = 0; });
     for (KBlocks k(p, unit); k.left > 0; k.next()) {
       const Load& box = k.box(p);
@@ -247,7 +250,7 @@ struct Mainloop {
       for (int begin = 0; begin < box.taps; begin += p.stage_taps) {
         const int taps = min(box.taps - begin, p.stage_taps);
         weights.wait();
-        const uint32_t b = weight_stages + stage_of_weights<Tile>(p, k, box.first_tap + begin, weights);
+        const uint32_t b = weight_stages + stage_of_weights<Tile>(p, unit, k, box.first_tap + begin, weights);
         for (int i = 0; i < taps;) {
           typename Tile::Sums products;
           const int end = min(i + Tile::kExactTaps, taps);
@@ -327,15 +330,17 @@ template <FpropDgradKernelTile Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __grid_constant__ Params p) {
 #if VOXGRAD_HAS_WGMMA
   extern __shared__ uint4 dynamic_shared[];
-  __shared__ uint64_t barriers[2 * 2 * kMaxFpropDgradStages + 2];
+  __shared__ uint64_t barriers[2 * (kMaxFpropDgradStages + kMaxFpropDgradWeightStages) + 2];
   __shared__ ResultRows<Tile> rows;
-  static_assert(1024 + sizeof(barriers) + sizeof(rows) <= kFpropDgradStaticBytes);
+  constexpr bool kHalves = sizeof(typename Tile::Element) == 2;
+  __shared__ alignas(128) uint8_t staged[kHalves ? 4 * Tile::kConsumers : 1][kStagedBytes];
+  static_assert(1024 + sizeof(barriers) + sizeof(rows) + sizeof(staged) <= fprop_dgrad_static_bytes(kHalves));
   const uint32_t input_stages = (warp_uniform(shared_address(dynamic_shared)) + 1023) & ~1023u;
   const uint32_t weight_stages = input_stages + p.input_stages * p.input_bytes;
   const uint32_t barrier = warp_uniform(shared_address(barriers));
   const Pipeline inputs(barrier, p.input_stages);
   const Pipeline weights(barrier + kMaxFpropDgradStages * Pipeline::kBarrierBytes, p.weight_stages);
-  const uint32_t turns = barrier + 2 * kMaxFpropDgradStages * Pipeline::kBarrierBytes;
+  const uint32_t turns = barrier + (kMaxFpropDgradStages + kMaxFpropDgradWeightStages) * Pipeline::kBarrierBytes;
   if (threadIdx.x == 0) {
     prefetch_tensor(p.input);
     prefetch_tensor(p.weight);
@@ -351,6 +356,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
   if (warpgroup < Tile::kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     Mainloop<Tile> mainloop(p, input_stages, weight_stages, inputs, weights, turns, warpgroup);
+    const uint32_t of_warp = warp_uniform(shared_address(staged[kHalves ? threadIdx.x / 32 : 0]));
     typename Tile::Sums kept_sum;
     if constexpr (Tile::kSlides) mainloop.slide(kept_sum, true);
     for_each_gemm<Tile::kSlide>(p, [&](const WorkUnit& unit, const Phase& phase, bool first) {
@@ -361,12 +367,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) fprop_dgrad_kernel(const __
         WorkUnit complete = unit;
         complete.at[1] -= Tile::kSlide - 1;
         if (unit.plane >= Tile::kSlide - 1 && complete.has_results(phase))
-          store_results<Tile>(p, complete, phase, rows, warpgroup, kept_sum, false);
+          store_results<Tile>(p, complete, phase, rows, warpgroup, of_warp, kept_sum, false);
         mainloop.slide(kept_sum, unit.plane == unit.planes - 1);
       } else {
         typename Tile::Sums sum;
         const bool empty = !mainloop.multiply(unit, phase, sum);
-        store_results<Tile>(p, unit, phase, rows, warpgroup, sum, empty);
+        store_results<Tile>(p, unit, phase, rows, warpgroup, of_warp, sum, empty);
       }
     });
   } else {

@@ -62,7 +62,7 @@ struct Params : FpropDgradShape {
   int out_channels;        ///< per group
   Divisor phase_units;     ///< units of a phase. The units of the first phase have the first numbers
   // The digits of a unit's number in its phase, least significant first. The group is the rest.
-  Divisor columns;   ///< tiles along the output channels
+  Divisor columns;   ///< units along the output channels
   Divisor split;     ///< splits of K
   Divisor tiles[4];  ///< units along sample, depth, height and width; the width is the least significant. One more
                      ///< along the samples if `cluster` does not divide their number
@@ -75,6 +75,7 @@ struct Params : FpropDgradShape {
   int units;          ///< work units of all clusters
   int box_rows;       ///< rows that TMA loads
   int kept_taps;      ///< taps per chunk if all weights stay in shared memory; otherwise 0
+  int kept_stages;    ///< their stages for one tile of output channels
   int slide_step;     ///< sliding: taps from the weights of one block of columns to those of the next
   int input_bytes;    ///< bytes of a stage: the box, rounded up
   Phase phase_of[kMaxFpropDgradPhases];  ///< in descending order of their K

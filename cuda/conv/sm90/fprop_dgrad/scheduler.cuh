@@ -5,10 +5,10 @@
 
 namespace voxgrad::cuda::implicit_gemm {
 
-/// The results that a CTA computes at a time: a CTA tile of voxels and output channels, in one stride phase (or all
-/// phases), for one split of K.
+/// The results that a CTA computes at a time: a CTA tile of voxels and output channels (or all output channels), in one
+/// stride phase (or all phases), for one split of K.
 struct WorkUnit {
-  int column;  // index of the tile along the output channels
+  int column;  // index of the (current) tile along the output channels
   int split;
   int phase;
   int group;
@@ -22,7 +22,7 @@ struct WorkUnit {
   __device__ WorkUnit(const Params& p, int number) {
     phase = number;
     number = p.phase_units.take_digit(phase);
-    column = p.columns.take_digit(number);
+    column = p.columns.take_digit(number) * p.unit_columns;
     split = p.split.take_digit(number);
     if (p.cluster > 1) number = 2 * number + static_cast<int>(blockIdx.x) % 2;
     for (int a = 3; a >= 0; --a) at[a] = p.tiles[a].take_digit(number) * p.unit[a];
@@ -80,8 +80,9 @@ __device__ void for_each_gemm(const Params& p, const F& f) {
       for (int phase = unit.phase; phase < end; ++phase) {
         if (p.cluster == 1 && !unit.has_results(p.phase_of[phase])) continue;
         unit.select_boxes(p, p.phase_of[phase]);
-        f(unit, p.phase_of[phase], first);
-        first = false;
+        for (int column = 0; column < p.unit_columns; ++column, ++unit.column, first = false)
+          f(unit, p.phase_of[phase], first);
+        unit.column -= p.unit_columns;
       }
     }
   }
