@@ -94,6 +94,25 @@ TEST(ConvPlan, CopiesContiguousTensorsIfThisTakesLessTime) {
   EXPECT_NE(choose(p)->rewrite, ConvRewrite::channels_last_copies);
 }
 
+/// Copies of a tensor that TMA cannot read have padded voxels.
+TEST(ConvPlan, CopiesBothTensorsUnlessTmaCanReadOne) {
+  ConvProblem p = plain_problem(ConvPass::dgrad, bf16);
+  p.out_channels = 12;
+  p.out_stride = {400 * 12, 20 * 12, 12};
+  p.out_channels_last = p.out_dense = true;
+  for (const bool aligned : {false, true}) {
+    p.out_aligned = aligned;
+    const auto rewritten = rewritten_problems(ConvRewrite::channels_last_copies, p);
+    ASSERT_EQ(rewritten.size(), 1U);
+    const ConvProblem& copied = rewritten[0].problem;
+    EXPECT_TRUE(copied.in_channels_last && copied.in_aligned && copied.out_aligned);
+    EXPECT_EQ(copied.out_dense, aligned);
+    EXPECT_EQ(copied.out_stride[2], aligned ? 12 : 16);
+  }
+  p.in_channels_last = true;
+  EXPECT_TRUE(rewritten_problems(ConvRewrite::channels_last_copies, p).empty());
+}
+
 TEST(ConvPlan, SelectsAFamilyThatSupportsTheProblem) {
   ConvProblem p = plain_problem(ConvPass::fprop, bf16);
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));

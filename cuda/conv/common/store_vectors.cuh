@@ -25,9 +25,9 @@ __device__ void exchange_pairs(uint32_t (&v)[kCount][4]) {
   }
 }
 
-/// Implements store_vectors() for halves. Matrices of 8 x 8 halves are stored in shared memory with stmatrix, and lanes
-/// load vectors of their rows. `staged` has two buffers of 16 rows of 32 columns. The order of the vectors of a row
-/// depends on the row, which avoids bank conflicts.
+/// Implements store_vectors() for halves. Matrices of 8 x 8 halves are stored in shared memory (on sm_90 and newer
+/// with stmatrix), and lanes load vectors of their rows. `staged` has two buffers of 16 rows of 32 columns. The order
+/// of the vectors of a row depends on the row, which avoids bank conflicts.
 template <int kN8, class T, int kSums, class F>
 __device__ void store_halves(uint32_t staged, T* const (&to)[2], const bool (&exists)[2],
                              const Accumulator (&sum)[kSums], const F& finish, int columns) {

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
 
   for (int number = static_cast<int>(blockIdx.x); number < p.in.count; number += static_cast<int>(gridDim.x)) {
     const FewInputsTile tile(p.in, number);
-    __syncthreads();  // all warps have read the previous box
+    __syncthreads();  // no warp uses the memory of the previous box any more
     load_box<T>(p.in, tile, rows, box);
     __syncthreads();
     Accumulator sum[kM16][kN8];
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kFewInputsThreads, 2)
         for (int i = 0; i < 4; ++i) a[m][i] = load_shared(at[2 * m + i % 2] + offset[i / 2]);
       Arithmetic::multiply_words(sum, a, b);
     }
-    if (sizeof(T) == 2) __syncthreads();  // all warps have read the box, through which the results pass
+    if constexpr (sizeof(T) == 2) __syncthreads();  // all warps have read the box, through which the results pass
     store_results<T>(p, tile, voxels, sum, first_channel, box);
   }
 }

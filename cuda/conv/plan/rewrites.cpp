@@ -163,8 +163,8 @@ ConvProblem with_float32_copies(ConvProblem p) {
   return p;
 }
 
-/// Returns the problem with channels-last copies of the tensors that have another layout, or nothing if there are none,
-/// or if they would be too large.
+/// Returns the problem with channels-last copies of the tensors that have another layout or that TMA cannot read, or
+/// nothing if both tensors are channels-last or the copies would be too large.
 std::vector<RewrittenProblem> with_channels_last_copies(const ConvProblem& problem) {
   ConvProblem p = problem;
   double cycles = 0;

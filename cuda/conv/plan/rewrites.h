@@ -38,7 +38,8 @@ enum class ConvRewrite : uint8_t {
   /// few channels becomes one whose input has few channels, or the other way round.
   mirrored,
   /// Tensors that are not channels-last are copied to channels-last, and so is the result in the opposite direction.
-  /// Most families support only channels-last tensors.
+  /// Most families support only channels-last tensors. If one tensor is copied, the other is also copied if TMA cannot
+  /// read it. If both are channels-last, sm90/ makes its own copies.
   channels_last_copies,
   /// Halves are computed with float32 copies of all tensors.
   float32_copies,

@@ -28,7 +28,7 @@ constexpr double kAloneOfThree = 1.28;  // three products: slowdown of a single 
 constexpr double kReduction = 8000;     // time of a second kernel
 constexpr double kMemory = 3200;        // rate at which all SMs together transfer data from and to memory
 constexpr double kInFlight = 30720;     // bytes that an SM must request at a time to keep memory busy
-constexpr int kAhead = 49152;           // bytes that an SM should request at a time if each GEMM has a single box
+constexpr int kAhead = 49152;           // bytes to request at a time if each GEMM has a single box (not fitted)
 constexpr double kShortRows = 2.0;      // slowdown of memory if the rows of boxes have less than 128 bytes
 constexpr double kAtom = 720;      // additional bytes per tile and voxel if tiles share 64 bytes of results (fitted)
 constexpr double kLatency = 2040;  // time from the request of a box to its arrival
@@ -382,7 +382,7 @@ class Search {
     const double mainloop = std::max({products, load, latency}) / plan.splits;
     const double both =
         plan.cooperative ? mainloop + epilogue : std::max(mainloop, (products / plan.splits + epilogue) / 2);
-    const double unit = both + load / plan.splits * kFirst + (late > 0 ? kLatency + load * late : 0);
+    const double unit = both + load / plan.splits * kFirst + (late > 0 ? kLatency + inputs / kInputs * late : 0);
     const int planes = plan.cta.slide > 1 ? 2 * (plan.run + plan.cta.slide - 1) : 1;
     double all = rounds * unit * planes + (plan.cooperative ? 0 : epilogue / gemms);
     if (plan.kept) all += weights / kWeights;

@@ -75,7 +75,7 @@ struct Params : FpropDgradShape {
   int units;          ///< work units of all clusters
   int box_rows;       ///< rows that TMA loads
   int kept_taps;      ///< taps per chunk if all weights stay in shared memory; otherwise 0
-  int kept_stages;    ///< their stages for one tile of output channels
+  int kept_stages;    ///< stages of kept weights for one tile of output channels
   int slide_step;     ///< sliding: taps from the weights of one block of columns to those of the next
   int input_bytes;    ///< bytes of a stage: the box, rounded up
   Phase phase_of[kMaxFpropDgradPhases];  ///< in descending order of their K
