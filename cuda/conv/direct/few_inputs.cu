@@ -77,7 +77,7 @@ struct Floor {
   __device__ uint32_t pair(float first, float second, int) const { return round_pair<T>(first, second, floor); }
 };
 
-/// Stores the results of a warp.
+/// Stores the results of a warp. `staged` is the shared memory of all warps for store_vectors().
 template <class T, int kM16, int kN8>
 __device__ void store_results(const FewInputsFpropParams& p, const FewInputsTile& tile, uint32_t voxels,
                               const Accumulator (&sum)[kM16][kN8], int first_channel, uint32_t staged) {

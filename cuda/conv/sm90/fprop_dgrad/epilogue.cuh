@@ -135,7 +135,7 @@ __device__ void store_zeros(const ResultPlaces& places, float* partial, int rows
   }
 }
 
-/// Stores the results of a work unit. The four warps of a warpgroup must call it.
+/// Stores the results of a work unit. The four warps of a warpgroup must call it. `staged`: see store_vectors().
 template <class Tile>
 __device__ void store_results(const Params& p, const WorkUnit& unit, const Phase& phase, const ResultRows<Tile>& rows,
                               int warpgroup, uint32_t staged, typename Tile::Sums& sum, bool empty) {
