@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "core/detail/divide.h"
 #include "cuda/conv/plan/common.h"
@@ -163,21 +164,28 @@ class Search {
     if (p_.out_channels > kMaxColumns) try_tiles(plan);
   }
 
+  using Tile = std::array<int, 4>;  // samples, depth, height, width
+
   void try_tiles(FpropDgradPlan& plan) {
-    const int rows = 64 * plan.m_tiles();
     if (!plan.resident) try_resident(plan);
-    for (const int w : sides(plan.axis[2].count, rows))
-      for (const int h : sides(plan.axis[1].count, rows / w))
-        for (const int d : sides(plan.axis[0].count, plan.cta.slide > 1 ? 1 : rows / (w * h))) {
-          const bool whole = w == plan.axis[2].count && h == plan.axis[1].count && d == plan.axis[0].count;
-          plan.tile[0] =
-              whole ? static_cast<int>(std::min<int64_t>(p_.batch, std::min(rows / (w * h * d), kMaxFpropDgradSide)))
-                    : 1;
-          plan.tile[1] = d;
-          plan.tile[2] = h;
-          plan.tile[3] = w;
-          try_tile(plan);
+    for (const Tile& tile : tiles(64 * plan.m_tiles(), plan.cta.slide > 1)) {
+      std::ranges::copy(tile, plan.tile);
+      try_tile(plan);
+    }
+  }
+  /// Returns candidates for a CTA tile with at most `rows` results. Tiles that slide have a depth of 1.
+  const std::vector<Tile>& tiles(int rows, bool slides) {
+    const auto [known, is_new] = tiles_.try_emplace({rows, slides});
+    if (!is_new) return known->second;
+    const int depth = axes_.axis[0].count, height = axes_.axis[1].count, width = axes_.axis[2].count;
+    for (const int w : sides(width, rows))
+      for (const int h : sides(height, rows / w))
+        for (const int d : sides(depth, slides ? 1 : rows / (w * h))) {
+          const bool whole = w == width && h == height && d == depth;
+          const int samples = whole ? std::min(rows / (w * h * d), kMaxFpropDgradSide) : 1;
+          known->second.push_back({static_cast<int>(std::min<int64_t>(p_.batch, samples)), d, h, w});
         }
+    return known->second;
   }
   /// Returns candidates for the size of a tile along an axis: nearly equal parts of `count`, and multiples of 8.
   static std::vector<int> sides(int count, int most) {
@@ -436,6 +444,7 @@ class Search {
   bool complete_ = true;                        // each result has a tap
   const int room_ = static_cast<int>(p_.shared_limit) - fprop_dgrad_static_bytes(is_half(p_.dtype));  // for the rings
   const bool has_vectors_ = p_.out_channels_last && p_.out_aligned && p_.out_channels * item_size(p_.dtype) % 16 == 0;
+  std::map<std::pair<int, bool>, std::vector<Tile>> tiles_;  // of tiles()
   std::optional<FpropDgradPlan> best_;
 };
 
