@@ -1,5 +1,5 @@
-// Tests the 1x1x1 convolutions with few channels on one side (cuda/conv/direct/pointwise.cu): the choice of the
-// planner, which needs no GPU, and the results against the CPU.
+// Tests the 1x1x1 convolutions with few channels on one side (pointwise.cu and pointwise_planes.cu in
+// cuda/conv/direct): the choice of the planner, which needs no GPU, and the results against the CPU.
 #include <cmath>
 
 #include "core/error.h"
@@ -8,6 +8,7 @@
 #include "ops/create.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
+#include "ops/shape.h"
 #include "tests/cuda/conv_problem.h"
 
 namespace voxgrad::cudatest {
@@ -46,7 +47,7 @@ TEST(ConvPointwisePlan, SupportsFewChannelsOnOneSide) {
                                     {16, 1},
                                     {320, 16}}) {
         SCOPED_TRACE(concat(dtype, ", ", in, " -> ", out));
-        const bool supported = std::min(in, out) <= max_narrow_channels(pass, item_size(dtype));
+        const bool supported = std::min(in, out) <= max_narrow_channels(pass, item_size(dtype), false);
         EXPECT_EQ(plan_pointwise(head(pass, in, out, dtype)).has_value(), supported);
         if (!supported) continue;
         ConvProblem forced = head(pass, in, out, dtype);
@@ -99,11 +100,12 @@ TEST(ConvPointwisePlan, PrefersARewriteForStridedWidth) {
   EXPECT_TRUE(std::holds_alternative<FpropDgradPlan>(choose(p)->family));
 }
 
+bool planned(const Tensor& x, const Tensor& y) {
+  const Tensor w = empty({y.size(1), x.size(1), 1, 1, 1}, x.options());
+  return plan_pointwise(conv_problem(ConvPass::fprop, x.view_in(), y.view_in(), w.view_in(), {})).has_value();
+}
+
 TEST(ConvPointwisePlan, RequiresDenseVoxels) {
-  const auto planned = [](const Tensor& x, const Tensor& y) {
-    const Tensor w = empty({3, 32, 1, 1, 1});
-    return plan_pointwise(conv_problem(ConvPass::fprop, x.view_in(), y.view_in(), w.view_in(), {})).has_value();
-  };
   const auto last = [](const Shape& shape) { return empty(shape, {}, MemoryFormat::channels_last); };
   const Tensor x = last({4, 32, 6, 7, 8}), y = last({4, 3, 6, 7, 8});
   EXPECT_TRUE(planned(x, y));
@@ -112,6 +114,21 @@ TEST(ConvPointwisePlan, RequiresDenseVoxels) {
     EXPECT_FALSE(planned(x.narrow(axis, 0, 2), last({4, 3, 6, 7, 8}).narrow(axis, 0, 2)));
   EXPECT_FALSE(planned(last({4, 64, 6, 7, 8}).narrow(1, 0, 32), y));
   EXPECT_FALSE(planned(empty({4, 32, 6, 7, 8}), y));
+}
+
+TEST(ConvPointwisePlan, RequiresWholeVectorsOfContiguousTensors) {
+  const Tensor x = empty({4, 20, 6, 7, 8}), y = empty({4, 3, 6, 7, 8});
+  EXPECT_TRUE(planned(x, y));
+  EXPECT_TRUE(planned(x.narrow(1, 1, 16), y.narrow(1, 0, 2)));
+  EXPECT_TRUE(planned(x.narrow(0, 0, 1).expand({4, 20, 6, 7, 8}), y));
+  EXPECT_TRUE(planned(empty({4, 20, 2, 3, 8}, {.dtype = bf16}), empty({4, 16, 2, 3, 8}, {.dtype = bf16})));
+  EXPECT_FALSE(planned(empty({4, 20, 3, 3, 4}, {.dtype = bf16}), empty({4, 3, 3, 3, 4}, {.dtype = bf16})));
+  EXPECT_FALSE(planned(empty({4, 20, 3, 3, 3}), empty({4, 3, 3, 3, 3})));
+  EXPECT_FALSE(planned(x, empty({4, 17, 6, 7, 8})));
+  EXPECT_FALSE(planned(x.narrow(4, 0, 4), y.narrow(4, 0, 4)));
+  EXPECT_FALSE(planned(x, empty({4, 3, 6, 7, 8}, {}, MemoryFormat::channels_last)));
+  const Tensor shifted = empty({4 * 20 * 336 + 1}).narrow(0, 1, 4 * 20 * 336);
+  EXPECT_FALSE(planned(reshape(shifted, {4, 20, 6, 7, 8}), y));
 }
 
 /// Operands and results of conv_forward, conv_backward_data and conv_backward_weight on both devices. Operands are
@@ -128,15 +145,15 @@ struct Operands {
   bool biased;        // true if the kernels add the biases
   bool relu;          // true if conv_forward and conv_backward_data apply ReLU to their results
 
-  /// `narrow` is the layout of the tensor with fewer channels.
-  Operands(const Problem& p, DType dtype, Layout narrow, Random& random)
-      : x(dtype, p.x_shape(), p.in < p.out ? narrow : Layout::dense_channels_last, random),
-        y(dtype, p.y_shape(), p.in < p.out ? Layout::dense_channels_last : narrow, random),
+  /// `narrow` is the layout of the tensor with fewer channels, and `wide` that of the other one.
+  Operands(const Problem& p, DType dtype, Layout narrow, Random& random, Layout wide = Layout::dense_channels_last)
+      : x(dtype, p.x_shape(), p.in < p.out ? narrow : wide, random),
+        y(dtype, p.y_shape(), p.in < p.out ? wide : narrow, random),
         w(dtype, p.w_shape(), any_layout(random, true), random),
         x_bias(dtype, {p.in}, Layout::spaced, random),
         y_bias(dtype, {p.out}, Layout::spaced, random),
-        out(dtype, p.y_shape(), p.in < p.out ? Layout::dense_channels_last : narrow, random),
-        dx(dtype, p.x_shape(), p.in < p.out ? narrow : Layout::dense_channels_last, random),
+        out(dtype, p.y_shape(), p.in < p.out ? wide : narrow, random),
+        dx(dtype, p.x_shape(), p.in < p.out ? narrow : wide, random),
         dw(dtype, p.w_shape(), any_layout(random, false), random),
         biased(random.chance(0.7)),
         relu(random.chance(0.5)) {
@@ -155,8 +172,8 @@ struct Operands {
     for (const ConvPass pass : kPasses) {
       const bool dgrad = pass == ConvPass::dgrad;
       const ConvProblem p = conv_problem(pass, (dgrad ? y : x).on(gpu), (dgrad ? dx : y).on(gpu), w.on(gpu), {});
-      EXPECT_EQ(uses_pointwise(p),
-                std::min(p.in_channels, p.out_channels) <= max_narrow_channels(pass, item_size(p.dtype)));
+      EXPECT_EQ(uses_pointwise(p), std::min(p.in_channels, p.out_channels) <=
+                                       max_narrow_channels(pass, item_size(p.dtype), p.in_planes && p.out_planes));
     }
     run(Device::cpu());
     for (RandomView* result : {&out, &dx, &dw}) result->restore_poison();
@@ -195,6 +212,49 @@ TEST_P(CudaConvPointwise, IsExact) {
   }
 }
 
+TEST_P(CudaConvPointwise, IsExactForContiguousTensors) {
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
+  const Triple sizes[] = {{1, 1, 8}, {3, 5, 8}, {4, 8, 16}, {5, 13, 24}};
+  Random random(kFirstSeed);
+  int number = 0;
+  for (int64_t narrow = 1; narrow <= 16; ++narrow)
+    for (const int64_t wide : {16, 17, 25, 64, 100, 300})
+      for (const bool widens : {false, true}) {
+        const Problem p(1 + number % 3, widens ? narrow : wide, widens ? wide : narrow, sizes[number % 4], {1}, {});
+        SCOPED_TRACE(concat(GetParam(), ": ", p));
+        number += 1 + widens;
+        Operands(p, GetParam().dtype, Layout::aligned_contiguous, random, Layout::aligned_contiguous).check();
+        if (HasFailure()) return;
+      }
+}
+
+/// Views of contiguous tensors: some of the channels, one sample as several, and an axis of size 1 with a stride that
+/// is no whole vector.
+TEST_P(CudaConvPointwise, IsExactForViewsOfContiguousTensors) {
+  const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
+  manual_seed(kFirstSeed);
+  const auto integers = [](const Shape& shape) {
+    return (rand(shape, {.device = Device::cuda()}) * 16.0 - 8.0).to(i32).to(GetParam().dtype);
+  };
+  const Tensor whole = integers({2, 40, 4, 6, 8});
+  for (const Tensor& x : {whole.narrow(1, 3, 33), whole.narrow(0, 1, 1).expand({3, 40, 4, 6, 8}),
+                          permute(integers({40, 4, 6, 8, 1}), {4, 0, 1, 2, 3})}) {
+    SCOPED_TRACE(concat(GetParam(), ": ", x.shape()));
+    const Tensor w = integers({3, x.size(1), 1, 1, 1}), y = integers({x.size(0), 3, 4, 6, 8});
+    EXPECT_TRUE(uses_pointwise(conv_problem(ConvPass::fprop, x.view_in(), y.view_in(), w.view_in(), {})));
+    const auto results = [&](Device device) {
+      const Tensor from[] = {x.to(device), w.to(device), y.to(device)};
+      const Tensors to{empty_like(from[2]), empty_like(from[1])};
+      const Kernels& k = kernels(device);
+      k.conv_forward(to[0].view_out(), from[0].view_in(), from[1].view_in(), nullptr, {});
+      k.conv_backward_weight(to[1].view_out(), from[0].view_in(), from[2].view_in(), {});
+      return to;
+    };
+    const Tensors expected = results(Device::cpu()), got = results(Device::cuda());
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(got[i].to_vector(), expected[i].to_vector()) << "result " << i;
+  }
+}
+
 /// Each warp processes several tiles.
 TEST_P(CudaConvPointwise, IsExactForManyVoxels) {
   const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
@@ -203,6 +263,8 @@ TEST_P(CudaConvPointwise, IsExactForManyVoxels) {
     const Problem p(2, in, out, {53, 55, 57}, {1}, {});
     SCOPED_TRACE(concat(GetParam(), ": ", p));
     Operands(p, GetParam().dtype, Layout::dense_channels_last, random).check();
+    const Problem whole(2, in, out, {53, 55, 56}, {1}, {});
+    Operands(whole, GetParam().dtype, Layout::aligned_contiguous, random, Layout::aligned_contiguous).check();
   }
 }
 
@@ -211,17 +273,20 @@ TEST_P(CudaConvPointwise, IsExactForManyVoxels) {
 TEST_P(CudaConvPointwise, KeepsInfinitiesAndNaN) {
   const ScopedSetting setting(GetParam().precision, {.kernel = ConvKernel::pointwise});
   Random random(kFirstSeed);
-  Operands operands({1, 40, 6, {30, 60, 77}, {1}, {}}, GetParam().dtype, Layout::channels_last, random);
-  const auto put = [](RandomView& view, int64_t channel, int64_t voxel, double value) {
-    view.cpu.set({view.start + channel * view.view.stride[1] + voxel * view.view.stride[4]}, value);
-    view.gpu = view.cpu.to(Device::cuda());
-  };
-  put(operands.x, 3, 20, std::numeric_limits<double>::quiet_NaN());
-  put(operands.x, 4, 30, std::numeric_limits<double>::infinity());
-  put(operands.y, 5, 1000, std::numeric_limits<double>::quiet_NaN());
-  put(operands.y, 1, 2000, -std::numeric_limits<double>::infinity());
-  if (GetParam().dtype == f32) put(operands.x, 6, 40, -std::numeric_limits<float>::max());
-  operands.check();
+  for (const auto& [narrow, wide] : {std::pair{Layout::channels_last, Layout::dense_channels_last},
+                                     {Layout::aligned_contiguous, Layout::aligned_contiguous}}) {
+    Operands operands({1, 40, 6, {30, 60, 76}, {1}, {}}, GetParam().dtype, narrow, random, wide);
+    const auto put = [](RandomView& view, int64_t channel, int64_t voxel, double value) {
+      view.cpu.set({view.start + channel * view.view.stride[1] + voxel * view.view.stride[4]}, value);
+      view.gpu = view.cpu.to(Device::cuda());
+    };
+    put(operands.x, 3, 20, std::numeric_limits<double>::quiet_NaN());
+    put(operands.x, 4, 30, std::numeric_limits<double>::infinity());
+    put(operands.y, 5, 1000, std::numeric_limits<double>::quiet_NaN());
+    put(operands.y, 1, 2000, -std::numeric_limits<double>::infinity());
+    if (GetParam().dtype == f32) put(operands.x, 6, 40, -std::numeric_limits<float>::max());
+    operands.check();
+  }
 }
 
 /// Systematic rounding errors do not cancel in sums of positive numbers.
@@ -229,12 +294,10 @@ TEST_P(CudaConvPointwise, IsAccurateForPositiveNumbers) {
   const Mode& mode = GetParam();
   const ScopedSetting setting(mode.precision, {.kernel = ConvKernel::pointwise});
   manual_seed(kFirstSeed);
-  const auto values = [&](const Shape& shape) {
-    return rand(shape).to(mode.dtype).contiguous(MemoryFormat::channels_last);
-  };
-  const Tensor x = values({2, 48, 40, 51, 52}), w = values({5, 48, 1, 1, 1}), y = values({2, 5, 40, 51, 52});
-  const auto results = [&](Device device, DType dtype) {
-    const Tensor from[] = {x.to(device, dtype), w.to(device, dtype), y.to(device, dtype)};
+  const Tensor numbers[] = {rand({2, 48, 40, 51, 52}), rand({5, 48, 1, 1, 1}), rand({2, 5, 40, 51, 52})};
+  const auto results = [&](Device device, DType dtype, MemoryFormat format) {
+    Tensors from;
+    for (const Tensor& x : numbers) from.push_back(x.to(mode.dtype).contiguous(format).to(device, dtype));
     const Tensors to{empty_like(from[2]), empty_like(from[0]), empty_like(from[1])};
     const ConvProblem p = conv_problem(ConvPass::wgrad, from[0].view_in(), from[2].view_in(), from[1].view_in(), {});
     EXPECT_EQ(uses_pointwise(p), dtype != f64);
@@ -244,10 +307,13 @@ TEST_P(CudaConvPointwise, IsAccurateForPositiveNumbers) {
     k.conv_backward_weight(to[2].view_out(), from[0].view_in(), from[2].view_in(), {});
     return to;
   };
-  const Tensors exact = results(Device::cpu(), f64), got = results(Device::cuda(), mode.dtype);
+  const Tensors exact = results(Device::cpu(), f64, MemoryFormat::contiguous);
   const double rounding = mode.dtype == bf16 ? 0x1p-8 : mode.dtype == f16 ? 0x1p-11 : 0;
-  for (size_t i = 0; i < 3; ++i)  // the f16 weight gradient does not overflow for these sizes
-    EXPECT_LE(amax(abs(got[i].to(Device::cpu(), f64) / exact[i] - 1)).item(), rounding + 1e-6) << "result " << i;
+  for (const MemoryFormat format : {MemoryFormat::channels_last, MemoryFormat::contiguous}) {
+    const Tensors got = results(Device::cuda(), mode.dtype, format);
+    for (size_t i = 0; i < 3; ++i)  // the f16 weight gradient does not overflow for these sizes
+      EXPECT_LE(amax(abs(got[i].to(Device::cpu(), f64) / exact[i] - 1)).item(), rounding + 1e-6) << "result " << i;
+  }
 }
 
 }  // namespace

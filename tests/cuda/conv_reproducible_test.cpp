@@ -114,6 +114,9 @@ const Case kCases[] = {
     {.kernels = "pointwise",
      .problem = {2, 64, 3, {40, 41, 42}, {1, 1, 1}, {}},
      .choice = {.kernel = ConvKernel::pointwise}},
+    {.kernels = "pointwise of contiguous tensors",
+     .format = kContiguous,
+     .problem = {2, 64, 3, {40, 41, 42}, {1, 1, 1}, {}}},
     {.kernels = "groups as one", .problem = {2, 2, 2, {20, 21, 22}, {3, 3, 3}, {{1}, {1}, {1}, 32}}},
     // The plain kernels have a tile for more than 32, for at most 8, and for other numbers of output channels, each for
     // both orders of channels and voxels.

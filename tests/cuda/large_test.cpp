@@ -221,40 +221,38 @@ TEST_P(LargeTensors, PermutesAndConverts) {
   });
 }
 
-/// A convolution whose input has more than 2^31 elements, channels-last and in bf16. The kernel is a cube with an odd
-/// edge, and the padding keeps the size.
+/// A convolution in bf16 whose input has more than 2^31 elements. The kernel is a cube with an odd edge, and the
+/// padding keeps the size.
 struct LargeConvolution {
   const char* kernels;  ///< part of the description of each pass
   int64_t out;          ///< channels of the result
   int64_t groups;
   int64_t edge;  ///< of the kernel
+  MemoryFormat format = MemoryFormat::channels_last;
 };
 
 class CudaConvLargeTensors : public cudatest::OnGpu {
  protected:
-  static constexpr int64_t kChannels = 64, kDepth = 332, kSize = 325;
+  static constexpr int64_t kChannels = 64, kDepth = 336, kSize = 325;
   static constexpr int64_t kPlane = kChannels * kSize * kSize;  // elements of x
   static_assert(kDepth * kPlane > int64_t{1} << 31);
-  // Slabs of kSlab planes. The second slab contains element 2^31. No plane is within two planes of two slabs.
+  // Slabs of kSlab planes. In a channels-last tensor, the second slab contains element 2^31. No plane is within two
+  // planes of two slabs.
   static constexpr int64_t kSlab = 2, kBegins[] = {4, 316, 326};
   static_assert(316 * kPlane < int64_t{1} << 31 && 318 * kPlane > int64_t{1} << 31);
 
   /// Returns random integers from -4 to 4.
   static Tensor integers(const Shape& shape) {
-    return (rand(shape, {.device = Device::cuda()}) * 9.0 - 4.5)
-        .to(i32)
-        .to(bf16)
-        .contiguous(MemoryFormat::channels_last);
+    return (rand(shape, {.device = Device::cuda()}) * 9.0 - 4.5).to(i32).to(bf16);
   }
-  static Tensor large(int64_t channels) {
-    return empty({1, channels, kDepth, kSize, kSize}, {.dtype = bf16, .device = Device::cuda()},
-                 MemoryFormat::channels_last);
+  static Tensor large(int64_t channels, MemoryFormat format) {
+    return empty({1, channels, kDepth, kSize, kSize}, {.dtype = bf16, .device = Device::cuda()}, format);
   }
   /// Returns the slabs as samples of one tensor, each with `halo` more planes on both sides.
-  static Tensor slabs(const Tensor& x, int64_t halo) {
+  static Tensor slabs(const Tensor& x, int64_t halo, MemoryFormat format) {
     Tensors parts;
     for (const int64_t begin : kBegins) parts.push_back(x.narrow(2, begin - halo, kSlab + 2 * halo));
-    return cat(parts, 0).contiguous(MemoryFormat::channels_last);
+    return cat(parts, 0).contiguous(format);
   }
   static void expect_equal_bits(const Tensor& got, const Tensor& expected, const char* pass) {
     ASSERT_EQ(got.shape(), expected.shape());
@@ -264,8 +262,8 @@ class CudaConvLargeTensors : public cudatest::OnGpu {
 
   void check(const LargeConvolution& c) {
     const int64_t halo = c.edge / 2;
-    const Tensor w = integers({c.out, kChannels / c.groups, c.edge, c.edge, c.edge});
-    const Tensor x = large(kChannels), y = large(c.out);
+    const Tensor w = integers({c.out, kChannels / c.groups, c.edge, c.edge, c.edge}).contiguous(c.format);
+    const Tensor x = large(kChannels, c.format), y = large(c.out, c.format);
     for (int64_t plane = 0; plane < kDepth; ++plane)
       x.narrow(2, plane, 1).copy_(integers({1, kChannels, 1, kSize, kSize}));
     // Only the slabs of y are not zero, so that each sum has few terms and is exact in float.
@@ -274,7 +272,7 @@ class CudaConvLargeTensors : public cudatest::OnGpu {
     const ConvGeometry geometry{{1}, {halo}, {1}, c.groups}, of_slabs{{1}, {0, halo, halo}, {1}, c.groups};
 
     const Kernels& k = cuda_kernels();
-    const Tensor small_x = slabs(x, halo), small_y = slabs(y, 0);
+    const Tensor small_x = slabs(x, halo, c.format), small_y = slabs(y, 0, c.format);
     const Tensor small_out = empty_like(small_y), small_dx = empty_like(small_x), small_dw = empty_like(w);
     k.conv_forward(small_out.view_out(), small_x.view_in(), w.view_in(), nullptr, of_slabs);
     k.conv_backward_data(small_dx.view_out(), small_y.view_in(), w.view_in(), nullptr, of_slabs);
@@ -282,7 +280,7 @@ class CudaConvLargeTensors : public cudatest::OnGpu {
     {
       const Tensor out = empty_like(y);
       k.conv_forward(out.view_out(), x.view_in(), w.view_in(), nullptr, geometry);
-      expect_equal_bits(slabs(out, 0), small_out, "forward");
+      expect_equal_bits(slabs(out, 0, c.format), small_out, "forward");
     }
     {
       const Tensor dw = empty_like(w);
@@ -291,7 +289,7 @@ class CudaConvLargeTensors : public cudatest::OnGpu {
     }
     const Tensor dx = empty_like(x);
     k.conv_backward_data(dx.view_out(), y.view_in(), w.view_in(), nullptr, geometry);
-    expect_equal_bits(slabs(dx, halo), small_dx, "data gradient");
+    expect_equal_bits(slabs(dx, halo, c.format), small_dx, "data gradient");
   }
 };
 
@@ -300,14 +298,16 @@ TEST_F(CudaConvLargeTensors, HaveTheResultsOfTheirParts) {
   if (!cuda::has_wgmma(0)) GTEST_SKIP() << "the GPU has no wgmma";
   NoGradGuard no_grad;
   manual_seed(cudatest::kFirstSeed);
-  const LargeConvolution convolutions[] = {
-      {"by wgmma", 64, 1, 1}, {"by wgmma", 16, 1, 3}, {"depthwise", 64, 64, 5}, {"pointwise", 3, 1, 1}};
+  const LargeConvolution convolutions[] = {{"by wgmma", 64, 1, 1},
+                                           {"by wgmma", 16, 1, 3},
+                                           {"depthwise", 64, 64, 5},
+                                           {"pointwise", 3, 1, 1},
+                                           {"pointwise of contiguous tensors", 3, 1, 1, MemoryFormat::contiguous}};
   for (const LargeConvolution& c : convolutions) {
     SCOPED_TRACE(concat(c.kernels, ", ", c.out, " channels of results"));
-    const std::string text =
-        explain_conv3d({1, kChannels, kDepth, kSize, kSize}, {c.out, kChannels / c.groups, c.edge, c.edge, c.edge},
-                       {.padding = c.edge / 2, .groups = c.groups}, {.dtype = bf16, .device = Device::cuda()},
-                       MemoryFormat::channels_last);
+    const std::string text = explain_conv3d(
+        {1, kChannels, kDepth, kSize, kSize}, {c.out, kChannels / c.groups, c.edge, c.edge, c.edge},
+        {.padding = c.edge / 2, .groups = c.groups}, {.dtype = bf16, .device = Device::cuda()}, c.format);
     int passes = 0;
     for (size_t at = text.find(c.kernels); at != std::string::npos; at = text.find(c.kernels, at + 1)) ++passes;
     EXPECT_EQ(passes, 3) << text;

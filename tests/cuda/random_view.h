@@ -31,16 +31,17 @@ class Random {
   std::mt19937 engine_;
 };
 
-/// The memory layout of a view. Views start at a random, possibly unaligned element, except those of the last two
+/// The memory layout of a view. Views start at a random, possibly unaligned element, except those of the last three
 /// layouts.
 enum class Layout {
-  contiguous,           // row-major
-  channels_last,        // channels innermost
-  spaced,               // axes in any order, with gaps
-  flipped,              // like spaced, also with negative and zero strides; for inputs only
-  dense_channels_last,  // channels_last, aligned to 16 bytes
-  padded_channels_last  // channels_last, aligned to 16 bytes, the channels of a voxel padded to a multiple of 8
-                        // elements
+  contiguous,            // row-major
+  channels_last,         // channels innermost
+  spaced,                // axes in any order, with gaps
+  flipped,               // like spaced, also with negative and zero strides; for inputs only
+  dense_channels_last,   // channels_last, aligned to 16 bytes
+  padded_channels_last,  // channels_last, aligned to 16 bytes, the channels of a voxel padded to a multiple of 8
+                         // elements
+  aligned_contiguous     // contiguous, aligned to 16 bytes
 };
 /// Returns one of the first four layouts for an input, or one of the first three for an output.
 inline Layout any_layout(Random& random, bool input) { return static_cast<Layout>(random.integer(0, input ? 3 : 2)); }
@@ -67,7 +68,8 @@ struct RandomView {
     if (spaced) random.shuffle(order);
     const int zero = layout == Layout::flipped && random.chance(0.3) ? order.back() : -1;
     int64_t step = spaced ? random.integer(1, 3) : 1;
-    start = kMargin + (dense || padded ? 0 : random.integer(0, 3));
+    const bool aligned = dense || padded || layout == Layout::aligned_contiguous;
+    start = kMargin + (aligned ? 0 : random.integer(0, 3));
     for (int i = view.rank - 1; i >= 0; --i) {
       const int axis = order[static_cast<size_t>(i)];
       if (axis == zero) continue;

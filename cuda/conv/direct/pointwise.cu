@@ -1,17 +1,14 @@
-// 1x1x1 convolutions between a tensor with many channels (wide) and a tensor with few channels (narrow): GEMMs with
-// mma.sync for fprop and dgrad, and a SIMT GEMM with split-K for wgrad.
+// 1x1x1 convolutions between a channels-last tensor with many channels (wide) and one with few channels (narrow): GEMMs
+// with mma.sync for fprop and dgrad, and a SIMT GEMM with split-K for wgrad.
 //
 // Both tensors are lists of voxels, and a warp computes one tile of voxels after another. Four lanes share a voxel of
 // the wide tensor, and each lane transfers vectors of its channels. In fprop and dgrad, these vectors are fragments of
 // the tensor cores, because the channels are multiplied or stored in another order than that of memory. Memory limits
 // these kernels, so float32 keeps its accuracy in all precisions. A tile of the narrow tensor is contiguous and is
 // copied through shared memory.
-#include "cuda/conv/common/arithmetic.cuh"
-#include "cuda/conv/common/epilogue.h"
+#include "cuda/conv/direct/pointwise.cuh"
+
 #include "cuda/conv/common/wgrad_reduce.cuh"
-#include "cuda/conv/dispatch.h"
-#include "cuda/conv/plan/common.h"
-#include "cuda/vector.cuh"
 
 namespace voxgrad::cuda {
 namespace {
@@ -22,97 +19,9 @@ constexpr int kRowsOfLane = kVoxels / kRows, kStages = kPointwiseStages;
 constexpr int kThreads = 32 * kPointwiseWarps, kWgradThreads = 32 * kPointwiseWgradWarps;
 
 /// The parameters of pointwise_to_narrow() and pointwise_to_wide().
-struct PointwiseParams {
-  const void* in;
-  const void* weight;
-  EpilogueParams epilogue;
-  void* out;
-  int64_t weight_narrow;  // stride of the weights along the narrow channels, in elements
-  int64_t weight_wide;    // stride of the weights along the wide channels, in elements
-  int64_t voxels;         // number of voxels
-  Divisor narrow;         // number of narrow channels
-  int wide;               // number of wide channels
-  int chunks;             // chunks of wide channels: a vector for each of the 4 lanes
-  bool aligned;           // the narrow tensor begins at a multiple of 16 bytes
-};
-
-/// The position of a thread: its warp and lane, the voxel of the lane (row), and its share of the channels (part).
-struct Lane {
-  int warp = static_cast<int>(threadIdx.x) / 32;
-  int lane = static_cast<int>(threadIdx.x) % 32;
-  int row = lane / kLanes;
-  int part = lane % kLanes;
-};
-
-/// Stores 16 bytes with one instruction. For a plain assignment, nvcc would emit four.
-template <class T>
-__device__ void store_words(T* to, const Vector<T, kVectorWidth<T>>& vector) {
-  __stwb(reinterpret_cast<uint4*>(to), std::bit_cast<uint4>(vector));
-}
-
-/// Copies the weights to shared memory as `count` words of operand B. channels(i, e) returns the narrow and the wide
-/// channel of element e of word i. Weights of missing channels are zero.
-template <class Arithmetic, class Channels>
-__device__ void list_weights(const PointwiseParams& p, int count, uint32_t* to, const Channels& channels) {
-  using T = typename Arithmetic::Element;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-    T value[Arithmetic::kElements];
-#pragma unroll
-    for (int e = 0; e < Arithmetic::kElements; ++e) {
-      const int2 channel = channels(i, e);
-      value[e] = T(0.0f);
-      if (channel.x < p.narrow.value() && channel.y < p.wide)
-        value[e] = static_cast<const T*>(p.weight)[channel.x * p.weight_narrow + channel.y * p.weight_wide];
-    }
-    to[i] = Arithmetic::word(value);
-  }
-}
-
-/// Sums of products. float32 is multiplied like in Tf32x3, but the tensor cores add the two small products, `rest`,
-/// over all calls. They are NaN if an input is infinite, and are then omitted.
-template <class Arithmetic, int kM, int kN>
-struct Sums {
-  static constexpr bool kSplit = Arithmetic::kParts > 1;
-  Accumulator sum[kM][kN] = {};
-  Accumulator rest[kSplit ? kM : 1][kSplit ? kN : 1] = {};
-
-  /// Splits a word like Tf32x3, except that a finite number does not become infinite, and NaN not finite.
-  __device__ static void split(uint32_t bits, uint32_t& high, uint32_t& low) {
-    high = bits;
-    asm("{ .reg .pred rounds; setp.lt.f32 rounds, %1, 0f7f7ff000; @rounds add.u32 %0, %0, 0x1000; }"
-        : "+r"(high)
-        : "f"(fabsf(__uint_as_float(bits))));
-    high &= 0xffffe000;
-    low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));
-  }
-  /// Adds the products of staged words.
-  __device__ void multiply(const uint32_t (&a)[kM][4], const uint32_t (&b)[kN][2]) {
-    if constexpr (kSplit) {
-      uint32_t high[4], low[4], parts[kN][4];
-#pragma unroll
-      for (int i = 0; i < 2 * kN; ++i) split(b[i / 2][i % 2], parts[i / 2][i % 2], parts[i / 2][i % 2 + 2]);
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) split(a[m][i], high[i], low[i]);
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-          Accumulator product = {};
-          multiply_fragments<float>(product, high, parts[n][0], parts[n][1]);
-          multiply_fragments<float>(rest[m][n], low, parts[n][0], parts[n][1]);
-          multiply_fragments<float>(rest[m][n], high, parts[n][2], parts[n][3]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[m][n][i] += product[i];
-        }
-      }
-    } else {
-      Arithmetic::multiply_words(sum, a, b);
-    }
-  }
-  __device__ float total(int m, int n, int i) const {
-    if constexpr (kSplit) return sum[m][n][i] + (fabsf(sum[m][n][i]) < INFINITY ? rest[m][n][i] : 0);
-    return sum[m][n][i];
-  }
+struct ChannelsLastParams : PointwiseParams {
+  int chunks;    // chunks of wide channels: a vector for each of the 4 lanes
+  bool aligned;  // the narrow tensor begins at a multiple of 16 bytes
 };
 
 /// The ring of a warp, into which each lane copies vectors of the wide tensor that only this lane reads: in each stage,
@@ -120,7 +29,7 @@ struct Sums {
 template <class T, int kChunks>
 struct InputRing {
   static constexpr int kWidth = kVectorWidth<T>;
-  const PointwiseParams& p;
+  const ChannelsLastParams& p;
   uint4* ring;
   int64_t tile;  // first voxel of the next tile
   int64_t step;  // voxels from one tile of the warp to the next
@@ -128,7 +37,7 @@ struct InputRing {
 
   /// Starts to copy the next stage. Voxels and channels that do not exist are zero.
   __device__ void copy(int stage) {
-    const Lane at;
+    const PointwiseLane at;
     const auto count = static_cast<int>(min(p.voxels - tile, int64_t{kVoxels}));
     const int c = (chunk * kLanes + at.part) * kWidth;
     const T* from = static_cast<const T*>(p.in) + (tile + at.row) * p.wide + c;
@@ -177,12 +86,12 @@ __device__ void multiply_stage(Sums<Arithmetic, kM16, kN8>& sums, const Ring& ri
 /// kPointwiseWarps warps in a 1-D grid. Dynamic shared memory: a ring for each warp, the weights in the order
 /// [chunk][block of 8 channels][lane][word], and a tile of results for each warp.
 template <class Arithmetic, int kN8, int kChunks>
-__global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_constant__ PointwiseParams p) {
+__global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_constant__ ChannelsLastParams p) {
   wait_for_previous_kernels();
   using T = typename Arithmetic::Element;
   constexpr int kWidth = kVectorWidth<T>, kRing = kStages * kRowsOfLane * kChunks * 32;
   extern __shared__ uint4 dynamic_shared[];
-  const Lane at;
+  const PointwiseLane at;
   const int narrow = p.narrow.value();
   uint4* const weights = dynamic_shared + kPointwiseWarps * kRing;
   const int64_t step = int64_t{gridDim.x} * kPointwiseWarps * kVoxels;
@@ -238,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 2) pointwise_to_narrow(const __grid_
 /// Loads a tile of the narrow tensor as operand A, through shared memory. Voxels from `count` on are zero.
 template <class Arithmetic, int kSteps, int kPitch, class T>
 __device__ void load_narrow(uint32_t (&a)[kSteps][kM16][4], const PointwiseParams& p, const T* from, int count,
-                            const Lane& at, T* staged) {
+                            const PointwiseLane& at, T* staged) {
   constexpr int kElements = Arithmetic::kElements, kMost = 8 * kSteps * kElements;
   T values[kMost];
 #pragma unroll
@@ -271,14 +180,14 @@ __device__ void load_narrow(uint32_t (&a)[kSteps][kM16][4], const PointwiseParam
 /// channels of one vector, so the weights have the order [chunk][k-step][block][lane][word].
 template <class Arithmetic, int kN8>
 __global__ void __launch_bounds__(kThreads, pointwise_ctas(false, sizeof(typename Arithmetic::Element), 8 * kN8))
-    pointwise_to_wide(const __grid_constant__ PointwiseParams p) {
+    pointwise_to_wide(const __grid_constant__ ChannelsLastParams p) {
   wait_for_previous_kernels();
   using T = typename Arithmetic::Element;
   constexpr int kWidth = kVectorWidth<T>, kBlocks = kWidth / 2, kSteps = Arithmetic::kElements == 2 ? 1 : kN8;
   constexpr int kPitch = 8 * kSteps + 4;  // words of a voxel in shared memory; avoids bank conflicts
   extern __shared__ __align__(16) uint32_t weights[];
   __shared__ __align__(16) T inputs[kPointwiseWarps][kVoxels * kPitch * Arithmetic::kElements];
-  const Lane at;
+  const PointwiseLane at;
   T* const staged = inputs[at.warp];
   float* const bias = reinterpret_cast<float*>(weights) + p.chunks * kSteps * kBlocks * 64;
   for (int i = at.lane; i < kVoxels * kPitch * Arithmetic::kElements; i += 32) staged[i] = T(0.0f);
@@ -364,7 +273,7 @@ __global__ void __launch_bounds__(kWgradThreads, 1) pointwise_wgrad(const __grid
   constexpr int kTile = pointwise_wgrad_voxels(kNarrow), kStaged = kTile * round_up(kNarrow, 4);
   static_assert(kNarrow * kColumns <= kStaged);
   __shared__ __align__(16) float shared[kPointwiseWgradWarps * kStaged];
-  const Lane at;
+  const PointwiseLane at;
   const int slices = kPointwiseWgradWarps / p.groups, slice = at.warp / p.groups;
   const int first_group = static_cast<int>(blockIdx.y) * p.groups;
   const int c = (first_group + at.warp % p.groups) * kColumns + at.part * kWidth;
@@ -419,7 +328,8 @@ template <class Body>
 void with_channels(DType dtype, int narrow, const Body& body) {
   dispatch(Types<float, BFloat16, Float16>(), dtype, "conv", "CUDA", [&]<class T>() {
     with_width<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16>(narrow, [&]<int kNarrow>() {
-      if constexpr (kNarrow <= max_narrow_channels(ConvPass::wgrad, sizeof(T))) body.template operator()<T, kNarrow>();
+      if constexpr (kNarrow <= max_narrow_channels(ConvPass::wgrad, sizeof(T), false))
+        body.template operator()<T, kNarrow>();
     });
   });
 }
@@ -445,22 +355,12 @@ void run_wgrad(const ConvCall& call, const ConvProblem& problem, const Pointwise
 }  // namespace
 
 void run_plan(const ConvCall& call, const ConvProblem& problem, const PointwisePlan& plan, const Launch& launch) {
+  if (plan.planes) return run_planes(call, problem, plan, launch);
   if (call.pass == ConvPass::wgrad) return run_wgrad(call, problem, plan, launch);
-  const View& w = call.w;
-  const int in_axis = call.pass == ConvPass::dgrad ? 0 : 1, wide_axis = plan.wide_in ? in_axis : 1 - in_axis;
   const auto narrow_address = reinterpret_cast<uintptr_t>(plan.wide_in ? call.out.data : call.in.data);
-  const auto item_bytes = static_cast<int>(item_size(w.dtype));
-  const PointwiseParams p{.in = call.in.data,
-                          .weight = w.data,
-                          .epilogue = EpilogueParams(call.epilogue),
-                          .out = call.out.data,
-                          .weight_narrow = w.stride[1 - wide_axis],
-                          .weight_wide = w.stride[wide_axis],
-                          .voxels = plan.voxels,
-                          .narrow = Divisor(plan.narrow),
-                          .wide = plan.wide,
-                          .chunks = divide_up(plan.wide, kLanes * 16 / item_bytes),
-                          .aligned = narrow_address % 16 == 0};
+  const auto item_bytes = static_cast<int>(item_size(call.w.dtype));
+  const ChannelsLastParams p{PointwiseParams(call, plan, plan.voxels), divide_up(plan.wide, kLanes * 16 / item_bytes),
+                             narrow_address % 16 == 0};
   with_arithmetic(pointwise_arithmetic(problem), [&]<class Arithmetic>() {
     with_width<1, 2>(divide_up(plan.narrow, 8), [&]<int kN8>() {
       if constexpr (!std::is_same_v<Arithmetic, Tf32>)

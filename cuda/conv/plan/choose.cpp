@@ -191,7 +191,7 @@ struct Hash {
     const ConvGeometry& g = p.geometry;
     add({static_cast<int64_t>(p.pass), static_cast<int64_t>(p.dtype), static_cast<int64_t>(p.precision), p.batch,
          p.groups, p.in_channels, p.out_channels, p.in_channels_last, p.out_channels_last, p.in_dense, p.out_dense,
-         p.choice.width, static_cast<int64_t>(p.choice.kernel)});
+         p.in_planes, p.out_planes, p.choice.width, static_cast<int64_t>(p.choice.kernel)});
     for (int a = 0; a < 3; ++a)
       add({p.in_size[a], p.out_size[a], p.kernel[a], g.stride[a], g.padding[a], g.dilation[a], p.in_stride[a],
            p.out_stride[a]});

@@ -83,11 +83,15 @@ std::string describe(const ConvProblem& p, const DepthwisePlan& plan) {
 
 std::string describe(const ConvProblem& p, const PointwisePlan& plan) {
   const bool wgrad = p.pass == ConvPass::wgrad;
-  const std::string unit =
-      wgrad ? "CUDA cores, float32" : concat("tensor cores, ", name(pointwise_arithmetic(p)), " by mma.sync");
-  return concat(unit, ", pointwise: ", plan.wide, " by ", plan.narrow, " channels, tiles of ",
-                wgrad ? pointwise_wgrad_voxels(plan.narrow) : kPointwiseVoxels, " voxels, ",
-                plan.blocks * plan.grid_rows, " CTAs, workspace ", in_mib(workspace_bytes(p, plan)));
+  const std::string unit = wgrad && !plan.planes
+                               ? "CUDA cores, float32"
+                               : concat("tensor cores, ", name(pointwise_arithmetic(p)), " by mma.sync");
+  const int64_t tile = plan.planes ? planes_tile(p.pass) * 16 / item_size(p.dtype)
+                       : wgrad     ? pointwise_wgrad_voxels(plan.narrow)
+                                   : kPointwiseVoxels;
+  return concat(unit, ", pointwise", plan.planes ? " of contiguous tensors: " : ": ", plan.wide, " by ", plan.narrow,
+                " channels, tiles of ", tile, " voxels, ", plan.blocks * plan.grid_rows, " CTAs, workspace ",
+                in_mib(workspace_bytes(p, plan)));
 }
 
 std::string describe(const ConvProblem& p, const FewInputsPlan& plan) {

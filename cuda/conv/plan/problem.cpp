@@ -34,12 +34,26 @@ bool has_channels_innermost(const View& view) {
   return innermost;
 }
 
+namespace {
+
+/// Returns whether the voxels of each channel are contiguous and consist of whole, aligned vectors of 16 bytes.
+bool has_planes(const View& view) {
+  const int64_t width = 16 / item_size(view.dtype);
+  bool planes = is_dense(view, {4, 3, 2}) && view.size[2] * view.size[3] * view.size[4] % width == 0 &&
+                reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  for (int a = 0; a < 2; ++a) planes &= view.size[a] == 1 || view.stride[a] % width == 0;
+  return planes;
+}
+
+}  // namespace
+
 void set_in_layout(ConvProblem& problem, const View& in) {
   for (int a = 0; a < 3; ++a) problem.in_stride[a] = in.stride[a + 2];
   problem.in_channel_stride = in.stride[1];
   problem.in_channels_last = has_channels_innermost(in);
   problem.in_aligned = is_tma_tensor(in);
   problem.in_dense = is_dense(in, {1, 4, 3, 2, 0});
+  problem.in_planes = has_planes(in);
 }
 
 void set_out_layout(ConvProblem& problem, const View& out) {
@@ -49,6 +63,7 @@ void set_out_layout(ConvProblem& problem, const View& out) {
   problem.out_channels_last = has_channels_innermost(out);
   problem.out_aligned = is_tma_tensor(out);
   problem.out_dense = is_dense(out, {1, 4, 3, 2, 0});
+  problem.out_planes = has_planes(out);
 }
 
 void set_weight_layout(ConvProblem& problem, const View& w) {

@@ -76,12 +76,14 @@ struct ConvProblem {
   int64_t in_channel_stride = 1;
   int64_t out_channel_stride = 1;
   int64_t out_sample_stride = 0;
-  bool in_channels_last = false;      ///< the channels of a voxel of `in` are contiguous
-  bool out_channels_last = false;     ///< the channels of a voxel of `out` are contiguous
-  bool in_aligned = true;             ///< TMA can read `in` if it is channels-last (is_tma_tensor())
-  bool out_aligned = true;            ///< TMA can read `out` if it is channels-last
-  bool in_dense = false;              ///< `in` is channels-last without gaps between voxels
-  bool out_dense = false;             ///< `out` is channels-last without gaps between voxels
+  bool in_channels_last = false;   ///< the channels of a voxel of `in` are contiguous
+  bool out_channels_last = false;  ///< the channels of a voxel of `out` are contiguous
+  bool in_aligned = true;          ///< TMA can read `in` if it is channels-last (is_tma_tensor())
+  bool out_aligned = true;         ///< TMA can read `out` if it is channels-last
+  bool in_dense = false;           ///< `in` is channels-last without gaps between voxels
+  bool out_dense = false;          ///< `out` is channels-last without gaps between voxels
+  bool in_planes = false;   ///< the voxels of each channel of `in` are contiguous, in aligned vectors of 16 bytes
+  bool out_planes = false;  ///< the voxels of each channel of `out` are contiguous, in aligned vectors of 16 bytes
   bool weight_channels_last = false;  ///< channels-last weights, without gaps between taps along the width
   bool weight_rows = false;           ///< weight_row_stride() is positive
   ConvChoice choice{};

@@ -144,6 +144,7 @@ ConvProblem with_mirrored_kernel(ConvProblem p) {
   std::swap(p.in_channels_last, p.out_channels_last);
   std::swap(p.in_aligned, p.out_aligned);
   std::swap(p.in_dense, p.out_dense);
+  std::swap(p.in_planes, p.out_planes);
   p.out_sample_stride = p.out_size[0] * p.out_size[1] * p.out_size[2] * p.out_channels;
   return p;
 }
