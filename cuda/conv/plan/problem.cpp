@@ -10,6 +10,15 @@ namespace {
 
 std::atomic<ConvChoice> forced_choice{};
 
+/// Returns whether the voxels of each channel are contiguous and consist of whole, aligned vectors of 16 bytes.
+bool has_planes(const View& view) {
+  const int64_t width = 16 / item_size(view.dtype);
+  bool planes = is_dense(view, {4, 3, 2}) && view.size[2] * view.size[3] * view.size[4] % width == 0 &&
+                reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  for (int a = 0; a < 2; ++a) planes &= view.size[a] == 1 || view.stride[a] % width == 0;
+  return planes;
+}
+
 }  // namespace
 
 const char* name(ConvArithmetic arithmetic) {
@@ -33,19 +42,6 @@ bool has_channels_innermost(const View& view) {
     if (a != 1 && view.size[a] > 1) innermost &= view.stride[a] >= view.size[1];
   return innermost;
 }
-
-namespace {
-
-/// Returns whether the voxels of each channel are contiguous and consist of whole, aligned vectors of 16 bytes.
-bool has_planes(const View& view) {
-  const int64_t width = 16 / item_size(view.dtype);
-  bool planes = is_dense(view, {4, 3, 2}) && view.size[2] * view.size[3] * view.size[4] % width == 0 &&
-                reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  for (int a = 0; a < 2; ++a) planes &= view.size[a] == 1 || view.stride[a] % width == 0;
-  return planes;
-}
-
-}  // namespace
 
 void set_in_layout(ConvProblem& problem, const View& in) {
   for (int a = 0; a < 3; ++a) problem.in_stride[a] = in.stride[a + 2];
